@@ -1,0 +1,1 @@
+"""Every kernel x86quant can route to: one folder a provider, collected here."""

@@ -1,0 +1,1 @@
+"""A unified x86 int8 quantization backend for PyTorch."""

@@ -1,0 +1,43 @@
+"""Every exception x86quant raises on purpose.
+
+::
+
+    X86QuantError
+    ├── CpuError           the CPU cannot do what was asked (X86QUANT_ISA, missing feature)
+    ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
+    ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
+    ├── UnsupportedError   no kernel can run this op; names every kernel and its reasons
+    └── ExtensionError     the compiled part is missing or does not fit the installed torch
+
+``X86QuantWarning`` is the category of every warning.
+"""
+
+from __future__ import annotations
+
+
+class X86QuantError(Exception):
+    """Base of every error raised by x86quant."""
+
+
+class CpuError(X86QuantError, RuntimeError):
+    """The CPU, or the ISA level asked for, cannot do this."""
+
+
+class RuleError(X86QuantError, ValueError):
+    """A rule table is unreadable or wrong."""
+
+
+class InvalidInputError(X86QuantError, ValueError):
+    """An argument has the wrong shape, dtype or value."""
+
+
+class UnsupportedError(X86QuantError, NotImplementedError):
+    """No registered kernel can run this op."""
+
+
+class ExtensionError(X86QuantError, ImportError):
+    """The compiled extension is missing or was built for another torch."""
+
+
+class X86QuantWarning(UserWarning):
+    """Category of every warning x86quant gives."""

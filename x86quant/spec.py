@@ -1,0 +1,105 @@
+"""What one quantized op looks like: the value that rules match and kernels accept or refuse.
+
+Data flows ``OpSpec -> Choice -> packed weight``. A field that is ``None`` is unknown, and a
+rule that tests an unknown feature does not match.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+OpKind = Literal["linear", "conv1d", "conv2d", "conv3d"]
+
+OP_KINDS: tuple[OpKind, ...] = ("linear", "conv1d", "conv2d", "conv3d")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightFacts:
+    """What the saturation proof needs to know of a layer's int8 weights.
+
+    A kernel that multiplies two neighbouring u8 x s8 products into 16 bits saturates when their
+    sum leaves int16. Which weights are neighbours depends on the kernel's packed layout, so the
+    extremes are kept for each layout a kernel may use. ``(lowest, highest)`` are the extreme
+    sums over all pairs of ``min(w0, 0) + min(w1, 0)`` and of ``max(w0, 0) + max(w1, 0)``.
+
+    Attributes:
+        pairs: layout name -> (lowest negative sum, highest positive sum).
+        symmetric: every weight zero point is 0.
+    """
+
+    pairs: tuple[tuple[str, tuple[int, int]], ...]
+    symmetric: bool = True
+
+    def pair_extremes(self, layout: str) -> tuple[int, int]:
+        """The extreme neighbour sums under ``layout``."""
+        return dict(self.pairs)[layout]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpSpec:
+    """A frozen description of one quantized op.
+
+    ``linear`` has empty spatial tuples. ``conv{n}d`` has tuples of length n. ``rows`` is the
+    number of rows of the matrix product: for a linear all leading dimensions multiplied.
+    """
+
+    op: OpKind
+    in_channels: int
+    out_channels: int
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    transposed: bool = False
+    per_channel: bool = True
+    bias: bool = True
+    # Unknown (None) when weights are packed, known when measured or run.
+    dynamic: bool | None = None
+    post_op: str | None = None
+    batch: int | None = None
+    rows: int | None = None
+    spatial: tuple[int, ...] | None = None
+    threads: int | None = None
+    # Largest activation code that can occur: 255, or 127 with 7-bit activations.
+    activation_max: int = 255
+    weights: WeightFacts | None = None
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial dimensions: 0 for a linear."""
+        return 0 if self.op == "linear" else int(self.op[4])
+
+    @property
+    def depthwise(self) -> bool:
+        """One input channel a group (with any depth multiplier)."""
+        return self.groups > 1 and self.groups == self.in_channels
+
+    def replace(self, **changes: object) -> OpSpec:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        if self.op == "linear":
+            text = f"linear {self.in_channels}→{self.out_channels}"
+        else:
+            by = "×".join(map(str, self.kernel))
+            name = self.op.replace("conv", "conv_transpose") if self.transposed else self.op
+            text = f"{name} {self.in_channels}→{self.out_channels} k{by}"
+            for label, value, usual in (
+                ("s", self.stride, 1),
+                ("p", self.padding, 0),
+                ("d", self.dilation, 1),
+                ("op", self.output_padding, 0),
+            ):
+                if any(v != usual for v in value):
+                    text += f" {label}{'×'.join(map(str, value))}"
+            if self.groups > 1:
+                text += f" g{self.groups}"
+        if self.rows is not None:
+            text += f" rows={self.rows}"
+        if self.dynamic:
+            text += " dynamic"
+        return text
