@@ -1,0 +1,103 @@
+// Packed weights that run on the kernels the router chose.
+//
+// A routed pack *is* a stock packed-params object, so every stock op, module, serializer and
+// scripted graph takes it. Behind it stand one or more stock packs, one for each kernel and op
+// variant that has been used.
+#pragma once
+
+#include "stock.h"
+
+#include <map>
+#include <mutex>
+
+namespace x86quant {
+
+// What one op does after the product. oneDNN packs cache one primitive, keyed without this, so
+// two variants must never share a pack.
+enum class Variant { kPlain, kRelu, kDynamic, kDynamicRelu, kFloatInOut, kFloatInOutRelu };
+
+// Runs `kernel` for inputs of at most `max_rows` rows; the last segment has no bound.
+struct Segment {
+  int64_t max_rows;
+  std::string kernel;
+};
+
+struct Routing {
+  std::vector<Segment> segments;
+  // How the choice came about, as JSON; opaque here, read by explain().
+  std::string record;
+  // A short description for error messages: layer name when known, shape, kernel.
+  std::string label;
+  // 255, or 127 where the kernel is only exact with 7-bit activations.
+  int64_t activation_max = 255;
+
+  const std::string& kernel_for(int64_t rows) const;
+};
+
+class RoutedLinear final : public LinearPackedParamsBase {
+ public:
+  RoutedLinear(at::Tensor weight, std::optional<at::Tensor> bias, Routing routing);
+
+  at::Tensor apply(at::Tensor x, double scale, int64_t zero_point) override;
+  at::Tensor apply_relu(at::Tensor x, double scale, int64_t zero_point) override;
+  at::Tensor& apply_out(const at::Tensor& x, double scale, int64_t zero_point,
+                        at::Tensor& out) override;
+  at::Tensor& apply_relu_out(const at::Tensor& x, double scale, int64_t zero_point,
+                             at::Tensor& out) override;
+  at::Tensor apply_with_input_q_dq_qweight_dq_output_fp32(at::Tensor x, double scale,
+                                                          int64_t zero_point) override;
+  at::Tensor apply_with_input_q_dq_qweight_dq_relu_output_fp32(at::Tensor x, double scale,
+                                                               int64_t zero_point) override;
+  at::Tensor apply_dynamic(at::Tensor x, bool reduce_range) override;
+  at::Tensor apply_dynamic_relu(at::Tensor x, bool reduce_range) override;
+  std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override;
+  std::optional<at::Tensor> bias() override;
+  void set_bias(std::optional<at::Tensor> bias) override;
+
+  Routing routing;
+
+ private:
+  LinearPack pack_for(const at::Tensor& x, Variant variant);
+  void check(const at::Tensor& x, at::ScalarType expected) const;
+
+  std::mutex lock_;
+  // The plain weight is kept only until the first pack exists; packs can be unpacked again.
+  at::Tensor weight_;
+  std::optional<at::Tensor> bias_;
+  int64_t in_features_;
+  std::map<std::pair<std::string, Variant>, LinearPack> packs_;
+};
+
+template <int N>
+class RoutedConv final : public ConvPackedParamsBase<N> {
+ public:
+  RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, ConvGeometry geometry,
+             Routing routing);
+
+  at::Tensor apply(const at::Tensor& x, double scale, int64_t zero_point) override;
+  at::Tensor apply_relu(const at::Tensor& x, double scale, int64_t zero_point) override;
+  at::Tensor apply_dynamic(const at::Tensor& x, bool reduce_range) override;
+  std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override;
+  torch::List<int64_t> stride() const override;
+  torch::List<int64_t> padding() const override;
+  torch::List<int64_t> output_padding() const override;
+  torch::List<int64_t> dilation() const override;
+  int64_t groups() const override;
+  bool transpose() const override;
+
+  Routing routing;
+  const ConvGeometry& geometry() const { return geometry_; }
+
+ private:
+  ConvPack<N> pack_for(const at::Tensor& x, Variant variant);
+  void check(const at::Tensor& x, at::ScalarType expected) const;
+
+  std::mutex lock_;
+  ConvGeometry geometry_;
+  at::Tensor weight_;
+  std::optional<at::Tensor> bias_;
+  int64_t in_channels_;
+  std::map<std::pair<std::string, Variant>, ConvPack<N>> packs_;
+};
+
+}  // namespace x86quant

@@ -1,0 +1,36 @@
+// Packing with a given stock engine, whatever engine the user has set.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/native/quantized/PackedParams.h>
+
+#include <optional>
+#include <string>
+
+namespace x86quant {
+
+using LinearPack = c10::intrusive_ptr<LinearPackedParamsBase>;
+template <int N>
+using ConvPack = c10::intrusive_ptr<ConvPackedParamsBase<N>>;
+
+// Everything about a convolution but its weights.
+struct ConvGeometry {
+  std::vector<int64_t> stride, padding, output_padding, dilation;
+  int64_t groups = 1;
+  bool transposed = false;
+};
+
+// The engine the user has set. Packing switches the process-wide engine for a moment; this
+// waits until no pack is being made, so it never reports the switched one.
+at::QEngine user_engine();
+
+at::QEngine engine_named(const std::string& name);
+
+// One of the engines this torch was built with, or an error that lists them.
+LinearPack stock_linear(at::QEngine engine, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+
+template <int N>
+ConvPack<N> stock_conv(at::QEngine engine, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       const ConvGeometry& geometry);
+
+}  // namespace x86quant

@@ -1,0 +1,20 @@
+"""Builds the extension; everything else is declared in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+SOURCES = sorted(str(path) for path in Path("kernels").glob("routed/*.cpp"))
+
+setup(
+    ext_modules=[
+        CppExtension(
+            "x86quant._C",
+            SOURCES,
+            extra_compile_args=["-O2", "-std=c++20", "-fvisibility=hidden", "-g0"],
+        )
+    ],
+    # No ISA flags: kernels choose their instructions at run time.
+    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
+)

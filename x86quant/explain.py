@@ -1,0 +1,152 @@
+"""``explain(model)``: which kernel runs each layer, which rule chose it, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from x86quant import extension
+from x86quant.pack_sites import PackSite, pack_sites
+
+_STOCK_CLASSES = {"Onednn": "onednn", "Qnnp": "qnnpack", "Packed": "fbgemm"}
+_NOT_ROUTED = (
+    "packed by the stock engine: before enable(), or in C++ by deepcopy, torch.load or "
+    "torch.jit.load; x86quant.reroute(model) routes it"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerChoice:
+    """How one layer of a model runs.
+
+    Attributes:
+        layer: its name in the model.
+        op: "linear", "conv2d", …
+        shape: a short description of its shape.
+        kernel: the kernel that runs it.
+        rule: the rule that chose it, such as ``default#3``; empty when not routed.
+        reason: why, in words.
+        rows: the row counts this choice is for, such as ``≤ 16``; empty for all.
+        steps: the look-up, step by step.
+        passed_over: kernels that could not run it, each with its reasons.
+    """
+
+    layer: str
+    op: str
+    shape: str
+    kernel: str
+    rule: str
+    reason: str
+    rows: str = ""
+    steps: tuple[str, ...] = ()
+    passed_over: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def routed(self) -> bool:
+        """Whether the router chose this kernel."""
+        return bool(self.rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The choices of a whole model: data, and a table when printed."""
+
+    layers: tuple[LayerChoice, ...]
+
+    def __iter__(self) -> Iterator[LayerChoice]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One plain dictionary a choice."""
+        return [dataclasses.asdict(layer) for layer in self.layers]
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dicts(), indent=2)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return "no packed int8 layers found"
+        header = ("layer", "shape", "rows", "kernel", "rule", "reason")
+        rows = [
+            (c.layer, c.shape, c.rows, c.kernel, c.rule or "–", c.reason) for c in self.layers
+        ]
+        if not any(c.rows for c in self.layers):
+            header = header[:2] + header[3:]  # type: ignore[assignment]
+            rows = [row[:2] + row[3:] for row in rows]  # type: ignore[misc]
+        return _table([header, *rows])
+
+
+def explain(model: torch.nn.Module) -> Explanation:
+    """Which kernel runs each packed layer of ``model``, and why.
+
+    Works for models built by any stock workflow: eager, FX, dynamic, QAT, scripted.
+    """
+    extension.load()
+    return Explanation(
+        tuple(choice for site in pack_sites(model) for choice in _explain_site(site))
+    )
+
+
+def pack_record(kind: str, pack: Any) -> str:
+    """The JSON record of a routed pack, or ``stock:<class>`` for a stock one."""
+    record: str = getattr(torch.ops.x86quant, f"{kind}_record")(pack)
+    return record
+
+
+def cell_parts(pack: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor, bool]:
+    """An RNN layer's parameters: two packed linears, two biases, whether it asks for 7 bits."""
+    (_, (bias_ih, bias_hh), _, reduce_range, (packed_ih, packed_hh)), *_ = pack.__getstate__()
+    return packed_ih, packed_hh, bias_ih, bias_hh, bool(reduce_range and reduce_range[0])
+
+
+def _explain_site(site: PackSite) -> Iterator[LayerChoice]:
+    if site.kind == "cell":
+        packed_ih, packed_hh, *_ = cell_parts(site.pack)
+        yield from _explain_pack(f"{site.layer}.ih", "linear", packed_ih)
+        yield from _explain_pack(f"{site.layer}.hh", "linear", packed_hh)
+    else:
+        yield from _explain_pack(site.layer, site.kind, site.pack)
+
+
+def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
+    record = pack_record(kind, pack)
+    if record.startswith("stock:"):
+        kernel = next(name for part, name in _STOCK_CLASSES.items() if part in record)
+        yield LayerChoice(layer, kind, kind, kernel, "", _NOT_ROUTED)
+        return
+    segments = json.loads(record)
+    above = 0
+    for limit, choice in segments:
+        yield LayerChoice(
+            layer=layer,
+            op=choice["op"],
+            shape=choice["shape"],
+            kernel=choice["kernel"],
+            rule=choice["rule"],
+            reason=choice["reason"],
+            rows=_rows(above, limit) if len(segments) > 1 else "",
+            steps=tuple(choice["steps"]),
+            passed_over=tuple((name, tuple(why)) for name, why in choice["passed_over"]),
+        )
+        above = (limit or 0) + 1
+
+
+def _rows(above: int, limit: int | None) -> str:
+    return f"≥ {above}" if limit is None else f"≤ {limit}" if above == 0 else f"{above}–{limit}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

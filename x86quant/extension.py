@@ -1,0 +1,29 @@
+"""Loads the compiled part, ``x86quant._C``, once, when something first needs it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+
+from x86quant.errors import ExtensionError
+
+_REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
+
+
+@functools.cache
+def load() -> None:
+    """Register the compiled ops under ``torch.ops.x86quant``."""
+    library = Path(__file__).with_name("_C.so")
+    if not library.exists():
+        raise ExtensionError(
+            f"x86quant was installed without its compiled part ({library} is missing); routing "
+            f"the stock engine needs it. Install a C++ compiler first. {_REBUILD}"
+        )
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise ExtensionError(
+            f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
+        ) from error

@@ -1,0 +1,78 @@
+"""Where a model keeps its packed weights, whatever stock workflow built it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_CLASSES = "__torch__.torch.classes."
+_KINDS = {
+    f"{_CLASSES}quantized.LinearPackedParamsBase": "linear",
+    f"{_CLASSES}quantized.Conv2dPackedParamsBase": "conv2d",
+    f"{_CLASSES}quantized.Conv3dPackedParamsBase": "conv3d",
+    f"{_CLASSES}rnn.CellParamsBase": "cell",
+}
+# Attributes that hold nothing but the pack of the module one level up.
+_HOLDERS = ("_packed_params", "param")
+
+
+@dataclass(frozen=True)
+class PackSite:
+    """One attribute of a model that holds a packed weight.
+
+    Attributes:
+        layer: the name a user knows the layer by.
+        kind: "linear", "conv2d" (also conv1d), "conv3d" or "cell" (an RNN layer's two linears).
+        pack: the packed object.
+        replace: puts another pack in its place.
+        module: the module that holds it.
+    """
+
+    layer: str
+    kind: str
+    pack: Any
+    replace: Callable[[Any], None]
+    module: torch.nn.Module
+
+
+def pack_sites(model: torch.nn.Module) -> Iterator[PackSite]:
+    """Every packed weight of ``model``, in module order."""
+    for path, module in model.named_modules():
+        for attribute, pack, replace in _packs_of(module):
+            kind = _KINDS.get(pack._type().qualified_name())
+            if kind is not None:
+                yield PackSite(_layer_name(path, attribute), kind, pack, replace, module)
+
+
+def _packs_of(
+    module: torch.nn.Module,
+) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
+    if isinstance(module, torch.jit.ScriptModule):
+        for name in _scripted_attributes(module):
+            value = module._c.getattr(name)
+            if isinstance(value, torch.ScriptObject):
+                yield name, value, lambda pack, name=name: module._c.setattr(name, pack)
+        return
+    for name, value in list(vars(module).items()):
+        if isinstance(value, torch.ScriptObject):
+            yield name, value, lambda pack, name=name: setattr(module, name, pack)
+
+
+def _scripted_attributes(module: torch.jit.ScriptModule) -> list[str]:
+    """Names of the attributes that a scripted module's own methods read, plus the usual ones."""
+    names = dict.fromkeys((*_HOLDERS, "_packed_weight_ih", "_packed_weight_hh"))
+    for method in module._c._method_names():
+        graph = module._c._get_method(method).graph
+        for node in graph.findAllNodes("prim::GetAttr", True):
+            names[node.s("name")] = None
+    return [name for name in names if module._c.hasattr(name)]
+
+
+def _layer_name(path: str, attribute: str) -> str:
+    if attribute not in _HOLDERS:
+        return f"{path}.{attribute}" if path else attribute
+    # nnq.Linear keeps its pack in a sub-module of that name.
+    return path.removesuffix("._packed_params") or attribute

@@ -1,0 +1,212 @@
+"""From a quantized weight to a routed pack: check it, describe it, choose, pack.
+
+Everything that packs for the stock engine, the prepack overrides and ``reroute``, comes
+through ``pack_linear`` and ``pack_conv``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from x86quant import extension
+from x86quant.active_rules import current_errata, current_overrides, current_rules
+from x86quant.cpu import cpu
+from x86quant.errors import InvalidInputError
+from x86quant.kernels import all_kernels
+from x86quant.kernels.saturation import weight_facts
+from x86quant.router import Choice, choose, choose_by_rows
+from x86quant.spec import OpSpec
+
+Saturation = Literal["exact", "7bit"]
+NO_ROW_LIMIT = -1
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """Everything about a convolution but its weights; tuples have one entry a dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    def with_height_one(self) -> ConvGeometry:
+        """The 2d geometry that a 1d convolution runs as."""
+        return ConvGeometry(
+            (1, *self.stride),
+            (0, *self.padding),
+            (1, *self.dilation),
+            self.groups,
+            self.transposed,
+            (0, *self.output_padding),
+        )
+
+
+def pack_linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    layer: str | None = None,
+    saturation: Saturation = "exact",
+) -> Any:
+    """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
+    extension.load()
+    spec = linear_spec(weight, bias, layer)
+    segments, activation_max = _by_rows(spec, saturation)
+    return torch.ops.x86quant.pack_linear(
+        weight,
+        bias,
+        [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments],
+        [choice.kernel for _, choice in segments],
+        _record(segments),
+        _label(layer, spec),
+        activation_max,
+    )
+
+
+def pack_conv(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: ConvGeometry,
+    *,
+    layer: str | None = None,
+    saturation: Saturation = "exact",
+) -> Any:
+    """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
+    extension.load()
+    spec = conv_spec(weight, bias, geometry, layer)
+    choice, activation_max = _one(spec, saturation)
+    if spec.dims == 1:
+        weight = weight.unsqueeze(2)
+        geometry = geometry.with_height_one()
+    pack = torch.ops.x86quant.pack_conv3d if spec.dims == 3 else torch.ops.x86quant.pack_conv2d
+    return pack(
+        weight,
+        bias,
+        geometry.stride,
+        geometry.padding,
+        geometry.output_padding,
+        geometry.dilation,
+        geometry.groups,
+        geometry.transposed,
+        choice.kernel,
+        _record(((None, choice),)),
+        _label(layer, spec),
+        activation_max,
+    )
+
+
+def linear_spec(weight: torch.Tensor, bias: torch.Tensor | None, layer: str | None) -> OpSpec:
+    """Describe a linear from its weight."""
+    _check_weight(weight, 2, "linear", layer)
+    return OpSpec(
+        op="linear",
+        in_channels=weight.shape[1],
+        out_channels=weight.shape[0],
+        per_channel=weight.qscheme() == torch.per_channel_affine,
+        bias=bias is not None,
+        weights=weight_facts(weight, op="linear"),
+    )
+
+
+def conv_spec(
+    weight: torch.Tensor, bias: torch.Tensor | None, geometry: ConvGeometry, layer: str | None
+) -> OpSpec:
+    """Describe a convolution from its weight and geometry."""
+    dims = len(geometry.stride)
+    op = f"conv{dims}d"
+    _check_weight(weight, dims + 2, op, layer)
+    output_padding = geometry.output_padding or (0,) * dims
+    first, second = weight.shape[:2]
+    groups = geometry.groups
+    return OpSpec(
+        op=op,  # type: ignore[arg-type]
+        in_channels=first if geometry.transposed else second * groups,
+        out_channels=second * groups if geometry.transposed else first,
+        groups=groups,
+        kernel=tuple(weight.shape[2:]),
+        stride=geometry.stride,
+        padding=geometry.padding,
+        dilation=geometry.dilation,
+        output_padding=output_padding,
+        transposed=geometry.transposed,
+        per_channel=weight.qscheme() == torch.per_channel_affine,
+        bias=bias is not None,
+        weights=weight_facts(
+            weight, op=op, groups=groups, transposed=geometry.transposed
+        ),
+    )
+
+
+def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) -> None:
+    where = f"{layer} ({op})" if layer else op
+    if weight.dtype != torch.qint8:
+        raise InvalidInputError(
+            f"{where}: the weight has dtype {weight.dtype}, expected torch.qint8. Quantize it "
+            "with a qconfig whose weight observer has dtype=torch.qint8, such as "
+            "x86quant.get_default_qconfig_mapping()."
+        )
+    if weight.dim() != dim:
+        raise InvalidInputError(
+            f"{where}: the weight has shape {tuple(weight.shape)}, expected {dim} dimensions."
+        )
+    scales = (
+        weight.q_per_channel_scales()
+        if weight.qscheme() == torch.per_channel_affine
+        else torch.tensor([weight.q_scale()])
+    )
+    bad = (~torch.isfinite(scales) | (scales <= 0)).nonzero().flatten().tolist()
+    if bad:
+        raise InvalidInputError(
+            f"{where}: the weight scale of output channel {bad[0]} is {scales[bad[0]].item()} "
+            f"({len(bad)} of {len(scales)} channels are not finite and positive). The float "
+            "weight holds NaN or infinity, or its observer saw none: check the float model."
+        )
+
+
+def _one(spec: OpSpec, saturation: Saturation) -> tuple[Choice, int]:
+    context = _context()
+    choice = choose(spec, **context)
+    if saturation == "7bit":
+        narrow = choose(spec.replace(activation_max=127), **context)
+        if narrow.kernel != choice.kernel:
+            return narrow, 127
+    return choice, 255
+
+
+Segments = tuple[tuple[int | None, Choice], ...]
+
+
+def _by_rows(spec: OpSpec, saturation: Saturation) -> tuple[Segments, int]:
+    context = _context()
+    segments = choose_by_rows(spec, **context)
+    if saturation == "7bit":
+        narrow = choose_by_rows(spec.replace(activation_max=127), **context)
+        if [c.kernel for _, c in narrow] != [c.kernel for _, c in segments]:
+            return narrow, 127
+    return segments, 255
+
+
+def _context() -> dict[str, Any]:
+    return {
+        "cpu": cpu(),
+        "table": current_rules(),
+        "kernels": all_kernels(),
+        "overrides": current_overrides(),
+        "errata": current_errata(),
+    }
+
+
+def _record(segments: Segments) -> str:
+    return json.dumps([[rows, choice.to_json()] for rows, choice in segments])
+
+
+def _label(layer: str | None, spec: OpSpec) -> str:
+    return f"layer {layer} ({spec})" if layer else str(spec)
