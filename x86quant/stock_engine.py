@@ -21,6 +21,15 @@ from x86quant.errors import InvalidInputError
 from x86quant.packing import ConvGeometry, Saturation, pack_conv, pack_linear
 
 _KEY = "QuantizedCPU"
+# Ops that take a quantized tensor. Given a float one, stock torch answers with a list of
+# dispatch keys; here they answer with a remedy.
+_QUANTIZED_INPUT_OPS = (
+    "linear",
+    "linear_relu",
+    *(f"conv{dims}d{relu}{new}" for dims, new in ((1, ""), (2, ".new"), (3, ".new"))
+      for relu in ("", "_relu")),
+    *(f"conv_transpose{dims}d" for dims in (1, 2, 3)),
+)
 _lock = threading.RLock()
 _routing: _Routing | None = None
 
@@ -36,6 +45,8 @@ class _Routing:
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
             for op, override in _overrides(self).items():
                 self.library.impl(op, override, _KEY)
+            for op in _QUANTIZED_INPUT_OPS:
+                self.library.impl(op, _refuse_float_input(op), "CPU")
 
 
 class Enabled:
@@ -108,6 +119,17 @@ def _set(saturation: Saturation | None) -> None:
             _routing = None
         if saturation is not None:
             _routing = _Routing(saturation)
+
+
+def _refuse_float_input(op: str) -> Callable[..., Any]:
+    def refuse(x: torch.Tensor, pack: Any, *_: Any) -> Any:
+        raise InvalidInputError(
+            f"quantized::{op} got a {x.dtype} tensor of shape {tuple(x.shape)}; it takes a "
+            "quantized one. Quantize it with torch.quantize_per_tensor(x, scale, zero_point, "
+            "torch.quint8), or wrap the eager model in QuantStub/DeQuantStub before convert()."
+        )
+
+    return refuse
 
 
 def _under_x86() -> bool:
