@@ -60,6 +60,9 @@ class Explanation:
     def __iter__(self) -> Iterator[LayerChoice]:
         return iter(self.layers)
 
+    def __getitem__(self, index: int) -> LayerChoice:
+        return self.layers[index]
+
     def __len__(self) -> int:
         return len(self.layers)
 
@@ -93,6 +96,12 @@ def explain(model: torch.nn.Module) -> Explanation:
     return Explanation(
         tuple(choice for site in pack_sites(model) for choice in _explain_site(site))
     )
+
+
+def explain_pack(kind: str, pack: Any) -> Explanation:
+    """The same for one packed object; ``kind`` is "linear", "conv2d" (also conv1d) or "conv3d"."""
+    extension.load()
+    return Explanation(tuple(_explain_pack("", kind, pack)))
 
 
 def pack_record(kind: str, pack: Any) -> str:
