@@ -1,1 +1,120 @@
-"""A unified x86 int8 quantization backend for PyTorch."""
+"""A unified x86 int8 quantization backend for PyTorch.
+
+    import torch, x86quant
+
+    x86quant.enable()
+    torch.backends.quantized.engine = "x86"
+    # prepare_fx, calibrate, convert_fx as ever: every layer runs on the kernel the rules choose
+    print(x86quant.explain(model))
+
+Names are imported when first used, so that ``import x86quant`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from x86quant.isa import apply_isa_cap
+
+if TYPE_CHECKING:
+    from x86quant.active_rules import current_rules, override, use_rules
+    from x86quant.cpu import Cpu, cpu
+    from x86quant.errors import (
+        CpuError,
+        ExtensionError,
+        InvalidInputError,
+        RuleError,
+        UnsupportedError,
+        X86QuantError,
+        X86QuantWarning,
+    )
+    from x86quant.explain import Explanation, LayerChoice, explain, explain_pack
+    from x86quant.qconfig import (
+        get_backend_config,
+        get_default_dynamic_qconfig_mapping,
+        get_default_qat_qconfig_mapping,
+        get_default_qconfig_mapping,
+    )
+    from x86quant.reroute import reroute
+    from x86quant.router import Choice, choose
+    from x86quant.rule_table import Rule, RuleTable, read_table
+    from x86quant.spec import OpSpec
+    from x86quant.stock_engine import disable, enable, is_enabled
+
+__version__ = "0.1.0.dev0"
+
+# X86QUANT_ISA must cap oneDNN, FBGEMM and ATen before any of them looks at the CPU.
+apply_isa_cap()
+
+_HOME = {
+    "active_rules": ("current_rules", "override", "use_rules"),
+    "cpu": ("Cpu", "cpu"),
+    "errors": (
+        "CpuError",
+        "ExtensionError",
+        "InvalidInputError",
+        "RuleError",
+        "UnsupportedError",
+        "X86QuantError",
+        "X86QuantWarning",
+    ),
+    "explain": ("Explanation", "LayerChoice", "explain", "explain_pack"),
+    "qconfig": (
+        "get_backend_config",
+        "get_default_dynamic_qconfig_mapping",
+        "get_default_qat_qconfig_mapping",
+        "get_default_qconfig_mapping",
+    ),
+    "reroute": ("reroute",),
+    "router": ("Choice", "choose"),
+    "rule_table": ("Rule", "RuleTable", "read_table"),
+    "spec": ("OpSpec",),
+    "stock_engine": ("disable", "enable", "is_enabled"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Choice",
+    "Cpu",
+    "CpuError",
+    "Explanation",
+    "ExtensionError",
+    "InvalidInputError",
+    "LayerChoice",
+    "OpSpec",
+    "Rule",
+    "RuleError",
+    "RuleTable",
+    "UnsupportedError",
+    "X86QuantError",
+    "X86QuantWarning",
+    "choose",
+    "cpu",
+    "current_rules",
+    "disable",
+    "enable",
+    "explain",
+    "explain_pack",
+    "get_backend_config",
+    "get_default_dynamic_qconfig_mapping",
+    "get_default_qat_qconfig_mapping",
+    "get_default_qconfig_mapping",
+    "is_enabled",
+    "override",
+    "read_table",
+    "reroute",
+    "use_rules",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'x86quant' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"x86quant.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
