@@ -19,7 +19,7 @@ from x86quant.isa import apply_isa_cap
 
 if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
-    from x86quant.cpu import Cpu, cpu
+    from x86quant.cpu_info import Cpu, cpu
     from x86quant.errors import (
         CpuError,
         ExtensionError,
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
         X86QuantError,
         X86QuantWarning,
     )
-    from x86quant.explain import Explanation, LayerChoice, explain, explain_pack
+    from x86quant.explanation import Explanation, LayerChoice, explain, explain_pack
     from x86quant.qconfig import (
         get_backend_config,
         get_default_dynamic_qconfig_mapping,
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
-    from x86quant.reroute import reroute
+    from x86quant.rerouting import reroute
     from x86quant.router import Choice, choose
     from x86quant.rule_table import Rule, RuleTable, read_table
     from x86quant.spec import OpSpec
@@ -49,7 +49,7 @@ apply_isa_cap()
 
 _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
-    "cpu": ("Cpu", "cpu"),
+    "cpu_info": ("Cpu", "cpu"),
     "errors": (
         "CpuError",
         "ExtensionError",
@@ -59,14 +59,14 @@ _HOME = {
         "X86QuantError",
         "X86QuantWarning",
     ),
-    "explain": ("Explanation", "LayerChoice", "explain", "explain_pack"),
+    "explanation": ("Explanation", "LayerChoice", "explain", "explain_pack"),
     "qconfig": (
         "get_backend_config",
         "get_default_dynamic_qconfig_mapping",
         "get_default_qat_qconfig_mapping",
         "get_default_qconfig_mapping",
     ),
-    "reroute": ("reroute",),
+    "rerouting": ("reroute",),
     "router": ("Choice", "choose"),
     "rule_table": ("Rule", "RuleTable", "read_table"),
     "spec": ("OpSpec",),

@@ -15,7 +15,7 @@ import torch
 
 from x86quant import extension
 from x86quant.active_rules import current_errata, current_overrides, current_rules
-from x86quant.cpu import cpu
+from x86quant.cpu_info import cpu
 from x86quant.errors import InvalidInputError
 from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.explain import cell_parts
+from x86quant.explanation import cell_parts
 from x86quant.pack_sites import PackSite, pack_sites
 from x86quant.packing import ConvGeometry, pack_conv, pack_linear
 from x86quant.stock_engine import saturation_policy
