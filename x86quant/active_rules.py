@@ -1,0 +1,220 @@
+"""Which rule table and which overrides are in force.
+
+Looked up in this order: ``with use_rules(...)`` of this thread, ``use_rules(...)`` for the
+process, ``X86QUANT_RULES``, a shipped table made for this CPU, the table "default".
+
+``use_rules`` and ``override`` work at once, for the whole process, and return a handle. Used in
+a ``with`` statement the handle narrows the setting to the block, in this thread (or asynchronous
+task) only; ``handle.undo()`` ends it otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import threading
+import warnings
+from collections.abc import Collection
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from x86quant.conditions import did_you_mean
+from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
+from x86quant.router import Override, make_override
+from x86quant.rule_table import RuleTable, find_table, read_table, shipped_tables
+
+if TYPE_CHECKING:
+    from x86quant.cpu import Cpu
+
+VARIABLE = "X86QUANT_RULES"
+
+T = TypeVar("T")
+
+
+class _Stack(Generic[T]):
+    """Settings in force: those of the process, below those of this context."""
+
+    def __init__(self, name: str) -> None:
+        self._lock = threading.Lock()
+        self._process: tuple[Setting[T], ...] = ()
+        self._scoped: ContextVar[tuple[Setting[T], ...]] = ContextVar(name, default=())
+
+    def newest_first(self) -> tuple[T, ...]:
+        settings = self._process + self._scoped.get()
+        return tuple(setting.value for setting in reversed(settings))
+
+    def push(self, setting: Setting[T]) -> None:
+        with self._lock:
+            self._process += (setting,)
+
+    def narrow(self, setting: Setting[T]) -> None:
+        self._drop_from_process(setting)
+        self._scoped.set((*self._scoped.get(), setting))
+
+    def drop(self, setting: Setting[T]) -> None:
+        self._drop_from_process(setting)
+        self._scoped.set(tuple(s for s in self._scoped.get() if s is not setting))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._process = ()
+
+    def _drop_from_process(self, setting: Setting[T]) -> None:
+        # By identity: other threads may have pushed and dropped theirs in between.
+        with self._lock:
+            self._process = tuple(s for s in self._process if s is not setting)
+
+
+class Setting(Generic[T]):
+    """The handle of one setting: a context manager, or ended with ``undo()``."""
+
+    def __init__(self, stack: _Stack[T], value: T) -> None:
+        self.value = value
+        self._stack = stack
+        stack.push(self)
+
+    def undo(self) -> None:
+        """End this setting; what was in force before it counts again."""
+        self._stack.drop(self)
+
+    def __enter__(self) -> T:
+        self._stack.narrow(self)
+        return self.value
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"<in force: {self.value}>"
+
+
+_tables: _Stack[RuleTable] = _Stack("x86quant_rules")
+_overrides: _Stack[Override] = _Stack("x86quant_overrides")
+
+
+def use_rules(
+    name_or_path: str | os.PathLike[str] | RuleTable, kernels: Collection[str] | None = None
+) -> Setting[RuleTable]:
+    """Put a rule table in force, by name, path, or as a value.
+
+    Without ``with`` it holds for the whole process::
+
+        use_rules("pytorch-2.0")
+
+    With it, for the block, in this thread::
+
+        with use_rules("mine.toml"):
+            ...
+
+    Args:
+        name_or_path: a shipped table's name, the path of a .toml file, or a table.
+        kernels: the names of the registered kernels; the table may name no others.
+
+    Raises:
+        RuleError: the table cannot be found, or is wrong; nothing has changed then.
+    """
+    if isinstance(name_or_path, RuleTable):
+        table = name_or_path
+        if kernels is not None:
+            table.check_kernels(kernels)
+    else:
+        table = read_table(find_table(name_or_path), kernels)
+    warn_if_stale(table)
+    return Setting(_tables, table)
+
+
+def override(
+    kernel: str, *, op: str = "*", kernels: Collection[str] | None = None, **features: object
+) -> Setting[Override]:
+    """Run the ops that match on ``kernel``, whatever the table says; the newest one counts.
+
+    Conditions are written as in a rule table::
+
+        override("fbgemm", op="conv2d", groups="> 1", in_per_group=[4, 8])
+
+    A kernel that cannot run a matching op is an error when that op is routed.
+    """
+    if kernels is not None and kernel not in kernels:
+        raise InvalidInputError(
+            f"override: unknown kernel {kernel!r}; {did_you_mean(kernel, kernels)}"
+        )
+    return Setting(_overrides, make_override(kernel, op, **features))
+
+
+def current_rules(cpu: Cpu, kernels: Collection[str] | None = None) -> RuleTable:
+    """The table in force on ``cpu``.
+
+    Raises:
+        RuleError: X86QUANT_RULES names a table that cannot be found or is wrong.
+    """
+    tables = _tables.newest_first()
+    if tables:
+        return tables[0]
+    known = None if kernels is None else frozenset(kernels)
+    return _table_of_environment(known) or automatic_table(cpu, known)
+
+
+def current_overrides() -> tuple[Override, ...]:
+    """The overrides in force, the newest first."""
+    return _overrides.newest_first()
+
+
+def reset() -> None:
+    """End every process-wide table and override, and read X86QUANT_RULES again."""
+    _tables.clear()
+    _overrides.clear()
+    _table_of_environment.cache_clear()
+    automatic_table.cache_clear()
+
+
+@functools.cache
+def _table_of_environment(kernels: frozenset[str] | None) -> RuleTable | None:
+    """The table that X86QUANT_RULES names; the variable is read once."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        return None
+    try:
+        table = read_table(find_table(wanted), kernels)
+    except RuleError as error:
+        raise RuleError(f"{VARIABLE}={wanted}: {error}") from None
+    warn_if_stale(table)
+    return table
+
+
+@functools.cache
+def automatic_table(cpu: Cpu, kernels: frozenset[str] | None = None) -> RuleTable:
+    """The first shipped table that says it is for this class of CPU, else "default".
+
+    A broken one, unless it is "default", is skipped with a warning: it must not break a model.
+    """
+    shipped = shipped_tables()
+    default = shipped.pop("default")
+    for path in shipped.values():
+        try:
+            table = read_table(path, kernels)
+        except RuleError as error:
+            warnings.warn(f"rule table skipped: {error}", X86QuantWarning, stacklevel=2)
+            continue
+        if table.hardware.when and table.fits(cpu):
+            return table
+    return read_table(default, kernels)
+
+
+def warn_if_stale(table: RuleTable) -> None:
+    """Warn when a table was measured with another torch: its choices may be slow, not wrong."""
+    measured = str(table.provenance.get("torch", ""))
+    installed = importlib.metadata.version("torch")
+    if measured and measured.split(".")[:2] != installed.split(".")[:2]:
+        warnings.warn(
+            f"rule table {table.name!r} was measured with torch {measured}, not {installed}: "
+            "its choices may be slow; measure again",
+            X86QuantWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,253 @@
+"""The conditions of a rule, and patterns made of them.
+
+One grammar for rules, errata and overrides:
+
+==================  ==================================================================
+in the table        meaning
+==================  ==================================================================
+``true``            the feature is true (or ``false``)
+``3``               equal to 3
+``"> 100"``         also ``>=``, ``<``, ``<=``, ``!=``
+``"3..7"``          3 to 7, both ends included
+``"multiple of 8"`` divisible by 8
+``"intel"``         equal to this text
+``[3, 5, "> 8"]``   any of these
+==================  ==================================================================
+
+A condition is a set of values, so that "this rule can never be reached" can be decided by set
+inclusion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from x86quant.features import FEATURES, Feature, Value
+from x86quant.spec import OP_KINDS, OpSpec
+
+if TYPE_CHECKING:
+    from x86quant.cpu import Cpu
+
+OPS: dict[str, frozenset[str]] = {
+    "*": frozenset(OP_KINDS),
+    "conv": frozenset(kind for kind in OP_KINDS if kind.startswith("conv")),
+    **{kind: frozenset({kind}) for kind in OP_KINDS},
+}
+
+Source: TypeAlias = "Value | tuple[Value, ...]"
+
+_COMPARISON = re.compile(r"(>=|<=|!=|>|<) *(\d{1,18})")
+_RANGE = re.compile(r"(\d{1,18}) *\.\. *(\d{1,18})")
+_MULTIPLE = re.compile(r"multiple of +(\d{1,18})")
+_INT_FORMS = '7, "> 100", ">= 3", "< 8", "<= 8", "!= 1", "3..7", "multiple of 8"'
+
+
+class ConditionError(ValueError):
+    """A condition that makes no sense; whoever knows the file and line adds them.
+
+    Attributes:
+        key: the name in ``when`` that is wrong, or None when it is the op.
+    """
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def did_you_mean(wrong: str, legal: Iterable[str]) -> str:
+    """The nearest legal names, or all of them: the remedy half of an error."""
+    names = sorted(legal)
+    near = difflib.get_close_matches(wrong, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}choose from {', '.join(names)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """The integers ``low..high`` that are divisible by ``step``; ``high`` None is no bound."""
+
+    low: int
+    high: int | None
+    step: int = 1
+
+    def __contains__(self, value: int) -> bool:
+        below = self.high is None or value <= self.high
+        return self.low <= value and below and value % self.step == 0
+
+    def inside(self, other: Span) -> bool:
+        """Whether every value of this span is in ``other``."""
+        if self.low == self.high:
+            return self.low in other
+        below = other.high is None or (self.high is not None and self.high <= other.high)
+        return other.low <= self.low and below and self.step % other.step == 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Condition:
+    """A set of values of one feature: ``spans`` of integers, or single ``values``.
+
+    ``source`` is what was written, kept to print and to write back.
+    """
+
+    source: Source
+    values: frozenset[Value] = frozenset()
+    spans: tuple[Span, ...] = ()
+
+    def matches(self, value: Value | None) -> bool:
+        """Whether a known ``value`` is in the set; an unknown one never is."""
+        if value is None:
+            return False
+        if self.spans:
+            return any(value in span for span in self.spans if isinstance(value, int))
+        return value in self.values
+
+    def implies(self, other: Condition) -> bool:
+        """Whether every value in this set is in ``other`` (False when it cannot be told)."""
+        if self.spans:
+            return all(any(mine.inside(theirs) for theirs in other.spans) for mine in self.spans)
+        return self.values <= other.values
+
+    def edges(self) -> list[int]:
+        """The integers at which the answer may differ from that of the integer before."""
+        ends = [span.high + 1 for span in self.spans if span.high is not None]
+        return sorted({*(span.low for span in self.spans), *ends})
+
+    def __str__(self) -> str:
+        sources = self.source if isinstance(self.source, tuple) else (self.source,)
+        words = (str(item).lower() if isinstance(item, bool) else f"{item}" for item in sources)
+        return " or ".join(words)
+
+
+def _spans(feature: Feature, item: object) -> list[Span]:
+    """The spans one item of an integer condition stands for."""
+    first = feature.minimum
+    if isinstance(item, int) and not isinstance(item, bool):
+        return [Span(item, item)]
+    text = item if isinstance(item, str) else ""
+    if match := _COMPARISON.fullmatch(text):
+        sign, bound = match[1], int(match[2])
+        return {
+            ">": [Span(bound + 1, None)],
+            ">=": [Span(bound, None)],
+            "<": [Span(first, bound - 1)],
+            "<=": [Span(first, bound)],
+            "!=": [Span(first, bound - 1), Span(bound + 1, None)],
+        }[sign]
+    if match := _RANGE.fullmatch(text):
+        return [Span(int(match[1]), int(match[2]))]
+    if (match := _MULTIPLE.fullmatch(text)) and int(match[1]) > 0:
+        if feature.per_row:
+            raise ConditionError(
+                f"{feature.name} cannot be tested for multiples: it is not known when weights "
+                "are packed; compare it with bounds instead"
+            )
+        return [Span(first, None, int(match[1]))]
+    raise ConditionError(
+        f"{item!r} is no condition on the number {feature.name}; write {_INT_FORMS}"
+    )
+
+
+def _merge(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Join spans that touch, so that inclusion in a union is inclusion in one of them."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda s: (s.step, s.low)):
+        last = merged[-1] if merged else None
+        if (
+            last
+            and last.step == span.step == 1
+            and (last.high is None or span.low <= last.high + 1)
+        ):
+            highs = [last.high, span.high]
+            high = None if None in highs else max(h for h in highs if h is not None)
+            merged[-1] = Span(last.low, high)
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def parse_condition(feature: Feature, source: object) -> Condition:
+    """The condition that ``source``, a TOML value or a Python one, puts on ``feature``."""
+    items = tuple(source) if isinstance(source, list | tuple) else (source,)
+    if not items:
+        raise ConditionError(f"an empty list for {feature.name} can never match; delete the rule")
+    kept: Source = items if isinstance(source, list | tuple) else items[0]
+    if feature.type == "int":
+        spans = [span for item in items for span in _spans(feature, item)]
+        possible = [
+            dataclasses.replace(span, low=max(span.low, feature.minimum))
+            for span in spans
+            if span.high is None or span.high >= max(span.low, feature.minimum)
+        ]
+        if not possible:
+            raise ConditionError(
+                f"{source!r} can never match: {feature.name} is at least {feature.minimum}"
+            )
+        return Condition(kept, spans=_merge(possible))
+    wanted = bool if feature.type == "bool" else str
+    for item in items:
+        if not isinstance(item, wanted):
+            legal = "true or false" if wanted is bool else "a text"
+            raise ConditionError(f"{item!r} is no condition on {feature.name}; write {legal}")
+    return Condition(kept, values=frozenset(items))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Which ops are meant: a kind of op, and conditions that must all hold."""
+
+    op: str
+    when: Mapping[str, Condition]
+
+    def matches(self, spec: OpSpec, cpu: Cpu) -> bool:
+        """Whether ``spec`` on ``cpu`` is meant."""
+        return spec.op in OPS[self.op] and all(
+            condition.matches(FEATURES[name].get(spec, cpu))
+            for name, condition in self.when.items()
+        )
+
+    def covers(self, other: Pattern) -> bool:
+        """Whether everything that ``other`` matches is matched here too."""
+        return OPS[other.op] <= OPS[self.op] and all(
+            name in other.when and other.when[name].implies(condition)
+            for name, condition in self.when.items()
+        )
+
+    def row_breaks(self, spec: OpSpec, cpu: Cpu) -> set[int]:
+        """The rows from which the answer for ``spec`` may differ from fewer rows."""
+        one_row = spec.replace(rows=1)
+        breaks = set()
+        for name, condition in self.when.items():
+            unit = FEATURES[name].get(one_row, cpu)
+            if FEATURES[name].per_row and isinstance(unit, int) and unit > 0:
+                breaks |= {math.ceil(edge / unit) for edge in condition.edges()}
+        return breaks
+
+    def describe(self) -> str:
+        """For people: ``conv when groups > 100 and amx true``."""
+        kind = "any op" if self.op == "*" else self.op
+        tests = " and ".join(f"{name} {condition}" for name, condition in self.when.items())
+        return f"{kind} when {tests}" if tests else kind
+
+
+def parse_pattern(op: object, when: object) -> tuple[str, dict[str, Condition]]:
+    """Check an ``op`` and a ``when`` as written; raises ConditionError saying what is wrong."""
+    if not isinstance(op, str) or op not in OPS:
+        raise ConditionError(f"unknown op {op!r}; {did_you_mean(str(op), OPS)}")
+    if not isinstance(when, Mapping):
+        raise ConditionError(f"when must be a table such as {{ groups = 1 }}, not {when!r}", "when")
+    conditions = {}
+    for name, source in when.items():
+        if name not in FEATURES:
+            raise ConditionError(f"unknown feature {name!r}; {did_you_mean(name, FEATURES)}", name)
+        if FEATURES[name].of == "conv" and op == "linear":
+            raise ConditionError(f"a linear has no {name}: the rule can never match", name)
+        try:
+            conditions[name] = parse_condition(FEATURES[name], source)
+        except ConditionError as error:
+            raise ConditionError(str(error), name) from None
+    return op, conditions
