@@ -174,7 +174,8 @@ def make(name: str) -> Case:
 
 def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Signal to quantization noise in dB."""
-    return float(20 * torch.log10(expected.norm() / (expected - actual).norm()))
+    noise = (expected - actual).detach()
+    return float(20 * torch.log10(expected.detach().norm() / noise.norm()))
 
 
 @contextmanager
