@@ -11,6 +11,7 @@ import torch
 
 from x86quant import extension
 from x86quant.pack_sites import PackSite, pack_sites
+from x86quant.router import Choice
 
 _STOCK_CLASSES = {"Onednn": "onednn", "Qnnp": "qnnpack", "Packed": "fbgemm"}
 _NOT_ROUTED = (
@@ -131,19 +132,19 @@ def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
         kernel = next(name for part, name in _STOCK_CLASSES.items() if part in record)
         yield LayerChoice(layer, kind, kind, kernel, "", _NOT_ROUTED)
         return
-    segments = json.loads(record)
+    segments = [(limit, Choice.from_json(data)) for limit, data in json.loads(record)]
     above = 0
     for limit, choice in segments:
         yield LayerChoice(
             layer=layer,
-            op=choice["op"],
-            shape=choice["shape"],
-            kernel=choice["kernel"],
-            rule=choice["rule"],
-            reason=choice["reason"],
+            op=choice.spec.op,
+            shape=str(choice.spec.replace(rows=None)),
+            kernel=choice.kernel,
+            rule=choice.rule,
+            reason=choice.reason,
             rows=_rows(above, limit) if len(segments) > 1 else "",
-            steps=tuple(choice["steps"]),
-            passed_over=tuple((name, tuple(why)) for name, why in choice["passed_over"]),
+            steps=choice.steps,
+            passed_over=choice.passed_over,
         )
         above = (limit or 0) + 1
 

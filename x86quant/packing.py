@@ -6,20 +6,20 @@ through ``pack_linear`` and ``pack_conv``.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from x86quant import extension
-from x86quant.active_rules import current_errata, current_overrides, current_rules
+from x86quant.active_rules import current_overrides, current_rules
 from x86quant.cpu_info import cpu
 from x86quant.errors import InvalidInputError
 from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.router import Choice, choose, choose_by_rows
+from x86quant.router import Choice, Erratum, choose, choose_by_rows, read_errata
 from x86quant.spec import OpSpec
 
 Saturation = Literal["exact", "7bit"]
@@ -195,13 +195,20 @@ def _by_rows(spec: OpSpec, saturation: Saturation) -> tuple[Segments, int]:
 
 
 def _context() -> dict[str, Any]:
+    """What every choice is made from: the CPU, the rules in force, the kernels."""
+    kernels = all_kernels()
     return {
         "cpu": cpu(),
-        "table": current_rules(),
-        "kernels": all_kernels(),
+        "table": current_rules(cpu(), kernels),
+        "kernels": kernels,
         "overrides": current_overrides(),
-        "errata": current_errata(),
+        "errata": _errata(),
     }
+
+
+@functools.cache
+def _errata() -> tuple[Erratum, ...]:
+    return read_errata(torch.__version__)
 
 
 def _record(segments: Segments) -> str:
