@@ -1,4 +1,7 @@
-"""The default mappings on tiny models, through the stock FX workflow on the "x86" engine."""
+"""The default mappings on tiny models, through the stock FX workflow on the "x86" engine.
+
+The engine is not routed here, so the accuracy bounds need a CPU whose oneDNN has VNNI.
+"""
 
 from __future__ import annotations
 
@@ -149,6 +152,18 @@ def test_weights_are_symmetric_and_reach_127(name, workflow):
             assert weight.q_per_channel_axis() == 0
             assert weight.q_per_channel_zero_points().count_nonzero() == 0
             assert (codes.abs().flatten(1).amax(1) == 127).all()
+
+
+@pytest.mark.parametrize("kind", [None, nn.functional.conv_transpose2d])
+def test_qat_weight_ranges_follow_growing_weights(kind):
+    mapping = qconfig.get_default_qat_qconfig_mapping()
+    chosen = mapping.object_type_qconfigs[kind] if kind else mapping.global_qconfig
+    fake_quantize = chosen.weight()
+    weight = torch.linspace(-1, 1, 32).reshape(2, 16)
+    fake_quantize(weight)
+    fake_quantize(2 * weight)
+    scale, _ = fake_quantize.calculate_qparams()
+    torch.testing.assert_close(scale.max().item(), 2 / 127)
 
 
 def test_fixed_scale_ops_have_their_scale():
