@@ -1,1 +1,35 @@
 """Every kernel x86quant can route to: one folder a provider, collected here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from .base import Kernel
+from .fbgemm import FbgemmKernel
+from .onednn import OnednnKernel
+from .qnnpack import QnnpackKernel
+from .reference import ReferenceKernel
+
+__all__ = ["Kernel", "all_kernels"]
+
+
+def all_kernels() -> Mapping[str, Kernel]:
+    """Every kernel by name, in the order of fallback: the last runs everything."""
+    return _KERNELS
+
+
+def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
+    """``kernels`` by name, read-only; a name taken twice is a mistake in this package."""
+    registry: dict[str, Kernel] = {}
+    for kernel in kernels:
+        if kernel.name in registry:
+            raise ValueError(
+                f"two kernels are named {kernel.name!r}: {type(registry[kernel.name]).__name__} "
+                f"and {type(kernel).__name__}; rename one"
+            )
+        registry[kernel.name] = kernel
+    return MappingProxyType(registry)
+
+
+_KERNELS = _register((FbgemmKernel(), OnednnKernel(), QnnpackKernel(), ReferenceKernel()))

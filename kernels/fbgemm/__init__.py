@@ -1,0 +1,107 @@
+"""FBGEMM, through the stock engine's packed weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from .. import reasons, saturation
+from ..base import Kernel
+
+if TYPE_CHECKING:
+    from x86quant.cpu import Cpu
+    from x86quant.spec import OpSpec
+
+Path = Literal["gemm", "depthwise", "groupwise", "pointwise", "im2col"]
+
+
+class FbgemmKernel(Kernel):
+    """FBGEMM with 32-bit accumulators."""
+
+    name: ClassVar[str] = "fbgemm"
+    requires: ClassVar[frozenset[str]] = frozenset({"avx2"})
+    engine: ClassVar[str] = "fbgemm"
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        found = reasons.common(self, spec, cpu) + reasons.per_channel_transposed(spec)
+        if _saturating(path(spec), cpu):
+            found += reasons.pair_saturation(spec, saturation.TAPS)
+        return found
+
+
+def _saturating(taken: Path, cpu: Cpu) -> bool:
+    """Whether the path adds products in 16 bits.
+
+    Depthwise does on every CPU, and groupwise on none. The others have an AVX512-VNNI version
+    and no AVX-VNNI one.
+    """
+    if taken == "depthwise":
+        return True
+    return taken != "groupwise" and "avx512_vnni" not in cpu.features
+
+
+def path(spec: OpSpec) -> Path:
+    """The path FBGEMM takes, which it decides from the shape alone.
+
+    This restates FBGEMM's own conditions; a test compares it with what the library answers.
+    """
+    if spec.op == "linear":
+        return "gemm"
+    kernel, stride, padding, dilation = _as_2d_or_3d(spec)
+    unit = (1,) * len(kernel)
+    if _depthwise(spec, kernel, stride, padding, dilation):
+        return "depthwise"
+    if _groupwise(spec, kernel, stride, padding, dilation):
+        return "groupwise"
+    if kernel == stride == dilation == unit and not any(padding) and not spec.transposed:
+        return "pointwise"
+    return "im2col"
+
+
+_Dims = tuple[int, ...]
+
+
+def _as_2d_or_3d(spec: OpSpec) -> tuple[_Dims, _Dims, _Dims, _Dims]:
+    """Kernel, stride, padding, dilation; the stock engine runs a conv1d as 1×k."""
+    if spec.op == "conv1d":
+        return (
+            (1, *spec.kernel),
+            (1, *spec.stride),
+            (0, *spec.padding),
+            (1, *spec.dilation),
+        )
+    return spec.kernel, spec.stride, spec.padding, spec.dilation
+
+
+def _depthwise(spec: OpSpec, kernel: _Dims, stride: _Dims, padding: _Dims, dilation: _Dims) -> bool:
+    return (
+        not spec.transposed
+        and spec.groups == spec.in_channels
+        and spec.out_channels in (spec.groups, 2 * spec.groups)
+        and spec.groups % 8 == 0
+        and all(k in (3, 5, 7) for k in kernel)
+        and kernel[-1] == kernel[-2]
+        and all(s in (1, 2) for s in stride)
+        and all(d == 1 for d in dilation)
+        and all(p == (k - 1) // 2 for p, k in zip(padding, kernel, strict=True))
+    )
+
+
+# Channels a group -> fewest groups. FBGEMM fills a vector with whole groups, so the fewest
+# depends on the vector length; these are AVX-512's, the larger ones, which hold for AVX2 too.
+_GROUPWISE = {2: 8, 4: 4, 8: 1, 16: 1}
+
+
+def _groupwise(spec: OpSpec, kernel: _Dims, stride: _Dims, padding: _Dims, dilation: _Dims) -> bool:
+    in_group, out_group = spec.in_channels // spec.groups, spec.out_channels // spec.groups
+    return (
+        not spec.transposed
+        and in_group == out_group
+        and in_group in _GROUPWISE
+        and spec.groups >= _GROUPWISE[in_group]
+        and all(k == 3 for k in kernel)
+        and all(p == 1 for p in padding)
+        and all(d == 1 for d in dilation)
+        and stride[-1] == stride[-2]
+        and stride[-1] in (1, 2)
+    )

@@ -1,0 +1,100 @@
+"""oneDNN, through the stock engine's packed weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from .. import reasons, saturation
+from ..base import Kernel
+
+if TYPE_CHECKING:
+    from x86quant.cpu import Cpu
+    from x86quant.spec import OpSpec
+
+VNNI = frozenset({"avx_vnni", "avx512_vnni"})
+
+
+class OnednnKernel(Kernel):
+    """oneDNN's convolution, deconvolution and matmul primitives."""
+
+    name: ClassVar[str] = "onednn"
+    requires: ClassVar[frozenset[str]] = frozenset({"avx2"})
+    engine: ClassVar[str] = "onednn"
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        found = (
+            reasons.common(self, spec, cpu)
+            + reasons.asymmetric_weights(spec)
+            + reasons.per_channel_transposed(spec)
+            + reasons.output_padding(spec)
+            + _unequal_transposed(spec)
+            + _wide_depthwise_padding(spec)
+            + _one_column(spec, cpu)
+        )
+        if not VNNI & cpu.features and not _exact_depthwise(spec):
+            # Its implementations differ in layout and are chosen by shapes not known yet.
+            found += reasons.pair_saturation(spec, saturation.ANY)
+        return found
+
+
+def _exact_depthwise(spec: OpSpec) -> bool:
+    """Depthwise kernels of one output a channel multiply in 32 bits, in one and two dimensions."""
+    return (
+        spec.depthwise
+        and spec.out_channels == spec.groups
+        and spec.dims in (1, 2)
+        and not spec.transposed
+    )
+
+
+def _unequal_transposed(spec: OpSpec) -> list[str]:
+    """The stock engine packs the weight with input and output channels exchanged.
+
+    Where their numbers differ, the packed weight is read past its end: silent garbage.
+    """
+    if not spec.transposed or spec.in_channels == spec.out_channels:
+        return []
+    return [
+        f"a transposed convolution of {spec.in_channels}→{spec.out_channels} channels is "
+        "computed wrongly: the two must be equal"
+    ]
+
+
+def _wide_depthwise_padding(spec: OpSpec) -> list[str]:
+    """The VNNI depthwise kernel leaves whole rows of padding without zero-point compensation."""
+    if not spec.depthwise or all(p < k for p, k in zip(spec.padding, spec.kernel, strict=True)):
+        return []
+    return [
+        f"a depthwise convolution whose padding {spec.padding} reaches its kernel {spec.kernel} "
+        "is computed wrongly"
+    ]
+
+
+def _one_column(spec: OpSpec, cpu: Cpu) -> list[str]:
+    """The AMX convolution writes rows over one another when they are one pixel wide."""
+    out = output_size(spec)
+    if (
+        "amx_int8" not in cpu.features
+        or out is None
+        or out[-1] != 1
+        or math.prod(out) == 1
+        or spec.stride[-1] == 1
+    ):
+        return []
+    return [
+        f"with AMX, an output one column wide {out} and stride {spec.stride} is computed wrongly"
+    ]
+
+
+def output_size(spec: OpSpec) -> tuple[int, ...] | None:
+    """Spatial size of the output, None when that of the input is unknown."""
+    if spec.spatial is None or spec.op == "linear" or spec.transposed:
+        return None
+    return tuple(
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip(
+            spec.spatial, spec.padding, spec.dilation, spec.kernel, spec.stride, strict=True
+        )
+    )

@@ -1,0 +1,43 @@
+"""QNNPACK, through the stock engine's packed weights: the exact kernel for CPUs without VNNI.
+
+Its SSE2 kernels widen to 16 bits before they multiply and add products in 32, so no weight can
+make them saturate. It is several times slower than the others where those are legal.
+
+What cannot be known when weights are packed, and is for the runtime to observe:
+
+* A pack holds the input scale and zero point of its first run, and notices a change of scale but
+  not of the zero point alone: each (scale, zero point) needs a pack of its own.
+* The bias is rounded to int32 in units of ``x_scale * w_scale``: where ``|bias|`` over that
+  reaches 2**31 (a dead channel with a tiny weight scale) the result is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from .. import reasons
+from ..base import Kernel
+
+if TYPE_CHECKING:
+    from x86quant.cpu import Cpu
+    from x86quant.spec import OpSpec
+
+
+class QnnpackKernel(Kernel):
+    """QNNPACK's SSE2 kernels."""
+
+    name: ClassVar[str] = "qnnpack"
+    engine: ClassVar[str] = "qnnpack"
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        return reasons.common(self, spec, cpu) + _transposed(spec)
+
+
+def _transposed(spec: OpSpec) -> list[str]:
+    """Three-dimensional ones run as something else; grouped ones read past their scales."""
+    if spec.transposed and spec.dims == 3:
+        return ["a three-dimensional transposed convolution is computed wrongly"]
+    if spec.transposed and spec.groups > 1:
+        return reasons.per_channel_transposed(spec)
+    return []

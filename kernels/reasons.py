@@ -1,0 +1,75 @@
+"""The one vocabulary of refusals: every kernel says the same thing in the same words.
+
+Each function answers with a list, empty when there is nothing to refuse, so that a kernel's
+``not_supported_reasons`` is the sum of what it cannot do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import saturation
+
+if TYPE_CHECKING:
+    from x86quant.cpu import Cpu
+    from x86quant.spec import OpSpec
+
+    from .base import Kernel
+
+
+def common(kernel: Kernel, spec: OpSpec, cpu: Cpu) -> list[str]:
+    """What no compiled kernel can do: run without its features, on nothing, or past int32."""
+    found = []
+    if missing := kernel.missing_features(cpu):
+        found.append(f"the CPU lacks {', '.join(missing)}")
+    if spec.in_channels == 0 or spec.out_channels == 0:
+        # oneDNN divides by zero and ends the process; FBGEMM returns unset memory.
+        found.append(f"the weight is empty: {spec.in_channels}→{spec.out_channels} channels")
+    return found + accumulator_overflow(spec)
+
+
+def accumulator_overflow(spec: OpSpec) -> list[str]:
+    """Sums that can leave int32."""
+    if spec.weights is None:
+        return []
+    low, high = spec.weights.pair_extremes(saturation.CHANNEL)
+    if not saturation.can_overflow((low, high), spec.activation_max):
+        return []
+    return [
+        f"32-bit sums can overflow: activations to {spec.activation_max} times "
+        f"weights of one output channel summing to {low}..{high}"
+    ]
+
+
+def pair_saturation(spec: OpSpec, layout: str) -> list[str]:
+    """Neighbouring products whose sum can leave int16."""
+    if spec.weights is None:
+        return []
+    low, high = spec.weights.pair_extremes(layout)
+    if not saturation.can_saturate((low, high), spec.activation_max):
+        return []
+    return [
+        f"16-bit sums can saturate: activations to {spec.activation_max} times "
+        f"neighbouring weights summing to {low}..{high}"
+    ]
+
+
+def asymmetric_weights(spec: OpSpec) -> list[str]:
+    """A weight zero point other than 0."""
+    if spec.weights is None or spec.weights.symmetric:
+        return []
+    return ["weights with a zero point other than 0 are not supported"]
+
+
+def per_channel_transposed(spec: OpSpec) -> list[str]:
+    """One scale an output channel on a transposed convolution."""
+    if not (spec.transposed and spec.per_channel):
+        return []
+    return ["per-channel weights of a transposed convolution are not supported"]
+
+
+def output_padding(spec: OpSpec) -> list[str]:
+    """Output padding of a transposed convolution."""
+    if not any(spec.output_padding):
+        return []
+    return [f"output padding {spec.output_padding} is not supported"]
