@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import saturation
 
 if TYPE_CHECKING:
-    from x86quant.cpu import Cpu
+    from x86quant.cpu_info import Cpu
     from x86quant.spec import OpSpec
 
     from .base import Kernel

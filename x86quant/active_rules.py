@@ -26,7 +26,7 @@ from x86quant.router import Override, make_override
 from x86quant.rule_table import RuleTable, find_table, read_table, shipped_tables
 
 if TYPE_CHECKING:
-    from x86quant.cpu import Cpu
+    from x86quant.cpu_info import Cpu
 
 VARIABLE = "X86QUANT_RULES"
 

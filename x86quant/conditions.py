@@ -31,7 +31,7 @@ from x86quant.features import FEATURES, Feature, Value
 from x86quant.spec import OP_KINDS, OpSpec
 
 if TYPE_CHECKING:
-    from x86quant.cpu import Cpu
+    from x86quant.cpu_info import Cpu
 
 OPS: dict[str, frozenset[str]] = {
     "*": frozenset(OP_KINDS),

@@ -20,7 +20,7 @@ from x86quant.errors import InvalidInputError
 from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts
 from x86quant.router import Choice, Erratum, choose, choose_by_rows, read_errata
-from x86quant.spec import OpSpec
+from x86quant.spec import OpSpec, WeightFacts
 
 Saturation = Literal["exact", "7bit"]
 NO_ROW_LIMIT = -1
@@ -112,7 +112,7 @@ def linear_spec(weight: torch.Tensor, bias: torch.Tensor | None, layer: str | No
         out_channels=weight.shape[0],
         per_channel=weight.qscheme() == torch.per_channel_affine,
         bias=bias is not None,
-        weights=weight_facts(weight, op="linear"),
+        weights=_facts(weight),
     )
 
 
@@ -139,9 +139,21 @@ def conv_spec(
         transposed=geometry.transposed,
         per_channel=weight.qscheme() == torch.per_channel_affine,
         bias=bias is not None,
-        weights=weight_facts(
-            weight, op=op, groups=groups, transposed=geometry.transposed
-        ),
+        weights=_facts(weight, groups, geometry.transposed),
+    )
+
+
+def _facts(weight: torch.Tensor, groups: int = 1, transposed: bool = False) -> WeightFacts:
+    zero_points = (
+        weight.q_per_channel_zero_points()
+        if weight.qscheme() == torch.per_channel_affine
+        else torch.tensor(weight.q_zero_point())
+    )
+    return weight_facts(
+        weight.int_repr(),
+        groups=groups,
+        transposed=transposed,
+        symmetric=not bool(zero_points.any()),
     )
 
 

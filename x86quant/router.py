@@ -37,7 +37,7 @@ from x86quant.spec import OpSpec, WeightFacts
 if TYPE_CHECKING:
     import os
 
-    from x86quant.cpu import Cpu
+    from x86quant.cpu_info import Cpu
     from x86quant.kernels.base import Kernel
 
 

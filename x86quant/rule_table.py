@@ -66,7 +66,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 if TYPE_CHECKING:
-    from x86quant.cpu import Cpu
+    from x86quant.cpu_info import Cpu
 
 SCHEMA = 1
 # Where the shipped tables are: the folder rules/, installed or in place.

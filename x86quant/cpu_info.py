@@ -1,0 +1,298 @@
+"""What this CPU can do: ``cpu()``.
+
+py-cpuinfo reads the description, torch confirms it, a probe confirms AMX, and ``X86QUANT_ISA``
+may lower it. ``classify`` is the pure part, tested on recorded descriptions of other CPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from x86quant import amx_probe
+from x86quant.errors import CpuError
+from x86quant.isa import LEVELS, VARIABLE, best_level, capped_features, forced_level
+
+# Feature -> the flags, in py-cpuinfo's spellings, of which one in each group must be there.
+_FLAGS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "avx2": (("avx2",), ("fma", "fma3")),
+    "avx_vnni": (("avx_vnni", "avxvnni"),),
+    "avx512": (("avx512f",), ("avx512bw",), ("avx512vl",), ("avx512dq",)),
+    "avx512_vnni": (("avx512_vnni", "avx512vnni"),),
+    "amx_int8": (("amx_tile",), ("amx_int8",)),
+}
+# The same in the words of torch.cpu.get_capabilities().
+_TORCH_NAMES = {
+    "avx2": ("avx2",),
+    "avx_vnni": ("avx_vnni",),
+    "avx512": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq"),
+    "avx512_vnni": ("avx512_vnni",),
+    "amx_int8": ("amx_tile", "amx_int8"),
+}
+# A feature is of use only on top of these.
+_NEEDS = {"avx_vnni": "avx2", "avx512": "avx2", "avx512_vnni": "avx512", "amx_int8": "avx512_vnni"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cpu:
+    """A CPU as kernels and rules see it.
+
+    Attributes:
+        vendor: "GenuineIntel", "AuthenticAMD", …
+        name: the brand string.
+        family, model, stepping: the CPUID numbers, 0 when unknown.
+        features: of "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8".
+        isa: the highest level these make up.
+        cores: physical cores.
+        threads: logical cores.
+        l1d, l2: bytes a core; None when unknown.
+        l3: bytes in all; None when unknown.
+        notes: what was found odd or lowered, in words.
+    """
+
+    vendor: str
+    name: str
+    family: int
+    model: int
+    stepping: int
+    features: frozenset[str]
+    isa: str
+    cores: int = 1
+    threads: int = 1
+    l1d: int | None = None
+    l2: int | None = None
+    l3: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def vnni(self) -> bool:
+        """Either kind of VNNI."""
+        return bool({"avx_vnni", "avx512_vnni"} & self.features)
+
+    @property
+    def amx(self) -> bool:
+        """AMX for int8, seen to execute."""
+        return "amx_int8" in self.features
+
+    def without(self, feature: str, note: str) -> Cpu:
+        """This CPU less a feature and all that needs it, and a note that says why."""
+        lost = {feature}
+        while more := {name for name, base in _NEEDS.items() if base in lost} - lost:
+            lost |= more
+        kept = self.features - lost
+        return dataclasses.replace(
+            self, features=kept, isa=best_level(kept), notes=(*self.notes, note)
+        )
+
+    def capped(self, isa: str) -> Cpu:
+        """This CPU as a process limited to ``isa`` sees it.
+
+        Raises:
+            CpuError: no such level, or this CPU does not reach it.
+        """
+        if isa not in LEVELS:
+            raise CpuError(f"{isa!r} is no ISA level; use one of {', '.join(LEVELS)}.")
+        missing = LEVELS[isa].features - self.features
+        if missing:
+            here = [name for name, level in LEVELS.items() if level.features <= self.features]
+            raise CpuError(
+                f"{self.name} does not reach {isa}: it lacks {', '.join(sorted(missing))}. "
+                f"It reaches {', '.join(here)}."
+            )
+        kept = capped_features(self.features, isa)
+        notes = self.notes if isa == self.isa else (*self.notes, f"capped from {self.isa}")
+        return dataclasses.replace(self, features=kept, isa=best_level(kept), notes=notes)
+
+    def __str__(self) -> str:
+        def size(count: int | None) -> str:
+            if count is None:
+                return "?"
+            return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"
+
+        text = (
+            f"{self.name}: {self.isa}, {self.cores} cores, {self.threads} threads, "
+            f"L1d {size(self.l1d)}, L2 {size(self.l2)}, L3 {size(self.l3)}"
+        )
+        return "\n".join([text, *(f"  note: {note}" for note in self.notes)])
+
+
+def classify(description: Mapping[str, Any]) -> Cpu:
+    """The CPU in a description as py-cpuinfo gives it.
+
+    Reads ``flags`` (list), ``vendor_id_raw``, ``brand_raw``, ``family``, ``model``,
+    ``stepping``, and where present ``cores``, ``count``, ``l1d``, ``l2``, ``l3``.
+
+    Raises:
+        CpuError: the CPU lacks AVX2.
+    """
+    flags = set(description.get("flags", ()))
+    features: set[str] = set()
+    for feature, groups in _FLAGS.items():
+        base = _NEEDS.get(feature)
+        if all(flags & set(group) for group in groups) and (base is None or base in features):
+            features.add(feature)
+    threads = int(description.get("count") or 1)
+    return Cpu(
+        vendor=str(description.get("vendor_id_raw", "unknown")),
+        name=str(description.get("brand_raw", "unknown CPU")),
+        family=int(description.get("family", 0)),
+        model=int(description.get("model", 0)),
+        stepping=int(description.get("stepping", 0)),
+        features=frozenset(features),
+        isa=best_level(frozenset(features)),
+        cores=int(description.get("cores") or threads),
+        threads=threads,
+        l1d=description.get("l1d"),
+        l2=description.get("l2"),
+        l3=description.get("l3"),
+    )
+
+
+@functools.cache
+def cpu() -> Cpu:
+    """This CPU, at the level ``X86QUANT_ISA`` caps it to if that is set.
+
+    Raises:
+        CpuError: no AVX2; or ``X86QUANT_ISA`` is wrong, too high, or was set too late.
+    """
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    found = classify({**_describe(), **_sizes(capabilities)})
+    found = _confirmed_by_torch(found, capabilities)
+    if found.amx:
+        found = _confirmed_by_probe(found)
+    wanted = forced_level()
+    if wanted is None:
+        return found
+    found = found.capped(wanted)
+    _check_cap_took_hold(wanted, torch.backends.cpu.get_cpu_capability())
+    return found
+
+
+def _describe() -> dict[str, Any]:
+    """The cheap part of py-cpuinfo where it has one; the whole query sleeps a second."""
+    import cpuinfo
+    from cpuinfo import cpuinfo as parts
+
+    cheap = getattr(parts, "_get_cpu_info_from_proc_cpuinfo", None)
+    found = cheap() if cheap is not None else None
+    return found if found and found.get("flags") else cpuinfo.get_cpu_info()
+
+
+def _sizes(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "cores": capabilities.get("num_physical_cores"),
+        "count": capabilities.get("num_logical_cores") or os.cpu_count(),
+        "l1d": capabilities.get("l1d_cache_size"),
+        "l2": capabilities.get("l2_cache_size"),
+        "l3": _l3_size(),
+    }
+
+
+def _l3_size() -> int | None:
+    """Bytes of the last-level cache that the first core sees."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        return int(text.removesuffix("K")) * 1024
+    return None
+
+
+def _confirmed_by_torch(found: Cpu, capabilities: Mapping[str, Any]) -> Cpu:
+    """Keep only the features that torch sees too."""
+    for feature, names in _TORCH_NAMES.items():
+        if feature in found.features and not all(capabilities.get(name) for name in names):
+            found = found.without(
+                feature, f"{feature} is advertised, but torch does not see it; not used"
+            )
+    return found
+
+
+def _confirmed_by_probe(found: Cpu) -> Cpu:
+    reason = _remembered(_probe_key(found), _probe_amx)
+    if reason is None:
+        return found
+    return found.without("amx_int8", f"AMX is advertised, but {reason}; not used")
+
+
+def _probe_amx() -> str | None:
+    """None when AMX executes, else why it does not count."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", amx_probe.__file__],
+            capture_output=True,
+            timeout=20,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "a probe of it hung"
+    except OSError as error:
+        return f"a probe of it could not be started ({error})"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"a probe of it died of signal {-done.returncode}"
+    return {2: "the system refuses its use", 3: "a probe of it computed a wrong result"}.get(
+        done.returncode, f"a probe of it failed with exit code {done.returncode}"
+    )
+
+
+def _probe_key(found: Cpu) -> str:
+    """One answer holds for one CPU until the machine, or its kernel, starts anew."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{found.vendor}/{found.family}/{found.model}/{found.stepping}/{boot}"
+
+
+def _cache_file() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "x86quant" / "amx_probe.json"
+
+
+def _remembered(key: str, probe: Callable[[], str | None]) -> str | None:
+    """The probe's answer, from the cache file if it holds one for ``key``.
+
+    A cache that cannot be read or written costs a probe, nothing else.
+    """
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        saved = json.loads(_cache_file().read_text())
+        if isinstance(saved, dict) and saved.get("key") == key:
+            reason = saved.get("reason")
+            if reason is None or isinstance(reason, str):
+                return reason
+    reason = probe()
+    with contextlib.suppress(OSError, RuntimeError):
+        _write_aside(_cache_file(), json.dumps({"key": key, "reason": reason}))
+    return reason
+
+
+def _write_aside(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+def _check_cap_took_hold(isa: str, aten: str) -> None:
+    """ATen tells what it was capped to; the others read their variables at the same time."""
+    wanted = dict(LEVELS[isa].environment)["ATEN_CPU_CAPABILITY"]
+    if wanted == "avx2" and aten == "AVX512":
+        raise CpuError(
+            f"{VARIABLE}={isa} came too late: torch had already looked at the CPU and uses "
+            f"{aten}. Set it before Python starts, or import x86quant before the first operator."
+        )
