@@ -97,6 +97,7 @@ def pack_conv(
         geometry.groups,
         geometry.transposed,
         choice.kernel,
+        _kernel_for_one_column(choice),
         _record(((None, choice),)),
         _label(layer, spec),
         activation_max,
@@ -191,6 +192,28 @@ def _one(spec: OpSpec, saturation: Saturation) -> tuple[Choice, int]:
         if narrow.kernel != choice.kernel:
             return narrow, 127
     return choice, 255
+
+
+def _kernel_for_one_column(choice: Choice) -> str:
+    """The kernel for outputs one column wide and two rows high.
+
+    Sizes are unknown when weights are packed, and some kernels are wrong on just these.
+    """
+    spec = choice.spec
+    if spec.transposed or spec.op == "conv1d":
+        return choice.kernel
+    kernel = all_kernels()[choice.kernel]
+
+    def input_size(axis: int, output: int) -> int:
+        reach = spec.dilation[axis] * (spec.kernel[axis] - 1) + 1
+        return (output - 1) * spec.stride[axis] + reach - 2 * spec.padding[axis]
+
+    last = spec.dims - 1
+    size = tuple(max(1, input_size(axis, 1 if axis == last else 2)) for axis in range(spec.dims))
+    if not kernel.not_supported_reasons(spec.replace(spatial=size), cpu()):
+        return choice.kernel
+    # An override means the layer as a whole; here it may name the kernel that is wrong.
+    return choose(spec.replace(spatial=size), **{**_context(), "overrides": ()}).kernel
 
 
 Segments = tuple[tuple[int | None, Choice], ...]

@@ -23,22 +23,25 @@ ConvPack<N> make_conv(const std::string& kernel, const at::Tensor& weight,
   return stock_conv<N>(engine_named(kernel), weight, bias, geometry);
 }
 
-// FBGEMM and reference packs hold no state that depends on the op variant; one serves all.
-Variant slot(const std::string& kernel, Variant variant) {
-  return kernel == "fbgemm" || kernel == "reference" ? Variant::kPlain : variant;
+// What of an input decides which pack serves it.
+Slot slot_for(const std::string& kernel, Variant variant, const at::Tensor& x, double bias_reach) {
+  // Neither depends on the op variant or on the input.
+  if (kernel == "fbgemm" || kernel == "reference") return {kernel, Variant::kPlain, 0};
+  if (kernel != "qnnpack" || !x.is_quantized()) return {kernel, variant, 0};
+  if (bias_reach >= x.q_scale() * 2147483648.0) return {"reference", Variant::kPlain, 0};
+  return {kernel, variant, x.q_zero_point()};
 }
 
-// The pack for (kernel, variant), made on first use from whatever pack exists already, so that
-// only layers really used in several ways pay for several packs.
+// The pack in `slot`, made on first use from whatever pack exists already, so that only layers
+// really used in several ways pay for several packs.
 template <class Packs, class Make>
 auto find_or_make(Packs& packs, at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                  const std::string& kernel, Variant variant, Make make) {
-  const auto key = std::make_pair(kernel, slot(kernel, variant));
-  auto found = packs.find(key);
+                  const Slot& slot, Make make) {
+  auto found = packs.find(slot);
   if (found == packs.end()) {
     const at::Tensor source =
         weight.defined() ? weight : std::get<0>(packs.begin()->second->unpack());
-    found = packs.emplace(key, make(source, bias)).first;
+    found = packs.emplace(slot, make(slot.kernel, source, bias)).first;
     weight = at::Tensor();
   }
   return found->second;
@@ -74,6 +77,14 @@ void check_type(const Routing& routing, const at::Tensor& x, at::ScalarType expe
 
 }  // namespace
 
+double bias_reach(const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  if (!bias.has_value() || !bias->defined() || bias->numel() == 0) return 0;
+  const at::Tensor scales = weight.qscheme() == at::kPerChannelAffine
+                                ? weight.q_per_channel_scales().to(at::kDouble)
+                                : at::scalar_tensor(weight.q_scale(), at::kDouble);
+  return (bias->to(at::kDouble).abs() / scales).max().item<double>();
+}
+
 const std::string& Routing::kernel_for(int64_t rows) const {
   for (const Segment& segment : segments)
     if (rows <= segment.max_rows) return segment.kernel;
@@ -86,13 +97,12 @@ RoutedLinear::RoutedLinear(at::Tensor weight, std::optional<at::Tensor> bias, Ro
     : routing(std::move(r)),
       weight_(std::move(weight)),
       bias_(std::move(bias)),
-      in_features_(weight_.size(1)) {
+      in_features_(weight_.size(1)),
+      bias_reach_(bias_reach(weight_, bias_)) {
   // With one kernel for all rows, pack now, so that what is wrong with the weight is said here.
   if (routing.segments.size() == 1)
-    find_or_make(packs_, weight_, bias_, routing.segments[0].kernel, Variant::kPlain,
-                 [&](const at::Tensor& w, const auto& b) {
-                   return make_linear(routing.segments[0].kernel, w, b);
-                 });
+    find_or_make(packs_, weight_, bias_, {routing.segments[0].kernel, Variant::kPlain, 0},
+                 make_linear);
 }
 
 void RoutedLinear::check(const at::Tensor& x, at::ScalarType expected) const {
@@ -104,11 +114,9 @@ void RoutedLinear::check(const at::Tensor& x, at::ScalarType expected) const {
 
 LinearPack RoutedLinear::pack_for(const at::Tensor& x, Variant variant) {
   const int64_t rows = in_features_ ? x.numel() / in_features_ : 0;
-  const std::string& kernel = routing.kernel_for(rows);
+  const Slot slot = slot_for(routing.kernel_for(rows), variant, x, bias_reach_);
   std::lock_guard<std::mutex> guard(lock_);
-  return find_or_make(
-      packs_, weight_, bias_, kernel, variant,
-      [&](const at::Tensor& w, const auto& b) { return make_linear(kernel, w, b); });
+  return find_or_make(packs_, weight_, bias_, slot, make_linear);
 }
 
 at::Tensor RoutedLinear::apply(at::Tensor x, double scale, int64_t zero_point) {
@@ -177,6 +185,7 @@ void RoutedLinear::set_bias(std::optional<at::Tensor> bias) {
   if (!weight_.defined()) weight_ = std::get<0>(packs_.begin()->second->unpack());
   packs_.clear();
   bias_ = std::move(bias);
+  bias_reach_ = bias_reach(weight_, bias_);
 }
 
 // ---- convolution ----
@@ -188,12 +197,18 @@ RoutedConv<N>::RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, Con
       geometry_(std::move(geometry)),
       weight_(std::move(weight)),
       bias_(std::move(bias)),
-      in_channels_(geometry_.transposed ? weight_.size(0) : weight_.size(1) * geometry_.groups) {
-  const std::string& kernel = routing.segments.back().kernel;
-  find_or_make(packs_, weight_, bias_, kernel, Variant::kPlain,
-               [&](const at::Tensor& w, const auto& b) {
-                 return make_conv<N>(kernel, w, b, geometry_);
-               });
+      in_channels_(geometry_.transposed ? weight_.size(0) : weight_.size(1) * geometry_.groups),
+      kernel_size_(weight_.sizes().slice(2).vec()),
+      bias_reach_(bias_reach(weight_, bias_)) {
+  pack(Slot{routing.segments.back().kernel, Variant::kPlain, 0});
+}
+
+template <int N>
+ConvPack<N> RoutedConv<N>::pack(const Slot& slot) {
+  return find_or_make(packs_, weight_, bias_, slot,
+                      [&](const std::string& kernel, const at::Tensor& w, const auto& b) {
+                        return make_conv<N>(kernel, w, b, geometry_);
+                      });
 }
 
 template <int N>
@@ -209,13 +224,20 @@ void RoutedConv<N>::check(const at::Tensor& x, at::ScalarType expected) const {
 }
 
 template <int N>
-ConvPack<N> RoutedConv<N>::pack_for(const at::Tensor& /*x*/, Variant variant) {
-  const std::string& kernel = routing.segments.back().kernel;
+bool RoutedConv<N>::one_column(const at::Tensor& x) const {
+  if (geometry_.transposed) return false;
+  const int i = N - 1;
+  return (x.size(-1) + 2 * geometry_.padding[i] - geometry_.dilation[i] * (kernel_size_[i] - 1) - 1) /
+             geometry_.stride[i] == 0;
+}
+
+template <int N>
+ConvPack<N> RoutedConv<N>::pack_for(const at::Tensor& x, Variant variant) {
+  const std::string& kernel =
+      one_column(x) ? routing.narrow_kernel : routing.segments.back().kernel;
+  const Slot slot = slot_for(kernel, variant, x, bias_reach_);
   std::lock_guard<std::mutex> guard(lock_);
-  return find_or_make(packs_, weight_, bias_, kernel, variant,
-                      [&](const at::Tensor& w, const auto& b) {
-                        return make_conv<N>(kernel, w, b, geometry_);
-                      });
+  return pack(slot);
 }
 
 template <int N>

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <mutex>
+#include <tuple>
 
 namespace x86quant {
 
@@ -24,6 +25,8 @@ struct Segment {
 
 struct Routing {
   std::vector<Segment> segments;
+  // For convolutions: runs outputs one column wide, which some kernels get wrong.
+  std::string narrow_kernel;
   // How the choice came about, as JSON; opaque here, read by explain().
   std::string record;
   // A short description for error messages: layer name when known, shape, kernel.
@@ -33,6 +36,22 @@ struct Routing {
 
   const std::string& kernel_for(int64_t rows) const;
 };
+
+// Which of a layer's stock packs serves an input. QNNPACK packs keep the zero point of their
+// first input and notice no other, so each zero point has a pack of its own.
+struct Slot {
+  std::string kernel;
+  Variant variant;
+  int64_t zero_point;
+  bool operator<(const Slot& other) const {
+    return std::tie(kernel, variant, zero_point) <
+           std::tie(other.kernel, other.variant, other.zero_point);
+  }
+};
+
+// QNNPACK rounds the bias to int32 in units of x_scale * w_scale. This is the largest bias in
+// units of w_scale; over x_scale it must stay below 2^31.
+double bias_reach(const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
 class RoutedLinear final : public LinearPackedParamsBase {
  public:
@@ -65,7 +84,8 @@ class RoutedLinear final : public LinearPackedParamsBase {
   at::Tensor weight_;
   std::optional<at::Tensor> bias_;
   int64_t in_features_;
-  std::map<std::pair<std::string, Variant>, LinearPack> packs_;
+  double bias_reach_;
+  std::map<Slot, LinearPack> packs_;
 };
 
 template <int N>
@@ -90,14 +110,18 @@ class RoutedConv final : public ConvPackedParamsBase<N> {
 
  private:
   ConvPack<N> pack_for(const at::Tensor& x, Variant variant);
+  ConvPack<N> pack(const Slot& slot);
   void check(const at::Tensor& x, at::ScalarType expected) const;
+  bool one_column(const at::Tensor& x) const;
 
   std::mutex lock_;
   ConvGeometry geometry_;
   at::Tensor weight_;
   std::optional<at::Tensor> bias_;
   int64_t in_channels_;
-  std::map<std::pair<std::string, Variant>, ConvPack<N>> packs_;
+  std::vector<int64_t> kernel_size_;
+  double bias_reach_;
+  std::map<Slot, ConvPack<N>> packs_;
 };
 
 }  // namespace x86quant
