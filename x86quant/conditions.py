@@ -9,7 +9,8 @@ in the table        meaning
 ``3``               equal to 3
 ``"> 100"``         also ``>=``, ``<``, ``<=``, ``!=``
 ``"3..7"``          3 to 7, both ends included
-``"multiple of 8"`` divisible by 8
+``"multiple of 8"`` divisible by 8; ``"not multiple of 8"`` is the opposite
+``"> 8 and ..."``   a bound or range, and multiples
 ``"intel"``         equal to this text
 ``[3, 5, "> 8"]``   any of these
 ==================  ==================================================================
@@ -43,8 +44,8 @@ Source: TypeAlias = "Value | tuple[Value, ...]"
 
 _COMPARISON = re.compile(r"(>=|<=|!=|>|<) *(\d{1,18})")
 _RANGE = re.compile(r"(\d{1,18}) *\.\. *(\d{1,18})")
-_MULTIPLE = re.compile(r"multiple of +(\d{1,18})")
-_INT_FORMS = '7, "> 100", ">= 3", "< 8", "<= 8", "!= 1", "3..7", "multiple of 8"'
+_MULTIPLE = re.compile(r"(not )?multiple of +(\d{1,18})")
+_INT_FORMS = '7, "> 100", ">= 3", "< 8", "<= 8", "!= 1", "3..7", "multiple of 8", "> 8 and ..."'
 
 
 class ConditionError(ValueError):
@@ -69,22 +70,35 @@ def did_you_mean(wrong: str, legal: Iterable[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """The integers ``low..high`` that are divisible by ``step``; ``high`` None is no bound."""
+    """The integers ``low..high`` that are multiples of ``step``, or, with ``apart``, are not.
+
+    ``high`` None is no bound; step 1 without ``apart`` is every integer.
+    """
 
     low: int
     high: int | None
     step: int = 1
+    apart: bool = False
 
     def __contains__(self, value: int) -> bool:
         below = self.high is None or value <= self.high
-        return self.low <= value and below and value % self.step == 0
+        return self.low <= value and below and (value % self.step == 0) != self.apart
 
     def inside(self, other: Span) -> bool:
         """Whether every value of this span is in ``other``."""
         if self.low == self.high:
             return self.low in other
         below = other.high is None or (self.high is not None and self.high <= other.high)
-        return other.low <= self.low and below and self.step % other.step == 0
+        return other.low <= self.low and below and self._divides_like(other)
+
+    def _divides_like(self, other: Span) -> bool:
+        if other.step == 1 and not other.apart:
+            return True
+        if self.apart != other.apart:
+            return False
+        # Multiples of 16 are multiples of 8; what is no multiple of 8 is none of 16.
+        coarse, fine = (other, self) if self.apart else (self, other)
+        return coarse.step % fine.step == 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,39 +137,59 @@ class Condition:
         return " or ".join(words)
 
 
-def _spans(feature: Feature, item: object) -> list[Span]:
-    """The spans one item of an integer condition stands for."""
+def _bounds(feature: Feature, text: str) -> list[Span] | None:
+    """A comparison or a range as spans; None if ``text`` is neither."""
     first = feature.minimum
-    if isinstance(item, int) and not isinstance(item, bool):
-        return [Span(item, item)]
-    text = item if isinstance(item, str) else ""
+    if match := _RANGE.fullmatch(text):
+        return [Span(int(match[1]), int(match[2]))]
     if match := _COMPARISON.fullmatch(text):
-        sign, bound = match[1], int(match[2])
+        bound = int(match[2])
         return {
             ">": [Span(bound + 1, None)],
             ">=": [Span(bound, None)],
             "<": [Span(first, bound - 1)],
             "<=": [Span(first, bound)],
             "!=": [Span(first, bound - 1), Span(bound + 1, None)],
-        }[sign]
-    if match := _RANGE.fullmatch(text):
-        return [Span(int(match[1]), int(match[2]))]
-    if (match := _MULTIPLE.fullmatch(text)) and int(match[1]) > 0:
-        if feature.per_row:
+        }[match[1]]
+    return None
+
+
+def _spans(feature: Feature, item: object) -> list[Span]:
+    """The spans that one item of an integer condition stands for."""
+    if isinstance(item, int) and not isinstance(item, bool):
+        return [Span(item, item)]
+    spans, divisors = [Span(feature.minimum, None)], 0
+    for text in item.split(" and ") if isinstance(item, str) else [""]:
+        bounds = _bounds(feature, text.strip())
+        match = _MULTIPLE.fullmatch(text.strip())
+        if bounds:
+            spans = [joint for a in spans for b in bounds if (joint := _intersect(a, b))]
+        elif match and int(match[2]) > 0 and not divisors:
+            divisors, apart = int(match[2]), bool(match[1])
+            spans = [dataclasses.replace(span, step=divisors, apart=apart) for span in spans]
+        else:
             raise ConditionError(
-                f"{feature.name} cannot be tested for multiples: it is not known when weights "
-                "are packed; compare it with bounds instead"
+                f"{item!r} is no condition on the number {feature.name}; write {_INT_FORMS}"
             )
-        return [Span(first, None, int(match[1]))]
-    raise ConditionError(
-        f"{item!r} is no condition on the number {feature.name}; write {_INT_FORMS}"
-    )
+    if divisors and feature.per_row:
+        raise ConditionError(
+            f"{feature.name} cannot be tested for multiples: it is not known when weights are "
+            "packed; compare it with bounds instead"
+        )
+    return spans
+
+
+def _intersect(a: Span, b: Span) -> Span | None:
+    """The bounds of both; how multiples count is taken from ``a``."""
+    highs = [high for high in (a.high, b.high) if high is not None]
+    low, high = max(a.low, b.low), min(highs, default=None)
+    return None if high is not None and high < low else dataclasses.replace(a, low=low, high=high)
 
 
 def _merge(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Join spans that touch, so that inclusion in a union is inclusion in one of them."""
     merged: list[Span] = []
-    for span in sorted(spans, key=lambda s: (s.step, s.low)):
+    for span in sorted(spans, key=lambda s: (s.step, s.apart, s.low)):
         last = merged[-1] if merged else None
         if (
             last
@@ -178,11 +212,8 @@ def parse_condition(feature: Feature, source: object) -> Condition:
     kept: Source = items if isinstance(source, list | tuple) else items[0]
     if feature.type == "int":
         spans = [span for item in items for span in _spans(feature, item)]
-        possible = [
-            dataclasses.replace(span, low=max(span.low, feature.minimum))
-            for span in spans
-            if span.high is None or span.high >= max(span.low, feature.minimum)
-        ]
+        everything = Span(feature.minimum, None)
+        possible = [joint for span in spans if (joint := _intersect(span, everything))]
         if not possible:
             raise ConditionError(
                 f"{source!r} can never match: {feature.name} is at least {feature.minimum}"
@@ -193,6 +224,9 @@ def parse_condition(feature: Feature, source: object) -> Condition:
         if not isinstance(item, wanted):
             legal = "true or false" if wanted is bool else "a text"
             raise ConditionError(f"{item!r} is no condition on {feature.name}; write {legal}")
+        if feature.values and item not in feature.values:
+            remedy = did_you_mean(str(item), feature.values)
+            raise ConditionError(f"{feature.name} is never {item!r}; {remedy}")
     return Condition(kept, values=frozenset(items))
 
 

@@ -30,6 +30,7 @@ class Feature:
         doc: one line for the reader of an error or of the docs.
         of: "op" or "conv" when it belongs to the op ("conv": a linear has none), "cpu" else.
         minimum: the smallest value it can have.
+        values: every text it can be; empty when that is open.
         per_row: ``value(rows) == rows * value(1)``, so that the row at which a condition on it
             flips can be computed when weights are packed.
     """
@@ -40,6 +41,7 @@ class Feature:
     doc: str
     of: Literal["op", "conv", "cpu"] = "op"
     minimum: int = 0
+    values: tuple[str, ...] = ()
     per_row: bool = False
 
 
@@ -197,7 +199,14 @@ _FEATURES = (
         "avx512_vnni", "bool", lambda _, c: "avx512_vnni" in c.features, "AVX512-VNNI", of="cpu"
     ),
     Feature("amx", "bool", lambda _, c: c.amx, "AMX int8 tiles", of="cpu"),
-    Feature("isa", "text", lambda _, c: c.isa, "highest instruction set level", of="cpu"),
+    Feature(
+        "isa",
+        "text",
+        lambda _, c: c.isa,
+        "highest instruction set level",
+        of="cpu",
+        values=("avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8"),
+    ),
     Feature("vendor", "text", lambda _, c: c.vendor, "maker of the CPU", of="cpu"),
     Feature("family", "int", lambda _, c: c.family, "CPU family", of="cpu"),
     Feature("model", "int", lambda _, c: c.model, "CPU model number", of="cpu"),

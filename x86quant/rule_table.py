@@ -246,6 +246,10 @@ class TableText:
 
     def line(self, section: str = "", index: int = 0, key: str | None = None) -> int:
         """The line of ``key`` in the ``index``-th ``section``, or of its header."""
+        if key is not None and not section:
+            headers = [number for name, number in self._headers if name == key]
+            if headers:
+                return headers[0]
         starts = [number for name, number in self._headers if name == section]
         start = starts[index] if index < len(starts) else 1
         if key is None:

@@ -1,0 +1,148 @@
+"""Every shipped erratum is true of the installed torch, and no wider than its examples show.
+
+Each case runs in a process of its own: what an erratum denies may corrupt memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from x86quant.router import Erratum, read_errata
+from x86quant.spec import OpSpec
+
+ERRATA = read_errata(importlib.metadata.version("torch"))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientCpu:
+    """AVX-VNNI without AVX-512, so that the errata of every level can match."""
+
+    isa: str = "avx_vnni"
+    features: frozenset[str] = frozenset({"avx2", "avx_vnni"})
+    vendor: str = "intel"
+    family: int = 6
+    model: int = 151
+    vnni: bool = True
+    amx: bool = False
+
+
+def conv(
+    op: Literal["conv2d", "conv3d"],
+    channels: int,
+    outputs: int,
+    kernel: int,
+    groups: int = 1,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    size: int = 6,
+    transposed: bool = False,
+) -> OpSpec:
+    n = int(op[4])
+    return OpSpec(
+        op, channels, outputs, groups, (kernel,) * n, (stride,) * n, (padding,) * n, (1,) * n,
+        (0,) * n, transposed, per_channel=not transposed, spatial=(size,) * n,
+    )  # fmt: skip
+
+
+# engine, an op it gets wrong, a neighbour it gets right
+CASES: list[tuple[str, OpSpec, OpSpec]] = [
+    (
+        "onednn",
+        conv("conv2d", 16, 8, 3, padding=1, transposed=True),
+        conv("conv2d", 16, 16, 3, padding=1, transposed=True),
+    ),
+    (
+        "fbgemm",
+        conv("conv2d", 16, 16, 2, stride=2, transposed=True),
+        conv("conv2d", 16, 12, 2, stride=2, transposed=True),
+    ),
+    ("fbgemm", conv("conv2d", 40, 40, 3, 20, padding=1), conv("conv2d", 48, 48, 3, 24, padding=1)),
+    ("fbgemm", conv("conv3d", 24, 24, 3, 12, padding=1), conv("conv3d", 32, 32, 3, 16, padding=1)),
+    ("fbgemm", conv("conv2d", 40, 40, 3, 10, padding=1), conv("conv2d", 48, 48, 3, 12, padding=1)),
+    ("fbgemm", conv("conv3d", 24, 24, 3, 6, padding=1), conv("conv3d", 32, 32, 3, 8, padding=1)),
+    ("onednn", conv("conv2d", 160, 160, 1, 2, size=14), conv("conv2d", 128, 128, 1, 2, size=14)),
+]
+
+
+def concerning(engine: str, spec: OpSpec) -> list[Erratum]:
+    return [e for e in ERRATA if e.kernel == engine and e.matches(spec, ClientCpu())]  # type: ignore[arg-type]
+
+
+def test_every_erratum_has_a_case() -> None:
+    shown = [erratum for engine, wrong, _ in CASES for erratum in concerning(engine, wrong)]
+    assert len(shown) == len(CASES)
+    assert set(map(id, shown)) == set(map(id, ERRATA))
+    assert not [right for engine, _, right in CASES if concerning(engine, right)]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_an_erratum_is_true_and_its_neighbour_is_not_hit(number: int) -> None:
+    engine, wrong, _ = CASES[number]
+    erratum = concerning(engine, wrong)[0]
+    caps = {}
+    if "avx_vnni" in erratum.when:
+        if "avx_vnni" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+            pytest.skip("this CPU has no AVX-VNNI")
+        caps = {"ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}
+    outcomes = []
+    for which in ("right", "wrong"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", __file__, str(number), which],
+            env={**os.environ, **caps, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        # A negative return code is a crash: as wrong as can be.
+        outcomes.append("wrong" if done.returncode < 0 else done.stdout.strip() or done.stderr)
+    assert outcomes == ["right", "wrong"], f"{erratum.because}: narrow or delete this erratum"
+
+
+def run_case(engine: str, spec: OpSpec) -> str:
+    """ "right" if the stock engine is within one step of float arithmetic, else "wrong"."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    per_group = (spec.in_channels, spec.out_channels // spec.groups)
+    if not spec.transposed:
+        per_group = (spec.out_channels, spec.in_channels // spec.groups)
+    # Small weights, 7-bit inputs: nothing can saturate.
+    w = torch.randint(-60, 61, (*per_group, *spec.kernel), generator=generator).float()
+    x = torch.randint(-7, 121, (2, spec.in_channels, *(spec.spatial or ())), generator=generator)
+    geometry = [spec.stride, spec.padding, spec.dilation, spec.groups]
+    name = spec.op
+    if spec.transposed:
+        name = spec.op.replace("conv", "conv_transpose")
+        rest = (spec.output_padding, spec.groups, spec.dilation)
+        wanted = getattr(torch.nn.functional, name)(
+            x.float(), w, None, spec.stride, spec.padding, *rest
+        )
+        geometry.insert(2, spec.output_padding)
+    else:
+        wanted = getattr(torch.nn.functional, name)(x.float(), w, None, *geometry)
+    scale = float(wanted.abs().max()) / 127
+    torch.backends.quantized.engine = engine
+    weight = torch.quantize_per_tensor(w, 1.0, 0, torch.qint8)
+    packed = getattr(torch.ops.quantized, f"{name}_prepack")(weight, None, *geometry)
+    quantized = torch.quantize_per_tensor(x.float(), 1.0, 7, torch.quint8)
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}[spec.dims]
+    quantized = quantized.contiguous(memory_format=layout)
+    result = getattr(torch.ops.quantized, name)(quantized, packed, scale, 128)
+    codes = torch.quantize_per_tensor(wanted, scale, 128, torch.quint8)
+    apart = (result.int_repr().int() - codes.int_repr().int()).abs().max()
+    return "right" if apart <= 1 else "wrong"
+
+
+if __name__ == "__main__":
+    engine, wrong, right = CASES[int(sys.argv[1])]
+    print(run_case(engine, wrong if sys.argv[2] == "wrong" else right), flush=True)

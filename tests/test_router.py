@@ -1,0 +1,544 @@
+"""The choose loop: order of the look-up, reasons, errata, overrides, rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from x86quant import active_rules
+from x86quant.active_rules import current_overrides, current_rules, override, use_rules
+from x86quant.errors import InvalidInputError, RuleError, UnsupportedError, X86QuantWarning
+from x86quant.router import (
+    Choice,
+    Erratum,
+    choose,
+    choose_by_rows,
+    make_override,
+    read_errata,
+)
+from x86quant.rule_table import RuleTable, find_table, parse_table, read_table
+from x86quant.spec import OpSpec, WeightFacts
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeCpu:
+    """The part of a Cpu that routing reads."""
+
+    isa: str = "amx_int8"
+    features: frozenset[str] = frozenset({"avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8"})
+    vendor: str = "intel"
+    family: int = 6
+    model: int = 143
+
+    @property
+    def vnni(self) -> bool:
+        return bool({"avx_vnni", "avx512_vnni"} & self.features)
+
+    @property
+    def amx(self) -> bool:
+        return "amx_int8" in self.features
+
+
+AMX = FakeCpu()
+VNNI = FakeCpu("avx512_vnni", AMX.features - {"amx_int8"})
+CLIENT = FakeCpu("avx_vnni", frozenset({"avx2", "avx_vnni"}))
+AVX2 = FakeCpu("avx2", frozenset({"avx2"}))
+
+
+@dataclasses.dataclass
+class FakeKernel:
+    """A kernel that refuses what ``refuse`` gives a reason for."""
+
+    name: str
+    requires: frozenset[str] = frozenset()
+    refuse: Callable[[OpSpec], str | None] = lambda spec: None
+
+    def missing_features(self, cpu: FakeCpu) -> list[str]:
+        return sorted(self.requires - cpu.features)
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: FakeCpu) -> list[str]:
+        reason = self.refuse(spec)
+        return [reason] if reason else []
+
+
+def no_output_padding(spec: OpSpec) -> str | None:
+    return "no output padding" if any(spec.output_padding) else None
+
+
+KERNELS: dict[str, Any] = {
+    "fbgemm": FakeKernel("fbgemm", frozenset({"avx2"})),
+    "onednn": FakeKernel("onednn", frozenset({"avx2"}), no_output_padding),
+    "qnnpack": FakeKernel("qnnpack"),
+}
+DEFAULT = read_table(find_table("default"), KERNELS)
+STOCK = read_table(find_table("pytorch-2.0"), KERNELS)
+
+
+def pick(spec: OpSpec, table: RuleTable = DEFAULT, cpu: Any = AMX, **more: Any) -> Choice:
+    return choose(spec, cpu=cpu, table=table, kernels=more.pop("kernels", KERNELS), **more)
+
+
+def conv(
+    channels: int = 64, outputs: int | None = None, kernel: int = 3, **fields: object
+) -> OpSpec:
+    values: dict[str, object] = {
+        "kernel": (kernel, kernel),
+        "stride": (1, 1),
+        "padding": (kernel // 2, kernel // 2),
+        "dilation": (1, 1),
+        "output_padding": (0, 0),
+    }
+    values.update(fields)
+    return OpSpec("conv2d", channels, outputs or channels, **values)
+
+
+def linear(inputs: int = 768, outputs: int = 768, **fields: object) -> OpSpec:
+    return OpSpec("linear", inputs, outputs, **fields)
+
+
+def table(text: str) -> RuleTable:
+    return parse_table('schema = 1\nname = "t"\n' + text, "t.toml")
+
+
+LAST = '[[rule]]\nop = "*"\nuse = "qnnpack"\nbecause = "last"\n'
+
+# ---------------------------------------------------------------------------- the loop
+
+
+def test_first_matching_rule_wins_and_says_why() -> None:
+    mine = table(
+        '[[rule]]\nop = "linear"\nwhen = { in_channels = 3 }\nuse = "fbgemm"\n'
+        '[[rule]]\nop = "linear"\nuse = "onednn"\nbecause = "why not"\n' + LAST
+    )
+    choice = pick(linear(), mine)
+    assert (choice.kernel, choice.rule, choice.reason) == ("onednn", "t#2", "why not")
+    assert choice.steps == ("legal: fbgemm, onednn, qnnpack", "t#2: prefers onednn")
+    assert str(choice) == "linear 768→768 → onednn by t#2 (why not)"
+    assert pick(conv(), mine).kernel == "qnnpack"
+
+
+def test_illegal_kernels_are_passed_over_with_reasons() -> None:
+    mine = table('[[rule]]\nop = "conv"\nuse = ["onednn", "fbgemm"]\n' + LAST)
+    choice = pick(conv(output_padding=(1, 1)), mine)
+    assert choice.kernel == "fbgemm"
+    assert choice.passed_over == (("onednn", ("no output padding",)),)
+    assert choice.steps[0] == "onednn refused: no output padding"
+    only = {name: KERNELS[name] for name in ("onednn", "qnnpack")}
+    assert pick(conv(output_padding=(1, 1)), mine, kernels=only).rule == "t#2"
+
+
+def test_fallback_takes_any_legal_kernel_in_registry_order() -> None:
+    mine = table('[[rule]]\nop = "*"\nuse = "onednn"\n')
+    choice = pick(conv(output_padding=(1, 1)), mine)
+    assert (choice.kernel, choice.rule) == ("fbgemm", "fallback")
+    turned = dict(reversed(KERNELS.items()))
+    assert pick(conv(output_padding=(1, 1)), mine, kernels=turned).kernel == "qnnpack"
+
+
+def test_nothing_legal_names_every_kernel_reason_and_the_shape() -> None:
+    kernels = {
+        "a": FakeKernel("a", frozenset({"amx_int8", "avx512"})),
+        "b": FakeKernel("b", refuse=lambda spec: "only odd shapes"),
+    }
+    with pytest.raises(UnsupportedError) as caught:
+        pick(linear(8, 16), cpu=AVX2, kernels=kernels)
+    text = str(caught.value)
+    for words in ("linear 8→16", "a: the CPU lacks amx_int8", "avx512", "b: only odd shapes"):
+        assert words in text
+
+
+def test_scrambled_tables_never_choose_an_illegal_kernel() -> None:
+    def refuse_wide(spec: OpSpec) -> str | None:
+        return "too wide" if spec.in_channels > 64 else None
+
+    kernels = {**KERNELS, "fbgemm": FakeKernel("fbgemm", refuse=refuse_wide)}
+    rng = random.Random(0)
+    specs = [conv(c, groups=g, output_padding=(p, p)) for c in (64, 128) for g in (1, 64)
+             for p in (0, 1)]  # fmt: skip
+    for _ in range(50):
+        shuffled = [*DEFAULT.rules, *STOCK.rules]
+        rng.shuffle(shuffled)
+        scrambled = dataclasses.replace(DEFAULT, rules=tuple(shuffled))
+        for spec in specs:
+            chosen = kernels[pick(spec, scrambled, kernels=kernels).kernel]
+            assert not chosen.not_supported_reasons(spec, AMX)
+
+
+def test_choice_round_trips_through_json() -> None:
+    weights = WeightFacts((("linear", (-3, 7)),), symmetric=True)
+    choice = pick(conv(weights=weights, output_padding=(1, 1)), STOCK)
+    assert choice.passed_over
+    again = Choice.from_json(json.loads(json.dumps(choice.to_json())))
+    assert again == choice
+    assert Choice.from_json(pick(linear()).to_json()) == pick(linear())
+
+
+# ---------------------------------------------------------------------------- entries, domain
+
+MEASURED = """
+extends = "default"
+[hardware]
+isa = "amx_int8"
+[domain]
+in_channels = "64..1024"
+[[entry]]
+spec = { op = "linear", in_channels = 768, out_channels = 768, rows = 1 }
+use = "qnnpack"
+because = "9 us"
+[[entry]]
+spec = { op = "linear", in_channels = 2000, out_channels = 768 }
+use = "qnnpack"
+[[rule]]
+op = "linear"
+when = { in_channels = ">= 64" }
+use = "onednn"
+"""
+
+
+def test_an_exact_entry_stands_above_the_rules() -> None:
+    mine = table(MEASURED)
+    choice = pick(linear(rows=1), mine)
+    assert (choice.kernel, choice.rule, choice.reason) == ("qnnpack", "t:entry#1", "9 us")
+    assert pick(linear(rows=2), mine).rule == "t#1"
+
+
+def test_entries_of_other_hardware_do_not_count() -> None:
+    choice = pick(linear(rows=1), table(MEASURED), cpu=VNNI)
+    assert (choice.kernel, choice.rule) == ("onednn", "t#1")
+    assert "t: its entries are for other hardware" in choice.steps
+
+
+def test_outside_the_domain_the_nearest_entry_else_the_table_extended() -> None:
+    mine = table(MEASURED)
+    near = pick(linear(2200), mine)
+    assert (near.kernel, near.rule) == ("qnnpack", "t:near#2")
+    assert "0.10 away" in near.reason
+    assert "t: the op is outside what its rules were fitted to" in near.steps
+    assert pick(linear(8000), mine).rule == "default#5"
+    assert pick(linear(32), mine, cpu=VNNI).rule == "default#5"
+    assert pick(linear(2000), mine).rule == "t:entry#2"
+
+
+def test_the_nearer_entry_wins() -> None:
+    mine = table(
+        'extends = "default"\n[domain]\nin_channels = 1\n'
+        '[[entry]]\nuse = "onednn"\n'
+        'spec = { op = "linear", in_channels = 120, out_channels = 8 }\n'
+        '[[entry]]\nuse = "qnnpack"\n'
+        'spec = { op = "linear", in_channels = 101, out_channels = 8 }\n'
+    )
+    assert pick(linear(100, 8), mine).kernel == "qnnpack"
+
+
+# ---------------------------------------------------------------------------- overrides
+
+
+def test_an_override_stands_above_everything_but_legality() -> None:
+    mine = make_override("qnnpack", "linear", in_channels="> 100")
+    choice = pick(linear(), overrides=[mine])
+    assert (choice.kernel, choice.rule) == ("qnnpack", "override")
+    assert choice.reason == "linear when in_channels > 100"
+    assert pick(linear(64), overrides=[mine]).rule == "default#5"
+    assert pick(conv(), overrides=[mine]).kernel == "onednn"
+
+
+def test_an_override_that_cannot_run_is_an_error() -> None:
+    with pytest.raises(UnsupportedError, match=r"onednn cannot run conv2d.*\n.*no output padding"):
+        pick(conv(output_padding=(1, 1)), overrides=[make_override("onednn")])
+    with pytest.raises(InvalidInputError, match="unknown kernel 'onednm'; did you mean 'onednn'"):
+        pick(conv(), overrides=[make_override("onednm")])
+
+
+@pytest.mark.parametrize(
+    "features", [{"op": "conv7d"}, {"group": 1}, {"groups": "x"}, {"op": "linear", "kernel_max": 1}]
+)
+def test_overrides_are_checked_when_made(features: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=r"override\('fbgemm'\)"):
+        make_override("fbgemm", **features)
+
+
+# ---------------------------------------------------------------------------- errata
+
+ERRATUM = """
+schema = 1
+[[erratum]]
+kernel = "onednn"
+torch = ">=2.13, <2.14"
+op = "conv"
+when = { transposed = true }
+because = "wrong"
+reference = "#1"
+"""
+
+
+def errata_file(folder: Path, text: str = ERRATUM) -> Path:
+    path = folder / "errata.toml"
+    path.write_text(text)
+    return path
+
+
+def test_errata_deny_a_kernel_with_a_reference(tmp_path: Path) -> None:
+    errata = read_errata("2.13.0+cpu", errata_file(tmp_path))
+    mine = table('[[rule]]\nop = "*"\nuse = ["onednn", "fbgemm"]\n')
+    choice = pick(conv(transposed=True), mine, errata=errata)
+    assert choice.kernel == "fbgemm"
+    assert choice.passed_over == (("onednn", ("erratum: wrong (#1)",)),)
+    assert pick(conv(), mine, errata=errata).kernel == "onednn"
+    with pytest.raises(UnsupportedError, match="erratum: wrong"):
+        pick(conv(transposed=True), errata=errata, overrides=[make_override("onednn")])
+
+
+@pytest.mark.parametrize(
+    ("versions", "version", "concerned"),
+    [
+        (">=2.13, <2.14", "2.13.0+cpu", True),
+        (">=2.13, <2.14", "2.13.1", True),
+        (">=2.13, <2.14", "2.14.0a0+git1", False),
+        (">=2.13, <2.14", "2.12.9", False),
+        ("<=2.13", "2.13.0", True),
+        ("<=2.13", "2.13.1", False),
+        ("> 2.9", "2.13.0", True),
+        ("==2.13.1", "2.13.1+cu118", True),
+    ],
+)
+def test_errata_versions(versions: str, version: str, concerned: bool) -> None:
+    assert Erratum("*", {}, "a", "b", "c", versions).concerns(version) == concerned
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("schema = 1", "schema = 9", 2),
+        ('torch = ">=2.13, <2.14"', 'torch = "2.13"', 5),
+        ('because = "wrong"\n', "", 3),
+        ('reference = "#1"', "reference = 1", 9),
+        ("transposed = true", 'transposd = "x"', 7),
+        ('kernel = "onednn"', 'kernal = "onednn"', 4),
+        ("[[erratum]]", "[[errata]]", 3),
+    ],
+)
+def test_wrong_errata_are_named(tmp_path: Path, old: str, new: str, line: int) -> None:
+    with pytest.raises(RuleError, match=f"errata.toml:{line}: "):
+        read_errata("2.13.0", errata_file(tmp_path, ERRATUM.replace(old, new)))
+
+
+def test_shipped_errata_are_read() -> None:
+    assert {erratum.kernel for erratum in read_errata("2.13.0")} <= set(KERNELS)
+    assert read_errata("2.12.0") == ()
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+def by_rows(spec: OpSpec, table: RuleTable = DEFAULT, cpu: Any = AMX, **more: Any) -> list[Any]:
+    pieces = choose_by_rows(spec, cpu=cpu, table=table, kernels=KERNELS, **more)
+    return [(upper, choice.kernel) for upper, choice in pieces]
+
+
+def test_pieces_by_rows_agree_with_choosing_each() -> None:
+    for cpu in (AMX, VNNI, CLIENT, AVX2):
+        for inputs, outputs in ((64, 64), (256, 256), (768, 3072), (4096, 4096), (31, 1)):
+            for dynamic in (None, True, False):
+                spec = linear(inputs, outputs, dynamic=dynamic)
+                pieces = by_rows(spec, cpu=cpu)
+                for rows in (*range(1, 70), 100, 245, 976, 977, 5000, 10**6):
+                    kernel = next(k for top, k in pieces if top is None or rows <= top)
+                    assert kernel == pick(spec.replace(rows=rows), cpu=cpu).kernel, (spec, rows)
+                kernels = [kernel for _, kernel in pieces]
+                assert all(a != b for a, b in itertools.pairwise(kernels))
+                assert pieces[-1][0] is None
+
+
+def test_pieces_by_rows_of_the_default_table() -> None:
+    assert by_rows(linear(768, 768)) == [(7, "fbgemm"), (None, "onednn")]
+    assert by_rows(linear(768, 768, dynamic=True)) == [(15, "fbgemm"), (None, "onednn")]
+    assert by_rows(linear(768, 768), cpu=VNNI) == [(63, "fbgemm"), (None, "onednn")]
+    assert by_rows(linear(768, 768), cpu=AVX2) == [(None, "fbgemm")]
+
+
+def test_overrides_and_errata_break_rows_too() -> None:
+    few = make_override("qnnpack", rows="3..5")
+    assert by_rows(linear(), STOCK, overrides=[few]) == [
+        (2, "fbgemm"), (5, "qnnpack"), (None, "fbgemm")
+    ]  # fmt: skip
+    wrong = Erratum("linear", make_override("x", rows="> 9").when, "fbgemm", "b", "r", ">=2")
+    assert by_rows(linear(), DEFAULT, cpu=AVX2, errata=[wrong]) == [
+        (9, "fbgemm"), (None, "onednn")
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- the default table
+
+
+@pytest.mark.parametrize(
+    ("spec", "kernels"),
+    [
+        # the stock engine's traps                        AMX      VNNI     CLIENT   AVX2
+        (conv(128, groups=128, dilation=(2, 2), padding=(2, 2)), "onednn onednn onednn onednn"),
+        (conv(132, groups=132), "onednn onednn onednn onednn"),
+        (conv(128, groups=128, kernel=9), "onednn onednn onednn onednn"),
+        (conv(128, 256, groups=128), "fbgemm fbgemm fbgemm fbgemm"),
+        (conv(128, groups=32), "fbgemm onednn fbgemm fbgemm"),
+        (conv(116, groups=116), "onednn onednn onednn onednn"),
+        (conv(128, groups=128), "onednn onednn fbgemm fbgemm"),
+        (conv(256, groups=128), "fbgemm fbgemm fbgemm fbgemm"),
+        (conv(768, groups=768, kernel=7), "fbgemm fbgemm fbgemm fbgemm"),
+        (conv(256, groups=32, stride=(2, 2)), "fbgemm onednn onednn onednn"),
+        (conv(64), "onednn onednn onednn fbgemm"),
+        (conv(960, 240, kernel=1, rows=1), "fbgemm fbgemm fbgemm fbgemm"),
+        (linear(rows=256), "onednn onednn onednn fbgemm"),
+        (linear(rows=1), "fbgemm fbgemm fbgemm fbgemm"),
+        (linear(), "fbgemm fbgemm fbgemm fbgemm"),
+        (
+            OpSpec("conv1d", 256, 256, 256, (31,), (1,), (15,), (1,), (0,)),
+            "onednn onednn onednn onednn",
+        ),
+    ],
+)
+def test_what_the_default_table_prefers(spec: OpSpec, kernels: str) -> None:
+    chosen = [pick(spec, cpu=cpu).kernel for cpu in (AMX, VNNI, CLIENT, AVX2)]
+    assert chosen == kernels.split()
+
+
+# ---------------------------------------------------------------------------- in force
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("X86QUANT_RULES", raising=False)
+    active_rules.reset()
+    yield
+    active_rules.reset()
+
+
+def in_force(cpu: Any = AMX, kernels: Mapping[str, Any] | None = None) -> str:
+    return current_rules(cpu, kernels).name
+
+
+def test_use_rules_for_the_process_and_undone() -> None:
+    assert in_force() == "default"
+    handle = use_rules("pytorch-2.0")
+    assert in_force() == "pytorch-2.0"
+    handle.undo()
+    assert in_force() == "default"
+
+
+def test_use_rules_in_a_block_also_after_an_exception() -> None:
+    def fail_inside() -> None:
+        with use_rules("default") as table_in_block:
+            assert table_in_block.name == in_force() == "default"
+            with use_rules(STOCK):
+                assert in_force() == "pytorch-2.0"
+            assert in_force() == "default"
+            raise KeyError
+
+    use_rules("pytorch-2.0")
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert in_force() == "pytorch-2.0"
+
+
+def test_a_block_counts_in_its_own_thread_only() -> None:
+    inside, seen = threading.Event(), threading.Event()
+    names: list[str] = []
+
+    def other() -> None:
+        inside.wait(10)
+        names.append(in_force())
+        with use_rules("default"):
+            names.append(in_force())
+        seen.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with use_rules("pytorch-2.0"):
+        inside.set()
+        assert seen.wait(10)
+        assert in_force() == "pytorch-2.0"
+    thread.join()
+    assert names == ["default", "default"]
+    assert in_force() == "default"
+
+
+def test_many_threads_leave_nothing_behind() -> None:
+    def work() -> None:
+        for _ in range(200):
+            with use_rules(STOCK), override("fbgemm"):
+                assert in_force() == "pytorch-2.0"
+                assert len(current_overrides()) >= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert in_force() == "default"
+    assert current_overrides() == ()
+
+
+def test_a_wrong_table_changes_nothing(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text('schema = 1\nname = "x"\n[[rule]]\nop = "*"\nuse = "nope"\n')
+    with pytest.raises(RuleError, match="unknown kernel 'nope'"):
+        use_rules(broken, KERNELS)
+    with pytest.raises(RuleError, match="unknown rule table"):
+        use_rules("nope")
+    assert in_force() == "default"
+
+
+def test_the_variable_is_read_once_and_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("X86QUANT_RULES", "pytorch-2.0")
+    assert in_force() == "pytorch-2.0"
+    monkeypatch.setenv("X86QUANT_RULES", "pytorch-9")
+    assert in_force() == "pytorch-2.0"
+    with use_rules("default"):
+        assert in_force() == "default"
+    active_rules.reset()
+    with pytest.raises(RuleError, match="X86QUANT_RULES=pytorch-9: unknown rule table"):
+        in_force()
+    monkeypatch.setenv("X86QUANT_RULES", "")
+    with pytest.raises(RuleError, match="X86QUANT_RULES=: unknown rule table"):
+        in_force()
+
+
+def test_a_table_for_this_hardware_is_found_and_a_broken_one_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped = {"default": find_table("default"), "broken": tmp_path / "broken.toml"}
+    shipped["broken"].write_text("schema = 1\n")
+    shipped["tuned"] = tmp_path / "tuned.toml"
+    shipped["tuned"].write_text(
+        'schema = 1\nname = "tuned"\nextends = "default"\n[hardware]\nisa = "amx_int8"\n'
+    )
+    monkeypatch.setattr(active_rules, "shipped_tables", lambda: dict(shipped))
+    with pytest.warns(X86QuantWarning, match=r"skipped: .*broken\.toml:1: no name"):
+        assert in_force() == "tuned"
+    with pytest.warns(X86QuantWarning, match="skipped"):
+        assert in_force(VNNI) == "default"
+
+
+def test_a_table_measured_with_another_torch_warns(tmp_path: Path) -> None:
+    old = tmp_path / "old.toml"
+    old.write_text('schema = 1\nname = "old"\nextends = "default"\n[provenance]\ntorch = "2.1.0"\n')
+    with pytest.warns(X86QuantWarning, match=r"measured with torch 2\.1\.0"):
+        use_rules(old)
+
+
+def test_overrides_newest_first_and_scoped() -> None:
+    override("fbgemm", op="conv")
+    with override("qnnpack", groups="> 1"):
+        assert [o.kernel for o in current_overrides()] == ["qnnpack", "fbgemm"]
+        grouped = pick(conv(groups=8), overrides=current_overrides())
+        assert grouped.kernel == "qnnpack"
+        assert pick(conv(), overrides=current_overrides()).kernel == "fbgemm"
+    assert [o.kernel for o in current_overrides()] == ["fbgemm"]
+    with pytest.raises(InvalidInputError, match="unknown kernel"):
+        override("nope", kernels=KERNELS)
