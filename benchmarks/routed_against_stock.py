@@ -1,8 +1,8 @@
 """Stock x86 engine against the routed one, shape by shape, interleaved in one process.
 
-    python -m benchmarks.routed_against_stock             # the stock engine's slow shapes
-    python -m benchmarks.routed_against_stock --layers    # every shape of rules/layers.csv
-    python -m benchmarks.routed_against_stock --network   # ShuffleNet-v2 whole (needs torchvision)
+python -m benchmarks.routed_against_stock             # the stock engine's slow shapes
+python -m benchmarks.routed_against_stock --layers    # every shape of rules/layers.csv
+python -m benchmarks.routed_against_stock --network   # ShuffleNet-v2 whole (needs torchvision)
 """
 
 from __future__ import annotations
@@ -156,8 +156,10 @@ def _from_row(row: dict[str, str]) -> Conv | Linear:
 
 def compare(shapes: Iterable[Conv | Linear], rounds: int, batch: int) -> None:
     """Print one line a shape, then the geometric mean and the worst ratio."""
-    print(f"{'shape':48} {'stock':>9} {'routed':>9} {'stock µs':>10} {'routed µs':>10} "
-          f"{'median':>7} {'minimum':>7}")
+    print(
+        f"{'shape':48} {'stock':>9} {'routed':>9} {'stock µs':>10} {'routed µs':>10} "
+        f"{'median':>7} {'minimum':>7}"
+    )
     ratios = []
     for shape in shapes:
         stock = shape.pack()
@@ -181,8 +183,10 @@ def compare(shapes: Iterable[Conv | Linear], rounds: int, batch: int) -> None:
     mean = math.exp(sum(math.log(r[0]) for r in ratios) / len(ratios))
     # A shape is slower only if median and minimum agree that it is.
     worst = min(ratios, key=lambda r: max(r[0], r[1]))
-    print(f"\n{len(ratios)} shapes: geometric mean {mean:.2f}× faster than stock x86; worst "
-          f"{max(worst[0], worst[1]):.2f}× ({worst[2]})")
+    print(
+        f"\n{len(ratios)} shapes: geometric mean {mean:.2f}× faster than stock x86; worst "
+        f"{max(worst[0], worst[1]):.2f}× ({worst[2]})"
+    )
 
 
 def _pack_kind(shape: Conv) -> str:
@@ -205,10 +209,14 @@ def network(rounds: int) -> None:
         routed = convert_fx(prepared)
     times = interleaved({"stock": lambda: stock(x), "routed": lambda: routed(x)}, rounds=rounds)
     for name, time in times.items():
-        print(f"shufflenet_v2_x1_0 {name:7} median {time.median * 1e3:7.2f} ms  "
-              f"minimum {time.minimum * 1e3:7.2f} ms")
-    print(f"ratio: median {times['stock'].median / times['routed'].median:.2f}×, "
-          f"minimum {times['stock'].minimum / times['routed'].minimum:.2f}×")
+        print(
+            f"shufflenet_v2_x1_0 {name:7} median {time.median * 1e3:7.2f} ms  "
+            f"minimum {time.minimum * 1e3:7.2f} ms"
+        )
+    print(
+        f"ratio: median {times['stock'].median / times['routed'].median:.2f}×, "
+        f"minimum {times['stock'].minimum / times['routed'].minimum:.2f}×"
+    )
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from x86quant.conditions import did_you_mean
+from x86quant.cpu_info import cpu as this_cpu
 from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
+from x86quant.kernels import all_kernels
 from x86quant.router import Override, make_override
 from x86quant.rule_table import RuleTable, find_table, read_table, shipped_tables
 
@@ -120,12 +122,12 @@ def use_rules(
     Raises:
         RuleError: the table cannot be found, or is wrong; nothing has changed then.
     """
+    known = all_kernels() if kernels is None else kernels
     if isinstance(name_or_path, RuleTable):
         table = name_or_path
-        if kernels is not None:
-            table.check_kernels(kernels)
+        table.check_kernels(known)
     else:
-        table = read_table(find_table(name_or_path), kernels)
+        table = read_table(find_table(name_or_path), known)
     warn_if_stale(table)
     return Setting(_tables, table)
 
@@ -141,15 +143,16 @@ def override(
 
     A kernel that cannot run a matching op is an error when that op is routed.
     """
-    if kernels is not None and kernel not in kernels:
+    known = all_kernels() if kernels is None else kernels
+    if kernel not in known:
         raise InvalidInputError(
-            f"override: unknown kernel {kernel!r}; {did_you_mean(kernel, kernels)}"
+            f"override: unknown kernel {kernel!r}; {did_you_mean(kernel, known)}"
         )
     return Setting(_overrides, make_override(kernel, op, **features))
 
 
-def current_rules(cpu: Cpu, kernels: Collection[str] | None = None) -> RuleTable:
-    """The table in force on ``cpu``.
+def current_rules(cpu: Cpu | None = None, kernels: Collection[str] | None = None) -> RuleTable:
+    """The table in force on ``cpu``, by default the one this runs on.
 
     Raises:
         RuleError: X86QUANT_RULES names a table that cannot be found or is wrong.
@@ -157,8 +160,8 @@ def current_rules(cpu: Cpu, kernels: Collection[str] | None = None) -> RuleTable
     tables = _tables.newest_first()
     if tables:
         return tables[0]
-    known = None if kernels is None else frozenset(kernels)
-    return _table_of_environment(known) or automatic_table(cpu, known)
+    known = frozenset(all_kernels() if kernels is None else kernels)
+    return _table_of_environment(known) or automatic_table(cpu or this_cpu(), known)
 
 
 def current_overrides() -> tuple[Override, ...]:

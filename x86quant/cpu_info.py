@@ -185,8 +185,10 @@ def _describe() -> dict[str, Any]:
     from cpuinfo import cpuinfo as parts
 
     cheap = getattr(parts, "_get_cpu_info_from_proc_cpuinfo", None)
-    found = cheap() if cheap is not None else None
-    return found if found and found.get("flags") else cpuinfo.get_cpu_info()
+    found: dict[str, Any] | None = cheap() if cheap is not None else None
+    if not found or not found.get("flags"):
+        found = dict(cpuinfo.get_cpu_info())
+    return found
 
 
 def _sizes(capabilities: Mapping[str, Any]) -> dict[str, Any]:

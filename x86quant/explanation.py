@@ -79,9 +79,7 @@ class Explanation:
         if not self.layers:
             return "no packed int8 layers found"
         header = ("layer", "shape", "rows", "kernel", "rule", "reason")
-        rows = [
-            (c.layer, c.shape, c.rows, c.kernel, c.rule or "–", c.reason) for c in self.layers
-        ]
+        rows = [(c.layer, c.shape, c.rows, c.kernel, c.rule or "–", c.reason) for c in self.layers]
         if not any(c.rows for c in self.layers):
             header = header[:2] + header[3:]  # type: ignore[assignment]
             rows = [row[:2] + row[3:] for row in rows]  # type: ignore[misc]

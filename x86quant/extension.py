@@ -22,7 +22,7 @@ def load() -> None:
             f"the stock engine needs it. Install a C++ compiler first. {_REBUILD}"
         )
     try:
-        torch.ops.load_library(library)
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"

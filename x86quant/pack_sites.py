@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +55,11 @@ def _packs_of(
         for name in _scripted_attributes(module):
             value = module._c.getattr(name)
             if isinstance(value, torch.ScriptObject):
-                yield name, value, lambda pack, name=name: module._c.setattr(name, pack)
+                yield name, value, functools.partial(module._c.setattr, name)
         return
     for name, value in list(vars(module).items()):
         if isinstance(value, torch.ScriptObject):
-            yield name, value, lambda pack, name=name: setattr(module, name, pack)
+            yield name, value, functools.partial(setattr, module, name)
 
 
 def _scripted_attributes(module: torch.jit.ScriptModule) -> list[str]:

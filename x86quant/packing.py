@@ -150,12 +150,13 @@ def _facts(weight: torch.Tensor, groups: int = 1, transposed: bool = False) -> W
         if weight.qscheme() == torch.per_channel_affine
         else torch.tensor(weight.q_zero_point())
     )
-    return weight_facts(
+    facts: WeightFacts = weight_facts(
         weight.int_repr(),
         groups=groups,
         transposed=transposed,
         symmetric=not bool(zero_points.any()),
     )
+    return facts
 
 
 def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) -> None:

@@ -82,9 +82,7 @@ def _repack_conv(site: PackSite) -> Any:
             geometry.transposed,
             geometry.output_padding[1:],
         )
-    return pack_conv(
-        weight, bias, geometry, layer=site.layer, saturation=saturation_policy()
-    )
+    return pack_conv(weight, bias, geometry, layer=site.layer, saturation=saturation_policy())
 
 
 def _is_conv1d(site: PackSite) -> bool:

@@ -26,8 +26,11 @@ _KEY = "QuantizedCPU"
 _QUANTIZED_INPUT_OPS = (
     "linear",
     "linear_relu",
-    *(f"conv{dims}d{relu}{new}" for dims, new in ((1, ""), (2, ".new"), (3, ".new"))
-      for relu in ("", "_relu")),
+    *(
+        f"conv{dims}d{relu}{new}"
+        for dims, new in ((1, ""), (2, ".new"), (3, ".new"))
+        for relu in ("", "_relu")
+    ),
     *(f"conv_transpose{dims}d" for dims in (1, 2, 3)),
 )
 _lock = threading.RLock()
@@ -39,7 +42,8 @@ class _Routing:
 
     def __init__(self, saturation: Saturation) -> None:
         self.saturation = saturation
-        self.library = torch.library.Library("quantized", "IMPL")
+        # Any: torch.library has no types.
+        self.library: Any = torch.library.Library("quantized", "IMPL")  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             # Overriding is the point.
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
