@@ -42,8 +42,8 @@ class _Routing:
 
     def __init__(self, saturation: Saturation) -> None:
         self.saturation = saturation
-        # Any: torch.library has no types.
-        self.library: Any = torch.library.Library("quantized", "IMPL")  # type: ignore[no-untyped-call]
+        make: Any = torch.library.Library  # which has no types
+        self.library = make("quantized", "IMPL")
         with warnings.catch_warnings():
             # Overriding is the point.
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
