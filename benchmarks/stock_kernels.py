@@ -345,10 +345,10 @@ def describe() -> str:
 
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    caps = {k: v for k, v in os.environ.items() if k in ("ONEDNN_MAX_CPU_ISA",)}
+    caps = {name: os.environ[name] for name in CAPS["avx2"] if name in os.environ}
     return (
         f"{models[0] if models else platform.processor()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread(s), oneDNN cap {caps or 'none'}"
+        f"{torch.get_num_threads()} thread(s), caps {caps or 'none'}"
     )
 
 
