@@ -345,10 +345,10 @@ def describe() -> str:
 
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    caps = {k: v for k, v in os.environ.items() if k in ("ONEDNN_MAX_CPU_ISA",)}
+    caps = {name: os.environ[name] for name in CAPS["avx2"] if name in os.environ}
     return (
         f"{models[0] if models else platform.processor()}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread(s), oneDNN cap {caps or 'none'}"
+        f"{torch.get_num_threads()} thread(s), caps {caps or 'none'}"
     )
 
 
@@ -389,14 +389,17 @@ def main() -> None:
                 for e in engines
             )
             print(f"{label:<44}{figures}{gain:6.2f}{' *' if gain > 1.15 else ''}", flush=True)
-            level = args.isa or "native"
-            table += [[level, args.threads, label, e, f"{median[e]:.1f}"] for e in median]
+            level = args.isa or "own"
+            table += [
+                [level, args.threads, label, e, f"{median[e]:.1f}", f"{min(times[e]):.1f}"]
+                for e in median
+            ]
     if args.csv:
         new = not os.path.exists(args.csv)
         with open(args.csv, "a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             if new:
-                writer.writerow(["isa", "threads", "case", "engine", "median_us"])
+                writer.writerow(["isa", "threads", "case", "engine", "median_us", "min_us"])
             writer.writerows(table)
 
 

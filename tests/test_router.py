@@ -223,6 +223,7 @@ def test_outside_the_domain_the_nearest_entry_else_the_table_extended() -> None:
     assert "0.10 away" in near.reason
     assert "t: the op is outside what its rules were fitted to" in near.steps
     assert pick(linear(8000), mine).rule == "default#5"
+    assert pick(linear(2200), mine, cpu=VNNI).rule == "default#5"
     assert pick(linear(32), mine, cpu=VNNI).rule == "default#5"
     assert pick(linear(2000), mine).rule == "t:entry#2"
 
@@ -392,6 +393,8 @@ def test_overrides_and_errata_break_rows_too() -> None:
         (conv(256, groups=128), "fbgemm fbgemm fbgemm fbgemm"),
         (conv(768, groups=768, kernel=7), "fbgemm fbgemm fbgemm fbgemm"),
         (conv(256, groups=32, stride=(2, 2)), "fbgemm onednn onednn onednn"),
+        (conv(128, groups=32, stride=(2, 2)), "fbgemm fbgemm fbgemm fbgemm"),
+        (conv(128, 256, groups=32), "onednn onednn onednn onednn"),
         (conv(64), "onednn onednn onednn fbgemm"),
         (conv(960, 240, kernel=1, rows=1), "fbgemm fbgemm fbgemm fbgemm"),
         (linear(rows=256), "onednn onednn onednn fbgemm"),
