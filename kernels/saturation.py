@@ -56,7 +56,9 @@ def weight_facts(
     rows = _rows(weight, groups, transposed)
     extremes = dict.fromkeys(_SUMS, (0, 0))
     # In blocks that stay in cache, which is several times as fast for a large weight.
-    for block in torch.split(rows, max(1, _BLOCK // max(1, rows.shape[1]))) if rows.numel() else ():
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    for start in range(0, len(rows) if rows.numel() else 0, step):
+        block = rows[start : start + step]
         negative, positive = block.clamp(max=0), block.clamp(min=0)
         for layout, sums in _SUMS.items():
             low, high = extremes[layout]
@@ -91,8 +93,8 @@ def _rows(weight: Tensor, groups: int, transposed: bool) -> Tensor:
     taps = weight.flatten(2)
     if not transposed:
         return taps.transpose(1, 2).flatten(1)
-    # [groups, in/groups, out/groups, taps]
-    per_group = torch.unflatten(taps, 0, (groups, -1))
+    per_group = taps.reshape(groups, len(taps) // groups, *taps.shape[1:])
+    # [groups, in/groups, out/groups, taps] -> [out, taps * in/groups]
     return per_group.permute(0, 2, 3, 1).flatten(2).flatten(0, 1)
 
 

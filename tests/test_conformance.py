@@ -1,0 +1,284 @@
+"""Every registered kernel equals the reference within one step, wherever it says it is legal.
+
+The tests loop over the registry and are run again, in a subprocess each, held to every lower ISA
+level that this CPU has.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import isa
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from packs import Problem
+
+from x86quant.kernels import _register, all_kernels
+from x86quant.kernels.base import Kernel
+from x86quant.kernels.onednn import output_size
+from x86quant.spec import OpSpec
+
+KERNELS = all_kernels()
+RUNNABLE = [k for k in KERNELS.values() if k.engine in torch.backends.quantized.supported_engines]
+CPU = isa.this_cpu()
+CASES = collections.Counter()
+
+by_kernel = pytest.mark.parametrize("kernel", RUNNABLE, ids=lambda k: k.name)
+few = settings(max_examples=400, deadline=None, derandomize=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _count():
+    yield
+    print(f"\nconformance: {CASES.total()} cases at {CPU.isa} {dict(CASES)}")
+
+
+@st.composite
+def problems(draw, spec):
+    """Operands for ``spec``: mostly extreme, so that what can overflow does."""
+    in_group = spec.in_channels // spec.groups
+    shape = (spec.out_channels, in_group, *spec.kernel)
+    if spec.transposed:
+        shape = (spec.in_channels, spec.out_channels // spec.groups, *spec.kernel)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    low, high = draw(st.sampled_from(((-128, 127), (-128, 127), (-64, 64))))
+    weight = torch.randint(low, high + 1, shape, generator=generator)
+    x = torch.randint(
+        0,
+        spec.activation_max + 1,
+        (spec.batch or 0, spec.in_channels, *(spec.spatial or ())),
+        generator=generator,
+    )
+    if draw(st.booleans()):
+        weight = torch.where(weight > (low + high) // 2 - draw(st.sampled_from((0, 99))), high, low)
+        x = torch.where(x > spec.activation_max // 3, spec.activation_max, 0)
+    channels = shape[1] if spec.transposed else spec.out_channels
+    scales = torch.rand(channels if spec.per_channel else 1, generator=generator) + 0.5
+    return Problem(
+        spec,
+        x.to(torch.uint8),
+        weight.to(torch.int8),
+        x_zero_point=min(draw(st.sampled_from((0, 3, 128, 255))), spec.activation_max),
+        weight_zero_point=draw(st.sampled_from((0, 0, 0, 5))),
+        weight_scale=scales,
+        bias=torch.randn(spec.out_channels, generator=generator) * 9 if spec.bias else None,
+        relu=draw(st.booleans()) and not spec.transposed,
+    )
+
+
+@st.composite
+def convolutions(draw):
+    dims = draw(st.sampled_from((1, 2, 2, 2, 3)))
+    groups = draw(st.sampled_from((1, 1, 2, 3, 8, 16)))
+    in_group, out_group = draw(
+        st.sampled_from(((1, 1), (1, 2), (2, 2), (3, 5), (4, 4), (8, 8), (16, 16), (16, 9)))
+    )
+    transposed = draw(st.sampled_from((False, False, False, True)))
+
+    def each(*values):
+        same = draw(st.booleans())
+        first = draw(st.sampled_from(values))
+        return tuple(first if same else draw(st.sampled_from(values)) for _ in range(dims))
+
+    kernel, stride, dilation = each(3, 1, 2, 5), each(1, 2, 3), each(1, 1, 2)
+    padding = tuple((k - 1) // 2 for k in kernel) if draw(st.booleans()) else each(0, 1, 2)
+    spec = OpSpec(
+        f"conv{dims}d",
+        groups * in_group,
+        groups * out_group,
+        groups,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        transposed=transposed,
+        per_channel=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        batch=draw(st.sampled_from((1, 0, 2))),
+        spatial=tuple(draw(st.integers(2, 8)) for _ in range(dims)),
+        activation_max=draw(st.sampled_from((255, 127))),
+    )
+    if transposed:
+        most = [max(s, d) - 1 for s, d in zip(stride, dilation, strict=True)]
+        spec = spec.replace(output_padding=tuple(draw(st.integers(0, n)) for n in most))
+        per_dim = zip(spec.spatial, stride, padding, dilation, kernel, strict=True)
+        assume(all((n - 1) * s - 2 * p + d * (k - 1) >= 0 for n, s, p, d, k in per_dim))
+    else:
+        assume(all(n > 0 for n in output_size(spec)))
+    return draw(problems(spec))
+
+
+@st.composite
+def linears(draw):
+    spec = OpSpec(
+        "linear",
+        draw(st.sampled_from((1, 3, 16, 37, 64, 257, 600))),
+        draw(st.sampled_from((1, 5, 16, 33, 64))),
+        per_channel=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        batch=draw(st.sampled_from((1, 0, 2, 7, 33))),
+        activation_max=draw(st.sampled_from((255, 127))),
+    )
+    return draw(problems(spec))
+
+
+def check(kernel, problem):
+    if kernel.not_supported_reasons(problem.spec, CPU):
+        return
+    CASES[kernel.name] += 1
+    assert problem.error(kernel) <= 1, problem.spec
+
+
+@by_kernel
+@given(problem=convolutions())
+@few
+def test_convolutions(kernel, problem):
+    check(kernel, problem)
+
+
+@by_kernel
+@given(problem=linears())
+@few
+def test_linears(kernel, problem):
+    check(kernel, problem)
+
+
+# Refusals that no weight can lift: (kernel, spec, word of the reason). Each is run all the same
+# and has to fail, so that a refusal goes when the library gets it right.
+
+
+def conv(op, channels, out, groups, kernel, stride, padding, spatial, **more):
+    unit = (1,) * len(kernel)
+    return OpSpec(
+        op,
+        channels,
+        out,
+        groups,
+        kernel,
+        stride,
+        padding,
+        unit,
+        spatial=spatial,
+        batch=1,
+        **{"per_channel": False, "bias": False, **more},
+    )
+
+
+def transposed(dims, channels, out, groups=1, kernel=3, stride=1, **more):
+    each = [(v,) * dims for v in (kernel, stride, 0, 5)]
+    return conv(f"conv{dims}d", channels, out, groups, *each, transposed=True, **more)
+
+
+VNNI = {"avx_vnni", "avx512_vnni", "amx_int8"}
+REFUSED = [
+    ("onednn", transposed(2, 8, 16), "must be equal", None),
+    ("onednn", transposed(2, 16, 16, 1, 1, 3), "exceeds its kernel", VNNI),
+    ("onednn", transposed(2, 8, 8, stride=2, output_padding=(1, 1)), "output padding", None),
+    (
+        "onednn",
+        conv("conv2d", 16, 16, 16, (1, 1), (1, 1), (2, 0), (7, 7)),
+        "reaches its kernel",
+        VNNI,
+    ),
+    (
+        "onednn",
+        conv("conv2d", 16, 16, 1, (3, 3), (1, 2), (1, 1), (9, 2)),
+        "one column wide",
+        {"amx_int8"},
+    ),
+    ("qnnpack", transposed(3, 8, 8), "three-dimensional", None),
+    ("qnnpack", transposed(2, 8, 8, 2, per_channel=True), "per-channel", None),
+    ("fbgemm", transposed(2, 8, 8, per_channel=True), "per-channel", None),
+    ("onednn", transposed(2, 8, 8, per_channel=True), "per-channel", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "reason", "levels"), REFUSED, ids=[f"{r[0]}-{r[2]}" for r in REFUSED]
+)
+def test_refusals_are_needed(name, spec, reason, levels):
+    generator = torch.Generator().manual_seed(0)
+    shape = (spec.out_channels, spec.in_channels // spec.groups)
+    if spec.transposed:
+        shape = (spec.in_channels, spec.out_channels // spec.groups)
+    weight = torch.randint(-60, 61, shape + spec.kernel, generator=generator).to(torch.int8)
+    x = torch.randint(0, 256, (1, spec.in_channels, *spec.spatial), generator=generator)
+    scales = torch.ones(shape[1] if spec.per_channel else 1)
+    problem = Problem(spec, x.to(torch.uint8), weight, x_zero_point=101, weight_scale=scales)
+    assert any(reason in r for r in KERNELS[name].not_supported_reasons(problem.spec, CPU))
+    if levels is not None and CPU.isa not in levels:
+        return
+    try:
+        error = problem.error(KERNELS[name])
+    except RuntimeError:
+        return
+    assert error > 1
+
+
+def test_onednn_refuses_weight_zero_points():
+    spec = OpSpec("linear", 4, 4)
+    weight = torch.ones(4, 4, dtype=torch.int8)
+    asymmetric = Problem(spec, weight.to(torch.uint8), weight, weight_zero_point=1)
+    reasons = KERNELS["onednn"].not_supported_reasons(asymmetric.spec, CPU)
+    assert reasons == ["weights with a zero point other than 0 are not supported"]
+
+
+@by_kernel
+def test_empty_weights_are_refused(kernel):
+    reasons = kernel.not_supported_reasons(OpSpec("linear", 0, 4), CPU)
+    assert reasons == ["the weight is empty: 0→4 channels"]
+
+
+@pytest.mark.parametrize("name", ["fbgemm", "onednn"])
+def test_missing_features_are_named(name):
+    bare = isa.FakeCpu("none", frozenset())
+    reasons = KERNELS[name].not_supported_reasons(OpSpec("linear", 4, 4), bare)
+    assert reasons == ["the CPU lacks avx2"]
+
+
+def test_unknown_weights_leave_the_shape_alone_to_judge():
+    plain = isa.FakeCpu.at("avx2")
+    for kernel in KERNELS.values():
+        assert kernel.not_supported_reasons(OpSpec("linear", 8, 8), plain) == []
+
+
+def test_fallback_order_ends_with_a_kernel_that_refuses_nothing():
+    assert list(KERNELS) == ["fbgemm", "onednn", "qnnpack", "reference"]
+    bare = isa.FakeCpu("none", frozenset())
+    assert KERNELS["reference"].not_supported_reasons(OpSpec("linear", 0, 0), bare) == []
+
+
+def test_the_registry_rejects_a_name_taken_twice():
+    class Impostor(Kernel):
+        name, engine = "onednn", "onednn"
+
+        def not_supported_reasons(self, spec, cpu):
+            return []
+
+    with pytest.raises(ValueError, match=r"'onednn'.*OnednnKernel.*Impostor"):
+        _register([*KERNELS.values(), Impostor()])
+
+
+@pytest.mark.parametrize("level", [level for level in isa.LEVELS if level != CPU.isa])
+def test_every_isa_level(level):
+    """This module, and the adversarial weights of the proof, held to a lower level."""
+    if not isa.has(level):
+        pytest.skip(f"NOT TESTED: this CPU has no {level}")
+    here = Path(__file__).parent
+    files = [str(here / name) for name in ("test_conformance.py", "test_saturation.py")]
+    select = "not test_every_isa_level and not librarys and not facts"
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-k", select, *files]
+    done = subprocess.run(
+        command, env=isa.environment(level), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    found = re.search(rf"conformance: (\d+) cases at {level} .*", done.stdout)
+    assert found is not None
+    assert int(found[1]) > 0
+    print(found[0])

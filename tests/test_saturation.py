@@ -1,0 +1,263 @@
+"""The overflow proof: exact against brute force, and layouts against the libraries themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from pathlib import Path
+
+import isa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packs import Problem
+
+from x86quant.kernels import all_kernels, fbgemm, saturation
+from x86quant.spec import OpSpec
+
+FBGEMM, ONEDNN = all_kernels()["fbgemm"], all_kernels()["onednn"]
+
+
+def brute_force(rows, pairs):
+    """(lowest, highest) over the given pairs of columns of every row."""
+    low = high = 0
+    for row in rows.tolist():
+        for pair in pairs:
+            values = [row[i] for i in pair]
+            low = min(low, sum(min(v, 0) for v in values))
+            high = max(high, sum(max(v, 0) for v in values))
+    return low, high
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_facts_equal_brute_force(seed, length, rows):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-128, 128, (rows, length), generator=generator).to(torch.int8)
+    facts = saturation.weight_facts(weight)
+    neighbours = [tuple(range(i, min(i + 2, length))) for i in range(0, length, 2)]
+    assert facts.pair_extremes(saturation.TAPS) == brute_force(weight, neighbours)
+    anything = [(0,), *itertools.combinations(range(length), 2)]
+    assert facts.pair_extremes(saturation.ANY) == brute_force(weight, anything)
+
+
+@pytest.mark.parametrize("value", [-128, 127])
+def test_extreme_weights_do_not_wrap(value):
+    facts = saturation.weight_facts(torch.full((3, 5), value, dtype=torch.int8))
+    low, high = facts.pair_extremes(saturation.TAPS)
+    assert (low, high) == (2 * min(value, 0), 2 * max(value, 0))
+
+
+def test_blocks_cover_every_row(monkeypatch):
+    weight = torch.zeros(50, 8, dtype=torch.int8)
+    weight[49, 6:] = 100
+    monkeypatch.setattr(saturation, "_BLOCK", 64)
+    assert saturation.weight_facts(weight).pair_extremes(saturation.TAPS) == (0, 200)
+
+
+def test_empty_weight():
+    facts = saturation.weight_facts(torch.empty(4, 0, dtype=torch.int8))
+    assert facts.pair_extremes(saturation.TAPS) == (0, 0)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_taps_come_before_channels(transposed):
+    """One pair large: channels 0 and 1 of one tap, or tap 0 and 1 of one channel."""
+    channels = torch.zeros(2, 4, 3, dtype=torch.int8)  # [out, in, taps]
+    channels[0, 0, 1] = channels[0, 1, 1] = 100
+    taps = torch.zeros(2, 4, 3, dtype=torch.int8)
+    taps[0, 0, 0] = taps[0, 0, 1] = 100
+    sums = []
+    for weight in (channels, taps):
+        stored = weight.transpose(0, 1) if transposed else weight
+        facts = saturation.weight_facts(stored, transposed=transposed)
+        sums.append(facts.pair_extremes(saturation.TAPS)[1])
+    assert sums == [200, 100]
+
+
+def test_transposed_groups_keep_their_channels_apart():
+    weight = torch.zeros(4, 1, 1, dtype=torch.int8)  # two groups of two inputs, one output each
+    weight[1] = weight[2] = 100  # neighbours in memory, of different groups
+    facts = saturation.weight_facts(weight, groups=2, transposed=True)
+    assert facts.pair_extremes(saturation.ANY) == (0, 100)
+
+
+@pytest.mark.parametrize(
+    ("extremes", "activation_max", "expected"),
+    [
+        ((-128, 128), 255, False),
+        ((-128, 129), 255, True),
+        ((-129, 128), 255, True),
+        ((-256, 254), 127, False),  # 7-bit activations never saturate
+        ((-256, 256), 128, True),
+    ],
+)
+def test_saturation_bounds(extremes, activation_max, expected):
+    assert saturation.can_saturate(extremes, activation_max) is expected
+
+
+def test_seven_bits_are_always_safe_and_the_bound_is_reached():
+    assert 127 * (127 + 127) <= 32767
+    assert 127 * (-128 - 128) >= -32768
+    assert 255 * 128 <= 32767 < 255 * 129
+
+
+@pytest.mark.parametrize(("length", "overflows"), [(66_000, False), (67_000, True)])
+def test_accumulator_overflow(length, overflows):
+    facts = saturation.weight_facts(torch.full((1, length), 127, dtype=torch.int8))
+    assert saturation.can_overflow(facts.pair_extremes(saturation.CHANNEL), 255) is overflows
+    spec = OpSpec("linear", length, 1, weights=facts)
+    for kernel in all_kernels().values():
+        refused = any("32-bit" in r for r in kernel.not_supported_reasons(spec, isa.this_cpu()))
+        assert refused is (overflows and kernel.name != "reference")
+
+
+# What each library really multiplies as neighbours: one weight pair a layer, activations 255.
+
+
+def conv(op="conv2d", channels=8, out=8, groups=1, k=3, transposed=False):
+    dims = int(op[4])
+    unit = (1,) * dims
+    return OpSpec(
+        op,
+        channels,
+        out,
+        groups,
+        (k,) * dims,
+        unit,
+        (k // 2,) * dims,
+        unit,
+        transposed=transposed,
+        per_channel=False,
+        bias=False,
+    )
+
+
+SHAPES = {
+    "gemm": OpSpec("linear", 9, 4, per_channel=False, bias=False),
+    "pointwise": conv(channels=9, k=1),
+    "im2col": conv(channels=5),
+    "im2col groups": conv(channels=10, groups=2),
+    "im2col transposed": conv(channels=5, transposed=True),
+    "conv1d": conv("conv1d", channels=5),
+    "conv3d": conv("conv3d", channels=3),
+    "depthwise": conv(channels=8, groups=8),
+    "depthwise two each": conv(channels=8, out=16, groups=8),
+    "depthwise 5": conv(channels=16, out=16, groups=16, k=5),
+    "depthwise 7": conv(channels=8, groups=8, k=7),
+    "depthwise 3d": conv("conv3d", channels=8, groups=8),
+    "depthwise slow": conv(channels=7, out=7, groups=7),
+    "groupwise 4": conv(channels=32, out=32, groups=8),
+    "groupwise 16": conv(channels=64, out=64, groups=4),
+    "groupwise 3d": conv("conv3d", channels=16, out=16, groups=8),
+}
+
+
+def with_pair(spec, pair, value=127):
+    """All weights 0 but two along K (taps, then channels) of every output channel."""
+    in_group, out_group = spec.in_channels // spec.groups, spec.out_channels // spec.groups
+    taps = torch.Size(spec.kernel).numel()
+    rows = torch.zeros(spec.out_channels, taps * in_group, dtype=torch.int8)
+    rows[:, list(pair)] = value
+    weight = rows.view(spec.out_channels, taps, in_group).transpose(1, 2)
+    if spec.transposed:
+        weight = weight.view(spec.groups, out_group, in_group, taps).transpose(1, 2)
+        weight = weight.reshape(spec.in_channels, out_group, taps)
+    weight = weight.reshape(*weight.shape[:2], *spec.kernel).contiguous()
+    x = torch.full((1, spec.in_channels, *(k + 4 for k in spec.kernel)), 255, dtype=torch.uint8)
+    return Problem(spec, x, weight)
+
+
+def pairs_of(spec):
+    length = torch.Size(spec.kernel).numel() * spec.in_channels // spec.groups
+    chosen = [(i, i + 1) for i in range(min(length - 1, 10))]
+    return [*chosen, (0, 2), (0, length - 1), (length - 2, length - 1)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_fbgemm_is_legal_exactly_where_it_is_right(name):
+    spec = SHAPES[name]
+    for pair in pairs_of(spec):
+        for value in (127, -128):
+            problem = with_pair(spec, pair, value)
+            reasons = FBGEMM.not_supported_reasons(problem.spec, isa.this_cpu())
+            assert bool(reasons) is (problem.error(FBGEMM) > 1), (pair, value, reasons)
+
+
+@pytest.mark.parametrize("name", [n for n in SHAPES if "transposed" not in n])
+def test_onednn_is_right_where_it_is_legal(name):
+    spec = SHAPES[name]
+    for pair in pairs_of(spec):
+        problem = with_pair(spec, pair)
+        if not ONEDNN.not_supported_reasons(problem.spec, isa.this_cpu()):
+            assert problem.error(ONEDNN) <= 1, pair
+
+
+# FBGEMM's own answer to which path it takes, asked of the library torch carries.
+
+_PATHS = ("depthwise", "groupwise", "pointwise", "fastpath1d", "im2col", "directconv")
+_TORCH = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def library_path(spec):
+    kernel, stride, padding, dilation = fbgemm._as_2d_or_3d(spec)
+    n = len(kernel)
+    array = ctypes.c_int * n
+
+    class ConvParam(ctypes.Structure):
+        _fields_ = (
+            *((name, ctypes.c_int) for name in ("MB", "IC", "OC")),
+            ("IN_DIM", array),
+            ("G", ctypes.c_int),
+            ("K", array),
+            ("stride", array),
+            ("pad", ctypes.c_int * (2 * n)),
+            *((name, array) for name in ("dilation", "OUT_DIM", "IN_DIMP", "output_pad")),
+            ("transposed", ctypes.c_bool),
+        )
+
+    ints = array(*[9] * n)
+    param = ConvParam(
+        *(1, spec.in_channels, spec.out_channels, ints, spec.groups, array(*kernel)),
+        *(array(*stride), (ctypes.c_int * (2 * n))(*padding, *padding), array(*dilation)),
+        *(ints, ints, array(*[0] * n), spec.transposed),
+    )
+    name = f"_ZN6fbgemm12ConvFastPathILi{n}EiEENS_16optimized_conv_tERKNS_12conv_param_tIXT_EEE"
+    return _PATHS[getattr(_TORCH, name)(ctypes.byref(param))]
+
+
+@st.composite
+def shapes(draw):
+    """Around the fast paths: each condition is met most of the time."""
+    dims = draw(st.sampled_from((1, 2, 2, 3)))
+
+    def each(usual, *others):
+        values = st.sampled_from((usual,) * 4 + others)
+        return tuple(draw(values) for _ in range(dims))
+
+    groups = draw(st.sampled_from((1, 2, 3, 4, 7, 8, 12, 16, 24)))
+    in_group = draw(st.sampled_from((1, 1, 2, 3, 4, 8, 16)))
+    out_group = in_group * draw(st.sampled_from((1, 1, 1, 2, 3)))
+    k = draw(st.sampled_from((1, 3, 3, 3, 5, 7, 9)))
+    return OpSpec(
+        f"conv{dims}d",
+        groups * in_group,
+        groups * out_group,
+        groups,
+        each(k, 3),
+        each(draw(st.sampled_from((1, 1, 2, 3))), 1),
+        each((k - 1) // 2, 0),
+        each(1, 2),
+        transposed=draw(st.sampled_from((False, False, False, True))),
+    )
+
+
+@given(shapes())
+@settings(max_examples=1500, deadline=None, derandomize=True)
+def test_fbgemm_path_is_the_librarys(spec):
+    ours, theirs = fbgemm.path(spec), library_path(spec)
+    # With short vectors the library groups fewer at a time than the conservative restatement.
+    assert ours == theirs or (ours, theirs) == ("im2col", "groupwise")
+    if ours != theirs:
+        assert not isa.has("avx512")
