@@ -267,7 +267,6 @@ def test_choices_survive_deepcopy_save_jit_and_state_dict(routed):
     assert torch.equal(other(x), expected)
 
 
-@pytest.mark.filterwarnings("ignore:The TorchScript type system")
 def test_choices_survive_torch_save_of_a_whole_module(routed):
     model = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.LSTM(16, 24))
     model = torch.ao.quantization.quantize_dynamic(model)

@@ -59,11 +59,11 @@ def pack_linear(
     """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
     extension.load()
     spec = linear_spec(weight, bias, layer)
-    segments, activation_max = _by_rows(spec, saturation)
+    segments, activation_max = _choose_segments(spec, saturation)
     return torch.ops.x86quant.pack_linear(
         weight,
         bias,
-        [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments],
+        _row_limits(segments),
         [choice.kernel for _, choice in segments],
         _record(segments),
         _label(layer, spec),
@@ -82,7 +82,7 @@ def pack_conv(
     """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
     extension.load()
     spec = conv_spec(weight, bias, geometry, layer)
-    choice, activation_max = _one(spec, saturation)
+    segments, activation_max = _choose_segments(spec, saturation)
     if spec.dims == 1:
         weight = weight.unsqueeze(2)
         geometry = geometry.with_height_one()
@@ -96,9 +96,10 @@ def pack_conv(
         geometry.dilation,
         geometry.groups,
         geometry.transposed,
-        choice.kernel,
-        _kernel_for_one_column(choice),
-        _record(((None, choice),)),
+        _row_limits(segments),
+        [choice.kernel for _, choice in segments],
+        _kernel_for_one_column(spec, segments),
+        _record(segments),
         _label(layer, spec),
         activation_max,
     )
@@ -185,49 +186,51 @@ def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) ->
         )
 
 
-def _one(spec: OpSpec, saturation: Saturation) -> tuple[Choice, int]:
-    context = _context()
-    choice = choose(spec, **context)
-    if saturation == "7bit":
-        narrow = choose(spec.replace(activation_max=127), **context)
-        if narrow.kernel != choice.kernel:
-            return narrow, 127
-    return choice, 255
-
-
-def _kernel_for_one_column(choice: Choice) -> str:
-    """The kernel for outputs one column wide and two rows high.
-
-    Sizes are unknown when weights are packed, and some kernels are wrong on just these.
-    """
-    spec = choice.spec
-    if spec.transposed or spec.op == "conv1d":
-        return choice.kernel
-    kernel = all_kernels()[choice.kernel]
-
-    def input_size(axis: int, output: int) -> int:
-        reach = spec.dilation[axis] * (spec.kernel[axis] - 1) + 1
-        return (output - 1) * spec.stride[axis] + reach - 2 * spec.padding[axis]
-
-    last = spec.dims - 1
-    size = tuple(max(1, input_size(axis, 1 if axis == last else 2)) for axis in range(spec.dims))
-    if not kernel.not_supported_reasons(spec.replace(spatial=size), cpu()):
-        return choice.kernel
-    # An override means the layer as a whole; here it may name the kernel that is wrong.
-    return choose(spec.replace(spatial=size), **{**_context(), "overrides": ()}).kernel
-
-
+# The choice for each range of rows: its upper bound (None: no bound) and the choice.
 Segments = tuple[tuple[int | None, Choice], ...]
 
 
-def _by_rows(spec: OpSpec, saturation: Saturation) -> tuple[Segments, int]:
-    context = _context()
-    segments = choose_by_rows(spec, **context)
+def _choose_segments(spec: OpSpec, saturation: Saturation) -> tuple[Segments, int]:
+    """The choices, and the largest activation code they are exact for."""
+    wide = _segments(spec)
     if saturation == "7bit":
-        narrow = choose_by_rows(spec.replace(activation_max=127), **context)
-        if [c.kernel for _, c in narrow] != [c.kernel for _, c in segments]:
+        narrow = _segments(spec.replace(activation_max=127))
+        if [choice.kernel for _, choice in narrow] != [choice.kernel for _, choice in wide]:
             return narrow, 127
-    return segments, 255
+    return wide, 255
+
+
+def _segments(spec: OpSpec) -> Segments:
+    if spec.transposed:  # how many rows it multiplies follows from no output size
+        return ((None, choose(spec, **_context())),)
+    return choose_by_rows(spec, **_context())
+
+
+def _kernel_for_one_column(spec: OpSpec, segments: Segments) -> str:
+    """The kernel for outputs one column wide, empty where the segments hold for them too.
+
+    Sizes are unknown when weights are packed, and some kernels are wrong on just these.
+    """
+    if spec.transposed or spec.op == "conv1d":
+        return ""
+
+    def input_size(axis: int, output: int) -> int:
+        reach = spec.dilation[axis] * (spec.kernel[axis] - 1) + 1
+        return max(1, (output - 1) * spec.stride[axis] + reach - 2 * spec.padding[axis])
+
+    last = spec.dims - 1
+    size = tuple(input_size(axis, 1 if axis == last else 2) for axis in range(spec.dims))
+    narrow = segments[-1][1].spec.replace(spatial=size, rows=None)
+    kernels = all_kernels()
+    used = {choice.kernel for _, choice in segments}
+    if not any(kernels[name].not_supported_reasons(narrow, cpu()) for name in used):
+        return ""
+    # An override means the layer as a whole; here it may name the kernel that is wrong.
+    return choose(narrow, **{**_context(), "overrides": ()}).kernel
+
+
+def _row_limits(segments: Segments) -> list[int]:
+    return [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments]
 
 
 def _context() -> dict[str, Any]:

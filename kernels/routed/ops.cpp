@@ -43,11 +43,13 @@ LinearPack pack_linear(at::Tensor weight, std::optional<at::Tensor> bias, at::In
 template <int N>
 ConvPack<N> pack_conv(at::Tensor weight, std::optional<at::Tensor> bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef output_padding,
-                      at::IntArrayRef dilation, int64_t groups, bool transposed, std::string kernel,
+                      at::IntArrayRef dilation, int64_t groups, bool transposed,
+                      at::IntArrayRef max_rows, c10::List<std::string> kernels,
                       std::string narrow_kernel, std::string record, std::string label, int64_t activation_max) {
   ConvGeometry geometry{stride.vec(), padding.vec(), output_padding.vec(), dilation.vec(),
                         groups, transposed};
-  Routing r = routing({-1}, {std::move(kernel)}, std::move(record), std::move(label), activation_max);
+  Routing r =
+      routing(max_rows, kernels, std::move(record), std::move(label), activation_max);
   r.narrow_kernel = std::move(narrow_kernel);
   return c10::make_intrusive<RoutedConv<N>>(std::move(weight), std::move(bias),
                                             std::move(geometry), std::move(r));
@@ -99,7 +101,7 @@ at::Tensor linear_activation(const at::Tensor& qx, LinearPack pack, double scale
 #define CONV3D "__torch__.torch.classes.quantized.Conv3dPackedParamsBase"
 #define CONV_ARGS                                                                             \
   "(Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] "   \
-  "dilation, int groups, bool transposed, str kernel, str narrow_kernel, str record, str label, int "            \
+  "dilation, int groups, bool transposed, int[] max_rows, str[] kernels, str narrow_kernel, str record, str label, int "            \
   "activation_max) -> "
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {

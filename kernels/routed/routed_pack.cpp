@@ -200,7 +200,9 @@ RoutedConv<N>::RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, Con
       in_channels_(geometry_.transposed ? weight_.size(0) : weight_.size(1) * geometry_.groups),
       kernel_size_(weight_.sizes().slice(2).vec()),
       bias_reach_(bias_reach(weight_, bias_)) {
-  pack(Slot{routing.segments.back().kernel, Variant::kPlain, 0});
+  // Pack now, so that what is wrong with the weight is said here.
+  if (routing.segments.size() == 1)
+    pack(Slot{routing.segments[0].kernel, Variant::kPlain, 0});
 }
 
 template <int N>
@@ -224,18 +226,22 @@ void RoutedConv<N>::check(const at::Tensor& x, at::ScalarType expected) const {
 }
 
 template <int N>
-bool RoutedConv<N>::one_column(const at::Tensor& x) const {
-  if (geometry_.transposed) return false;
-  const int i = N - 1;
-  return (x.size(-1) + 2 * geometry_.padding[i] - geometry_.dilation[i] * (kernel_size_[i] - 1) - 1) /
-             geometry_.stride[i] == 0;
+const std::string& RoutedConv<N>::kernel_for(const at::Tensor& x) const {
+  // What a transposed convolution multiplies follows from its input; it has one kernel.
+  if (geometry_.transposed) return routing.segments.back().kernel;
+  int64_t rows = x.size(0), last = 1;
+  for (int i = 0; i < N; ++i) {
+    last = (x.size(i + 2) + 2 * geometry_.padding[i] -
+            geometry_.dilation[i] * (kernel_size_[i] - 1) - 1) / geometry_.stride[i] + 1;
+    rows *= last;
+  }
+  return last == 1 && !routing.narrow_kernel.empty() ? routing.narrow_kernel
+                                                     : routing.kernel_for(rows);
 }
 
 template <int N>
 ConvPack<N> RoutedConv<N>::pack_for(const at::Tensor& x, Variant variant) {
-  const std::string& kernel =
-      one_column(x) ? routing.narrow_kernel : routing.segments.back().kernel;
-  const Slot slot = slot_for(kernel, variant, x, bias_reach_);
+  const Slot slot = slot_for(kernel_for(x), variant, x, bias_reach_);
   std::lock_guard<std::mutex> guard(lock_);
   return pack(slot);
 }
@@ -265,6 +271,7 @@ at::Tensor RoutedConv<N>::apply_dynamic(const at::Tensor& x, bool /*reduce_range
 template <int N>
 std::tuple<at::Tensor, std::optional<at::Tensor>> RoutedConv<N>::unpack() {
   std::lock_guard<std::mutex> guard(lock_);
+  if (weight_.defined()) return {weight_, bias_};
   return {std::get<0>(packs_.begin()->second->unpack()), bias_};
 }
 

@@ -17,7 +17,8 @@ namespace x86quant {
 // two variants must never share a pack.
 enum class Variant { kPlain, kRelu, kDynamic, kDynamicRelu, kFloatInOut, kFloatInOutRelu };
 
-// Runs `kernel` for inputs of at most `max_rows` rows; the last segment has no bound.
+// Runs `kernel` for at most `max_rows` rows of the matrix product (for a convolution: output
+// positions of the whole batch); the last segment has no bound.
 struct Segment {
   int64_t max_rows;
   std::string kernel;
@@ -25,7 +26,8 @@ struct Segment {
 
 struct Routing {
   std::vector<Segment> segments;
-  // For convolutions: runs outputs one column wide, which some kernels get wrong.
+  // For convolutions: runs outputs one column wide, which some kernels get wrong. Empty where
+  // the segments' kernels get them right.
   std::string narrow_kernel;
   // How the choice came about, as JSON; opaque here, read by explain().
   std::string record;
@@ -112,7 +114,7 @@ class RoutedConv final : public ConvPackedParamsBase<N> {
   ConvPack<N> pack_for(const at::Tensor& x, Variant variant);
   ConvPack<N> pack(const Slot& slot);
   void check(const at::Tensor& x, at::ScalarType expected) const;
-  bool one_column(const at::Tensor& x) const;
+  const std::string& kernel_for(const at::Tensor& x) const;
 
   std::mutex lock_;
   ConvGeometry geometry_;
