@@ -1,0 +1,226 @@
+"""What the CPU can do, on recorded CPUs and on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import x86quant
+from tests.stock import run_python
+from x86quant import amx_probe, cpu_info
+from x86quant.cpu_info import classify
+from x86quant.errors import CpuError
+from x86quant.isa import LEVELS, best_level, capped_features
+
+RECORDED = json.loads((Path(__file__).parent / "cpus.json").read_text())
+HERE = x86quant.cpu()
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda r: r["what"])
+def test_recorded_cpus_are_classified(recorded):
+    found = classify(recorded)
+    assert found.isa == recorded["isa"]
+    assert found.vendor == recorded["vendor_id_raw"]
+    assert (found.family, found.model) == (recorded["family"], recorded["model"])
+    assert found.vnni == (recorded["isa"] in ("avx_vnni", "avx512_vnni", "amx_int8"))
+    assert found.amx == (recorded["isa"] == "amx_int8")
+    assert LEVELS[found.isa].features <= found.features
+
+
+def test_zen5_has_both_kinds_of_vnni():
+    zen5 = next(r for r in RECORDED if "Zen 5, server" in r["what"])
+    assert {"avx_vnni", "avx512_vnni"} <= classify(zen5).features
+
+
+def test_py_cpuinfos_other_spellings_count():
+    flags = ["avx2", "fma3", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"]
+    assert classify({"flags": flags}).isa == "avx512_vnni"
+
+
+def test_a_cpu_without_avx2_is_refused_with_a_reason():
+    with pytest.raises(CpuError, match="needs a CPU with AVX2"):
+        classify({"flags": ["sse4_2", "avx"], "brand_raw": "Intel(R) Core(TM) i5-2500K"})
+
+
+def test_avx512_needs_all_four_parts():
+    flags = ["avx2", "fma", "avx512f", "avx512cd", "avx512er", "avx512pf"]  # Xeon Phi
+    assert classify({"flags": flags}).isa == "avx2"
+
+
+def test_levels_are_ordered_and_capping_never_adds():
+    everything = frozenset().union(*(level.features for level in LEVELS.values()))
+    for name in LEVELS:
+        capped = capped_features(everything, name)
+        assert best_level(capped) == name
+        assert LEVELS[name].features <= capped <= everything
+
+
+def test_capping_above_the_cpu_says_what_is_missing():
+    haswell = classify(RECORDED[0])
+    with pytest.raises(CpuError, match=r"lacks avx512, avx512_vnni.*It reaches avx2"):
+        haswell.capped("avx512_vnni")
+    with pytest.raises(CpuError, match="is no ISA level; use one of avx2"):
+        haswell.capped("sse2")
+
+
+def test_losing_a_feature_loses_what_needs_it():
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    assert granite.without("avx512", "why").features == {"avx2", "avx_vnni"}
+    assert granite.without("avx512", "why").notes == ("why",)
+
+
+def test_a_feature_that_torch_does_not_see_is_not_used():
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    names = {name: True for group in cpu_info._TORCH_NAMES.values() for name in group}
+    assert cpu_info._confirmed_by_torch(granite, names).features == granite.features
+    found = cpu_info._confirmed_by_torch(granite, {**names, "amx_int8": False})
+    assert found.isa == "avx512_vnni"
+    assert "torch does not see it" in found.notes[0]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "x86quant" / "amx_probe.json"
+
+
+def test_the_probes_answer_is_remembered(cache):
+    asked = []
+
+    def probe():
+        asked.append(1)
+        return "it faults"
+
+    for _ in range(3):
+        assert cpu_info._remembered("this cpu", probe) == "it faults"
+    assert len(asked) == 1
+    assert cpu_info._remembered("another cpu", lambda: None) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"key": "k", "reason": 3}', "\x00"])
+def test_a_broken_cache_is_ignored(cache, content):
+    cache.parent.mkdir()
+    cache.write_text(content)
+    assert cpu_info._remembered("k", lambda: "asked again") == "asked again"
+    assert json.loads(cache.read_text()) == {"key": "k", "reason": "asked again"}
+
+
+def test_a_cache_that_cannot_be_written_costs_only_a_probe(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert cpu_info._remembered("k", lambda: None) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (subprocess.CompletedProcess([], 0), None),
+        (subprocess.CompletedProcess([], -4), "died of signal 4"),
+        (subprocess.CompletedProcess([], 2), "refuses its use"),
+        (subprocess.CompletedProcess([], 3), "wrong result"),
+        (subprocess.CompletedProcess([], 1), "exit code 1"),
+        (subprocess.TimeoutExpired([], 1), "hung"),
+        (OSError("no processes left"), "could not be started"),
+    ],
+)
+def test_whatever_becomes_of_the_probe_is_put_into_words(monkeypatch, outcome, words):
+    def run(*_, **__):
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(subprocess, "run", run)
+    reason = cpu_info._probe_amx()
+    assert reason is None if words is None else words in reason
+
+
+def test_amx_that_faults_does_not_count(monkeypatch, cache):
+    monkeypatch.setattr(cpu_info, "_probe_amx", lambda: "a probe of it died of signal 4")
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    found = cpu_info._confirmed_by_probe(granite)
+    assert found.isa == "avx512_vnni"
+    assert "AMX is advertised, but a probe of it died of signal 4; not used" in found.notes
+
+
+@pytest.mark.skipif(not HERE.amx, reason="this CPU has no AMX, or is capped below it")
+def test_the_probe_really_multiplies_tiles():
+    assert cpu_info._probe_amx() is None
+    broken = amx_probe._CODE.replace(bytes.fromhex("c4e2695ec1"), bytes(0))
+    code = f"from x86quant import amx_probe as p; p._CODE = {broken!r}; print(p.main())"
+    assert run_python(code).stdout.strip() == "3"
+
+
+ISA_REPORT = """
+import torch, x86quant
+from tests.stock import activation, engine, weight
+c = x86quant.cpu()
+with engine("onednn"):
+    pack = torch.ops.quantized.conv2d_prepack(weight(64, 64, 3, 3), None, [1, 1], [1, 1], [1, 1], 1)
+torch.ops.quantized.conv2d(activation(1, 64, 9, 9), pack, 1.0, 0)
+x = torch._make_per_tensor_quantized_tensor(torch.full((4, 64), 255, dtype=torch.uint8), 1.0, 0)
+w = torch._make_per_channel_quantized_tensor(torch.full((64, 64), 127, dtype=torch.int8),
+    torch.full((64,), 1e-4, dtype=torch.double), torch.zeros(64, dtype=torch.long), 0)
+with engine("fbgemm"):
+    pack = torch.ops.quantized.linear_prepack(w, None)
+y = torch.ops.quantized.linear(x, pack, 1.0, 0)
+print("ISA", c.isa, "EXACT", int(y.int_repr()[0, 0]) == round(64 * 255 * 127 * 1e-4))
+"""
+ONEDNN_NAMES = {
+    "avx2": "avx2",
+    "avx_vnni": "avx2_vnni",
+    "avx512": "avx512_core",
+    "avx512_vnni": "avx512_core_vnni",
+    "amx_int8": "_amx",
+}
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_forcing_a_level_caps_onednn_and_fbgemm(isa):
+    if not LEVELS[isa].features <= HERE.features:
+        pytest.skip(f"this CPU, or the cap in force, is below {isa}")
+    done = run_python(ISA_REPORT, X86QUANT_ISA=isa, ONEDNN_VERBOSE="1")
+    # FBGEMM multiplies exactly where it uses AVX512-VNNI, and saturates where it does not.
+    exact = "avx512_vnni" in LEVELS[isa].features
+    assert f"ISA {isa} EXACT {exact}" in done.stdout, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "convolution" in line and "exec" in line]
+    assert lines
+    assert all(ONEDNN_NAMES[isa] in line for line in lines), lines
+
+
+def test_an_unknown_level_is_refused():
+    done = run_python("import x86quant", X86QUANT_ISA="avx1024")
+    assert done.returncode == 1
+    assert "X86QUANT_ISA=avx1024 is no level; use one of avx2," in done.stderr
+
+
+def test_a_cap_that_comes_too_late_is_an_error():
+    if "avx512" not in HERE.features:
+        pytest.skip("needs a CPU with AVX-512 to be capped below it")
+    done = run_python(
+        "import os, torch; torch.ones(3) + 1; os.environ['X86QUANT_ISA'] = 'avx2';"
+        "import x86quant; x86quant.cpu()",
+        X86QUANT_ISA="",
+        ATEN_CPU_CAPABILITY="avx512",
+    )
+    assert "came too late" in done.stderr, done.stderr
+
+
+def test_this_cpu_prints_what_it_is():
+    text = str(HERE)
+    assert HERE.isa in text
+    assert "cores" in text
+    assert HERE.threads == os.cpu_count() or HERE.threads > 0
+
+
+def test_detection_never_runs_py_cpuinfos_slow_query():
+    code = (
+        "import cpuinfo, x86quant\n"
+        "def slow(): raise SystemExit('slow query')\n"
+        "cpuinfo.get_cpu_info = slow\n"
+        "print(x86quant.cpu().isa)"
+    )
+    assert run_python(code).stdout.strip() == HERE.isa
