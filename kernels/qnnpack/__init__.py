@@ -5,8 +5,9 @@ make them saturate. It is several times slower than the others where those are l
 
 What cannot be known when weights are packed, and is for the runtime to observe:
 
-* A pack holds the input scale and zero point of its first run, and notices a change of scale but
-  not of the zero point alone: each (scale, zero point) needs a pack of its own.
+* A pack keeps the output scale of its first run, and pads with the zero point of its first run,
+  until the *input scale* changes: each (input scale, input zero point, output scale) needs a pack
+  of its own.
 * The bias is rounded to int32 in units of ``x_scale * w_scale``: where ``|bias|`` over that
   reaches 2**31 (a dead channel with a tiny weight scale) the result is wrong.
 """
