@@ -361,7 +361,7 @@ def test_pieces_by_rows_agree_with_choosing_each() -> None:
 def test_pieces_by_rows_of_the_default_table() -> None:
     assert by_rows(linear(768, 768)) == [(7, "fbgemm"), (None, "onednn")]
     assert by_rows(linear(768, 768, dynamic=True)) == [(15, "fbgemm"), (None, "onednn")]
-    assert by_rows(linear(768, 768), cpu=VNNI) == [(63, "fbgemm"), (None, "onednn")]
+    assert by_rows(linear(768, 768), cpu=VNNI) == [(127, "fbgemm"), (None, "onednn")]
     assert by_rows(linear(768, 768), cpu=AVX2) == [(None, "fbgemm")]
 
 
