@@ -19,7 +19,8 @@ from tests.stock import engine, weight
 from x86quant.kernels import all_kernels
 
 Q = torch.ops.quantized
-LAYERS = list(csv.DictReader((resources.files("x86quant.rules") / "layers.csv").open()))
+_FILE = resources.files("x86quant.rules") / "layers.csv"
+LAYERS = list(csv.DictReader(_FILE.read_text().splitlines()))
 SAFE = 64  # 255 * (64 + 64) fits 16 bits
 CONV = {"conv1d": Q.conv1d_prepack, "conv2d": Q.conv2d_prepack, "conv3d": Q.conv3d_prepack}
 

@@ -10,6 +10,8 @@
 namespace x86quant {
 namespace {
 
+constexpr size_t kMostPacks = 16;
+
 LinearPack make_linear(const std::string& kernel, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias) {
   if (kernel == "reference") return reference_linear(weight, bias);
@@ -23,13 +25,16 @@ ConvPack<N> make_conv(const std::string& kernel, const at::Tensor& weight,
   return stock_conv<N>(engine_named(kernel), weight, bias, geometry);
 }
 
-// What of an input decides which pack serves it.
-Slot slot_for(const std::string& kernel, Variant variant, const at::Tensor& x, double bias_reach) {
+// What of a run decides which pack serves it.
+Slot slot_for(const std::string& kernel, Variant variant, const at::Tensor& x, double y_scale,
+              double bias_reach, int64_t activation_max) {
+  // Padding is filled with the zero point, so it must keep to the 7 bits promised, too.
+  if (x.is_quantized() && x.q_zero_point() > activation_max) return {"reference"};
   // Neither depends on the op variant or on the input.
-  if (kernel == "fbgemm" || kernel == "reference") return {kernel, Variant::kPlain, 0};
-  if (kernel != "qnnpack" || !x.is_quantized()) return {kernel, variant, 0};
-  if (bias_reach >= x.q_scale() * 2147483648.0) return {"reference", Variant::kPlain, 0};
-  return {kernel, variant, x.q_zero_point()};
+  if (kernel == "fbgemm" || kernel == "reference") return {kernel};
+  if (kernel != "qnnpack" || !x.is_quantized()) return {kernel, variant};
+  if (bias_reach >= x.q_scale() * 2147483648.0) return {"reference"};
+  return {kernel, variant, x.q_scale(), y_scale, x.q_zero_point()};
 }
 
 // The pack in `slot`, made on first use from whatever pack exists already, so that only layers
@@ -41,6 +46,8 @@ auto find_or_make(Packs& packs, at::Tensor& weight, const std::optional<at::Tens
   if (found == packs.end()) {
     const at::Tensor source =
         weight.defined() ? weight : std::get<0>(packs.begin()->second->unpack());
+    // A layer has one set of quantization parameters; if a caller varies them, do not hoard.
+    if (packs.size() >= kMostPacks) packs.clear();
     found = packs.emplace(slot, make(slot.kernel, source, bias)).first;
     weight = at::Tensor();
   }
@@ -101,7 +108,7 @@ RoutedLinear::RoutedLinear(at::Tensor weight, std::optional<at::Tensor> bias, Ro
       bias_reach_(bias_reach(weight_, bias_)) {
   // With one kernel for all rows, pack now, so that what is wrong with the weight is said here.
   if (routing.segments.size() == 1)
-    find_or_make(packs_, weight_, bias_, {routing.segments[0].kernel, Variant::kPlain, 0},
+    find_or_make(packs_, weight_, bias_, Slot{routing.segments[0].kernel},
                  make_linear);
 }
 
@@ -112,9 +119,10 @@ void RoutedLinear::check(const at::Tensor& x, at::ScalarType expected) const {
                     in_features_, ".");
 }
 
-LinearPack RoutedLinear::pack_for(const at::Tensor& x, Variant variant) {
+LinearPack RoutedLinear::pack_for(const at::Tensor& x, Variant variant, double y_scale) {
   const int64_t rows = in_features_ ? x.numel() / in_features_ : 0;
-  const Slot slot = slot_for(routing.kernel_for(rows), variant, x, bias_reach_);
+  const Slot slot = slot_for(routing.kernel_for(rows), variant, x, y_scale, bias_reach_,
+                             routing.activation_max);
   std::lock_guard<std::mutex> guard(lock_);
   return find_or_make(packs_, weight_, bias_, slot, make_linear);
 }
@@ -122,14 +130,14 @@ LinearPack RoutedLinear::pack_for(const at::Tensor& x, Variant variant) {
 at::Tensor RoutedLinear::apply(at::Tensor x, double scale, int64_t zero_point) {
   check(x, at::kQUInt8);
   check_output(routing, scale, zero_point);
-  auto pack = pack_for(x, Variant::kPlain);
+  auto pack = pack_for(x, Variant::kPlain, scale);
   return pack->apply(clamp_codes(x, routing.activation_max), scale, zero_point);
 }
 
 at::Tensor RoutedLinear::apply_relu(at::Tensor x, double scale, int64_t zero_point) {
   check(x, at::kQUInt8);
   check_output(routing, scale, zero_point);
-  auto pack = pack_for(x, Variant::kRelu);
+  auto pack = pack_for(x, Variant::kRelu, scale);
   return pack->apply_relu(clamp_codes(x, routing.activation_max), scale, zero_point);
 }
 
@@ -202,7 +210,7 @@ RoutedConv<N>::RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, Con
       bias_reach_(bias_reach(weight_, bias_)) {
   // Pack now, so that what is wrong with the weight is said here.
   if (routing.segments.size() == 1)
-    pack(Slot{routing.segments[0].kernel, Variant::kPlain, 0});
+    pack(Slot{routing.segments[0].kernel});
 }
 
 template <int N>
@@ -240,8 +248,9 @@ const std::string& RoutedConv<N>::kernel_for(const at::Tensor& x) const {
 }
 
 template <int N>
-ConvPack<N> RoutedConv<N>::pack_for(const at::Tensor& x, Variant variant) {
-  const Slot slot = slot_for(kernel_for(x), variant, x, bias_reach_);
+ConvPack<N> RoutedConv<N>::pack_for(const at::Tensor& x, Variant variant, double y_scale) {
+  const Slot slot = slot_for(kernel_for(x), variant, x, y_scale, bias_reach_,
+                             routing.activation_max);
   std::lock_guard<std::mutex> guard(lock_);
   return pack(slot);
 }
@@ -250,7 +259,7 @@ template <int N>
 at::Tensor RoutedConv<N>::apply(const at::Tensor& x, double scale, int64_t zero_point) {
   check(x, at::kQUInt8);
   check_output(routing, scale, zero_point);
-  return pack_for(x, Variant::kPlain)
+  return pack_for(x, Variant::kPlain, scale)
       ->apply(clamp_codes(x, routing.activation_max), scale, zero_point);
 }
 
@@ -258,7 +267,7 @@ template <int N>
 at::Tensor RoutedConv<N>::apply_relu(const at::Tensor& x, double scale, int64_t zero_point) {
   check(x, at::kQUInt8);
   check_output(routing, scale, zero_point);
-  return pack_for(x, Variant::kRelu)
+  return pack_for(x, Variant::kRelu, scale)
       ->apply_relu(clamp_codes(x, routing.activation_max), scale, zero_point);
 }
 

@@ -39,15 +39,17 @@ struct Routing {
   const std::string& kernel_for(int64_t rows) const;
 };
 
-// Which of a layer's stock packs serves an input. QNNPACK packs keep the zero point of their
-// first input and notice no other, so each zero point has a pack of its own.
+// Which of a layer's stock packs serves an input. QNNPACK packs keep the output scale and the
+// padding of their first run until the input scale changes, so each set of quantization
+// parameters has a pack of its own; for other kernels they are 0.
 struct Slot {
   std::string kernel;
-  Variant variant;
-  int64_t zero_point;
+  Variant variant = Variant::kPlain;
+  double x_scale = 0, y_scale = 0;
+  int64_t x_zero_point = 0;
   bool operator<(const Slot& other) const {
-    return std::tie(kernel, variant, zero_point) <
-           std::tie(other.kernel, other.variant, other.zero_point);
+    return std::tie(kernel, variant, x_scale, y_scale, x_zero_point) <
+           std::tie(other.kernel, other.variant, other.x_scale, other.y_scale, other.x_zero_point);
   }
 };
 
@@ -78,7 +80,7 @@ class RoutedLinear final : public LinearPackedParamsBase {
   Routing routing;
 
  private:
-  LinearPack pack_for(const at::Tensor& x, Variant variant);
+  LinearPack pack_for(const at::Tensor& x, Variant variant, double y_scale = 0);
   void check(const at::Tensor& x, at::ScalarType expected) const;
 
   std::mutex lock_;
@@ -111,7 +113,7 @@ class RoutedConv final : public ConvPackedParamsBase<N> {
   const ConvGeometry& geometry() const { return geometry_; }
 
  private:
-  ConvPack<N> pack_for(const at::Tensor& x, Variant variant);
+  ConvPack<N> pack_for(const at::Tensor& x, Variant variant, double y_scale = 0);
   ConvPack<N> pack(const Slot& slot);
   void check(const at::Tensor& x, at::ScalarType expected) const;
   const std::string& kernel_for(const at::Tensor& x) const;
