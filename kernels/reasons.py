@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING
 from . import saturation
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
     from x86quant.spec import OpSpec
 
-    from .base import Kernel
 
-
-def common(kernel: Kernel, spec: OpSpec, cpu: Cpu) -> list[str]:
-    """What no compiled kernel can do: run without its features, on nothing, or past int32."""
+def common(spec: OpSpec) -> list[str]:
+    """What no compiled kernel can do: run on nothing, or past int32."""
     found = []
-    if missing := kernel.missing_features(cpu):
-        found.append(f"the CPU lacks {', '.join(missing)}")
     if spec.in_channels == 0 or spec.out_channels == 0:
         # oneDNN divides by zero and ends the process; FBGEMM returns unset memory.
         found.append(f"the weight is empty: {spec.in_channels}→{spec.out_channels} channels")

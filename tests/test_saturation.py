@@ -6,13 +6,14 @@ import ctypes
 import itertools
 from pathlib import Path
 
-import isa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import Problem
 
+from tests import isa
+from tests.packs import Problem
+from x86quant.cpu_info import cpu
 from x86quant.kernels import all_kernels, fbgemm, saturation
 from x86quant.spec import OpSpec
 
@@ -109,7 +110,7 @@ def test_accumulator_overflow(length, overflows):
     assert saturation.can_overflow(facts.pair_extremes(saturation.CHANNEL), 255) is overflows
     spec = OpSpec("linear", length, 1, weights=facts)
     for kernel in all_kernels().values():
-        refused = any("32-bit" in r for r in kernel.not_supported_reasons(spec, isa.this_cpu()))
+        refused = any("32-bit" in r for r in kernel.not_supported_reasons(spec, cpu()))
         assert refused is (overflows and kernel.name != "reference")
 
 
@@ -181,7 +182,7 @@ def test_fbgemm_is_legal_exactly_where_it_is_right(name):
     for pair in pairs_of(spec):
         for value in (127, -128):
             problem = with_pair(spec, pair, value)
-            reasons = FBGEMM.not_supported_reasons(problem.spec, isa.this_cpu())
+            reasons = FBGEMM.not_supported_reasons(problem.spec, cpu())
             assert bool(reasons) is (problem.error(FBGEMM) > 1), (pair, value, reasons)
 
 
@@ -190,7 +191,7 @@ def test_onednn_is_right_where_it_is_legal(name):
     spec = SHAPES[name]
     for pair in pairs_of(spec):
         problem = with_pair(spec, pair)
-        if not ONEDNN.not_supported_reasons(problem.spec, isa.this_cpu()):
+        if not ONEDNN.not_supported_reasons(problem.spec, cpu()):
             assert problem.error(ONEDNN) <= 1, pair
 
 

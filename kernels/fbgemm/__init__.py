@@ -23,7 +23,7 @@ class FbgemmKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        found = reasons.common(self, spec, cpu) + reasons.per_channel_transposed(spec)
+        found = reasons.common(spec) + reasons.per_channel_transposed(spec)
         if _saturating(path(spec), cpu):
             found += reasons.pair_saturation(spec, saturation.TAPS)
         return found

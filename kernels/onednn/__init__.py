@@ -25,7 +25,7 @@ class OnednnKernel(Kernel):
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         found = (
-            reasons.common(self, spec, cpu)
+            reasons.common(spec)
             + reasons.asymmetric_weights(spec)
             + reasons.per_channel_transposed(spec)
             + reasons.output_padding(spec)

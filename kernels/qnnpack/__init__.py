@@ -32,7 +32,7 @@ class QnnpackKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        return reasons.common(self, spec, cpu) + _transposed(spec)
+        return reasons.common(spec) + _transposed(spec)
 
 
 def _transposed(spec: OpSpec) -> list[str]:

@@ -34,16 +34,18 @@ at::Tensor centred_weight(const at::Tensor& weight) {
 }
 
 // One scale an output channel, shaped to multiply an output whose channels lie along `axis`.
-at::Tensor weight_scale(const at::Tensor& weight, int64_t axis, int64_t dim) {
+// Transposed convolutions hold the scales of one group, which every group shares.
+at::Tensor weight_scale(const at::Tensor& weight, int64_t axis, const at::Tensor& output) {
   if (!per_channel(weight)) return at::scalar_tensor(weight.q_scale(), at::kDouble);
-  return along(weight.q_per_channel_scales(), axis, dim);
+  const at::Tensor scales = weight.q_per_channel_scales();
+  const int64_t groups = scales.numel() ? output.size(axis) / scales.numel() : 1;
+  return along(scales.repeat({groups}), axis, output.dim());
 }
 
 at::Tensor real(const at::Tensor& accumulator, double x_scale, const at::Tensor& weight,
                 const std::optional<at::Tensor>& bias, int64_t axis) {
-  const int64_t dim = accumulator.dim();
-  at::Tensor out = accumulator * (weight_scale(weight, axis, dim) * x_scale);
-  if (bias.has_value() && bias->defined()) out = out + along(*bias, axis, dim);
+  at::Tensor out = accumulator * (weight_scale(weight, axis, accumulator) * x_scale);
+  if (bias.has_value() && bias->defined()) out = out + along(*bias, axis, out.dim());
   return out.to(at::kFloat);
 }
 

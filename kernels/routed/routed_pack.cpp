@@ -49,7 +49,8 @@ auto find_or_make(Packs& packs, at::Tensor& weight, const std::optional<at::Tens
     // A layer has one set of quantization parameters; if a caller varies them, do not hoard.
     if (packs.size() >= kMostPacks) packs.clear();
     found = packs.emplace(slot, make(slot.kernel, source, bias)).first;
-    weight = at::Tensor();
+    // QNNPACK cannot unpack a conv3d.
+    weight = slot.kernel == "qnnpack" ? source : at::Tensor();
   }
   return found->second;
 }
@@ -86,9 +87,11 @@ void check_type(const Routing& routing, const at::Tensor& x, at::ScalarType expe
 
 double bias_reach(const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   if (!bias.has_value() || !bias->defined() || bias->numel() == 0) return 0;
-  const at::Tensor scales = weight.qscheme() == at::kPerChannelAffine
-                                ? weight.q_per_channel_scales().to(at::kDouble)
-                                : at::scalar_tensor(weight.q_scale(), at::kDouble);
+  at::Tensor scales = weight.qscheme() == at::kPerChannelAffine
+                          ? weight.q_per_channel_scales().to(at::kDouble)
+                          : at::scalar_tensor(weight.q_scale(), at::kDouble).view(1);
+  // Transposed convolutions hold the scales of one group, which every group shares.
+  scales = scales.repeat({bias->numel() / scales.numel()});
   return (bias->to(at::kDouble).abs() / scales).max().item<double>();
 }
 

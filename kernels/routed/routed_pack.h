@@ -84,7 +84,7 @@ class RoutedLinear final : public LinearPackedParamsBase {
   void check(const at::Tensor& x, at::ScalarType expected) const;
 
   std::mutex lock_;
-  // The plain weight is kept only until the first pack exists; packs can be unpacked again.
+  // The plain weight is kept only until a pack exists that can be unpacked again.
   at::Tensor weight_;
   std::optional<at::Tensor> bias_;
   int64_t in_features_;
