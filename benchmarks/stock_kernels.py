@@ -2,7 +2,7 @@
 
     python benchmarks/stock_kernels.py                    # every suite, at this CPU's own level
     python benchmarks/stock_kernels.py linear depthwise --isa avx512_vnni
-    python benchmarks/stock_kernels.py conv --csv rules/stock_kernels.csv
+    python benchmarks/stock_kernels.py conv --csv rules/measurements/stock_kernels.csv
 
 Every engine's result is compared with float arithmetic first; one that is WRONG is not timed.
 The engines are timed in turn, round by round, so that a noisy neighbour hits all of them; each
