@@ -1,0 +1,1 @@
+"""The native kernels: their C++ sources, their build, and a ctypes view of them."""

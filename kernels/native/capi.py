@@ -1,0 +1,271 @@
+"""The C interface of ``native.h`` through ctypes and numpy, for tests and measurements.
+
+Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; any other strides do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ISAS = {
+    "reference": 0,
+    "avx2": 1,
+    "avx_vnni": 2,
+    "avx512": 3,
+    "avx512_vnni": 4,
+    "amx_int8": 5,
+}
+ALGOS = {"auto": 0, "reference": 1, "dense": 2, "depthwise": 3, "grouped": 4}
+OPS = (
+    "copy",
+    "lut",
+    "requant",
+    "add",
+    "mul",
+    "shuffle",
+    "max_pool",
+    "avg_pool",
+    "adaptive_pool",
+    "nearest",
+    "bilinear",
+)
+
+Bytes = npt.NDArray[np.uint8]
+Triple = tuple[int, int, int]
+_I32x3 = ctypes.c_int32 * 3
+
+
+class Tensor(ctypes.Structure):
+    """``xq_tensor``."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("n", "d", "h", "w", "c")),
+        *((f"stride_{name}", ctypes.c_int64) for name in ("n", "d", "h", "w")),
+    ]
+
+    @classmethod
+    def of(cls, array: Bytes | None) -> Tensor:
+        """A view of ``array``, which must outlive it."""
+        if array is None:
+            return cls()
+        if array.ndim != 5 or array.dtype != np.uint8:
+            raise ValueError(f"need a uint8 array (n, d, h, w, c), got {array.dtype} {array.shape}")
+        return cls(array.ctypes.data, *array.shape, *array.strides[:4])
+
+
+class Conv(ctypes.Structure):
+    """``xq_conv``."""
+
+    _fields_ = [
+        ("in_channels", ctypes.c_int32),
+        ("out_channels", ctypes.c_int32),
+        ("groups", ctypes.c_int32),
+        ("kernel", _I32x3),
+        ("stride", _I32x3),
+        ("padding", _I32x3),
+        ("dilation", _I32x3),
+        ("transposed", ctypes.c_int32),
+        ("algo", ctypes.c_int32),
+    ]
+
+
+class Requant(ctypes.Structure):
+    """``xq_requant``."""
+
+    _fields_ = [
+        ("mult", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("lut", ctypes.c_void_p),
+        ("in_zp", ctypes.c_int32),
+        ("out_zp", ctypes.c_int32),
+        ("lo", ctypes.c_int32),
+        ("hi", ctypes.c_int32),
+        ("residual", ctypes.c_int32),
+        ("res_zp", ctypes.c_int32),
+        ("res_mult", ctypes.c_float),
+    ]
+
+
+class ConvCall(ctypes.Structure):
+    """``xq_conv_call``."""
+
+    _fields_ = [
+        ("packed", ctypes.c_void_p),
+        ("in_", Tensor),
+        ("out", Tensor),
+        ("residual", Tensor),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class Op(ctypes.Structure):
+    """``xq_op``."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("isa", ctypes.c_int32),
+        ("a", Tensor),
+        ("b", Tensor),
+        ("out", Tensor),
+        ("lut", ctypes.c_void_p),
+        ("a_mult", ctypes.c_float),
+        ("b_mult", ctypes.c_float),
+        ("a_zp", ctypes.c_int32),
+        ("b_zp", ctypes.c_int32),
+        ("out_zp", ctypes.c_int32),
+        ("lo", ctypes.c_int32),
+        ("hi", ctypes.c_int32),
+        ("groups", ctypes.c_int32),
+        ("kernel", _I32x3),
+        ("stride", _I32x3),
+        ("padding", _I32x3),
+        ("dilation", _I32x3),
+        ("count_include_pad", ctypes.c_int32),
+        ("align_corners", ctypes.c_int32),
+        ("scale", ctypes.c_float * 3),
+    ]
+
+
+class NativeError(ValueError):
+    """The library refused a call; the text is the status's."""
+
+
+def aligned(size: int, alignment: int = 64) -> Bytes:
+    """``size`` zero bytes at an aligned address."""
+    raw = np.zeros(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvSpec:
+    """A convolution and how its results become bytes; see ``native.h`` for the formula."""
+
+    weight: npt.NDArray[np.int8]
+    mult: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32] | None = None
+    lut: Bytes | None = None
+    groups: int = 1
+    stride: Triple = (1, 1, 1)
+    padding: Triple = (0, 0, 0)
+    dilation: Triple = (1, 1, 1)
+    transposed: bool = False
+    in_zp: int = 0
+    out_zp: int = 0
+    lo: int = 0
+    hi: int = 255
+    residual: bool = False
+    res_zp: int = 0
+    res_mult: float = 0.0
+
+    def out_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
+        """The output's (d, h, w) for an input's (d, h, w)."""
+        out = []
+        axes = (size, self.weight.shape[2:], self.stride, self.padding, self.dilation)
+        for n, k, s, p, d in zip(*axes, strict=True):
+            reach = d * (k - 1) + 1
+            out.append(
+                (n - 1) * s - 2 * p + reach if self.transposed else (n + 2 * p - reach) // s + 1
+            )
+        return tuple(out)
+
+
+class Library:
+    """The loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        self.lib = ctypes.CDLL(str(path))
+        self.lib.xq_status_text.restype = ctypes.c_char_p
+        self.lib.xq_conv_packed_size.restype = ctypes.c_size_t
+        self.lib.xq_conv_scratch.restype = ctypes.c_size_t
+        self.lib.xq_conv_items.restype = ctypes.c_int64
+        self.lib.xq_op_items.restype = ctypes.c_int64
+        for name in ("xq_conv_run", "xq_op_run"):
+            getattr(self.lib, name).restype = None
+        self.lib.xq_conv_run.argtypes = [
+            ctypes.POINTER(ConvCall),
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        ]
+        self.lib.xq_op_run.argtypes = [ctypes.POINTER(Op), ctypes.c_int64, ctypes.c_int64]
+
+    def check(self, status: int) -> None:
+        """Raise unless ``status`` is XQ_OK."""
+        if status:
+            raise NativeError(self.lib.xq_status_text(status).decode())
+
+    def enable_amx(self) -> bool:
+        """Ask for AMX; False where the system refuses."""
+        return bool(self.lib.xq_enable_amx() == 0)
+
+    def pack(self, spec: ConvSpec, isa: str, algo: str = "auto") -> Bytes:
+        """Weights packed for ``isa``."""
+        out, per, *kernel = spec.weight.shape
+        conv = Conv(per * spec.groups, out, spec.groups, _I32x3(*kernel), _I32x3(*spec.stride))
+        conv.padding, conv.dilation = _I32x3(*spec.padding), _I32x3(*spec.dilation)
+        conv.transposed, conv.algo = int(spec.transposed), ALGOS[algo]
+        size = self.lib.xq_conv_packed_size(ctypes.byref(conv), ISAS[isa])
+        if size == 0:
+            raise NativeError(f"{algo} on {isa} refuses this convolution")
+        packed = aligned(size)
+        weight = np.ascontiguousarray(spec.weight, np.int8)
+        requant = Requant(spec.mult.ctypes.data)
+        requant.bias = None if spec.bias is None else spec.bias.ctypes.data
+        requant.lut = None if spec.lut is None else spec.lut.ctypes.data
+        for name in ("in_zp", "out_zp", "lo", "hi", "residual", "res_zp", "res_mult"):
+            setattr(requant, name, getattr(spec, name))
+        self.check(
+            self.lib.xq_conv_pack(
+                ctypes.byref(conv),
+                ISAS[isa],
+                ctypes.c_void_p(weight.ctypes.data),
+                ctypes.byref(requant),
+                ctypes.c_void_p(packed.ctypes.data),
+            )
+        )
+        return packed
+
+    def conv(
+        self,
+        packed: Bytes,
+        x: Bytes,
+        out: Bytes,
+        residual: Bytes | None = None,
+        *,
+        threads: int = 1,
+        scratch: Bytes | None = None,
+    ) -> None:
+        """Run all items of one convolution, on this thread."""
+        call = ConvCall(packed.ctypes.data, Tensor.of(x), Tensor.of(out), Tensor.of(residual))
+        call.threads = threads
+        self.check(self.lib.xq_conv_check(ctypes.byref(call)))
+        if scratch is None:
+            scratch = aligned(self.lib.xq_conv_scratch(ctypes.byref(call)))
+        items = self.lib.xq_conv_items(ctypes.byref(call))
+        self.lib.xq_conv_run(ctypes.byref(call), 0, items, scratch.ctypes.data)
+
+    def op(self, kind: str, isa: str, a: Bytes, out: Bytes, **fields: Any) -> None:
+        """Run all items of one op; ``fields`` are those of ``xq_op``."""
+        op = Op(OPS.index(kind), ISAS[isa], Tensor.of(a), Tensor(), Tensor.of(out))
+        op.hi, op.groups = 255, 1
+        for name in ("kernel", "stride", "dilation"):
+            setattr(op, name, _I32x3(1, 1, 1))
+        for name, value in fields.items():
+            if name == "b":
+                op.b = Tensor.of(value)
+            elif name == "lut":
+                op.lut = value.ctypes.data
+            elif name == "scale":
+                op.scale = (ctypes.c_float * 3)(*value)
+            else:
+                setattr(op, name, _I32x3(*value) if isinstance(value, tuple) else value)
+        self.check(self.lib.xq_op_check(ctypes.byref(op)))
+        self.lib.xq_op_run(ctypes.byref(op), 0, self.lib.xq_op_items(ctypes.byref(op)))

@@ -1,0 +1,118 @@
+// The convolution calls of the C interface: checks, and the way to the loops.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+namespace xq {
+namespace {
+
+const Packed* packed_of(const xq_conv_call& call) {
+  const auto* p = static_cast<const Packed*>(call.packed);
+  return p && reinterpret_cast<uintptr_t>(p) % kAlign == 0 && p->magic == kMagic ? p : nullptr;
+}
+
+bool same_shape(const xq_tensor& a, const xq_tensor& b) {
+  return a.n == b.n && a.d == b.d && a.h == b.h && a.w == b.w && a.c == b.c;
+}
+
+bool tensor_sane(const xq_tensor& t) {
+  return t.n >= 0 && t.d >= 0 && t.h >= 0 && t.w >= 0 && t.c >= 0 &&
+         (t.data || t.n * t.d * t.h * t.w * t.c == 0);
+}
+
+// Whether `out` pixels are what the convolution makes of `in` pixels along one axis.
+bool size_fits(const xq_conv& c, int axis, int64_t in, int64_t out) {
+  const int64_t reach = int64_t{c.dilation[axis]} * (c.kernel[axis] - 1) + 1;
+  const int64_t stride = c.stride[axis], pad = c.padding[axis];
+  if (!c.transposed) return in + 2 * pad >= reach && out == (in + 2 * pad - reach) / stride + 1;
+  const int64_t least = (in - 1) * stride - 2 * pad + reach;
+  return out >= least && out >= 1 && out < least + max64(stride, c.dilation[axis]);
+}
+
+// Depthwise splits into groups of rows times blocks of channels; few rows leave blocks to share.
+int64_t depthwise_row_groups(const Packed& p, const xq_tensor& out) {
+  return ceil_div(out.h, p.depthwise.rows);
+}
+
+}  // namespace
+}  // namespace xq
+
+using namespace xq;
+
+const char* xq_status_text(int status) {
+  switch (status) {
+    case XQ_OK: return "ok";
+    case XQ_BAD_ARGUMENT: return "null, misaligned or out-of-range argument";
+    case XQ_BAD_SHAPE: return "the tensors do not fit each other or the op";
+    case XQ_UNSUPPORTED: return "this algorithm cannot do this op on this ISA";
+    case XQ_NO_PERMISSION: return "the operating system does not let this process use AMX";
+    default: return "unknown status";
+  }
+}
+
+int xq_enable_amx(void) {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) ? XQ_NO_PERMISSION : XQ_OK;
+}
+
+int xq_conv_check(const xq_conv_call* call) {
+  if (!call) return XQ_BAD_ARGUMENT;
+  const Packed* p = packed_of(*call);
+  if (!p || call->threads < 1) return XQ_BAD_ARGUMENT;
+  const xq_tensor &in = call->in, &out = call->out;
+  if (!tensor_sane(in) || !tensor_sane(out)) return XQ_BAD_ARGUMENT;
+  if (in.n != out.n || in.c != p->conv.in_channels || out.c != p->conv.out_channels)
+    return XQ_BAD_SHAPE;
+  if (in.d < 1 || in.h < 1 || in.w < 1) return in.n == 0 || out.w * out.h * out.d == 0 ? XQ_OK : XQ_BAD_SHAPE;
+  const int64_t ins[3] = {in.d, in.h, in.w}, outs[3] = {out.d, out.h, out.w};
+  for (int i = 0; i < 3; ++i)
+    if (!size_fits(p->conv, i, ins[i], outs[i])) return XQ_BAD_SHAPE;
+  if (out.n == 0) return XQ_OK;
+  if ((in.w > 1 && in.stride_w < in.c) || (out.w > 1 && out.stride_w < out.c)) return XQ_BAD_SHAPE;
+  if ((p->residual != 0) != (call->residual.data != nullptr)) return XQ_BAD_ARGUMENT;
+  if (p->residual && !same_shape(call->residual, out)) return XQ_BAD_SHAPE;
+  return XQ_OK;
+}
+
+int64_t xq_conv_items(const xq_conv_call* call) {
+  const Packed& p = *static_cast<const Packed*>(call->packed);
+  const xq_tensor& out = call->out;
+  if (out.n * out.d * out.h * out.w == 0) return 0;
+  if (p.algo == XQ_ALGO_REFERENCE) return out.n * out.d * out.h;
+  if (p.algo == XQ_ALGO_DEPTHWISE)
+    return out.n * out.d * depthwise_row_groups(p, out) * p.n_blocks;
+  return dense_items(*call);
+}
+
+size_t xq_conv_scratch(const xq_conv_call* call) {
+  const Packed& p = *static_cast<const Packed*>(call->packed);
+  if (p.algo == XQ_ALGO_REFERENCE) return 0;
+  if (p.algo == XQ_ALGO_DEPTHWISE) {
+    const int64_t columns = depthwise_strip_columns(p, depthwise_tile(p, call->out.w));
+    return static_cast<size_t>(columns * p.depthwise.quads * p.lanes * 16 + 4 * kAlign);
+  }
+  return dense_scratch(*call);
+}
+
+void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scratch) {
+  const Packed& p = *static_cast<const Packed*>(call->packed);
+  if (begin >= end) return;
+  if (p.algo == XQ_ALGO_REFERENCE) return conv_reference(*call, begin, end);
+  if (p.algo != XQ_ALGO_DEPTHWISE) return dense_run(*call, begin, end, static_cast<uint8_t*>(scratch));
+  // Depth 1 kernels see each slice as an image of its own.
+  const int64_t groups = depthwise_row_groups(p, call->out);
+  xq_tensor in = call->in, out = call->out, res = call->residual;
+  for (int64_t item = begin; item < end;) {
+    const int64_t block = item % p.n_blocks, row = item / p.n_blocks;
+    const int64_t image = row / groups, n = image / call->out.d, d = image % call->out.d;
+    in.data = call->in.data + d * call->in.stride_d;
+    out.data = call->out.data + d * call->out.stride_d;
+    res.data = p.residual ? call->residual.data + d * call->residual.stride_d : nullptr;
+    const int64_t blocks = min64(p.n_blocks - block, end - item);
+    kernels_of(p.isa).depthwise({&p, &in, &out, p.residual ? &res : nullptr, n,
+                                 row % groups * p.depthwise.rows, static_cast<int32_t>(block),
+                                 static_cast<int32_t>(block + blocks), static_cast<uint8_t*>(scratch)});
+    item += blocks;
+  }
+}

@@ -1,0 +1,341 @@
+// Choosing an algorithm and packing weights for it.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "internal.h"
+
+namespace xq {
+namespace {
+
+Geometry geometry_of(const xq_conv& c) {
+  Geometry g;
+  for (int i = 0; i < 3; ++i) {
+    g.kernel[i] = c.kernel[i];
+    g.dilation[i] = c.dilation[i];
+    g.stride[i] = c.transposed ? 1 : c.stride[i];
+    g.up[i] = c.transposed ? c.stride[i] : 1;
+    g.pad[i] = c.transposed ? int64_t{c.dilation[i]} * (c.kernel[i] - 1) - c.padding[i] : c.padding[i];
+  }
+  return g;
+}
+
+int64_t taps_of(const xq_conv& c) { return int64_t{c.kernel[0]} * c.kernel[1] * c.kernel[2]; }
+
+bool plain_pixel(const Geometry& g) {
+  for (int i = 0; i < 3; ++i)
+    if (g.kernel[i] != 1 || g.stride[i] != 1 || g.pad[i] != 0 || g.up[i] != 1) return false;
+  return true;
+}
+
+bool can_depthwise(const xq_conv& c) {
+  return c.groups > 1 && c.groups == c.in_channels && c.groups == c.out_channels && !c.transposed &&
+         c.kernel[0] == 1 && c.stride[0] == 1 && c.padding[0] == 0;
+}
+
+// One vector of output channels must find its inputs in whole quads within 16 * vector bytes.
+bool can_grouped(const xq_conv& c, int isa) {
+  const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
+  return isa != XQ_ISA_REFERENCE && c.groups > 1 && in == out && (in == 4 || in == 8);
+}
+
+int choose_algo(const xq_conv& c, int isa) {
+  if (c.algo != XQ_ALGO_AUTO) return c.algo;
+  if (isa == XQ_ISA_REFERENCE) return XQ_ALGO_REFERENCE;
+  if (can_depthwise(c)) return XQ_ALGO_DEPTHWISE;
+  if (can_grouped(c, isa)) return XQ_ALGO_GROUPED;
+  return XQ_ALGO_DENSE;
+}
+
+// Few groups of 4 input rows cost little to interleave but serve few output rows. The weights 3
+// and 1 are instructions an input column and a product.
+DepthwisePlan depthwise_plan(const Geometry& g) {
+  const int64_t kh = g.kernel[1];
+  if (g.dilation[1] > 1) return {1, static_cast<int32_t>(ceil_div(kh, 4))};
+  DepthwisePlan best{1, 1};
+  double best_cost = 1e30;
+  for (int64_t quads = ceil_div(kh, 4); quads <= ceil_div(kh, 4) + 2; ++quads) {
+    const int64_t rows = (4 * quads - kh) / g.stride[1] + 1;
+    int64_t products = 0;
+    for (int64_t r = 0; r < rows; ++r)
+      products += (r * g.stride[1] + kh - 1) / 4 - r * g.stride[1] / 4 + 1;
+    const double cost = (3.0 * quads * g.stride[2] + products * g.kernel[2]) / rows;
+    if (rows <= 6 && cost < best_cost * 0.99) {
+      best_cost = cost;
+      best = {static_cast<int32_t>(rows), static_cast<int32_t>(quads)};
+    }
+  }
+  return best;
+}
+
+// Everything about a blob that does not depend on the weights' values.
+struct Layout {
+  Packed head{};
+  std::vector<Block> blocks;
+  std::vector<Run> runs;
+  int64_t scalars = 0;   // elements of corr, mult and bias
+  int64_t weight_bytes = 0;
+};
+
+void add_block(Layout& l, int64_t a_off, int64_t out_c, int64_t count, int max_vecs, int64_t quads) {
+  const int lanes = l.head.lanes;
+  int vecs = 1;
+  while (vecs < max_vecs && vecs * lanes < count) vecs *= 2;
+  l.blocks.push_back({static_cast<int32_t>(a_off), static_cast<int32_t>(out_c),
+                      static_cast<int32_t>(count), vecs, l.weight_bytes, l.scalars});
+  l.weight_bytes += round_up(quads * vecs * lanes * 4, kAlign);
+  l.scalars += round_up(vecs * lanes, 16);
+}
+
+void layout_runs(Layout& l, int64_t channels) {
+  const Geometry& g = l.head.geo;
+  const int64_t step = l.head.isa == XQ_ISA_AMX_INT8 && l.head.algo == XQ_ALGO_DENSE ? 16 : 1;
+  auto add = [&](int64_t z, int64_t y, int64_t x, int64_t bytes) {
+    const int64_t quads = round_up(ceil_div(bytes, 4), step);
+    l.runs.push_back({{static_cast<int32_t>(z), static_cast<int32_t>(y), static_cast<int32_t>(x)},
+                      static_cast<int32_t>(bytes), static_cast<int32_t>(quads)});
+  };
+  if (l.head.mode == kIm2col) return add(0, 0, 0, taps_of(l.head.conv) * channels);
+  const int64_t kw = g.kernel[2];
+  auto quads = [&](int64_t bytes) { return round_up(ceil_div(bytes, 4), step); };
+  const bool adjacent = l.head.conv.groups == 1 && g.stride[2] == 1 && g.dilation[2] == 1 &&
+                        quads(kw * channels) < kw * quads(channels);
+  for (int64_t z = 0; z < g.kernel[0]; ++z)
+    for (int64_t y = 0; y < g.kernel[1]; ++y)
+      for (int64_t x = 0; x < (adjacent ? 1 : kw); ++x)
+        add(z, y, x, adjacent ? kw * channels : channels);
+}
+
+// Groups narrower than a block are joined into one; wider ones get blocks of their own.
+void layout_dense(Layout& l) {
+  const xq_conv& c = l.head.conv;
+  const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
+  const int64_t width = 2 * l.head.lanes;
+  const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, width / out));
+  l.head.mode = plain_pixel(l.head.geo) ? kDirect : kPlanes;
+  if (l.head.mode == kPlanes && c.groups == 1 && c.in_channels <= 16 &&
+      (l.head.geo.stride[2] > 1 || c.in_channels % 4 != 0))
+    l.head.mode = kIm2col;
+  layout_runs(l, in * joined);
+  int64_t quads = 0;
+  for (const Run& r : l.runs) quads += r.quads;
+  for (int64_t g = 0; g < c.groups; g += joined) {
+    const int64_t all = std::min(joined, c.groups - g) * out;
+    for (int64_t first = 0; first < all; first += width)
+      add_block(l, g * in, g * out + first, std::min(width, all - first), 2, quads);
+  }
+}
+
+void layout_grouped(Layout& l) {
+  const xq_conv& c = l.head.conv;
+  l.head.mode = kPlanes;
+  layout_runs(l, c.in_channels / c.groups);
+  int64_t quads = 0;
+  for (const Run& r : l.runs) quads += r.quads;
+  const int64_t width = 2 * l.head.lanes;
+  for (int64_t first = 0; first < c.out_channels; first += width)
+    add_block(l, first, first, std::min<int64_t>(width, c.out_channels - first), 2, quads);
+}
+
+void layout_depthwise(Layout& l) {
+  l.head.depthwise = depthwise_plan(l.head.geo);
+  const DepthwisePlan& d = l.head.depthwise;
+  const int64_t channels = l.head.conv.out_channels;
+  const int64_t quads = int64_t{d.rows} * d.quads * l.head.geo.kernel[2];
+  for (int64_t c = 0; c < channels;) {
+    const int64_t left = channels - c, lanes = l.head.lanes;
+    // A block of 4 vectors is worth its empty lanes once 3 of the 4 are used.
+    const int64_t width = left > 3 * lanes ? 4 * lanes : lanes;
+    add_block(l, c, c, std::min(width, left), static_cast<int>(width / lanes), quads);
+    c += width;
+  }
+}
+
+Layout layout_of(const xq_conv& conv, int isa) {
+  Layout l;
+  Packed& h = l.head;
+  h.magic = kMagic;
+  h.isa = isa;
+  h.conv = conv;
+  h.algo = choose_algo(conv, isa);
+  h.geo = geometry_of(conv);
+  h.lanes = lanes_of(isa);
+  if (h.algo == XQ_ALGO_REFERENCE) {
+    l.scalars = conv.out_channels;
+    l.weight_bytes = conv.out_channels * taps_of(conv) * (conv.in_channels / conv.groups);
+  } else if (h.algo == XQ_ALGO_DENSE) {
+    layout_dense(l);
+  } else if (h.algo == XQ_ALGO_DEPTHWISE) {
+    layout_depthwise(l);
+  } else {
+    layout_grouped(l);
+  }
+  h.n_blocks = static_cast<int32_t>(l.blocks.size());
+  h.n_runs = static_cast<int32_t>(l.runs.size());
+  int64_t at = round_up(sizeof(Packed), kAlign);
+  auto place = [&](int64_t bytes) {
+    const int64_t here = at;
+    at = round_up(at + bytes, kAlign);
+    return here;
+  };
+  h.blocks = place(h.n_blocks * int64_t{sizeof(Block)});
+  h.runs = place(h.n_runs * int64_t{sizeof(Run)});
+  h.corr = place(l.scalars * 4);
+  h.mult = place(l.scalars * 4);
+  h.bias = place(l.scalars * 4);
+  h.lut = place(256);
+  h.weights = place(l.weight_bytes);
+  h.size = at;
+  return l;
+}
+
+// Reads the caller's weights by absolute channels; channels of another group weigh nothing.
+struct Weights {
+  const xq_conv& c;
+  const int8_t* data;
+  int8_t operator()(int64_t oc, int64_t ic, int64_t z, int64_t y, int64_t x) const {
+    const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
+    if (ic / in != oc / out) return 0;
+    const int64_t kd = c.kernel[0], kh = c.kernel[1], kw = c.kernel[2];
+    if (c.transposed) z = kd - 1 - z, y = kh - 1 - y, x = kw - 1 - x;
+    return data[(((oc * in + ic % in) * kd + z) * kh + y) * kw + x];
+  }
+};
+
+// The tap and channel of byte `b` of a run.
+struct Position {
+  int64_t z, y, x, channel;
+};
+
+Position position_in(const Packed& h, const Run& r, int64_t b, int64_t channels) {
+  const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
+  const int64_t tap = (int64_t{r.tap[0]} * kh + r.tap[1]) * kw + r.tap[2] + b / channels;
+  return {tap / (kh * kw), tap / kw % kh, tap % kw, b % channels};
+}
+
+void pack_dense(const Layout& l, const Weights& w, int8_t* to) {
+  const Packed& h = l.head;
+  const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups;
+  const bool grouped = h.algo == XQ_ALGO_GROUPED;
+  const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, 2 * h.lanes / out));
+  const int64_t channels = grouped ? in : in * joined;
+  for (const Block& block : l.blocks) {
+    int8_t* at = to + block.w_off;
+    for (const Run& run : l.runs)
+      for (int64_t quad = 0; quad < run.quads; ++quad)
+        for (int vec = 0; vec < block.vecs; ++vec)
+          for (int lane = 0; lane < h.lanes; ++lane)
+            for (int i = 0; i < 4; ++i, ++at) {
+              const int64_t oc = channel_of(block.vecs, vec, lane), b = quad * 4 + i;
+              if (oc >= block.count || b >= run.bytes) continue;
+              const Position p = position_in(h, run, b, channels);
+              const int64_t first = grouped ? (block.out_c + oc) / out * in : block.a_off;
+              if (first + p.channel >= h.conv.in_channels) continue;
+              *at = w(block.out_c + oc, first + p.channel, p.z, p.y, p.x);
+            }
+  }
+}
+
+void pack_depthwise(const Layout& l, const Weights& w, int8_t* to) {
+  const Packed& h = l.head;
+  const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
+  for (const Block& block : l.blocks) {
+    int8_t* at = to + block.w_off;
+    for (int64_t r = 0; r < h.depthwise.rows; ++r)
+      for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
+        for (int64_t x = 0; x < kw; ++x)
+          for (int vec = 0; vec < block.vecs; ++vec)
+            for (int lane = 0; lane < h.lanes; ++lane)
+              for (int i = 0; i < 4; ++i, ++at) {
+                const int64_t c = channel_of(block.vecs, vec, lane);
+                const int64_t y = quad * 4 + i - r * h.geo.stride[1];
+                if (c < block.count && y >= 0 && y < kh)
+                  *at = w(block.out_c + c, block.out_c + c, 0, y, x);
+              }
+  }
+}
+
+// Per-channel values in the blob's order, and whether a sum can leave int32 once multiplied.
+void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed* to) {
+  const xq_conv& c = l.head.conv;
+  const int64_t in = c.in_channels / c.groups, per = in * taps_of(c);
+  char* base = reinterpret_cast<char*>(to);
+  auto* corr = reinterpret_cast<int32_t*>(base + to->corr);
+  auto* mult = reinterpret_cast<float*>(base + to->mult);
+  auto* bias = reinterpret_cast<float*>(base + to->bias);
+  auto set = [&](int64_t at, int64_t oc) {
+    int64_t sum = 0, size = 0;
+    for (int64_t i = 0; i < per; ++i) sum += w.data[oc * per + i], size += std::abs(w.data[oc * per + i]);
+    corr[at] = static_cast<int32_t>(static_cast<uint32_t>(-sum * q.in_zp));
+    mult[at] = q.mult[oc];
+    bias[at] = q.bias ? q.bias[oc] : 0.0f;
+    const double reach = 255.0 * size * std::fabs(q.mult[oc]) + std::fabs(bias[at]) +
+                         255.0 * std::fabs(q.res_mult);
+    if (!(reach < 2.0e9)) to->clamp_float = 1;
+  };
+  if (to->algo == XQ_ALGO_REFERENCE) {
+    for (int64_t oc = 0; oc < c.out_channels; ++oc) set(oc, oc);
+    return;
+  }
+  for (const Block& b : l.blocks)
+    for (int vec = 0; vec < b.vecs; ++vec)
+      for (int lane = 0; lane < to->lanes; ++lane)
+        if (const int64_t oc = channel_of(b.vecs, vec, lane); oc < b.count)
+          set(b.s_off + vec * to->lanes + lane, b.out_c + oc);
+}
+
+bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
+
+}  // namespace
+
+bool conv_valid(const xq_conv& c, int isa) {
+  if (isa < XQ_ISA_REFERENCE || isa > XQ_ISA_AMX_INT8) return false;
+  if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_GROUPED) return false;
+  if (c.in_channels < 1 || c.out_channels < 1 || c.groups < 1) return false;
+  if (c.in_channels % c.groups || c.out_channels % c.groups) return false;
+  for (int i = 0; i < 3; ++i)
+    if (c.kernel[i] < 1 || c.stride[i] < 1 || c.dilation[i] < 1 || c.padding[i] < 0) return false;
+  if (c.algo == XQ_ALGO_DEPTHWISE && (!can_depthwise(c) || isa == XQ_ISA_REFERENCE)) return false;
+  if (c.algo == XQ_ALGO_GROUPED && !can_grouped(c, isa)) return false;
+  return !(c.algo == XQ_ALGO_DENSE && isa == XQ_ISA_REFERENCE);
+}
+
+}  // namespace xq
+
+int xq_conv_algo(const xq_conv* conv, int isa) {
+  return conv && xq::conv_valid(*conv, isa) ? xq::choose_algo(*conv, isa) : XQ_ALGO_AUTO;
+}
+
+size_t xq_conv_packed_size(const xq_conv* conv, int isa) {
+  if (!conv || !xq::conv_valid(*conv, isa)) return 0;
+  return static_cast<size_t>(xq::layout_of(*conv, isa).head.size);
+}
+
+int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* q, void* packed) {
+  using namespace xq;
+  if (!conv || !weight || !q || !q->mult || !packed) return XQ_BAD_ARGUMENT;
+  if (reinterpret_cast<uintptr_t>(packed) % kAlign) return XQ_BAD_ARGUMENT;
+  if (!conv_valid(*conv, isa)) return XQ_UNSUPPORTED;
+  if (!byte_range(q->in_zp) || !byte_range(q->out_zp) || !byte_range(q->lo) || !byte_range(q->hi) ||
+      !byte_range(q->res_zp) || q->lo > q->hi)
+    return XQ_BAD_ARGUMENT;
+  const Layout l = layout_of(*conv, isa);
+  memset(packed, 0, static_cast<size_t>(l.head.size));
+  auto* head = static_cast<Packed*>(packed);
+  *head = l.head;
+  head->in_zp = q->in_zp, head->out_zp = q->out_zp, head->lo = q->lo, head->hi = q->hi;
+  head->residual = q->residual, head->res_zp = q->res_zp, head->res_mult = q->res_mult;
+  head->has_lut = q->lut != nullptr;
+  char* base = static_cast<char*>(packed);
+  if (q->lut) memcpy(base + head->lut, q->lut, 256);
+  if (!l.blocks.empty()) memcpy(base + head->blocks, l.blocks.data(), l.blocks.size() * sizeof(Block));
+  if (!l.runs.empty()) memcpy(base + head->runs, l.runs.data(), l.runs.size() * sizeof(Run));
+  const Weights w{*conv, weight};
+  pack_scalars(l, w, *q, head);
+  auto* to = reinterpret_cast<int8_t*>(base + head->weights);
+  if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
+  else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
+  else pack_dense(l, w, to);
+  return XQ_OK;
+}

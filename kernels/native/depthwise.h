@@ -1,0 +1,155 @@
+// Depthwise convolution of any width. Four input rows are woven into a strip with the four bytes of
+// a channel adjacent, so that one dot product takes four rows of taps at once. A strip serves all
+// horizontal taps and, shifted in the weights, several output rows.
+#pragma once
+
+#include "epilogue.h"
+
+namespace {
+
+template <class V>
+struct Strip {
+  const xq::DepthwiseTask& t;
+  const xq::Packed& p;
+  const xq::Block& block;
+  int64_t columns, first;   // first: input column of strip column 0, may be negative
+  int vecs;
+  const uint8_t* padding;
+
+  int64_t vector_bytes() const { return V::kLanes * 4; }
+  int64_t quad_bytes() const { return columns * vecs * vector_bytes(); }
+
+  const uint8_t* row(int64_t tap) const {
+    const int64_t y = t.y * p.geo.stride[1] + tap * p.geo.dilation[1] - p.geo.pad[1];
+    if (y < 0 || y >= t.in->h) return nullptr;
+    return t.in->data + t.n * t.in->stride_n + y * t.in->stride_h + block.a_off;
+  }
+
+  void weave(const uint8_t* const row[4], uint8_t* to) const {
+    if (vecs == 4) {
+      typename V::I v[4];
+      V::weave4(row, block.count, v);
+      for (int i = 0; i < 4; ++i) V::store(to + i * vector_bytes(), v[i]);
+    } else {
+      V::store(to, V::weave1(row, block.count));
+    }
+  }
+
+  void fill(int64_t quad, uint8_t* to) const {
+    const uint8_t *start[4], *at[4];
+    int64_t step[4];
+    for (int i = 0; i < 4; ++i) {
+      start[i] = row(quad * 4 + i);
+      step[i] = start[i] ? t.in->stride_w : 0;
+      if (!start[i]) start[i] = padding;
+    }
+    const uint8_t* const outside[4] = {padding, padding, padding, padding};
+    const int64_t bytes = vecs * vector_bytes();
+    const int64_t from = xq::min64(xq::max64(-first, 0), columns);
+    const int64_t to_column = xq::max64(xq::min64(t.in->w - first, columns), from);
+    for (int64_t x = 0; x < from; ++x) weave(outside, to + x * bytes);
+    for (int i = 0; i < 4; ++i) at[i] = start[i] + (first + from) * step[i];
+    for (int64_t x = from; x < to_column; ++x) {
+      weave(at, to + x * bytes);
+      for (int i = 0; i < 4; ++i) at[i] += step[i];
+    }
+    for (int64_t x = to_column; x < columns; ++x) weave(outside, to + x * bytes);
+  }
+};
+
+// Whether any tap of output row r lies in this quad.
+inline bool quad_used(const xq::Packed& p, int64_t r, int64_t quad) {
+  const int64_t first = r * p.geo.stride[1];
+  return quad * 4 + 3 >= first && quad * 4 < first + p.geo.kernel[1];
+}
+
+// PIXELS adjacent outputs of one row from finished strips.
+template <class V, int PIXELS, int VECS>
+void depthwise_pixels(const xq::Packed& p, const uint8_t* strip, int64_t quad_bytes, const int8_t* w,
+                      int64_t r, const int32_t* corr, typename V::I acc[PIXELS][VECS]) {
+  using I = typename V::I;
+  constexpr int64_t kVector = V::kLanes * 4, kColumn = VECS * kVector;
+  const int64_t kw = p.geo.kernel[2];
+  const int64_t step = p.geo.stride[2] * kColumn, dilation = p.geo.dilation[2] * kColumn;
+  I sum[PIXELS][VECS];
+  for (int i = 0; i < PIXELS; ++i)
+    for (int v = 0; v < VECS; ++v) sum[i][v] = V::load(corr + v * V::kLanes);
+  for (int64_t quad = 0; quad < p.depthwise.quads; ++quad, w += kw * kColumn, strip += quad_bytes) {
+    if (!quad_used(p, r, quad)) continue;
+    for (int64_t x = 0; x < kw; ++x) {
+      I weights[VECS];
+      for (int v = 0; v < VECS; ++v) weights[v] = V::load(w + x * kColumn + v * kVector);
+      const uint8_t* at = strip + x * dilation;
+#pragma GCC unroll 8
+      for (int i = 0; i < PIXELS; ++i)
+        for (int v = 0; v < VECS; ++v) sum[i][v] = V::dot(sum[i][v], V::load(at + i * step + v * kVector), weights[v]);
+    }
+  }
+  for (int i = 0; i < PIXELS; ++i)
+    for (int v = 0; v < VECS; ++v) acc[i][v] = sum[i][v];
+}
+
+template <class V, int VECS>
+void depthwise_row(const xq::DepthwiseTask& t, const xq::Block& block, const Epilogue<V>& epilogue,
+                   const uint8_t* strip, int64_t quad_bytes, int64_t r, int64_t begin, int64_t end) {
+  using I = typename V::I;
+  constexpr int kPixels = VECS == 4 ? V::kStripPixels : 4, kGroup = 4 / VECS;
+  static_assert(kPixels % kGroup == 0, "whole groups of pixels are narrowed together");
+  const xq::Packed& p = *t.packed;
+  const int64_t per_row = p.depthwise.quads * p.geo.kernel[2] * VECS * V::kLanes * 4;
+  const int8_t* w = p.at<int8_t>(p.weights) + block.w_off + r * per_row;
+  const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
+  typename V::F mult[VECS], bias[VECS];
+  for (int i = 0; i < VECS; ++i) {
+    mult[i] = V::loadf(p.at<float>(p.mult) + block.s_off + i * V::kLanes);
+    bias[i] = V::loadf(p.at<float>(p.bias) + block.s_off + i * V::kLanes);
+  }
+  auto place = [&](const xq_tensor& x) {
+    return x.data + t.n * x.stride_n + (t.y + r) * x.stride_h + block.out_c;
+  };
+  uint8_t* out = place(*t.out);
+  const uint8_t* res = t.res ? place(*t.res) : nullptr;
+  const int64_t res_step = t.res ? t.res->stride_w : 0;
+  const int64_t column = VECS * V::kLanes * 4;
+  auto put = [&](I* sums, int64_t x, int pixels) {
+    epilogue.template apply<VECS>(sums, mult, bias, out + x * t.out->stride_w, t.out->stride_w,
+                                  res ? res + x * res_step : nullptr, res_step, pixels, block.count);
+  };
+  int64_t x = begin;
+  for (; x + kPixels <= end; x += kPixels) {
+    I acc[kPixels][VECS];
+    depthwise_pixels<V, kPixels, VECS>(p, strip + (x - begin) * p.geo.stride[2] * column, quad_bytes, w, r, corr, acc);
+#pragma GCC unroll 8
+    for (int i = 0; i < kPixels; i += kGroup) put(acc[i], x + i, kGroup);
+  }
+  for (; x < end; ++x) {
+    I acc[kGroup][VECS];
+    depthwise_pixels<V, 1, VECS>(p, strip + (x - begin) * p.geo.stride[2] * column, quad_bytes, w, r, corr, acc);
+    for (int i = 1; i < kGroup; ++i) acc[i][0] = acc[0][0];
+    put(acc[0], x, 1);
+  }
+}
+
+template <class V>
+void depthwise(const xq::DepthwiseTask& t) {
+  const xq::Packed& p = *t.packed;
+  const Epilogue<V> epilogue(p);
+  const xq::Block* blocks = p.at<xq::Block>(p.blocks);
+  alignas(64) uint8_t padding[64];
+  memset(padding, p.in_zp, sizeof padding);
+  const int64_t tile = xq::depthwise_tile(p, t.out->w);
+  const int64_t rows = xq::min64(p.depthwise.rows, t.out->h - t.y);
+  for (int b = t.block_begin; b < t.block_end; ++b)
+    for (int64_t x = 0; x < t.out->w; x += tile) {
+      const int64_t end = xq::min64(x + tile, t.out->w);
+      const Strip<V> strip{t, p, blocks[b], xq::depthwise_strip_columns(p, end - x),
+                           x * p.geo.stride[2] - p.geo.pad[2], blocks[b].vecs, padding};
+      for (int64_t q = 0; q < p.depthwise.quads; ++q) strip.fill(q, t.scratch + q * strip.quad_bytes());
+      for (int64_t r = 0; r < rows; ++r)
+        blocks[b].vecs == 4
+            ? depthwise_row<V, 4>(t, blocks[b], epilogue, t.scratch, strip.quad_bytes(), r, x, end)
+            : depthwise_row<V, 1>(t, blocks[b], epilogue, t.scratch, strip.quad_bytes(), r, x, end);
+    }
+}
+
+}  // namespace

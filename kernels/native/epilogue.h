@@ -1,0 +1,83 @@
+// From int32 sums to output bytes: multiply, bias, residual, zero point, clamp, table.
+#pragma once
+
+#include "internal.h"
+
+namespace {
+
+template <class V>
+struct Epilogue {
+  using I = typename V::I;
+  using F = typename V::F;
+  I zp16, lo, hi, res_zp;
+  F res_mult, limit;
+  const uint8_t* lut;
+  bool clamp_float, clamp_hi;
+
+  explicit Epilogue(const xq::Packed& p)
+      : zp16(V::set16(p.out_zp)), lo(V::set8(p.lo)), hi(V::set8(p.hi)), res_zp(V::set32(p.res_zp)),
+        res_mult(V::setf(p.res_mult)), limit(V::setf(static_cast<float>(p.hi - p.out_zp))),
+        lut(p.has_lut ? p.at<uint8_t>(p.lut) : nullptr), clamp_float(p.clamp_float != 0),
+        clamp_hi(p.hi < 255) {}
+
+  // sums: 4 vectors, of 4 / VECS pixels; mult and bias: VECS vectors.
+  template <int VECS>
+  __attribute__((always_inline)) void apply(I sums[4], const F mult[VECS], const F bias[VECS], uint8_t* out,
+                                            int64_t stride, const uint8_t* res, int64_t res_stride,
+                                            int pixels, int count) const {
+    I r[4];
+    if (res) V::widen(V::template pixels_woven<VECS>(V::template load_pixels<VECS>(res, res_stride, pixels, count)), r);
+    for (int i = 0; i < 4; ++i) {
+      F v = V::fma(V::to_float(sums[i]), mult[i % VECS], bias[i % VECS]);
+      if (res) v = V::fma(V::to_float(V::sub32(r[i], res_zp)), res_mult, v);
+      if (clamp_float) v = V::min(v, limit);
+      sums[i] = V::to_int(v);
+    }
+    I bytes = V::max8(V::narrow(sums, zp16), lo);
+    if (clamp_hi) bytes = V::min8(bytes, hi);
+    if (lut) bytes = V::look_up(lut, bytes);
+    V::template store_pixels<VECS>(out, stride, V::template pixels_apart<VECS>(bytes), pixels, count);
+  }
+
+  // `rows` adjacent output pixels whose sums lie `lds` elements apart.
+  template <int VECS>
+  void rows(const int32_t* sums, int64_t lds, int64_t rows, const F mult[VECS], const F bias[VECS],
+            uint8_t* out, int64_t stride, const uint8_t* res, int64_t res_stride, int count) const {
+    constexpr int kPixels = 4 / VECS;
+    for (int64_t i = 0; i < rows; i += kPixels) {
+      const int left = static_cast<int>(xq::min64(kPixels, rows - i));
+      I v[4];
+      for (int k = 0; k < 4; ++k) {
+        const int pixel = k / VECS < left ? k / VECS : 0;
+        v[k] = V::load(sums + (i + pixel) * lds + k % VECS * V::kLanes);
+      }
+      apply<VECS>(v, mult, bias, out + i * stride, stride, res ? res + i * res_stride : nullptr,
+                  res_stride, left, count);
+    }
+  }
+};
+
+// Rows [begin, begin + count) of a task's segment, whose sums lie in a tile: the valid ones go out.
+template <class V, int VECS>
+void put_rows(const Epilogue<V>& e, const xq::DenseTask& t, const xq::Block& b, int64_t segment,
+              int64_t begin, int64_t count, const int32_t* sums, int64_t lds) {
+  const xq::Packed& p = *t.packed;
+  typename V::F mult[VECS], bias[VECS];
+  for (int i = 0; i < VECS; ++i) {
+    mult[i] = V::loadf(p.at<float>(p.mult) + b.s_off + i * V::kLanes);
+    bias[i] = V::loadf(p.at<float>(p.bias) + b.s_off + i * V::kLanes);
+  }
+  uint8_t* out = t.out + segment * t.out_segment + b.out_c;
+  const uint8_t* res = t.res ? t.res + segment * t.res_segment + b.out_c : nullptr;
+  int64_t y = begin / t.row_len, x = begin % t.row_len;
+  for (int64_t m = 0; m < count;) {
+    const int64_t here = xq::min64(t.row_valid - x, count - m);
+    if (here > 0)
+      e.template rows<VECS>(sums + m * lds, lds, here, mult, bias, out + y * t.out_row + x * t.out_pixel,
+                            t.out_pixel, res ? res + y * t.res_row + x * t.res_pixel : nullptr,
+                            t.res_pixel, b.count);
+    m += t.row_len - x, x = 0, ++y;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,159 @@
+// What the files of this library share: the packed blob and the tasks handed to an ISA's loops.
+//
+// Functions here are static: a file compiled for AVX-512 must never lend its copy of an inline
+// function to a file that runs on a smaller CPU. For the same reason ISA files use no C++ headers
+// but the freestanding ones.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "native.h"
+
+namespace xq {
+
+constexpr uint32_t kMagic = 0x58513801;
+constexpr int64_t kAlign = 64;
+
+static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+static inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// A convolution, transposed or not, as one formula: output position o and tap t meet the input
+// stretched by `up` (zero points between its pixels) at o * stride + t * dilation - pad.
+struct Geometry {
+  int64_t kernel[3], stride[3], pad[3], dilation[3], up[3];
+};
+
+// Output channels that are computed together, as 1, 2 or 4 vectors of int32.
+struct Block {
+  int32_t a_off;   // first input channel
+  int32_t out_c;   // first output channel
+  int32_t count;   // output channels
+  int32_t vecs;
+  int64_t w_off;   // bytes into the weights
+  int64_t s_off;   // elements into corr, mult and bias
+};
+
+// Adjacent bytes of the input that one stretch of weights is multiplied with.
+struct Run {
+  int32_t tap[3];  // the first tap covered
+  int32_t bytes;   // real bytes; the rest of `quads` meets zero weights
+  int32_t quads;   // groups of 4 bytes
+};
+
+enum DenseMode : int32_t {
+  kDirect = 0,   // a kernel of 1 without stride or padding: reads the tensor in place
+  kPlanes = 1,   // reads a zero-point-padded copy, one plane for each phase of the stride
+  kIm2col = 2,   // reads rows of all taps: few input channels
+};
+
+// Depthwise: `rows` output rows share `quads` groups of 4 input rows.
+struct DepthwisePlan {
+  int32_t rows, quads;
+};
+
+// The head of a packed blob; arrays follow at the given byte offsets.
+struct Packed {
+  uint32_t magic;
+  int32_t isa, algo, mode;
+  xq_conv conv;
+  Geometry geo;
+  int32_t in_zp, out_zp, lo, hi, residual, res_zp;
+  float res_mult;
+  int32_t has_lut;
+  int32_t clamp_float;   // sums may leave int32 once multiplied: clamp before converting
+  int32_t lanes;
+  int32_t n_blocks, n_runs;
+  DepthwisePlan depthwise;
+  int64_t blocks, runs, corr, mult, bias, lut, weights, size;
+
+  template <class T>
+  __attribute__((always_inline)) const T* at(int64_t offset) const {
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(this) + offset);
+  }
+};
+
+// The permuted position of channels in a block of `vecs` vectors. It is the order in which four
+// vectors of int32, narrowed to bytes within 128-bit lanes, come out right; see vec*.h.
+static inline int channel_of(int vecs, int vec, int lane) {
+  return 4 * vecs * (lane / 4) + 4 * vec + lane % 4;
+}
+
+// Where the rows of a matrix product lie and where its results go. Row m of a segment is pixel
+// (m / row_len, m % row_len); those with m % row_len >= row_valid are computed and dropped.
+struct DenseTask {
+  const Packed* packed;
+  const uint8_t* a;
+  const int64_t* offsets;     // a run's bytes from a row's start
+  int64_t lda;
+  int64_t segments, a_segment, out_segment, res_segment;
+  int64_t rows, row_len, row_valid;
+  const uint8_t* tail;        // rows from tail_begin on lie here instead (one segment only)
+  int64_t tail_begin, tail_lda;
+  uint8_t* out;
+  int64_t out_pixel, out_row;
+  const uint8_t* res;
+  int64_t res_pixel, res_row;
+  int32_t block_begin, block_end;
+};
+
+struct DepthwiseTask {
+  const Packed* packed;
+  const xq_tensor* in;
+  const xq_tensor* out;
+  const xq_tensor* res;   // null when there is none
+  int64_t n, y;           // image and first output row
+  int32_t block_begin, block_end;
+  uint8_t* scratch;
+};
+
+// What an ISA file provides.
+struct IsaKernels {
+  void (*dense)(const DenseTask&);
+  void (*depthwise)(const DepthwiseTask&);
+  void (*grouped)(const DenseTask&);
+  void (*op_rows)(const xq_op&, int64_t begin, int64_t end);
+};
+
+extern const IsaKernels kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmxInt8;
+
+static inline const IsaKernels& kernels_of(int isa) {
+  switch (isa) {
+    case XQ_ISA_AVX2: return kAvx2;
+    case XQ_ISA_AVX_VNNI: return kAvxVnni;
+    case XQ_ISA_AVX512: return kAvx512;
+    case XQ_ISA_AVX512_VNNI: return kAvx512Vnni;
+    default: return kAmxInt8;
+  }
+}
+
+static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
+
+// Output pixels and input columns that depthwise handles at a time, so that its strips stay in L1.
+constexpr int64_t kStripBytes = 20 * 1024;
+
+static inline int64_t depthwise_strip_columns(const Packed& p, int64_t width_out) {
+  return (width_out - 1) * p.geo.stride[2] + (p.geo.kernel[2] - 1) * p.geo.dilation[2] + 1;
+}
+
+static inline int64_t depthwise_tile(const Packed& p, int64_t width_out) {
+  const int64_t column = int64_t{p.depthwise.quads} * p.lanes * 16;
+  int64_t columns = kStripBytes / column;
+  int64_t fit = (columns - 1 - (p.geo.kernel[2] - 1) * p.geo.dilation[2]) / p.geo.stride[2] + 1;
+  return min64(width_out, max64(fit, 6));
+}
+
+// reference.cpp
+void conv_reference(const xq_conv_call& call, int64_t begin, int64_t end);
+void op_reference(const xq_op& op, int64_t begin, int64_t end);
+// conv_dense.cpp
+int64_t dense_items(const xq_conv_call& call);
+size_t dense_scratch(const xq_conv_call& call);
+void dense_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch);
+// conv_pack.cpp
+bool conv_valid(const xq_conv& conv, int isa);
+
+}  // namespace xq

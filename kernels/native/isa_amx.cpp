@@ -1,0 +1,13 @@
+// AMX tiles; AVX-512 VNNI for what is no matrix product.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni,avx512vbmi,amx-tile,amx-int8")
+#include "vec512.h"
+
+#include "amx.h"
+#include "depthwise.h"
+#include "grouped.h"
+#include "pointwise.h"
+
+namespace xq {
+using V = Vec512<true, true>;
+const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, op_rows};
+}  // namespace xq

@@ -1,0 +1,13 @@
+// AVX2 and FMA: products of 16-bit pairs, which cannot saturate.
+#pragma GCC target("avx2,fma")
+#include "vec256.h"
+
+#include "depthwise.h"
+#include "dense.h"
+#include "grouped.h"
+#include "pointwise.h"
+
+namespace xq {
+using V = Vec256<false>;
+const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+}  // namespace xq

@@ -1,0 +1,13 @@
+// AVX-512 without VNNI.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
+#include "vec512.h"
+
+#include "depthwise.h"
+#include "dense.h"
+#include "grouped.h"
+#include "pointwise.h"
+
+namespace xq {
+using V = Vec512<false, false>;
+const IsaKernels kAvx512 = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+}  // namespace xq

@@ -1,0 +1,13 @@
+// AVX-512 with VNNI.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni")
+#include "vec512.h"
+
+#include "depthwise.h"
+#include "dense.h"
+#include "grouped.h"
+#include "pointwise.h"
+
+namespace xq {
+using V = Vec512<true, false>;
+const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+}  // namespace xq

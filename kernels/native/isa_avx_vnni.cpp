@@ -1,0 +1,13 @@
+// AVX-VNNI: 256-bit dot products.
+#pragma GCC target("avx2,fma,avxvnni")
+#include "vec256.h"
+
+#include "depthwise.h"
+#include "dense.h"
+#include "grouped.h"
+#include "pointwise.h"
+
+namespace xq {
+using V = Vec256<true>;
+const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+}  // namespace xq

@@ -1,0 +1,157 @@
+// The native int8 kernels: a C interface on plain pointers, with no dependency but a C++17 compiler.
+//
+// Numerics. Activations are affine uint8, weights symmetric int8 per output channel, sums exact
+// int32 (they wrap beyond 2^31, which needs more than 65,000 products). An output is
+//
+//     v   = fma(float(sum), mult[c], bias[c])                  sum = Σ (x - in_zp) · w
+//     v   = fma(float(r - res_zp), res_mult, v)                only with a residual r
+//     out = clamp(round_half_even(v) + out_zp, lo, hi)
+//     out = lut[out]                                           only with a table
+//
+// so mult = in_scale · w_scale / out_scale, bias = real bias / out_scale and
+// res_mult = res_scale / out_scale. Every ISA gives the same bytes as XQ_ISA_REFERENCE.
+//
+// Layout. A tensor is channels-last with free strides, so a slice is read, and a concat written,
+// in place. Only the channels of a pixel must be adjacent. Nothing outside a tensor's pixels is
+// ever read or written.
+//
+// ISA. The caller names it; nothing is detected here. Packed weights remember theirs.
+//
+// Threads. Every op is a number of independent items: run any split of [0, items) from any threads.
+// There is no mutable global state. Scratch memory belongs to one running thread, 64-byte aligned.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define XQ_API __attribute__((visibility("default")))
+#else
+#define XQ_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum xq_isa {
+  XQ_ISA_REFERENCE = 0,   // plain loops: what the others are tested against
+  XQ_ISA_AVX2 = 1,        // with FMA
+  XQ_ISA_AVX_VNNI = 2,
+  XQ_ISA_AVX512 = 3,      // F, BW, VL, DQ
+  XQ_ISA_AVX512_VNNI = 4,
+  XQ_ISA_AMX_INT8 = 5,    // with AVX512-VNNI and VBMI
+} xq_isa;
+
+typedef enum xq_status {
+  XQ_OK = 0,
+  XQ_BAD_ARGUMENT = 1,    // null or misaligned pointer, negative size, unknown enum value
+  XQ_BAD_SHAPE = 2,       // the tensors do not fit each other or the op
+  XQ_UNSUPPORTED = 3,     // this algorithm cannot do this op on this ISA
+  XQ_NO_PERMISSION = 4,   // the operating system does not let this process use AMX
+} xq_status;
+
+XQ_API const char* xq_status_text(int status);
+
+// Asks the kernel for AMX tiles, once a process. XQ_OK or XQ_NO_PERMISSION.
+XQ_API int xq_enable_amx(void);
+
+// Channels-last (n, d, h, w, c); strides in bytes; d = 1 for images, d = h = 1 for sequences, and a
+// matrix of rows is n = d = h = 1, w = rows.
+typedef struct xq_tensor {
+  uint8_t* data;
+  int64_t n, d, h, w, c;
+  int64_t stride_n, stride_d, stride_h, stride_w;
+} xq_tensor;
+
+// ---------------------------------------------------------------------------------- convolution
+
+typedef enum xq_algo {
+  XQ_ALGO_AUTO = 0,
+  XQ_ALGO_REFERENCE = 1,
+  XQ_ALGO_DENSE = 2,      // matrix product over taps; groups as block-diagonal blocks
+  XQ_ALGO_DEPTHWISE = 3,  // one input and one output channel a group
+  XQ_ALGO_GROUPED = 4,    // 4 or 8 channels a group
+} xq_algo;
+
+// Arrays are in the order depth, height, width. A transposed convolution has transposed = 1; its
+// weights are still (out, in / groups, kd, kh, kw), unflipped, padding as in PyTorch. Output padding
+// shows only in the output tensor's size. A linear layer is a convolution with a kernel of 1.
+typedef struct xq_conv {
+  int32_t in_channels, out_channels, groups;
+  int32_t kernel[3], stride[3], padding[3], dilation[3];
+  int32_t transposed;
+  int32_t algo;           // xq_algo
+} xq_conv;
+
+typedef struct xq_requant {
+  const float* mult;      // one an output channel
+  const float* bias;      // one an output channel, in output steps; may be null
+  const uint8_t* lut;     // 256 entries, or null
+  int32_t in_zp, out_zp, lo, hi;
+  int32_t residual;       // 1: the calls will pass a residual
+  int32_t res_zp;
+  float res_mult;
+} xq_requant;
+
+// The algorithm that XQ_ALGO_AUTO stands for.
+XQ_API int xq_conv_algo(const xq_conv* conv, int isa);
+
+// Bytes that xq_conv_pack will write, or 0 for a description it refuses.
+XQ_API size_t xq_conv_packed_size(const xq_conv* conv, int isa);
+
+// weight: (out, in / groups, kd, kh, kw), contiguous. packed: 64-byte aligned.
+XQ_API int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* requant,
+                        void* packed);
+
+typedef struct xq_conv_call {
+  const void* packed;
+  xq_tensor in, out;
+  xq_tensor residual;     // of out's shape, data null when there is none; may be out itself
+  int32_t threads;        // how many threads will share the items: 1 or more
+} xq_conv_call;
+
+XQ_API int xq_conv_check(const xq_conv_call* call);
+XQ_API int64_t xq_conv_items(const xq_conv_call* call);
+XQ_API size_t xq_conv_scratch(const xq_conv_call* call);  // bytes for each running thread
+XQ_API void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scratch);
+
+// ------------------------------------------------------------------------ ops on uint8 tensors
+//
+// One struct for all: a and b in, out out. Items are rows (n, d, h) of out unless said otherwise.
+
+typedef enum xq_op_kind {
+  XQ_OP_COPY = 0,        // out = a (concat and slices: by views)
+  XQ_OP_LUT = 1,         // out = lut[a]
+  XQ_OP_REQUANT = 2,     // out = q((a - a_zp) * a_mult)
+  XQ_OP_ADD = 3,         // out = q(fma(a - a_zp, a_mult, (b - b_zp) * b_mult))
+  XQ_OP_MUL = 4,         // out = q((a - a_zp) * (b - b_zp) * a_mult); b may have d = h = w = 1
+  XQ_OP_SHUFFLE = 5,     // channel i of group g of a becomes channel i * groups + g of out
+  XQ_OP_MAX_POOL = 6,    // over a window; padding never wins
+  XQ_OP_AVG_POOL = 7,    // out = q(fma(sum of (a - a_zp), a_mult / count)); see count_include_pad
+  XQ_OP_ADAPTIVE_POOL = 8,  // average over PyTorch's adaptive windows; global pool: out 1 × 1
+  XQ_OP_NEAREST = 9,     // source index floor(dst * scale), as PyTorch's "nearest"
+  XQ_OP_BILINEAR = 10,   // d = 1; align_corners as in PyTorch
+} xq_op_kind;
+
+typedef struct xq_op {
+  int32_t kind;
+  int32_t isa;
+  xq_tensor a, b, out;
+  const uint8_t* lut;
+  float a_mult, b_mult;
+  int32_t a_zp, b_zp, out_zp, lo, hi;
+  int32_t groups;
+  int32_t kernel[3], stride[3], padding[3], dilation[3];
+  int32_t count_include_pad;
+  int32_t align_corners;
+  float scale[3];        // of NEAREST and BILINEAR: source pixels a destination pixel
+} xq_op;
+
+XQ_API int xq_op_check(const xq_op* op);
+XQ_API int64_t xq_op_items(const xq_op* op);
+XQ_API void xq_op_run(const xq_op* op, int64_t begin, int64_t end);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,196 @@
+// Plain loops for every op: the definition the vectorised files are tested against, and the
+// fallback for what they leave out.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "internal.h"
+
+namespace xq {
+namespace {
+
+struct Index {
+  int64_t n, d, h;
+};
+
+Index row_index(const xq_tensor& t, int64_t row) {
+  return {row / (t.d * t.h), row / t.h % t.d, row % t.h};
+}
+
+uint8_t* pixel(const xq_tensor& t, int64_t n, int64_t d, int64_t h, int64_t w) {
+  return t.data + n * t.stride_n + d * t.stride_d + h * t.stride_h + w * t.stride_w;
+}
+
+uint8_t quantize(float v, int32_t zp, int32_t lo, int32_t hi) {
+  // Clamped as a float first: a value beyond int32 must not wrap.
+  const float limit = static_cast<float>(hi - zp);
+  const float rounded = std::nearbyint(std::max(std::min(v, limit), -1024.0f));
+  return static_cast<uint8_t>(std::clamp(static_cast<int32_t>(rounded) + zp, lo, hi));
+}
+
+// The input coordinate of one axis, or -1 in the padding.
+int64_t source(const Geometry& g, int axis, int64_t out, int64_t tap, int64_t size) {
+  const int64_t at = out * g.stride[axis] + tap * g.dilation[axis] - g.pad[axis];
+  return at < 0 || at % g.up[axis] || at / g.up[axis] >= size ? -1 : at / g.up[axis];
+}
+
+int32_t conv_sum(const xq_conv_call& call, const Packed& p, const Index& at, int64_t w, int64_t oc) {
+  const Geometry& g = p.geo;
+  const xq_conv& c = p.conv;
+  const int64_t in = c.in_channels / c.groups, first = oc / (c.out_channels / c.groups) * in;
+  const int8_t* weight = p.at<int8_t>(p.weights);
+  const int64_t taps = g.kernel[0] * g.kernel[1] * g.kernel[2];
+  uint32_t sum = 0;
+  for (int64_t z = 0; z < g.kernel[0]; ++z)
+    for (int64_t y = 0; y < g.kernel[1]; ++y)
+      for (int64_t x = 0; x < g.kernel[2]; ++x) {
+        const int64_t d = source(g, 0, at.d, z, call.in.d), h = source(g, 1, at.h, y, call.in.h),
+                      v = source(g, 2, w, x, call.in.w);
+        if (d < 0 || h < 0 || v < 0) continue;
+        const uint8_t* a = pixel(call.in, at.n, d, h, v) + first;
+        const int64_t tap = (z * g.kernel[1] + y) * g.kernel[2] + x;
+        const int64_t stored = c.transposed ? taps - 1 - tap : tap;
+        for (int64_t i = 0; i < in; ++i)
+          sum += static_cast<uint32_t>((a[i] - p.in_zp) * weight[(oc * in + i) * taps + stored]);
+      }
+  return static_cast<int32_t>(sum);
+}
+
+}  // namespace
+
+void conv_reference(const xq_conv_call& call, int64_t begin, int64_t end) {
+  const auto& p = *static_cast<const Packed*>(call.packed);
+  const float *mult = p.at<float>(p.mult), *bias = p.at<float>(p.bias);
+  const uint8_t* lut = p.at<uint8_t>(p.lut);
+  for (int64_t row = begin; row < end; ++row) {
+    const Index at = row_index(call.out, row);
+    for (int64_t w = 0; w < call.out.w; ++w) {
+      uint8_t* out = pixel(call.out, at.n, at.d, at.h, w);
+      const uint8_t* res = p.residual ? pixel(call.residual, at.n, at.d, at.h, w) : nullptr;
+      for (int64_t oc = 0; oc < call.out.c; ++oc) {
+        float v = std::fma(static_cast<float>(conv_sum(call, p, at, w, oc)), mult[oc], bias[oc]);
+        if (res) v = std::fma(static_cast<float>(res[oc] - p.res_zp), p.res_mult, v);
+        const uint8_t q = quantize(v, p.out_zp, p.lo, p.hi);
+        out[oc] = p.has_lut ? lut[q] : q;
+      }
+    }
+  }
+}
+
+namespace {
+
+struct Window {
+  int64_t begin, end;  // in source pixels, clipped; step is the dilation
+};
+
+Window adaptive(int64_t out, int64_t i, int64_t in) {
+  return {i * in / out, ceil_div((i + 1) * in, out)};
+}
+
+int64_t tap_at(const xq_op& op, int axis, int64_t out, int64_t tap) {
+  return out * op.stride[axis] - op.padding[axis] + tap * op.dilation[axis];
+}
+
+uint8_t max_pool(const xq_op& op, const Index& at, int64_t w, int64_t c) {
+  int best = 0;
+  for (int64_t z = 0; z < op.kernel[0]; ++z)
+    for (int64_t y = 0; y < op.kernel[1]; ++y)
+      for (int64_t x = 0; x < op.kernel[2]; ++x) {
+        const int64_t d = tap_at(op, 0, at.d, z), h = tap_at(op, 1, at.h, y), v = tap_at(op, 2, w, x);
+        if (d < 0 || h < 0 || v < 0 || d >= op.a.d || h >= op.a.h || v >= op.a.w) continue;
+        best = std::max<int>(best, pixel(op.a, at.n, d, h, v)[c]);
+      }
+  return static_cast<uint8_t>(best);
+}
+
+int32_t box_sum(const xq_op& op, int64_t n, const Window win[3], int64_t c) {
+  int32_t sum = 0;
+  for (int64_t d = win[0].begin; d < win[0].end; ++d)
+    for (int64_t h = win[1].begin; h < win[1].end; ++h)
+      for (int64_t v = win[2].begin; v < win[2].end; ++v) sum += pixel(op.a, n, d, h, v)[c] - op.a_zp;
+  return sum;
+}
+
+uint8_t average(const xq_op& op, const Index& at, int64_t w, int64_t c) {
+  const int64_t out[3] = {at.d, at.h, w}, in[3] = {op.a.d, op.a.h, op.a.w};
+  const int64_t size[3] = {op.out.d, op.out.h, op.out.w};
+  Window win[3];
+  int64_t count = 1, padded = 1;
+  for (int i = 0; i < 3; ++i) {
+    if (op.kind == XQ_OP_ADAPTIVE_POOL) {
+      win[i] = adaptive(size[i], out[i], in[i]);
+    } else {
+      const int64_t begin = tap_at(op, i, out[i], 0);
+      const int64_t end = std::min<int64_t>(begin + op.kernel[i], in[i] + op.padding[i]);
+      padded *= end - begin;
+      win[i] = {std::max<int64_t>(begin, 0), std::min(end, in[i])};
+    }
+    count *= std::max<int64_t>(win[i].end - win[i].begin, 0);
+  }
+  if (op.kind == XQ_OP_AVG_POOL && op.count_include_pad) count = padded;
+  const float mult = op.a_mult / static_cast<float>(std::max<int64_t>(count, 1));
+  return quantize(static_cast<float>(box_sum(op, at.n, win, c)) * mult, op.out_zp, op.lo, op.hi);
+}
+
+uint8_t bilinear(const xq_op& op, const Index& at, int64_t w, int64_t c) {
+  const int64_t out[2] = {at.h, w}, in[2] = {op.a.h, op.a.w};
+  int64_t low[2], high[2];
+  float part[2];
+  for (int i = 0; i < 2; ++i) {
+    const float scale = op.scale[i + 1], o = static_cast<float>(out[i]);
+    const float x = op.align_corners ? scale * o : std::max(scale * (o + 0.5f) - 0.5f, 0.0f);
+    low[i] = std::min<int64_t>(static_cast<int64_t>(x), in[i] - 1);
+    high[i] = std::min(low[i] + 1, in[i] - 1);
+    part[i] = std::min(std::max(x - static_cast<float>(low[i]), 0.0f), 1.0f);
+  }
+  auto value = [&](int64_t h, int64_t v) {
+    return static_cast<float>(pixel(op.a, at.n, at.d, h, v)[c] - op.a_zp);
+  };
+  const float top = (1 - part[1]) * value(low[0], low[1]) + part[1] * value(low[0], high[1]);
+  const float bottom = (1 - part[1]) * value(high[0], low[1]) + part[1] * value(high[0], high[1]);
+  return quantize(((1 - part[0]) * top + part[0] * bottom) * op.a_mult, op.out_zp, op.lo, op.hi);
+}
+
+int64_t nearest_source(float scale, int64_t out, int64_t size) {
+  return std::min<int64_t>(static_cast<int64_t>(std::floor(static_cast<float>(out) * scale)), size - 1);
+}
+
+uint8_t one_value(const xq_op& op, const Index& at, int64_t w, int64_t c) {
+  switch (op.kind) {
+    case XQ_OP_MAX_POOL: return max_pool(op, at, w, c);
+    case XQ_OP_AVG_POOL:
+    case XQ_OP_ADAPTIVE_POOL: return average(op, at, w, c);
+    case XQ_OP_BILINEAR: return bilinear(op, at, w, c);
+    case XQ_OP_NEAREST:
+      return pixel(op.a, at.n, nearest_source(op.scale[0], at.d, op.a.d),
+                   nearest_source(op.scale[1], at.h, op.a.h),
+                   nearest_source(op.scale[2], w, op.a.w))[c];
+    case XQ_OP_SHUFFLE:
+      return pixel(op.a, at.n, at.d, at.h, w)[c % op.groups * (op.a.c / op.groups) + c / op.groups];
+    default: break;
+  }
+  const uint8_t a = pixel(op.a, at.n, at.d, at.h, w)[c];
+  if (op.kind == XQ_OP_COPY) return a;
+  if (op.kind == XQ_OP_LUT) return op.lut[a];
+  const float x = static_cast<float>(a - op.a_zp);
+  if (op.kind == XQ_OP_REQUANT) return quantize(x * op.a_mult, op.out_zp, op.lo, op.hi);
+  const bool wide = op.b.h == op.out.h && op.b.w == op.out.w && op.b.d == op.out.d;
+  const uint8_t b = wide ? pixel(op.b, at.n, at.d, at.h, w)[c] : pixel(op.b, at.n, 0, 0, 0)[c];
+  const float y = static_cast<float>(b - op.b_zp);
+  const float v = op.kind == XQ_OP_ADD ? std::fma(x, op.a_mult, y * op.b_mult) : x * y * op.a_mult;
+  return quantize(v, op.out_zp, op.lo, op.hi);
+}
+
+}  // namespace
+
+void op_reference(const xq_op& op, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const Index at = row_index(op.out, row);
+    for (int64_t w = 0; w < op.out.w; ++w) {
+      uint8_t* out = pixel(op.out, at.n, at.d, at.h, w);
+      for (int64_t c = 0; c < op.out.c; ++c) out[c] = one_value(op, at, w, c);
+    }
+  }
+}
+
+}  // namespace xq

@@ -1,0 +1,152 @@
+// 512-bit vectors behind the interface that dense.h, depthwise.h and grouped.h are written to.
+// Include from a file that has set its target; VNNI and VBMI say what that target has.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+template <bool VNNI, bool VBMI>
+struct Vec512 {
+  using I = __m512i;
+  using F = __m512;
+  static constexpr int kLanes = 16;     // int32s
+  static constexpr int kRows = VNNI ? 12 : 8;  // pixels of a register block, two vectors each
+  static constexpr int kStripPixels = VNNI ? 6 : 3;
+
+  static I load(const void* p) { return _mm512_loadu_si512(p); }
+  static void store(void* p, I v) { _mm512_storeu_si512(p, v); }
+  static F loadf(const float* p) { return _mm512_loadu_ps(p); }
+  static F setf(float v) { return _mm512_set1_ps(v); }
+  static I set32(int v) { return _mm512_set1_epi32(v); }
+  static I set16(int v) { return _mm512_set1_epi16(static_cast<short>(v)); }
+  static I set8(int v) { return _mm512_set1_epi8(static_cast<char>(v)); }
+  static I quad(const uint8_t* p) {
+    int v;
+    memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+  }
+
+  // acc + sum over 4 bytes of u8 a times s8 w, exactly.
+  static I dot(I acc, I a, I w) {
+    if constexpr (VNNI) {
+      return _mm512_dpbusd_epi32(acc, a, w);
+    } else {
+      const I even = _mm512_and_si512(a, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(a, 8);
+      const I weven = _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8), wodd = _mm512_srai_epi16(w, 8);
+      acc = _mm512_add_epi32(acc, _mm512_madd_epi16(even, weven));
+      return _mm512_add_epi32(acc, _mm512_madd_epi16(odd, wodd));
+    }
+  }
+
+  static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
+  static I to_int(F v) { return _mm512_cvtps_epi32(v); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I max8(I a, I b) { return _mm512_max_epu8(a, b); }
+  static I min8(I a, I b) { return _mm512_min_epu8(a, b); }
+
+  // Four vectors of int32 plus a zero point as bytes, in the order of channel_of within 128 bits.
+  static I narrow(const I v[4], I zp16) {
+    const I a = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[1]), zp16);
+    const I b = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[3]), zp16);
+    return _mm512_packus_epi16(a, b);
+  }
+  static void widen(I bytes, I v[4]) {
+    const I zero = _mm512_setzero_si512();
+    const I a = _mm512_unpacklo_epi8(bytes, zero), b = _mm512_unpackhi_epi8(bytes, zero);
+    v[0] = _mm512_unpacklo_epi16(a, zero), v[1] = _mm512_unpackhi_epi16(a, zero);
+    v[2] = _mm512_unpacklo_epi16(b, zero), v[3] = _mm512_unpackhi_epi16(b, zero);
+  }
+  // narrow() leaves 4 / VECS pixels interleaved by 128-bit lane: take them apart, and back.
+  template <int VECS>
+  static I pixels_apart(I v) {
+    if constexpr (VECS == 2) return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
+    if constexpr (VECS == 1) return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), v);
+    return v;
+  }
+  template <int VECS>
+  static I pixels_woven(I v) {
+    if constexpr (VECS == 2) return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), v);
+    return pixels_apart<VECS>(v);  // for one vector it is its own inverse
+  }
+
+  template <int VECS>
+  static void store_pixels(uint8_t* to, int64_t stride, I v, int pixels, int count) {
+    const uint64_t keep = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    if constexpr (VECS == 4) {
+      _mm512_mask_storeu_epi8(to, keep, v);
+    } else if constexpr (VECS == 2) {
+      const auto mask = static_cast<__mmask32>(keep);
+      _mm256_mask_storeu_epi8(to, mask, _mm512_castsi512_si256(v));
+      if (pixels > 1) _mm256_mask_storeu_epi8(to + stride, mask, _mm512_extracti64x4_epi64(v, 1));
+    } else {
+      const auto mask = static_cast<__mmask16>(keep);
+      _mm_mask_storeu_epi8(to, mask, _mm512_castsi512_si128(v));
+      if (pixels > 1) _mm_mask_storeu_epi8(to + stride, mask, _mm512_extracti32x4_epi32(v, 1));
+      if (pixels > 2) _mm_mask_storeu_epi8(to + 2 * stride, mask, _mm512_extracti32x4_epi32(v, 2));
+      if (pixels > 3) _mm_mask_storeu_epi8(to + 3 * stride, mask, _mm512_extracti32x4_epi32(v, 3));
+    }
+  }
+  template <int VECS>
+  static I load_pixels(const uint8_t* from, int64_t stride, int pixels, int count) {
+    const uint64_t keep = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    if constexpr (VECS == 4) return _mm512_maskz_loadu_epi8(keep, from);
+    if constexpr (VECS == 2) {
+      const auto mask = static_cast<__mmask32>(keep);
+      I v = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(mask, from));
+      return pixels > 1 ? _mm512_inserti64x4(v, _mm256_maskz_loadu_epi8(mask, from + stride), 1) : v;
+    }
+    const auto mask = static_cast<__mmask16>(keep);
+    I v = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(mask, from));
+    if (pixels > 1) v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(mask, from + stride), 1);
+    if (pixels > 2) v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(mask, from + 2 * stride), 2);
+    if (pixels > 3) v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(mask, from + 3 * stride), 3);
+    return v;
+  }
+
+  static I look_up(const uint8_t* table, I at) {
+    if constexpr (VBMI) {
+      const I t0 = load(table), t1 = load(table + 64), t2 = load(table + 128), t3 = load(table + 192);
+      const I low = _mm512_permutex2var_epi8(t0, at, t1), high = _mm512_permutex2var_epi8(t2, at, t3);
+      return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high);
+    } else {
+      alignas(64) uint8_t bytes[64];
+      store(bytes, at);
+      for (uint8_t& b : bytes) b = table[b];
+      return load(bytes);
+    }
+  }
+
+  // Bytes of 4 rows, transposed: v[i] holds 4 bytes a channel, channels ordered as channel_of(4).
+  static void weave4(const uint8_t* const row[4], int count, I v[4]) {
+    const uint64_t keep = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    const I a = _mm512_maskz_loadu_epi8(keep, row[0]), b = _mm512_maskz_loadu_epi8(keep, row[1]);
+    const I c = _mm512_maskz_loadu_epi8(keep, row[2]), d = _mm512_maskz_loadu_epi8(keep, row[3]);
+    const I ab0 = _mm512_unpacklo_epi8(a, b), ab1 = _mm512_unpackhi_epi8(a, b);
+    const I cd0 = _mm512_unpacklo_epi8(c, d), cd1 = _mm512_unpackhi_epi8(c, d);
+    v[0] = _mm512_unpacklo_epi16(ab0, cd0), v[1] = _mm512_unpackhi_epi16(ab0, cd0);
+    v[2] = _mm512_unpacklo_epi16(ab1, cd1), v[3] = _mm512_unpackhi_epi16(ab1, cd1);
+  }
+  // The same for one vector of channels in natural order.
+  static I weave1(const uint8_t* const row[4], int count) {
+    const auto keep = static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1);
+    I v = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(keep, row[0]));
+    v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(keep, row[1]), 1);
+    v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(keep, row[2]), 2);
+    v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(keep, row[3]), 3);
+    v = pixels_apart<1>(v);
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                      0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+  }
+  // Lane i gets the quad at byte 4 * at[i] of 64 bytes, of which `count` may be read.
+  static I gather_quads(const uint8_t* from, I at, int count) {
+    const auto keep = static_cast<__mmask16>(count >= 64 ? 0xffff : (1u << (count / 4)) - 1);
+    return _mm512_permutexvar_epi32(at, _mm512_maskz_loadu_epi32(keep, from));
+  }
+};
+
+}  // namespace
