@@ -5,14 +5,23 @@ from pathlib import Path
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-SOURCES = sorted(str(path) for path in Path("kernels").glob("routed/*.cpp"))
+SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
+FLAGS = [
+    "-O3",
+    "-std=c++20",
+    "-fvisibility=hidden",
+    "-g0",
+    "-ffp-contract=off",  # results must not depend on the instruction set
+    "-fno-math-errno",
+    "-Wno-psabi",
+]
 
 setup(
     ext_modules=[
         CppExtension(
             "x86quant._C",
             SOURCES,
-            extra_compile_args=["-O2", "-std=c++20", "-fvisibility=hidden", "-g0"],
+            extra_compile_args=FLAGS,
         )
     ],
     # No ISA flags: kernels choose their instructions at run time.

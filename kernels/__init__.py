@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from .base import Kernel
 from .fbgemm import FbgemmKernel
+from .native import NativeKernel
 from .onednn import OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
@@ -32,4 +33,4 @@ def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
     return MappingProxyType(registry)
 
 
-_KERNELS = _register((FbgemmKernel(), OnednnKernel(), QnnpackKernel(), ReferenceKernel()))
+_KERNELS = _register((FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel()))

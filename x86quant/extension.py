@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from x86quant.cpu_info import cpu
 from x86quant.errors import ExtensionError
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
@@ -27,3 +28,4 @@ def load() -> None:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
+    torch.ops.x86quant.set_native_isa(cpu().isa)

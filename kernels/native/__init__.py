@@ -1,1 +1,30 @@
-"""The native kernels: their C++ sources, their build, and a ctypes view of them."""
+"""x86quant's own kernels, in C++: exact on every instruction set, for every shape.
+
+``native.h`` is their interface. In the stock workflows they run static convolutions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from .. import reasons
+from ..base import Kernel
+
+if TYPE_CHECKING:
+    from x86quant.cpu_info import Cpu
+    from x86quant.spec import OpSpec
+
+
+class NativeKernel(Kernel):
+    """Convolutions with exact 32-bit sums, requantized in the same pass."""
+
+    name: ClassVar[str] = "native"
+    requires: ClassVar[frozenset[str]] = frozenset({"avx2"})
+    engine: ClassVar[str] = "native"
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        found = reasons.common(spec) + reasons.asymmetric_weights(spec)
+        if spec.op == "linear":
+            found.append("linear layers, which may turn out dynamic, are not supported")
+        return found

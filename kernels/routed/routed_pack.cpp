@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "native_pack.h"
 #include "reference_pack.h"
 
 namespace x86quant {
@@ -22,6 +23,7 @@ template <int N>
 ConvPack<N> make_conv(const std::string& kernel, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, const ConvGeometry& geometry) {
   if (kernel == "reference") return reference_conv<N>(weight, bias, geometry);
+  if (kernel == "native") return native_conv<N>(weight, bias, geometry);
   return stock_conv<N>(engine_named(kernel), weight, bias, geometry);
 }
 
@@ -30,8 +32,8 @@ Slot slot_for(const std::string& kernel, Variant variant, const at::Tensor& x, d
               double bias_reach, int64_t activation_max) {
   // Padding is filled with the zero point, so it must keep to the 7 bits promised, too.
   if (x.is_quantized() && x.q_zero_point() > activation_max) return {"reference"};
-  // Neither depends on the op variant or on the input.
-  if (kernel == "fbgemm" || kernel == "reference") return {kernel};
+  // These depend on neither the op variant nor the input, or see to that themselves.
+  if (kernel == "fbgemm" || kernel == "reference" || kernel == "native") return {kernel};
   if (kernel != "qnnpack" || !x.is_quantized()) return {kernel, variant};
   if (bias_reach >= x.q_scale() * 2147483648.0) return {"reference"};
   return {kernel, variant, x.q_scale(), y_scale, x.q_zero_point()};
