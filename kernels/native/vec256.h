@@ -44,6 +44,7 @@ struct Vec256 {
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static I sub32(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
   static I max8(I a, I b) { return _mm256_max_epu8(a, b); }
   static I min8(I a, I b) { return _mm256_min_epu8(a, b); }
 

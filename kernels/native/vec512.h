@@ -46,6 +46,7 @@ struct Vec512 {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I add32(I a, I b) { return _mm512_add_epi32(a, b); }
   static I max8(I a, I b) { return _mm512_max_epu8(a, b); }
   static I min8(I a, I b) { return _mm512_min_epu8(a, b); }
 
