@@ -79,7 +79,9 @@ def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None
     packed = lib.pack(spec, isa)
     x = layer.x[:, None]
     out = np.zeros((x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc), np.uint8)
-    call = capi.ConvCall(packed.ctypes.data, capi.Tensor.of(x), capi.Tensor.of(out), capi.Tensor(), 1)
+    call = capi.ConvCall(
+        packed.ctypes.data, capi.Tensor.of(x), capi.Tensor.of(out), capi.Tensor(), 1
+    )
     scratch = capi.aligned(lib.lib.xq_conv_scratch(ctypes.byref(call)))
     items = lib.lib.xq_conv_items(ctypes.byref(call))
     pointer, keep = ctypes.byref(call), (packed, scratch, x, out)
@@ -170,7 +172,9 @@ def main() -> None:
             print(f"{shape:36s} {layer.size!s:10s} {cells}  {speed:5.2f} TOPS", flush=True)
     for (kind, isa), values in sorted(ratios.items()):
         low, mid = min(values), statistics.median(values)
-        print(f"{kind:10s} {isa:12s} n={len(values):3d} best stock / native: {mid:.2f}  min {low:.2f}")
+        print(
+            f"{kind:10s} {isa:12s} n={len(values):3d} best stock / native: {mid:.2f}  min {low:.2f}"
+        )
 
 
 if __name__ == "__main__":

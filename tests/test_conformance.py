@@ -311,7 +311,8 @@ def test_missing_features_are_named(name):
 def test_unknown_weights_leave_the_shape_alone_to_judge():
     plain = isa.at("avx2")
     for kernel in KERNELS.values():
-        assert kernel.not_supported_reasons(OpSpec("linear", 8, 8), plain) == []
+        spec = OpSpec("conv2d", 8, 8, 1, (3, 3), (1, 1), (1, 1), (1, 1), (0, 0))
+        assert kernel.not_supported_reasons(spec, plain) == []
 
 
 def test_fallback_order_ends_with_a_kernel_that_refuses_nothing():
