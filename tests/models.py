@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -176,17 +175,6 @@ def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Signal to quantization noise in dB."""
     noise = (expected - actual).detach()
     return float(20 * torch.log10(expected.detach().norm() / noise.norm()))
-
-
-@contextmanager
-def engine(name: str) -> Iterator[None]:
-    """The stock quantized engine, put back afterwards."""
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before
 
 
 def prepare(case: Case, mapping: object, **kwargs: object) -> nn.Module:

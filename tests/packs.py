@@ -11,20 +11,11 @@ import torch
 from torch import Tensor
 
 import x86quant
+from tests.stock import engine
 from x86quant.kernels import Kernel, reference, saturation
 from x86quant.spec import OpSpec
 
 Y_ZERO_POINT = 120
-
-
-@contextlib.contextmanager
-def engine(name: str) -> Iterator[None]:
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from torch.ao.quantization.quantize_fx import convert_fx
 
 import x86quant
 from tests import models
+from tests.stock import engine
 from x86quant import qconfig
 from x86quant.errors import InvalidInputError
 
@@ -36,7 +37,7 @@ def _routed():
 def convert(name: str, mapping: stock.QConfigMapping) -> tuple[nn.Module, float]:
     """Quantize under the x86 engine: the int8 model, and its SQNR against the float one."""
     case = models.make(name)
-    with models.engine("x86"):
+    with engine("x86"):
         quantized = models.quantize(case, mapping, backend_config=qconfig.get_backend_config())
         actual = quantized(*case.inputs)
         assert torch.backends.quantized.engine == "x86"
@@ -64,7 +65,7 @@ def test_static_runs_and_is_accurate(name):
 def test_conv_transpose_with_other_channels_than_its_input(dims, channels):
     # The stock oneDNN kernel computes these wrongly, whatever the mapping; the router avoids it.
     case = models.conv_transpose(dims, channels)
-    with models.engine("x86"):
+    with engine("x86"):
         quantized = models.quantize(case, qconfig.get_default_qconfig_mapping())
         actual = quantized(*case.inputs)
     assert models.sqnr(case.model(*case.inputs), actual) > 25
@@ -90,7 +91,7 @@ def test_dynamic_leaves_convolutions_float(name):
 @pytest.mark.parametrize("name", models.CASES)
 def test_qat_trains_and_converts(name):
     case = models.make(name)
-    with models.engine("x86"):
+    with engine("x86"):
         trained = models.train(
             case,
             qconfig.get_default_qat_qconfig_mapping(),
@@ -141,7 +142,7 @@ def test_other_activation_bits_are_refused(mapping, bits):
 @pytest.mark.parametrize("workflow", ["static", "qat"])
 def test_weights_are_symmetric_and_reach_127(name, workflow):
     case = models.make(name)
-    with models.engine("x86"):
+    with engine("x86"):
         if workflow == "static":
             quantized = models.quantize(case, qconfig.get_default_qconfig_mapping())
         else:
@@ -181,7 +182,7 @@ def test_fixed_scale_ops_have_their_scale():
     assert len(scales) == 1
     case = models.make("sigmoid")
     before = nn.Sequential(*list(quantized.children())[:1])
-    with models.engine("x86"):
+    with engine("x86"):
         x = torch.quantize_per_tensor(case.inputs[0], scales[0], 128, torch.quint8)
         assert torch.sigmoid(before(x)).q_scale() == 1 / 256
 
@@ -197,7 +198,7 @@ def test_fixed_scale_ops_have_their_scale():
 def test_the_engine_neither_matters_nor_changes(make):
     texts = set()
     for name in ("x86", "fbgemm", "onednn", "qnnpack"):
-        with models.engine(name):
+        with engine(name):
             texts.add(describe(make()))
             qconfig.get_backend_config()
             assert torch.backends.quantized.engine == name
@@ -237,7 +238,7 @@ def test_backend_config_fuses_no_add_into_conv():
 def test_stock_onednn_mapping_raises_on_conv_transpose(dims):
     case = models.make(f"conv_transpose{dims}d")
     mapping = stock.get_default_qconfig_mapping("onednn")
-    with models.engine("onednn"), pytest.raises(AssertionError, match="Per channel"):
+    with engine("onednn"), pytest.raises(AssertionError, match="Per channel"):
         models.quantize(case, mapping)
 
 
@@ -248,17 +249,17 @@ def test_unet_upsampling_which_no_stock_engine_gets_right():
     decibels = {}
     for name in ("x86", "fbgemm", "onednn"):
         x86quant.disable()
-        with models.engine(name):
+        with engine(name):
             quantized = models.quantize(case, qconfig.get_default_qconfig_mapping())
             decibels[name] = models.sqnr(model(*case.inputs), quantized(*case.inputs))
     assert max(decibels.values()) < 25
-    with models.engine("x86"), x86quant.enable():
+    with engine("x86"), x86quant.enable():
         quantized = models.quantize(case, qconfig.get_default_qconfig_mapping())
         assert models.sqnr(model(*case.inputs), quantized(*case.inputs)) > 30
 
 
-@pytest.mark.parametrize("engine", ["fbgemm", "onednn"])
-def test_stock_prepack_refuses_per_channel_conv_transpose(engine):
+@pytest.mark.parametrize("name", ["fbgemm", "onednn"])
+def test_stock_prepack_refuses_per_channel_conv_transpose(name):
     weight = torch.quantize_per_channel(
         torch.randn(8, 8, 3, 3),
         torch.full((8,), 0.02),
@@ -266,7 +267,7 @@ def test_stock_prepack_refuses_per_channel_conv_transpose(engine):
         1,
         torch.qint8,
     )
-    with models.engine(engine), pytest.raises(RuntimeError, match="Per Channel"):
+    with engine(name), pytest.raises(RuntimeError, match="Per Channel"):
         torch.ops.quantized.conv_transpose2d_prepack(
             weight, None, [1, 1], [0, 0], [0, 0], [1, 1], 1
         )

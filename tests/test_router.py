@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests import isa
 from x86quant import active_rules
 from x86quant.active_rules import current_overrides, current_rules, override, use_rules
+from x86quant.cpu_info import Cpu
 from x86quant.errors import InvalidInputError, RuleError, UnsupportedError, X86QuantWarning
 from x86quant.kernels import all_kernels
 from x86quant.router import (
@@ -28,30 +30,10 @@ from x86quant.router import (
 from x86quant.rule_table import RuleTable, find_table, parse_table, read_table
 from x86quant.spec import OpSpec, WeightFacts
 
-
-@dataclasses.dataclass(frozen=True)
-class FakeCpu:
-    """The part of a Cpu that routing reads."""
-
-    isa: str = "amx_int8"
-    features: frozenset[str] = frozenset({"avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8"})
-    vendor: str = "intel"
-    family: int = 6
-    model: int = 143
-
-    @property
-    def vnni(self) -> bool:
-        return bool({"avx_vnni", "avx512_vnni"} & self.features)
-
-    @property
-    def amx(self) -> bool:
-        return "amx_int8" in self.features
-
-
-AMX = FakeCpu()
-VNNI = FakeCpu("avx512_vnni", AMX.features - {"amx_int8"})
-CLIENT = FakeCpu("avx_vnni", frozenset({"avx2", "avx_vnni"}))
-AVX2 = FakeCpu("avx2", frozenset({"avx2"}))
+AMX = isa.at("amx_int8")
+VNNI = isa.at("avx512_vnni")
+CLIENT = isa.at("avx_vnni")
+AVX2 = isa.at("avx2")
 
 
 @dataclasses.dataclass
@@ -62,10 +44,10 @@ class FakeKernel:
     requires: frozenset[str] = frozenset()
     refuse: Callable[[OpSpec], str | None] = lambda spec: None
 
-    def missing_features(self, cpu: FakeCpu) -> list[str]:
+    def missing_features(self, cpu: Cpu) -> list[str]:
         return sorted(self.requires - cpu.features)
 
-    def not_supported_reasons(self, spec: OpSpec, cpu: FakeCpu) -> list[str]:
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         reason = self.refuse(spec)
         return [reason] if reason else []
 
@@ -77,6 +59,7 @@ def no_output_padding(spec: OpSpec) -> str | None:
 KERNELS: dict[str, Any] = {
     "fbgemm": FakeKernel("fbgemm", frozenset({"avx2"})),
     "onednn": FakeKernel("onednn", frozenset({"avx2"}), no_output_padding),
+    "native": FakeKernel("native", frozenset({"avx2"})),
     "qnnpack": FakeKernel("qnnpack"),
 }
 DEFAULT = read_table(find_table("default"), all_kernels())
@@ -121,7 +104,7 @@ def test_first_matching_rule_wins_and_says_why() -> None:
     )
     choice = pick(linear(), mine)
     assert (choice.kernel, choice.rule, choice.reason) == ("onednn", "t#2", "why not")
-    assert choice.steps == ("legal: fbgemm, onednn, qnnpack", "t#2: prefers onednn")
+    assert choice.steps == ("legal: fbgemm, onednn, native, qnnpack", "t#2: prefers onednn")
     assert str(choice) == "linear 768→768 → onednn by t#2 (why not)"
     assert pick(conv(), mine).kernel == "qnnpack"
 
@@ -384,15 +367,15 @@ def test_overrides_and_errata_break_rows_too() -> None:
     ("spec", "kernels"),
     [
         # the stock engine's traps                        AMX      VNNI     CLIENT   AVX2
-        (conv(128, groups=128, dilation=(2, 2), padding=(2, 2)), "onednn onednn onednn onednn"),
-        (conv(132, groups=132), "onednn onednn onednn onednn"),
-        (conv(128, groups=128, kernel=9), "onednn onednn onednn onednn"),
-        (conv(128, 256, groups=128), "fbgemm fbgemm fbgemm fbgemm"),
+        (conv(128, groups=128, dilation=(2, 2), padding=(2, 2)), "native native onednn onednn"),
+        (conv(132, groups=132), "native native onednn onednn"),
+        (conv(128, groups=128, kernel=9), "native native onednn onednn"),
+        (conv(128, 256, groups=128), "native native fbgemm fbgemm"),
         (conv(128, groups=32), "fbgemm onednn fbgemm fbgemm"),
-        (conv(116, groups=116), "onednn onednn onednn onednn"),
-        (conv(128, groups=128), "onednn onednn fbgemm fbgemm"),
+        (conv(116, groups=116), "native native onednn onednn"),
+        (conv(128, groups=128), "native native fbgemm fbgemm"),
         (conv(256, groups=128), "fbgemm fbgemm fbgemm fbgemm"),
-        (conv(768, groups=768, kernel=7), "fbgemm fbgemm fbgemm fbgemm"),
+        (conv(768, groups=768, kernel=7), "native native fbgemm fbgemm"),
         (conv(256, groups=32, stride=(2, 2)), "fbgemm onednn onednn onednn"),
         (conv(128, groups=32, stride=(2, 2)), "fbgemm fbgemm fbgemm fbgemm"),
         (conv(128, 256, groups=32), "onednn onednn onednn onednn"),

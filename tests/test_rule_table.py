@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import isa
 from x86quant.conditions import ConditionError, Pattern, parse_condition, parse_pattern
 from x86quant.errors import RuleError
 from x86quant.features import FEATURES
+from x86quant.kernels import all_kernels
 from x86quant.rule_table import (
     Entry,
     RuleTable,
@@ -30,27 +32,8 @@ from x86quant.spec import OP_KINDS, OpSpec, WeightFacts
 KERNELS = {"fbgemm", "onednn", "qnnpack"}
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeCpu:
-    """The part of a Cpu that features read."""
-
-    isa: str = "amx_int8"
-    features: frozenset[str] = frozenset({"avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8"})
-    vendor: str = "intel"
-    family: int = 6
-    model: int = 143
-
-    @property
-    def vnni(self) -> bool:
-        return bool({"avx_vnni", "avx512_vnni"} & self.features)
-
-    @property
-    def amx(self) -> bool:
-        return "amx_int8" in self.features
-
-
-AMX = FakeCpu()
-AVX2 = FakeCpu("avx2", frozenset({"avx2"}))
+AMX = isa.at("amx_int8")
+AVX2 = isa.at("avx2")
 
 
 def conv(channels: int = 64, outputs: int = 64, kernel: int = 3, **fields: object) -> OpSpec:
@@ -335,7 +318,7 @@ def test_unreadable_files(tmp_path: Path, content: bytes | None) -> None:
 def test_shipped_tables_are_complete_and_name_known_kernels() -> None:
     assert {"default", "pytorch-2.0"} <= set(shipped_tables())
     for name, path in shipped_tables().items():
-        shipped = read_table(path, KERNELS)
+        shipped = read_table(path, all_kernels())
         assert shipped.name == name
         assert all(rule.because for rule in shipped.rules)
 
@@ -520,7 +503,7 @@ def test_readers_never_see_half_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("vnni", [True, False])
 def test_pytorch_2_0_is_the_stock_rule(vnni: bool) -> None:
     """Against the stock rule written out once more, over all its corner conditions."""
-    cpu = AMX if vnni else FakeCpu("avx_vnni", frozenset({"avx2", "avx_vnni"}))
+    cpu = AMX if vnni else isa.at("avx_vnni")
     stock = read_table(find_table("pytorch-2.0"))
     cases = itertools.product(
         OP_KINDS, (1, 100, 101), (True, False), ((), (0, 0), (0, 1)), (True, False), (True, False)

@@ -45,6 +45,11 @@ class Feature:
     per_row: bool = False
 
 
+def _maker(cpu: Cpu) -> str:
+    """The vendor in a word, for the CPUID strings that there are words for."""
+    return {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(cpu.vendor, cpu.vendor)
+
+
 def _multiply_adds(spec: OpSpec) -> int | None:
     if spec.rows is None:
         return None
@@ -207,7 +212,7 @@ _FEATURES = (
         of="cpu",
         values=("avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8"),
     ),
-    Feature("vendor", "text", lambda _, c: c.vendor, "maker of the CPU", of="cpu"),
+    Feature("vendor", "text", lambda _, c: _maker(c), '"intel", "amd", …', of="cpu"),
     Feature("family", "int", lambda _, c: c.family, "CPU family", of="cpu"),
     Feature("model", "int", lambda _, c: c.model, "CPU model number", of="cpu"),
 )

@@ -49,9 +49,11 @@ at::Tensor output_channels_first(const at::Tensor& codes, int64_t groups) {
 }
 
 template <int N>
-struct NativeConv final : ConvPackedParamsBase<N> {
+struct NativeConv final : GeometryOf<N> {
+  using GeometryOf<N>::geometry_;
+
   NativeConv(at::Tensor weight, std::optional<at::Tensor> bias, ConvGeometry geometry)
-      : weight_(std::move(weight)), bias_(std::move(bias)), geometry_(std::move(geometry)) {
+      : GeometryOf<N>(std::move(geometry)), weight_(std::move(weight)), bias_(std::move(bias)) {
     const at::Tensor codes = weight_.int_repr().contiguous();
     codes_ = geometry_.transposed ? output_channels_first(codes, geometry_.groups) : codes;
     const int64_t out = codes_.size(0);
@@ -83,21 +85,11 @@ struct NativeConv final : ConvPackedParamsBase<N> {
     return reference_conv<N>(weight_, bias_, geometry_)->apply_dynamic(x, reduce_range);
   }
   std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override { return {weight_, bias_}; }
-  torch::List<int64_t> stride() const override { return list(geometry_.stride); }
-  torch::List<int64_t> padding() const override { return list(geometry_.padding); }
-  torch::List<int64_t> output_padding() const override { return list(geometry_.output_padding); }
-  torch::List<int64_t> dilation() const override { return list(geometry_.dilation); }
-  int64_t groups() const override { return geometry_.groups; }
-  bool transpose() const override { return geometry_.transposed; }
 
  private:
   // Everything that is folded into a packed weight.
   using Key = std::tuple<double, int64_t, double, int64_t, bool>;
   using Packed = std::shared_ptr<Aligned>;
-
-  static torch::List<int64_t> list(const std::vector<int64_t>& v) {
-    return torch::List<int64_t>(c10::ArrayRef<int64_t>(v));
-  }
 
   Packed pack(const Key& key) {
     std::lock_guard<std::mutex> guard(lock_);
@@ -204,7 +196,6 @@ struct NativeConv final : ConvPackedParamsBase<N> {
 
   at::Tensor weight_, codes_;
   std::optional<at::Tensor> bias_;
-  ConvGeometry geometry_;
   int64_t multiplier_;
   xq_conv conv_{};
   int isa_;

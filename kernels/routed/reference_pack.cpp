@@ -88,9 +88,11 @@ struct ReferenceLinear final : LinearPackedParamsBase {
 };
 
 template <int N>
-struct ReferenceConv final : ConvPackedParamsBase<N> {
+struct ReferenceConv final : GeometryOf<N> {
+  using GeometryOf<N>::geometry_;
+
   ReferenceConv(at::Tensor weight, std::optional<at::Tensor> bias, ConvGeometry geometry)
-      : weight_(std::move(weight)), bias_(std::move(bias)), geometry_(std::move(geometry)) {}
+      : GeometryOf<N>(std::move(geometry)), weight_(std::move(weight)), bias_(std::move(bias)) {}
 
   at::Tensor apply(const at::Tensor& x, double scale, int64_t zero_point) override {
     return requantize(run(x), scale, zero_point, false);
@@ -102,22 +104,12 @@ struct ReferenceConv final : ConvPackedParamsBase<N> {
     return run(quantize_dynamically(x, reduce_range));
   }
   std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override { return {weight_, bias_}; }
-  torch::List<int64_t> stride() const override { return list(geometry_.stride); }
-  torch::List<int64_t> padding() const override { return list(geometry_.padding); }
-  torch::List<int64_t> output_padding() const override { return list(geometry_.output_padding); }
-  torch::List<int64_t> dilation() const override { return list(geometry_.dilation); }
-  int64_t groups() const override { return geometry_.groups; }
-  bool transpose() const override { return geometry_.transposed; }
 
  private:
-  static torch::List<int64_t> list(const std::vector<int64_t>& v) {
-    return torch::List<int64_t>(c10::ArrayRef<int64_t>(v));
-  }
   at::Tensor run(const at::Tensor& x) const { return real_conv<N>(x, weight_, bias_, geometry_); }
 
   at::Tensor weight_;
   std::optional<at::Tensor> bias_;
-  ConvGeometry geometry_;
 };
 
 }  // namespace

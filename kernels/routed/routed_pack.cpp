@@ -206,8 +206,8 @@ void RoutedLinear::set_bias(std::optional<at::Tensor> bias) {
 template <int N>
 RoutedConv<N>::RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, ConvGeometry geometry,
                           Routing r)
-    : routing(std::move(r)),
-      geometry_(std::move(geometry)),
+    : GeometryOf<N>(std::move(geometry)),
+      routing(std::move(r)),
       weight_(std::move(weight)),
       bias_(std::move(bias)),
       in_channels_(geometry_.transposed ? weight_.size(0) : weight_.size(1) * geometry_.groups),
@@ -287,37 +287,6 @@ std::tuple<at::Tensor, std::optional<at::Tensor>> RoutedConv<N>::unpack() {
   std::lock_guard<std::mutex> guard(lock_);
   if (weight_.defined()) return {weight_, bias_};
   return {std::get<0>(packs_.begin()->second->unpack()), bias_};
-}
-
-namespace {
-torch::List<int64_t> list(const std::vector<int64_t>& values) {
-  return torch::List<int64_t>(c10::ArrayRef<int64_t>(values));
-}
-}  // namespace
-
-template <int N>
-torch::List<int64_t> RoutedConv<N>::stride() const {
-  return list(geometry_.stride);
-}
-template <int N>
-torch::List<int64_t> RoutedConv<N>::padding() const {
-  return list(geometry_.padding);
-}
-template <int N>
-torch::List<int64_t> RoutedConv<N>::output_padding() const {
-  return list(geometry_.output_padding);
-}
-template <int N>
-torch::List<int64_t> RoutedConv<N>::dilation() const {
-  return list(geometry_.dilation);
-}
-template <int N>
-int64_t RoutedConv<N>::groups() const {
-  return geometry_.groups;
-}
-template <int N>
-bool RoutedConv<N>::transpose() const {
-  return geometry_.transposed;
 }
 
 template class RoutedConv<2>;

@@ -93,7 +93,7 @@ class RoutedLinear final : public LinearPackedParamsBase {
 };
 
 template <int N>
-class RoutedConv final : public ConvPackedParamsBase<N> {
+class RoutedConv final : public GeometryOf<N> {
  public:
   RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, ConvGeometry geometry,
              Routing routing);
@@ -102,24 +102,18 @@ class RoutedConv final : public ConvPackedParamsBase<N> {
   at::Tensor apply_relu(const at::Tensor& x, double scale, int64_t zero_point) override;
   at::Tensor apply_dynamic(const at::Tensor& x, bool reduce_range) override;
   std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override;
-  torch::List<int64_t> stride() const override;
-  torch::List<int64_t> padding() const override;
-  torch::List<int64_t> output_padding() const override;
-  torch::List<int64_t> dilation() const override;
-  int64_t groups() const override;
-  bool transpose() const override;
 
   Routing routing;
   const ConvGeometry& geometry() const { return geometry_; }
 
  private:
+  using GeometryOf<N>::geometry_;
   ConvPack<N> pack_for(const at::Tensor& x, Variant variant, double y_scale = 0);
   ConvPack<N> pack(const Slot& slot);
   void check(const at::Tensor& x, at::ScalarType expected) const;
   const std::string& kernel_for(const at::Tensor& x) const;
 
   std::mutex lock_;
-  ConvGeometry geometry_;
   at::Tensor weight_;
   std::optional<at::Tensor> bias_;
   int64_t in_channels_;

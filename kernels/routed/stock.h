@@ -20,6 +20,27 @@ struct ConvGeometry {
   bool transposed = false;
 };
 
+// What every packed convolution of ours says of its geometry.
+template <int N>
+struct GeometryOf : ConvPackedParamsBase<N> {
+  explicit GeometryOf(ConvGeometry geometry) : geometry_(std::move(geometry)) {}
+
+  torch::List<int64_t> stride() const override { return list(geometry_.stride); }
+  torch::List<int64_t> padding() const override { return list(geometry_.padding); }
+  torch::List<int64_t> output_padding() const override { return list(geometry_.output_padding); }
+  torch::List<int64_t> dilation() const override { return list(geometry_.dilation); }
+  int64_t groups() const override { return geometry_.groups; }
+  bool transpose() const override { return geometry_.transposed; }
+
+ protected:
+  ConvGeometry geometry_;
+
+ private:
+  static torch::List<int64_t> list(const std::vector<int64_t>& values) {
+    return torch::List<int64_t>(c10::ArrayRef<int64_t>(values));
+  }
+};
+
 // The engine the user has set. Packing switches the process-wide engine for a moment; this
 // waits until no pack is being made, so it never reports the switched one.
 at::QEngine user_engine();
