@@ -33,4 +33,6 @@ def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
     return MappingProxyType(registry)
 
 
-_KERNELS = _register((FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel()))
+_KERNELS = _register(
+    (FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel())
+)

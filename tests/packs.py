@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import x86quant
 from x86quant.kernels import Kernel, reference, saturation
 from x86quant.spec import OpSpec
 
@@ -24,6 +25,17 @@ def engine(name: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.quantized.engine = before
+
+
+@contextlib.contextmanager
+def packing_for(kernel: Kernel) -> Iterator[None]:
+    """Prepacks make packs of ``kernel``: by its stock engine where it is one, else by routing."""
+    if kernel.engine in torch.backends.quantized.supported_engines:
+        with engine(kernel.engine):
+            yield
+    else:
+        with engine("x86"), x86quant.enable(), x86quant.override(kernel.name):
+            yield
 
 
 @dataclasses.dataclass
@@ -95,7 +107,7 @@ class Problem:
     def pack(self, kernel: Kernel) -> Any:
         s = self.spec
         weight = quantized_weight(self)
-        with engine(kernel.engine):
+        with packing_for(kernel):
             if s.op == "linear":
                 return torch.ops.quantized.linear_prepack(weight, self.bias)
             geometry = (s.stride, s.padding)

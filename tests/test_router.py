@@ -16,6 +16,7 @@ import pytest
 from x86quant import active_rules
 from x86quant.active_rules import current_overrides, current_rules, override, use_rules
 from x86quant.errors import InvalidInputError, RuleError, UnsupportedError, X86QuantWarning
+from x86quant.kernels import all_kernels
 from x86quant.router import (
     Choice,
     Erratum,
@@ -78,7 +79,7 @@ KERNELS: dict[str, Any] = {
     "onednn": FakeKernel("onednn", frozenset({"avx2"}), no_output_padding),
     "qnnpack": FakeKernel("qnnpack"),
 }
-DEFAULT = read_table(find_table("default"), KERNELS)
+DEFAULT = read_table(find_table("default"), all_kernels())
 STOCK = read_table(find_table("pytorch-2.0"), KERNELS)
 
 

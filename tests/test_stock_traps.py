@@ -56,13 +56,13 @@ SLOW_ON_FBGEMM = {
 
 @needs_vnni
 @pytest.mark.parametrize("shape", SLOW_ON_FBGEMM.values(), ids=SLOW_ON_FBGEMM)
-def test_many_groups_off_fbgemms_fast_path_go_to_onednn(shape):
+def test_many_groups_off_fbgemms_fast_path_go_elsewhere(shape):
     size, geometry = shape
     with engine("x86"):
         assert stock_kernel(conv_pack(weight(*size), **geometry), "conv2d") == "fbgemm"
         with x86quant.enable():
             pack = conv_pack(weight(*size), **geometry)
-    assert x86quant.explain_pack("conv2d", pack)[0].kernel == "onednn"
+    assert x86quant.explain_pack("conv2d", pack)[0].kernel in ("native", "onednn")
 
 
 @needs_vnni

@@ -196,7 +196,7 @@ int64_t overread(const Shape& s) {
 
 // Rows after those read in place that must exist: vector loops may compute one row too many.
 int64_t spare_rows(const Shape& s) {
-  return max64(ceil_div(overread(s), max64(s.in.stride_w, 1)), s.p.isa == XQ_ISA_AMX_INT8 ? 0 : 1);
+  return ceil_div(overread(s), max64(s.in.stride_w, 1)) + (s.p.isa == XQ_ISA_AMX_INT8 ? 0 : 1);
 }
 
 // Rows that may be read whole tiles at a time without leaving the tensor.

@@ -49,9 +49,9 @@ void dense_rows(int64_t rows, const xq::Packed& p, const uint8_t* a, int64_t lda
   }
 }
 
-// Pixels whose input stays in L1 while all blocks of channels pass over them.
+// Pixels whose input and output stay in L1 while all blocks of channels pass over them.
 inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
-  const int64_t rows = 24 * 1024 / xq::max64(t.lda, 1);
+  const int64_t rows = 32 * 1024 / xq::max64(t.lda + t.packed->conv.out_channels, 1);
   return xq::max64(xq::round_up(rows, tile), 3 * tile);
 }
 

@@ -12,13 +12,13 @@ struct Epilogue {
   I zp16, lo, hi, res_zp;
   F res_mult, limit;
   const uint8_t* lut;
-  bool clamp_float, clamp_hi;
+  bool clamp_float, clamp_lo, clamp_hi, shift;
 
   explicit Epilogue(const xq::Packed& p)
       : zp16(V::set16(p.out_zp)), lo(V::set8(p.lo)), hi(V::set8(p.hi)), res_zp(V::set32(p.res_zp)),
         res_mult(V::setf(p.res_mult)), limit(V::setf(static_cast<float>(p.hi - p.out_zp))),
         lut(p.has_lut ? p.at<uint8_t>(p.lut) : nullptr), clamp_float(p.clamp_float != 0),
-        clamp_hi(p.hi < 255) {}
+        clamp_lo(p.lo > 0), clamp_hi(p.hi < 255), shift(p.out_zp != 0) {}
 
   // sums: 4 vectors, of 4 / VECS pixels; mult and bias: VECS vectors.
   template <int VECS>
@@ -33,7 +33,8 @@ struct Epilogue {
       if (clamp_float) v = V::min(v, limit);
       sums[i] = V::to_int(v);
     }
-    I bytes = V::max8(V::narrow(sums, zp16), lo);
+    I bytes = shift ? V::narrow(sums, zp16) : V::narrow(sums);
+    if (clamp_lo) bytes = V::max8(bytes, lo);
     if (clamp_hi) bytes = V::min8(bytes, hi);
     if (lut) bytes = V::look_up(lut, bytes);
     V::template store_pixels<VECS>(out, stride, V::template pixels_apart<VECS>(bytes), pixels, count);
@@ -44,16 +45,20 @@ struct Epilogue {
   void rows(const int32_t* sums, int64_t lds, int64_t rows, const F mult[VECS], const F bias[VECS],
             uint8_t* out, int64_t stride, const uint8_t* res, int64_t res_stride, int count) const {
     constexpr int kPixels = 4 / VECS;
-    for (int64_t i = 0; i < rows; i += kPixels) {
-      const int left = static_cast<int>(xq::min64(kPixels, rows - i));
+    int64_t i = 0;
+    for (; i + kPixels <= rows; i += kPixels) {
       I v[4];
-      for (int k = 0; k < 4; ++k) {
-        const int pixel = k / VECS < left ? k / VECS : 0;
-        v[k] = V::load(sums + (i + pixel) * lds + k % VECS * V::kLanes);
-      }
+      for (int k = 0; k < 4; ++k) v[k] = V::load(sums + (i + k / VECS) * lds + k % VECS * V::kLanes);
       apply<VECS>(v, mult, bias, out + i * stride, stride, res ? res + i * res_stride : nullptr,
-                  res_stride, left, count);
+                  res_stride, kPixels, count);
     }
+    if (i == rows) return;
+    const int left = static_cast<int>(rows - i);
+    I v[4];
+    for (int k = 0; k < 4; ++k)
+      v[k] = V::load(sums + (i + (k / VECS < left ? k / VECS : 0)) * lds + k % VECS * V::kLanes);
+    apply<VECS>(v, mult, bias, out + i * stride, stride, res ? res + i * res_stride : nullptr, res_stride,
+                left, count);
   }
 };
 

@@ -9,5 +9,5 @@
 
 namespace xq {
 using V = Vec512<true, true>;
-const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, op_rows};
+const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, op_rows<V>};
 }  // namespace xq

@@ -9,5 +9,5 @@
 
 namespace xq {
 using V = Vec256<false>;
-const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, op_rows<V>};
 }  // namespace xq

@@ -9,5 +9,5 @@
 
 namespace xq {
 using V = Vec512<true, false>;
-const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, op_rows<V>};
 }  // namespace xq

@@ -9,5 +9,5 @@
 
 namespace xq {
 using V = Vec256<true>;
-const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, op_rows};
+const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, op_rows<V>};
 }  // namespace xq

@@ -27,6 +27,12 @@ bool pool_fits(const xq_op& op) {
   return true;
 }
 
+bool scale_usable(const xq_op& op) {
+  for (float s : op.scale)
+    if (!(s >= 0 && s <= 65536)) return false;
+  return true;
+}
+
 bool shapes_fit(const xq_op& op) {
   const xq_tensor &a = op.a, &b = op.b, &out = op.out;
   if (a.n != out.n || a.c != out.c) return false;
@@ -38,7 +44,8 @@ bool shapes_fit(const xq_op& op) {
     case XQ_OP_ADD: return same_pixels(a, out) && same_pixels(b, out) && b.c == out.c;
     case XQ_OP_MUL: return same_pixels(a, out) && (same_pixels(b, out) || point) && b.c == out.c;
     case XQ_OP_SHUFFLE: return same_pixels(a, out) && op.groups >= 1 && a.c % op.groups == 0;
-    case XQ_OP_BILINEAR: return a.d == out.d;
+    case XQ_OP_NEAREST: return scale_usable(op);
+    case XQ_OP_BILINEAR: return a.d == out.d && scale_usable(op);
     case XQ_OP_MAX_POOL:
     case XQ_OP_AVG_POOL: return pool_fits(op);
     default: return true;

@@ -2,9 +2,8 @@
 // fallback for what they leave out.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "internal.h"
+#include "resample.h"
 
 namespace xq {
 namespace {
@@ -79,18 +78,6 @@ void conv_reference(const xq_conv_call& call, int64_t begin, int64_t end) {
 
 namespace {
 
-struct Window {
-  int64_t begin, end;  // in source pixels, clipped; step is the dilation
-};
-
-Window adaptive(int64_t out, int64_t i, int64_t in) {
-  return {i * in / out, ceil_div((i + 1) * in, out)};
-}
-
-int64_t tap_at(const xq_op& op, int axis, int64_t out, int64_t tap) {
-  return out * op.stride[axis] - op.padding[axis] + tap * op.dilation[axis];
-}
-
 uint8_t max_pool(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   int best = 0;
   for (int64_t z = 0; z < op.kernel[0]; ++z)
@@ -103,7 +90,7 @@ uint8_t max_pool(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   return static_cast<uint8_t>(best);
 }
 
-int32_t box_sum(const xq_op& op, int64_t n, const Window win[3], int64_t c) {
+int32_t box_sum(const xq_op& op, int64_t n, const Range win[3], int64_t c) {
   int32_t sum = 0;
   for (int64_t d = win[0].begin; d < win[0].end; ++d)
     for (int64_t h = win[1].begin; h < win[1].end; ++h)
@@ -112,47 +99,20 @@ int32_t box_sum(const xq_op& op, int64_t n, const Window win[3], int64_t c) {
 }
 
 uint8_t average(const xq_op& op, const Index& at, int64_t w, int64_t c) {
-  const int64_t out[3] = {at.d, at.h, w}, in[3] = {op.a.d, op.a.h, op.a.w};
-  const int64_t size[3] = {op.out.d, op.out.h, op.out.w};
-  Window win[3];
-  int64_t count = 1, padded = 1;
-  for (int i = 0; i < 3; ++i) {
-    if (op.kind == XQ_OP_ADAPTIVE_POOL) {
-      win[i] = adaptive(size[i], out[i], in[i]);
-    } else {
-      const int64_t begin = tap_at(op, i, out[i], 0);
-      const int64_t end = std::min<int64_t>(begin + op.kernel[i], in[i] + op.padding[i]);
-      padded *= end - begin;
-      win[i] = {std::max<int64_t>(begin, 0), std::min(end, in[i])};
-    }
-    count *= std::max<int64_t>(win[i].end - win[i].begin, 0);
-  }
-  if (op.kind == XQ_OP_AVG_POOL && op.count_include_pad) count = padded;
-  const float mult = op.a_mult / static_cast<float>(std::max<int64_t>(count, 1));
-  return quantize(static_cast<float>(box_sum(op, at.n, win, c)) * mult, op.out_zp, op.lo, op.hi);
+  const PoolBox box = pool_box(op, at.d, at.h, w);
+  const float sum = static_cast<float>(box_sum(op, at.n, box.axis, c));
+  return quantize(sum * box.mult, op.out_zp, op.lo, op.hi);
 }
 
 uint8_t bilinear(const xq_op& op, const Index& at, int64_t w, int64_t c) {
-  const int64_t out[2] = {at.h, w}, in[2] = {op.a.h, op.a.w};
-  int64_t low[2], high[2];
-  float part[2];
-  for (int i = 0; i < 2; ++i) {
-    const float scale = op.scale[i + 1], o = static_cast<float>(out[i]);
-    const float x = op.align_corners ? scale * o : std::max(scale * (o + 0.5f) - 0.5f, 0.0f);
-    low[i] = std::min<int64_t>(static_cast<int64_t>(x), in[i] - 1);
-    high[i] = std::min(low[i] + 1, in[i] - 1);
-    part[i] = std::min(std::max(x - static_cast<float>(low[i]), 0.0f), 1.0f);
-  }
+  const Mix y = mix_of(op, 1, at.h, op.a.h), x = mix_of(op, 2, w, op.a.w);
   auto value = [&](int64_t h, int64_t v) {
     return static_cast<float>(pixel(op.a, at.n, at.d, h, v)[c] - op.a_zp);
   };
-  const float top = (1 - part[1]) * value(low[0], low[1]) + part[1] * value(low[0], high[1]);
-  const float bottom = (1 - part[1]) * value(high[0], low[1]) + part[1] * value(high[0], high[1]);
-  return quantize(((1 - part[0]) * top + part[0] * bottom) * op.a_mult, op.out_zp, op.lo, op.hi);
-}
-
-int64_t nearest_source(float scale, int64_t out, int64_t size) {
-  return std::min<int64_t>(static_cast<int64_t>(std::floor(static_cast<float>(out) * scale)), size - 1);
+  auto mix = [](float p, float a, float b) { return std::fma(p, b, (1 - p) * a); };
+  const float top = mix(x.part, value(y.low, x.low), value(y.low, x.high));
+  const float bottom = mix(x.part, value(y.high, x.low), value(y.high, x.high));
+  return quantize(mix(y.part, top, bottom) * op.a_mult, op.out_zp, op.lo, op.hi);
 }
 
 uint8_t one_value(const xq_op& op, const Index& at, int64_t w, int64_t c) {

@@ -44,6 +44,7 @@ struct Vec256 {
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static I sub32(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
   static I max8(I a, I b) { return _mm256_max_epu8(a, b); }
   static I min8(I a, I b) { return _mm256_min_epu8(a, b); }
 
@@ -51,6 +52,9 @@ struct Vec256 {
     const I a = _mm256_adds_epi16(_mm256_packs_epi32(v[0], v[1]), zp16);
     const I b = _mm256_adds_epi16(_mm256_packs_epi32(v[2], v[3]), zp16);
     return _mm256_packus_epi16(a, b);
+  }
+  static I narrow(const I v[4]) {
+    return _mm256_packus_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
   }
   static void widen(I bytes, I v[4]) {
     const I zero = _mm256_setzero_si256();

@@ -46,6 +46,7 @@ struct Vec512 {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I add32(I a, I b) { return _mm512_add_epi32(a, b); }
   static I max8(I a, I b) { return _mm512_max_epu8(a, b); }
   static I min8(I a, I b) { return _mm512_min_epu8(a, b); }
 
@@ -54,6 +55,9 @@ struct Vec512 {
     const I a = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[1]), zp16);
     const I b = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[3]), zp16);
     return _mm512_packus_epi16(a, b);
+  }
+  static I narrow(const I v[4]) {
+    return _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
   }
   static void widen(I bytes, I v[4]) {
     const I zero = _mm512_setzero_si512();

@@ -1,0 +1,425 @@
+"""The native kernels against plain loops, and those against torch."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from x86quant.kernels.native import capi
+from x86quant.kernels.native.build import build
+
+CPU_FLAGS = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].splitlines()[0].split())
+NEEDED = {
+    "avx2": {"avx2", "fma"},
+    "avx_vnni": {"avx2", "fma", "avx_vnni"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512_vnni": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"},
+    "amx_int8": {"avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"},
+}
+ISAS = [isa for isa, flags in NEEDED.items() if flags <= CPU_FLAGS]
+KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first")
+
+
+@pytest.fixture(scope="session")
+def lib() -> capi.Library:
+    library = capi.Library(build())
+    if "amx_int8" in ISAS and not library.enable_amx():
+        pytest.skip("the CPU has AMX but the system does not grant it")
+    return library
+
+
+class Case:
+    """A random convolution of one kind, with strided views and every feature now and then."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.rng = r = np.random.default_rng(seed)
+        self.groups = 1
+        self.kernel, self.stride = (1, self.upto(4), self.upto(4)), (1, self.upto(3), self.upto(3))
+        self.dilation = (1, self.upto(2), self.upto(2))
+        self.cin, self.cout = self.upto(139), self.upto(139)
+        self.size = (1, self.upto(17), self.upto(39))
+        self.transposed = kind == "transposed"
+        getattr(self, f"as_{kind}")()
+        padding = tuple(int(r.integers(0, k)) for k in self.kernel)
+        shape = (self.cout, self.cin // self.groups, *self.kernel)
+        weight = r.integers(-128, 128, shape).astype(np.int8)
+        if r.random() < 0.1:
+            weight[:] = r.choice([-128, 127])
+        spread = 74 * 74 * np.sqrt(weight[0].size)
+        mult = ((r.random(self.cout) + 0.1) * 60 / spread).astype(np.float32)
+        if r.random() < 0.1:
+            mult *= 1e7  # sums leave int32 once multiplied
+        low, high = sorted(map(int, r.integers(0, 256, 2))) if r.random() < 0.5 else (0, 255)
+        self.spec = capi.ConvSpec(
+            weight,
+            mult.astype(np.float32),
+            (r.standard_normal(self.cout) * 10).astype(np.float32) if r.random() < 0.7 else None,
+            r.integers(0, 256, 256).astype(np.uint8) if r.random() < 0.3 else None,
+            self.groups,
+            self.stride,
+            padding,  # type: ignore[arg-type]
+            self.dilation,
+            self.transposed,
+            in_zp=int(r.integers(0, 256)),
+            out_zp=int(r.integers(0, 256)),
+            lo=low,
+            hi=high,
+            residual=bool(r.random() < 0.4),
+            res_zp=int(r.integers(0, 256)),
+            res_mult=float(r.random()),
+        )
+        self.batch = int(r.choice([0, 1, 1, 1, 2, 3]))
+
+    def upto(self, most: int) -> int:
+        return int(self.rng.integers(1, most + 1))
+
+    def as_dense(self) -> None:
+        pass
+
+    def as_pointwise(self) -> None:
+        self.kernel = (1, 1, 1)
+        if self.rng.random() < 0.7:
+            self.stride = (1, 1, 1)
+
+    def as_depthwise(self) -> None:
+        self.groups = self.cin = self.cout = 1 + self.upto(150)
+        self.kernel = (1, self.upto(8), self.upto(8))
+
+    def as_grouped(self) -> None:
+        each = int(self.rng.choice([1, 2, 3, 4, 4, 5, 8, 8, 16, 32]))
+        out = each if self.rng.random() < 0.6 else self.upto(40)
+        self.groups = 1 + self.upto(18)
+        self.cin, self.cout = self.groups * each, self.groups * out
+
+    def as_spatial3d(self) -> None:
+        self.kernel = (self.upto(3), self.upto(3), self.upto(3))
+        self.stride, self.size = (self.upto(2),) * 3, (self.upto(6), self.upto(8), self.upto(8))
+        self.dilation = (self.upto(2), 1, 1)
+
+    def as_transposed(self) -> None:
+        self.groups = int(self.rng.choice([1, 1, 2, 4]))
+        self.cin, self.cout = self.groups * self.upto(12), self.groups * self.upto(20)
+        self.size = (1, self.upto(6), self.upto(8))
+
+    def as_first(self) -> None:
+        self.cin = self.upto(4)
+
+    def view(self, *shape: int) -> tuple[capi.Bytes, slice]:
+        """Random bytes of a wider tensor, and the channels in use."""
+        extra = int(self.rng.integers(0, 20)) if self.rng.random() < 0.5 else 0
+        start = int(self.rng.integers(0, extra + 1))
+        full = self.rng.integers(0, 256, (*shape[:-1], shape[-1] + extra)).astype(np.uint8)
+        return full, slice(start, start + shape[-1])
+
+
+def conv_with_torch(spec: capi.ConvSpec, x: capi.Bytes, residual: capi.Bytes | None) -> capi.Bytes:
+    """The formula of native.h; float64 convolution is exact here."""
+    shifted = torch.from_numpy(x.astype(np.float64)).permute(0, 4, 1, 2, 3) - spec.in_zp
+    weight = torch.from_numpy(spec.weight.astype(np.float64))
+    if spec.transposed:
+        out, per, *kernel = weight.shape
+        weight = weight.reshape(spec.groups, out // spec.groups, per, *kernel).transpose(1, 2)
+        weight = weight.reshape(spec.groups * per, out // spec.groups, *kernel)
+        sums = torch.nn.functional.conv_transpose3d(
+            shifted, weight, None, spec.stride, spec.padding, 0, spec.groups, spec.dilation
+        )
+    else:
+        sums = torch.nn.functional.conv3d(
+            shifted, weight, None, spec.stride, spec.padding, spec.dilation, spec.groups
+        )
+    v = sums.permute(0, 2, 3, 4, 1).numpy().astype(np.float32).astype(np.float64) * spec.mult
+    if spec.bias is not None:
+        v = v + spec.bias
+    if residual is not None:
+        v = v + (residual.astype(np.float64) - spec.res_zp) * np.float32(spec.res_mult)
+    out = np.clip(np.rint(v) + spec.out_zp, spec.lo, spec.hi).astype(np.uint8)
+    return out if spec.lut is None else spec.lut[out]
+
+
+def run_case(lib: capi.Library, case: Case, isa: str, threads: int, algo: str = "auto") -> None:
+    """Compare one ISA's bytes, also those around the output, with the plain loops'."""
+    spec = case.spec
+    size = spec.out_size(case.size)
+    if min(size) < 1:
+        return
+    x_full, x_slice = case.view(case.batch, *case.size, case.cin)
+    r_full, r_slice = case.view(case.batch, *size, case.cout)
+    out_full, out_slice = case.view(case.batch, *size, case.cout)
+    residual = r_full[..., r_slice] if spec.residual else None
+    want, got = out_full.copy(), out_full.copy()
+    x = x_full[..., x_slice]
+    lib.conv(lib.pack(spec, "reference"), x, want[..., out_slice], residual)
+    lib.conv(lib.pack(spec, isa, algo), x, got[..., out_slice], residual, threads=threads)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), threads=st.sampled_from([1, 2, 5]))
+def test_every_isa_gives_the_bytes_of_the_plain_loops(
+    lib: capi.Library, isa: str, kind: str, seed: int, threads: int
+) -> None:
+    run_case(lib, Case(kind, seed), isa, threads)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(["depthwise", "grouped"]))
+def test_the_dense_algorithm_takes_any_groups(
+    lib: capi.Library, isa: str, seed: int, kind: str
+) -> None:
+    run_case(lib, Case(kind, seed), isa, 1, "dense")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32))
+def test_the_plain_loops_agree_with_torch(lib: capi.Library, kind: str, seed: int) -> None:
+    case = Case(kind, seed)
+    size = case.spec.out_size(case.size)
+    if min(size) < 1 or case.batch == 0:
+        return
+    x = case.rng.integers(0, 256, (case.batch, *case.size, case.cin)).astype(np.uint8)
+    residual = None
+    if case.spec.residual:
+        residual = case.rng.integers(0, 256, (case.batch, *size, case.cout)).astype(np.uint8)
+    got = np.zeros((case.batch, *size, case.cout), np.uint8)
+    lib.conv(lib.pack(case.spec, "reference"), x, got, residual)
+    want = conv_with_torch(case.spec, x, residual)
+    if case.spec.lut is None:
+        assert np.abs(got.astype(int) - want).max() <= 1
+    # Only a tie that float32 and float64 round apart may differ.
+    assert (got != want).mean() <= 0.001 + 1.5 / got.size
+
+
+def guarded(array: capi.Bytes) -> tuple[capi.Bytes, Callable[[], None]]:
+    """A copy that ends where unmapped memory begins, and what frees it."""
+    page = mmap.PAGESIZE
+    room = -(-array.size // page) * page
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    base = libc.mmap(None, room + 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
+    assert libc.mprotect(base, page, 0) == 0
+    assert libc.mprotect(base + page + room, page, 0) == 0
+    start = base + page + room - array.size
+    buffer = (ctypes.c_uint8 * array.size).from_address(start)
+    copy = np.frombuffer(buffer, np.uint8).reshape(array.shape)
+    copy[...] = array
+    return copy, lambda: libc.munmap(base, room + 2 * page)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_outside_a_tensor_is_touched(lib: capi.Library, isa: str, kind: str) -> None:
+    for seed in range(25):
+        case = Case(kind, seed)
+        size = case.spec.out_size(case.size)
+        if min(size) < 1 or case.batch == 0:
+            continue
+        x_shape, out_shape = (case.batch, *case.size, case.cin), (case.batch, *size, case.cout)
+        x, free_x = guarded(case.rng.integers(0, 256, x_shape).astype(np.uint8))
+        r, free_r = guarded(case.rng.integers(0, 256, out_shape).astype(np.uint8))
+        out, free_out = guarded(np.zeros(out_shape, np.uint8))
+        lib.conv(lib.pack(case.spec, isa), x, out, r if case.spec.residual else None)
+        for free in (free_x, free_r, free_out):
+            free()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_scratch_is_not_overrun(lib: capi.Library, isa: str) -> None:
+    for seed in range(20):
+        case = Case(KINDS[seed % len(KINDS)], seed)
+        size = case.spec.out_size(case.size)
+        if min(size) < 1 or case.batch == 0:
+            continue
+        x = np.zeros((case.batch, *case.size, case.cin), np.uint8)
+        out = np.zeros((case.batch, *size, case.cout), np.uint8)
+        packed = lib.pack(case.spec, isa)
+        residual = out.copy() if case.spec.residual else None
+        call = capi.ConvCall(packed.ctypes.data, *map(capi.Tensor.of, (x, out, residual)), 1)
+        need = lib.lib.xq_conv_scratch(ctypes.byref(call))
+        scratch = capi.aligned(need + 4096)
+        scratch[need:] = 77
+        lib.conv(packed, x, out, residual, scratch=scratch)
+        assert (scratch[need:] == 77).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_residual_may_be_the_output_itself(lib: capi.Library, isa: str) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (64, 40, 1, 3, 3)).astype(np.int8)
+    mult = np.full(64, 1e-4, np.float32)
+    spec = capi.ConvSpec(weight, mult, padding=(0, 1, 1), residual=True, res_zp=9, res_mult=0.7)
+    x = rng.integers(0, 256, (1, 1, 7, 7, 40)).astype(np.uint8)
+    residual = rng.integers(0, 256, (1, 1, 7, 7, 64)).astype(np.uint8)
+    apart = np.zeros_like(residual)
+    lib.conv(lib.pack(spec, isa), x, apart, residual)
+    lib.conv(lib.pack(spec, isa), x, residual, residual)
+    np.testing.assert_array_equal(residual, apart)
+
+
+OP_CASES = [
+    ("copy", {}),
+    ("lut", {"lut": np.random.default_rng(1).integers(0, 256, 256).astype(np.uint8)}),
+    ("requant", {"a_mult": 0.37}),
+    ("requant", {"a_mult": 1e30}),
+    ("add", {"a_mult": 0.5, "b_mult": 0.25}),
+    ("mul", {"a_mult": 0.01}),
+    ("mul", {"a_mult": 0.01, "point": True}),
+    ("shuffle", {"groups": 2}),
+    ("shuffle", {"groups": 3}),
+    ("max_pool", {"kernel": (1, 3, 3), "stride": (1, 2, 2), "padding": (0, 1, 1)}),
+    ("max_pool", {"kernel": (2, 2, 3), "dilation": (1, 2, 2), "padding": (1, 1, 1)}),
+    ("avg_pool", {"a_mult": 1.5, "kernel": (1, 3, 2), "stride": (1, 2, 1), "padding": (0, 1, 1)}),
+    ("avg_pool", {"a_mult": 1, "kernel": (1, 3, 3), "padding": (0, 1, 1), "count_include_pad": 1}),
+    ("adaptive_pool", {"a_mult": 0.9, "to": (1, 1, 1)}),
+    ("adaptive_pool", {"a_mult": 1.0, "to": (1, 3, 5)}),
+    ("nearest", {"to": (2, 14, 9), "scale": (1.0, 0.5, 1.0)}),
+    ("bilinear", {"a_mult": 1.1, "to": (2, 14, 18), "scale": (1.0, 0.5, 0.5)}),
+    (
+        "bilinear",
+        {"a_mult": 1.0, "to": (2, 4, 3), "scale": (1.0, 2.0, 4.0), "align_corners": 1},
+    ),
+]
+OP_IDS = [f"{kind}{index}" for index, (kind, _) in enumerate(OP_CASES)]
+
+
+def op_tensors(
+    kind: str, fields: dict[str, object], channels: int, wide: bool
+) -> dict[str, object]:
+    """Inputs, an output and the fields of ``xq_op``; ``wide`` makes them slices of wider tensors."""
+    rng = np.random.default_rng(channels)
+    fields = dict(fields)
+    channels -= channels % int(fields.get("groups", 1))  # type: ignore[call-overload]
+    n, size = 2, (2, 7, 9)
+    to = fields.pop("to", size)
+    if kind.endswith("pool") and "kernel" in fields:
+        ones = (1, 1, 1)
+        axes = (size, *(fields.get(f, ones) for f in ("kernel", "stride", "dilation")))
+        pads = fields.get("padding", (0, 0, 0))
+        to = tuple(
+            (s + 2 * p - d * (k - 1) - 1) // t + 1
+            for s, k, t, d, p in zip(*axes, pads, strict=True)  # type: ignore[call-overload]
+        )
+
+    def tensor(*shape: int) -> capi.Bytes:
+        extra = 5 if wide else 0
+        full = rng.integers(0, 256, (*shape, channels + extra)).astype(np.uint8)
+        return full[..., extra // 2 : extra // 2 + channels]
+
+    point = fields.pop("point", False)
+    fields["a"], fields["out"] = tensor(n, *size), tensor(n, *to)  # type: ignore[misc]
+    if kind in ("add", "mul"):
+        fields["b"] = tensor(n, *((1, 1, 1) if point else size))
+    return fields | {"a_zp": 17, "b_zp": 200, "out_zp": 30, "lo": 3, "hi": 250}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("kind", "fields"), OP_CASES, ids=OP_IDS)
+@pytest.mark.parametrize("channels", [6, 63, 192])
+@pytest.mark.parametrize("wide", [False, True])
+def test_ops_give_the_bytes_of_the_plain_loops(
+    lib: capi.Library,
+    isa: str,
+    kind: str,
+    fields: dict[str, object],
+    channels: int,
+    wide: bool,
+) -> None:
+    made = op_tensors(kind, fields, channels, wide)
+    out = made.pop("out")
+    assert isinstance(out, np.ndarray)
+    want, got = (np.lib.stride_tricks.as_strided(o, out.shape, out.strides) for o in (out, out))
+    lib.op(kind, "reference", out=want, **made)  # type: ignore[arg-type]
+    want = want.copy()
+    out[...] = 0
+    lib.op(kind, isa, out=got, **made)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "function"),
+    [
+        (
+            "max_pool",
+            {"kernel": (1, 3, 3), "stride": (1, 2, 2), "padding": (0, 1, 1)},
+            lambda x: torch.nn.functional.max_pool3d(x, (1, 3, 3), (1, 2, 2), (0, 1, 1)),
+        ),
+        (
+            "avg_pool",
+            {"kernel": (1, 3, 3), "stride": (1, 2, 2), "padding": (0, 1, 1)},
+            lambda x: torch.nn.functional.avg_pool3d(
+                x, (1, 3, 3), (1, 2, 2), (0, 1, 1), count_include_pad=False
+            ),
+        ),
+        (
+            "avg_pool",
+            {"kernel": (1, 2, 3), "padding": (0, 1, 1), "count_include_pad": 1},
+            lambda x: torch.nn.functional.avg_pool3d(x, (1, 2, 3), 1, (0, 1, 1)),
+        ),
+        (
+            "adaptive_pool",
+            {"to": (1, 3, 5)},
+            lambda x: torch.nn.functional.adaptive_avg_pool3d(x, (1, 3, 5)),
+        ),
+        (
+            "nearest",
+            {"to": (2, 14, 18), "scale": (1.0, 0.5, 0.5)},
+            lambda x: torch.nn.functional.interpolate(x, (2, 14, 18)),
+        ),
+        (
+            "bilinear",
+            {"to": (2, 14, 18), "scale": (1.0, 0.5, 0.5)},
+            lambda x: torch.stack(
+                [
+                    torch.nn.functional.interpolate(s, (14, 18), mode="bilinear")
+                    for s in x.unbind(2)
+                ],
+                2,
+            ),
+        ),
+    ],
+)
+def test_pools_and_upsampling_agree_with_torch(
+    lib: capi.Library,
+    kind: str,
+    fields: dict[str, object],
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    made = op_tensors(kind, {"a_mult": 1.0, **fields}, 21, False)
+    out = made.pop("out")
+    made |= {"a_zp": 0, "out_zp": 0, "lo": 0, "hi": 255}
+    lib.op(kind, "reference", out=out, **made)  # type: ignore[arg-type]
+    x = torch.from_numpy(made["a"].astype(np.float64)).permute(0, 4, 1, 2, 3)  # type: ignore[attr-defined]
+    want = function(x).permute(0, 2, 3, 4, 1).numpy()
+    assert np.abs(out - want).max() <= 0.5 + 1e-4
+
+
+def test_bad_calls_are_refused(lib: capi.Library) -> None:
+    weight = np.ones((8, 4, 1, 3, 3), np.int8)
+    spec = capi.ConvSpec(weight, np.ones(8, np.float32))
+    packed = lib.pack(spec, "reference")
+    x, out = np.zeros((1, 1, 5, 5, 4), np.uint8), np.zeros((1, 1, 3, 3, 8), np.uint8)
+    with pytest.raises(capi.NativeError, match="do not fit"):
+        lib.conv(packed, x[..., :3], out)
+    with pytest.raises(capi.NativeError, match="do not fit"):
+        lib.conv(packed, x, out[:, :, :2])
+    with pytest.raises(capi.NativeError, match="argument"):
+        lib.conv(capi.aligned(packed.size), x, out)
+    with pytest.raises(capi.NativeError, match="refuses"):
+        lib.pack(spec, "avx2", "depthwise")
+    with pytest.raises(capi.NativeError, match="do not fit"):
+        lib.op("add", "reference", x, x, b=out)
