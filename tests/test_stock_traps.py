@@ -303,3 +303,48 @@ def test_rnn_cells_are_routed(routed, cell):
     assert all(rule for _, _, rule in choices(model))
     before = choices(model)
     assert choices(x86quant.reroute(model)) == before
+
+
+class Functional(torch.nn.Module):
+    """Layers without modules: their packs become attributes of the converted graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Parameter(torch.randn(8, 3, 3, 3))
+        self.fc = torch.nn.Parameter(torch.randn(10, 8))
+
+    def forward(self, x):
+        x = torch.nn.functional.conv2d(x, self.conv, None, [1, 1], [1, 1], [1, 1], 1)
+        return torch.nn.functional.linear(x.mean([2, 3]), self.fc)
+
+
+def test_functional_layers_are_explained_and_rerouted(routed):
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    x = torch.randn(2, 3, 8, 8)
+    prepared = prepare_fx(Functional().eval(), x86quant.get_default_qconfig_mapping(), (x,))
+    prepared(x)
+    model = convert_fx(prepared)
+    before = choices(model)
+    assert {c.op for c in x86quant.explain(model)} == {"conv2d", "linear"}
+    assert all(rule for _, _, rule in before)
+    expected = model(x)
+    with x86quant.use_rules("pytorch-2.0"):
+        x86quant.reroute(model)
+        assert all(rule.startswith("pytorch-2.0#") for _, _, rule in choices(model))
+    assert choices(x86quant.reroute(model)) == before
+    assert torch.allclose(model(x), expected, atol=0.2)
+
+
+def test_explain_of_a_float_model_says_so():
+    assert "no packed int8 layers" in str(x86quant.explain(torch.nn.Linear(2, 2)))
+
+
+def test_explanations_are_data_and_json(routed):
+    import json
+
+    found = x86quant.explain(converted())
+    rows = json.loads(found.to_json())
+    assert [row["layer"] for row in rows] == [c.layer for c in found]
+    assert all(row["steps"] and row["reason"] for row in rows)
+    assert found[0].layer in str(found)
