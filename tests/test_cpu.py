@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cpuinfo import cpuinfo
 
 import x86quant
 from tests.stock import run_python
@@ -16,7 +18,13 @@ from x86quant.cpu_info import classify
 from x86quant.errors import CpuError
 from x86quant.isa import LEVELS, best_level, capped_features
 
-RECORDED = json.loads((Path(__file__).parent / "cpus.json").read_text())
+# Family, model, brand and flags as Linux shows them. Entries with a source are whole; of the
+# others' flags only those are kept that bear on int8.
+RECORDED = [
+    {**recorded, "flags": recorded["flags"].split()}
+    for recorded in json.loads((Path(__file__).parent / "cpus.json").read_text())
+]
+WHOLE = [recorded for recorded in RECORDED if "source" in recorded]
 HERE = x86quant.cpu()
 
 
@@ -29,6 +37,28 @@ def test_recorded_cpus_are_classified(recorded):
     assert found.vnni == (recorded["isa"] in ("avx_vnni", "avx512_vnni", "amx_int8"))
     assert found.amx == (recorded["isa"] == "amx_int8")
     assert LEVELS[found.isa].features <= found.features
+
+
+@pytest.mark.parametrize("recorded", WHOLE, ids=lambda r: r["what"])
+def test_proc_cpuinfo_of_recorded_cpus_is_read(recorded, monkeypatch):
+    text = "processor\t: 0\n" + "".join(
+        f"{name}\t: {value}\n"
+        for name, value in {
+            "vendor_id": recorded["vendor_id_raw"],
+            "cpu family": recorded["family"],
+            "model": recorded["model"],
+            "model name": recorded["brand_raw"],
+            "stepping": recorded["stepping"],
+            "flags": " ".join(recorded["flags"]),
+            "vmx flags": "vnmi ept_ad",
+        }.items()
+    )
+    monkeypatch.setattr(cpuinfo.DataSource, "cat_proc_cpuinfo", lambda: (0, text))
+    found = classify(cpu_info._describe())
+    assert found.isa == recorded["isa"]
+    assert (found.vendor, found.name) == (recorded["vendor_id_raw"], recorded["brand_raw"])
+    numbers = (recorded["family"], recorded["model"], recorded["stepping"])
+    assert (found.family, found.model, found.stepping) == numbers
 
 
 def test_zen5_has_both_kinds_of_vnni():
@@ -82,6 +112,41 @@ def test_a_feature_that_torch_does_not_see_is_not_used():
     assert "torch does not see it" in found.notes[0]
 
 
+def test_a_feature_that_only_torch_sees_is_not_used_but_noted():
+    haswell = classify(RECORDED[0])
+    found = cpu_info._confirmed_by_torch(haswell, {"avx2": True, "avx_vnni": True})
+    assert found.features == haswell.features
+    assert found.notes == (
+        "torch sees avx_vnni, but the operating system does not list it; not used",
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "isa"),
+    [
+        ({}, "amx_int8"),
+        ({"ONEDNN_MAX_CPU_ISA": "avx2"}, "avx2"),
+        ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "avx2"),
+        ({"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "avx512"),
+        ({"ONEDNN_MAX_CPU_ISA": "DEFAULT", "DNNL_MAX_CPU_ISA": "AVX2"}, "amx_int8"),
+        ({"ONEDNN_MAX_CPU_ISA": "", "DNNL_MAX_CPU_ISA": "AVX10_1_512"}, "avx512_vnni"),
+        ({"ONEDNN_MAX_CPU_ISA": "nonsense"}, "amx_int8"),
+        ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX_FP16"}, "amx_int8"),
+        ({"FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_256"}, "avx512"),
+        ({"FBGEMM_ENABLE_INSTRUCTIONS": "AVX512_E1"}, "amx_int8"),
+        ({"FBGEMM_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, "avx2"),
+        ({"FBGEMM_ENABLE_INSTRUCTIONS": "AVX512", "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}, "avx2"),
+    ],
+)
+def test_the_libraries_own_caps_count(monkeypatch, own_environment, variables, isa):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    found = cpu_info._capped_like_libraries(granite)
+    assert found.isa == isa
+    assert bool(found.notes) == (isa != "amx_int8")
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -124,7 +189,6 @@ def test_a_cache_that_cannot_be_written_costs_only_a_probe(tmp_path, monkeypatch
         (subprocess.CompletedProcess([], 3), "wrong result"),
         (subprocess.CompletedProcess([], 1), "exit code 1"),
         (subprocess.TimeoutExpired([], 1), "hung"),
-        (OSError("no processes left"), "could not be started"),
     ],
 )
 def test_whatever_becomes_of_the_probe_is_put_into_words(monkeypatch, outcome, words):
@@ -138,12 +202,47 @@ def test_whatever_becomes_of_the_probe_is_put_into_words(monkeypatch, outcome, w
     assert reason is None if words is None else words in reason
 
 
-def test_amx_that_faults_does_not_count(monkeypatch, cache):
+@pytest.fixture
+def own_environment(monkeypatch):
+    """The variables that detection may set, unset; put back afterwards."""
+    for name in (*dict(LEVELS["avx2"].environment), "DNNL_MAX_CPU_ISA", "X86QUANT_ISA"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_amx_that_faults_does_not_count(monkeypatch, cache, own_environment):
     monkeypatch.setattr(cpu_info, "_probe_amx", lambda: "a probe of it died of signal 4")
     granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
     found = cpu_info._confirmed_by_probe(granite)
     assert found.isa == "avx512_vnni"
     assert "AMX is advertised, but a probe of it died of signal 4; not used" in found.notes
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_FP16"
+
+
+def test_a_probe_that_could_not_be_started_is_asked_again(monkeypatch, cache, own_environment):
+    def run(*_, **__):
+        raise OSError("no processes left")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    found = cpu_info._confirmed_by_probe(granite)
+    assert "could not be started (no processes left)" in found.notes[0]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("executable", None), ("frozen", True)])
+def test_no_program_but_python_is_started_as_a_probe(monkeypatch, name, value):
+    monkeypatch.setattr(sys, name, value, raising=False)
+    with pytest.raises(OSError, match="no Python interpreter"):
+        cpu_info._probe_amx()
+
+
+def test_nothing_is_remembered_where_reboots_cannot_be_told(monkeypatch, cache, own_environment):
+    monkeypatch.setattr(cpu_info, "_probe_key", lambda _: None)
+    monkeypatch.setattr(cpu_info, "_probe_amx", lambda: "it faults")
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    assert not cpu_info._confirmed_by_probe(granite).amx
+    assert not cache.exists()
 
 
 @pytest.mark.skipif(not HERE.amx, reason="this CPU has no AMX, or is capped below it")
@@ -191,6 +290,49 @@ def test_forcing_a_level_caps_onednn_and_fbgemm(isa):
     assert all(ONEDNN_NAMES[isa] in line for line in lines), lines
 
 
+SATURATING = """
+import torch, x86quant
+from tests.stock import engine
+codes = torch.full((1, 64, 9, 9), 255, dtype=torch.uint8)
+x = torch._make_per_tensor_quantized_tensor(codes, 1.0, 0)
+w = torch._make_per_channel_quantized_tensor(torch.full((64, 64, 3, 3), 127, dtype=torch.int8),
+    torch.full((64,), 1e-5, dtype=torch.double), torch.zeros(64, dtype=torch.long), 0)
+right = round(64 * 9 * 255 * 127 * 1e-5)
+with engine("x86"):
+    for side in ("STOCK", "ROUTED"):
+        if side == "ROUTED":
+            x86quant.enable()
+        conv = torch.ops.quantized.conv2d_prepack(w, None, [1, 1], [0, 0], [1, 1], 1)
+        linear = torch.ops.quantized.linear_prepack(w.flatten(1), None)
+        y = torch.ops.quantized.conv2d(x, conv, 1.0, 0), \
+            torch.ops.quantized.linear(x[..., :3, :3].flatten(1), linear, 1.0, 0)
+        print(side, *(int(t.int_repr().flatten()[0]) == right for t in y))
+"""
+
+
+@pytest.mark.parametrize(
+    ("cap", "stock"),
+    [("ONEDNN_MAX_CPU_ISA", "False True"), ("FBGEMM_ENABLE_INSTRUCTIONS", "True False")],
+)
+def test_a_library_capped_by_its_own_variable_gives_no_wrong_numbers(cap, stock):
+    if not HERE.features >= LEVELS["avx512_vnni"].features:
+        pytest.skip("needs a CPU with AVX512-VNNI, for the other library to be exact")
+    free = dict.fromkeys(("ONEDNN_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS", "X86QUANT_ISA"), "")
+    done = run_python(SATURATING, **{**free, cap: "AVX2"})
+    assert f"STOCK {stock}" in done.stdout, done.stdout + done.stderr
+    assert "ROUTED True True" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not HERE.amx, reason="this CPU has no AMX, or is capped below it")
+def test_onednn_is_kept_off_amx_that_faults():
+    faulty = "from x86quant import cpu_info; cpu_info._remembered = lambda *_: 'it faults'\n"
+    done = run_python(faulty + ISA_REPORT, X86QUANT_ISA="", ONEDNN_VERBOSE="1")
+    assert "ISA avx512_vnni EXACT True" in done.stdout, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "convolution" in line and "exec" in line]
+    assert lines
+    assert all("avx512_core_vnni" in line for line in lines), lines
+
+
 def test_an_unknown_level_is_refused():
     done = run_python("import x86quant", X86QUANT_ISA="avx1024")
     assert done.returncode == 1
@@ -207,6 +349,23 @@ def test_a_cap_that_comes_too_late_is_an_error():
         ATEN_CPU_CAPABILITY="avx512",
     )
     assert "came too late" in done.stderr, done.stderr
+
+
+def test_a_level_set_after_the_import_is_an_error():
+    done = run_python(
+        "import os, x86quant; os.environ['X86QUANT_ISA'] = 'avx2'; x86quant.cpu()",
+        X86QUANT_ISA="",
+    )
+    assert "came too late: it was set after x86quant was imported" in done.stderr, done.stderr
+
+
+def test_a_level_set_after_importing_torch_still_acts():
+    if "avx512" not in HERE.features:
+        pytest.skip("needs a CPU with AVX-512 to be capped below it")
+    code = "import os, torch; os.environ['X86QUANT_ISA'] = 'avx2'\n"
+    done = run_python(code + ISA_REPORT, X86QUANT_ISA="", ONEDNN_VERBOSE="1")
+    assert "ISA avx2 EXACT False" in done.stdout, done.stdout + done.stderr
+    assert "jit_uni_int8:avx2" in done.stdout
 
 
 def test_this_cpu_prints_what_it_is():

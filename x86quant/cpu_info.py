@@ -1,7 +1,8 @@
 """What this CPU can do: ``cpu()``.
 
-py-cpuinfo reads the description, torch confirms it, a probe confirms AMX, and ``X86QUANT_ISA``
-may lower it. ``classify`` is the pure part, tested on recorded descriptions of other CPUs.
+py-cpuinfo reads the description, torch confirms it, a probe confirms AMX, and ``X86QUANT_ISA``,
+or the libraries' own variables, may lower it. ``classify`` is the pure part, tested on recorded
+descriptions of other CPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from typing import Any
 
 from x86quant import amx_probe
 from x86quant.errors import CpuError
-from x86quant.isa import LEVELS, VARIABLE, best_level, capped_features, forced_level
+from x86quant.isa import (
+    LEVELS,
+    VARIABLE,
+    best_level,
+    cap_onednn_below_amx,
+    capped_features,
+    check_isa_cap,
+    forced_level,
+    library_caps,
+)
 
 # Feature -> the flags, in py-cpuinfo's spellings, of which one in each group must be there.
 _FLAGS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -173,9 +183,9 @@ def cpu() -> Cpu:
         found = _confirmed_by_probe(found)
     wanted = forced_level()
     if wanted is None:
-        return found
+        return _capped_like_libraries(found)
     found = found.capped(wanted)
-    _check_cap_took_hold(wanted, torch.backends.cpu.get_cpu_capability())
+    check_isa_cap(wanted, torch.backends.cpu.get_cpu_capability())
     return found
 
 
@@ -210,24 +220,61 @@ def _l3_size() -> int | None:
 
 
 def _confirmed_by_torch(found: Cpu, capabilities: Mapping[str, Any]) -> Cpu:
-    """Keep only the features that torch sees too."""
-    for feature, names in _TORCH_NAMES.items():
-        if feature in found.features and not all(capabilities.get(name) for name in names):
+    """Keep only the features that torch sees too, and note those that only torch sees."""
+    seen = {
+        feature
+        for feature, names in _TORCH_NAMES.items()
+        if all(capabilities.get(name) for name in names)
+    }
+    for feature in sorted(seen - found.features):
+        note = f"torch sees {feature}, but the operating system does not list it; not used"
+        found = dataclasses.replace(found, notes=(*found.notes, note))
+    for feature in _TORCH_NAMES:
+        if feature in found.features - seen:
             found = found.without(
                 feature, f"{feature} is advertised, but torch does not see it; not used"
             )
     return found
 
 
+def _capped_like_libraries(found: Cpu) -> Cpu:
+    """This CPU with the features that oneDNN's and FBGEMM's own variables leave to both.
+
+    Which kernels are exact depends on the instructions they really use: a library without VNNI
+    saturates. So a cap that x86quant did not set must count too.
+    """
+    for setting, isa in library_caps().items():
+        kept = capped_features(found.features, isa)
+        if kept != found.features:
+            note = f"{setting} caps it to {isa}; {VARIABLE} would cap all libraries alike"
+            found = dataclasses.replace(
+                found, features=kept, isa=best_level(kept), notes=(*found.notes, note)
+            )
+    return found
+
+
 def _confirmed_by_probe(found: Cpu) -> Cpu:
-    reason = _remembered(_probe_key(found), _probe_amx)
+    """Without AMX unless it is seen to execute; then oneDNN is kept off it too."""
+    key = _probe_key(found)
+    try:
+        reason = _probe_amx() if key is None else _remembered(key, _probe_amx)
+    except OSError as error:
+        reason = f"a probe of it could not be started ({error})"
     if reason is None:
         return found
+    cap_onednn_below_amx()
     return found.without("amx_int8", f"AMX is advertised, but {reason}; not used")
 
 
 def _probe_amx() -> str | None:
-    """None when AMX executes, else why it does not count."""
+    """None when AMX executes, else why it does not count.
+
+    Raises:
+        OSError: no process could be started, which says nothing of AMX.
+    """
+    # In a frozen program sys.executable is that program, which would start itself again.
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise OSError("there is no Python interpreter to start")
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", amx_probe.__file__],
@@ -237,8 +284,6 @@ def _probe_amx() -> str | None:
         )
     except subprocess.TimeoutExpired:
         return "a probe of it hung"
-    except OSError as error:
-        return f"a probe of it could not be started ({error})"
     if done.returncode == 0:
         return None
     if done.returncode < 0:
@@ -248,11 +293,15 @@ def _probe_amx() -> str | None:
     )
 
 
-def _probe_key(found: Cpu) -> str:
-    """One answer holds for one CPU until the machine, or its kernel, starts anew."""
-    boot = ""
-    with contextlib.suppress(OSError):
+def _probe_key(found: Cpu) -> str | None:
+    """One answer holds for one CPU until the machine, or its kernel, starts anew.
+
+    None where the start cannot be told from others, so that nothing may be remembered.
+    """
+    try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
     return f"{found.vendor}/{found.family}/{found.model}/{found.stepping}/{boot}"
 
 
@@ -288,13 +337,3 @@ def _write_aside(path: Path, text: str) -> None:
     except OSError:
         os.unlink(temporary)
         raise
-
-
-def _check_cap_took_hold(isa: str, aten: str) -> None:
-    """ATen tells what it was capped to; the others read their variables at the same time."""
-    wanted = dict(LEVELS[isa].environment)["ATEN_CPU_CAPABILITY"]
-    if wanted == "avx2" and aten == "AVX512":
-        raise CpuError(
-            f"{VARIABLE}={isa} came too late: torch had already looked at the CPU and uses "
-            f"{aten}. Set it before Python starts, or import x86quant before the first operator."
-        )
