@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -22,7 +22,7 @@ Bounds = tuple[float | None, float | None]
 UNBOUNDED: Bounds = (None, None)
 
 #: Meta keys that a replacement inherits.
-_INHERITED = ("source", "layer", "shape", "qparams", "bounds", "absorbed")
+_INHERITED = ("source", "layer", "shape", "qparams", "bounds", "absorbed", "order")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +40,32 @@ class QParams:
         """``bounds`` as codes."""
         low, high = bounds
         return (0 if low is None else self.code(low), 255 if high is None else self.code(high))
+
+
+class Absorbed(NamedTuple):
+    """An intermediate result that a fused op no longer rounds or saturates."""
+
+    source: str
+    qparams: QParams
+    bounds: Bounds
+    order: tuple[int, ...] | None
+    gain: float = 1.0
+
+    @property
+    def step(self) -> float:
+        """The step it was rounded to, as it appears in the output."""
+        return self.qparams.scale * self.gain
+
+    def saturated(self, values: torch.Tensor) -> torch.Tensor:
+        """Where the intermediate ``values`` sit at an end of their codes that is no clamp."""
+        low, high = self.bounds
+        codes = torch.round(values / self.qparams.scale) + self.qparams.zero_point
+        mask = torch.zeros_like(values, dtype=torch.bool)
+        if low is None:
+            mask |= codes <= 0
+        if high is None:
+            mask |= codes >= 255
+        return mask
 
 
 def op(name: str) -> torch._ops.OpOverload:
@@ -81,6 +107,8 @@ def emit(graph: Graph, name: str, like: Node | None = None, /, **kwargs: Any) ->
 
 def inherit(node: Node, like: Node) -> Node:
     """Copy the meta data that says what ``like`` stands for."""
+    # The order of dimensions belongs to the value stood for, so an old one never survives.
+    node.meta.pop("order", None)
     node.meta.update({key: like.meta[key] for key in _INHERITED if key in like.meta})
     return node
 
@@ -162,16 +190,24 @@ def _bounded(value: float, bounds: Bounds) -> float:
     return min(max(value, low), high)
 
 
-def absorb(node: Node, *absorbed: Node) -> None:
+def absorb(node: Node, *absorbed: Node, gain: float = 1.0) -> None:
     """Record that ``node`` also does the work of ``absorbed``, whose own rounding is gone.
 
-    ``meta["absorbed"]`` holds the scales of the intermediate results that are no longer rounded:
-    a comparison with the unfused graph allows for them.
+    A comparison with the unfused graph allows for ``meta["absorbed"]``: there an intermediate
+    result was rounded to its scale (times ``gain`` by the time it reaches the output) and may have
+    saturated.
     """
-    scales = list(node.meta.get("absorbed", ()))
+    entries: list[Absorbed] = []
     for other in absorbed:
-        scales += [qparams_of(other).scale, *other.meta.get("absorbed", ())]
-    node.meta["absorbed"] = tuple(scales)
+        entries += other.meta.get("absorbed", ())
+        meta = other.meta
+        bounds = meta.get("bounds", UNBOUNDED)
+        entries.append(
+            Absorbed(meta.get("source", ""), qparams_of(other), bounds, meta.get("order"))
+        )
+    mine = node.meta.get("absorbed", ()) if node not in absorbed else ()
+    scaled = [entry._replace(gain=entry.gain * gain) for entry in entries]
+    node.meta["absorbed"] = (*mine, *scaled)
 
 
 def constant(gm: GraphModule, value: object) -> torch.Tensor | None:
