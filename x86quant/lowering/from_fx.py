@@ -174,8 +174,8 @@ class Builder:
         setattr(self.root, target, value)
         return self.graph.create_node("get_attr", target)
 
-    def _output(self, node: Node) -> Node:
-        return self.graph.output(self._mapped(node.args[0]))
+    def _output(self, node: Node) -> None:
+        self.graph.output(self._mapped(node.args[0]))
 
     def _call_method(self, node: Node) -> Any:
         name = str(node.target)

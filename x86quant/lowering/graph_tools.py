@@ -96,7 +96,9 @@ def emit(graph: Graph, name: str, like: Node | None = None, /, **kwargs: Any) ->
     target = op(name)
     known = {argument.name for argument in target._schema.arguments}
     assert known >= kwargs.keys(), sorted(kwargs.keys() - known)
-    full = {a.name: kwargs.get(a.name, a.default_value) for a in target._schema.arguments}
+    full: dict[str, Any] = {
+        a.name: kwargs.get(a.name, a.default_value) for a in target._schema.arguments
+    }
     node = graph.call_function(target, (), full)
     if like is not None:
         inherit(node, like)

@@ -91,6 +91,8 @@ def _computes_in_float(node: Node) -> bool:
 
 
 def _target(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(
-        node.target, "__name__", str(node.target)
+    return (
+        node.target
+        if isinstance(node.target, str)
+        else getattr(node.target, "__name__", str(node.target))
     )

@@ -77,9 +77,7 @@ def _list(value: Any, dims: int) -> list[Any]:
 # --- identities ------------------------------------------------------------------------------
 
 
-@_rule(
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout
-)
+@_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Call | None:
     return None if training else (IDENTITY, (x,))
 
@@ -490,7 +488,5 @@ MODULES: dict[type[nn.Module], Callable[[Any], tuple[object, dict[str, Any]]]] =
             (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d),
         )
     },
-    **{
-        kind: _batch_norm_module for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    },
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm_module),
 }

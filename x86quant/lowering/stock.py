@@ -191,26 +191,24 @@ MODULES: dict[type[nn.Module], ModuleConverter] = {
             nnq.ConvTranspose3d,
         )
     },
-    **{
-        kind: _conv_module(F.relu) for kind in (nniq.ConvReLU1d, nniq.ConvReLU2d, nniq.ConvReLU3d)
-    },
+    **{kind: _conv_module(F.relu) for kind in (nniq.ConvReLU1d, nniq.ConvReLU2d, nniq.ConvReLU3d)},
     nniq.ConvAdd2d: _conv_module(adds=True),
     nniq.ConvAddReLU2d: _conv_module(F.relu, adds=True),
     nnq.Linear: _linear_module(),
     nniq.LinearReLU: _linear_module(lambda module: (F.relu,)),
     nniq.LinearLeakyReLU: _linear_module(lambda module: (F.leaky_relu, module.negative_slope)),
     nniq.LinearTanh: _linear_module(lambda module: (torch.tanh,)),
-    **{
-        kind: _reference_conv
-        for kind in (
+    **dict.fromkeys(
+        (
             nnqr.Conv1d,
             nnqr.Conv2d,
             nnqr.Conv3d,
             nnqr.ConvTranspose1d,
             nnqr.ConvTranspose2d,
             nnqr.ConvTranspose3d,
-        )
-    },
+        ),
+        _reference_conv,
+    ),
     nnqr.Linear: _reference_linear,
     nnq.BatchNorm2d: _batch_norm_module(),
     nnq.BatchNorm3d: _batch_norm_module(),
@@ -346,9 +344,7 @@ def _linear_function(relu: bool = False) -> FunctionConverter:
 def _quantized_weight(builder: Builder, node: Node, weight: Any, *args: Any) -> Any:
     """``quantize_per_channel`` of a constant, as the functional reference form has it."""
     value = getattr(builder.root, str(weight.target)) if weight.op == "get_attr" else None
-    parameters = [
-        getattr(builder.root, str(a.target)) if isinstance(a, Node) else a for a in args
-    ]
+    parameters = [getattr(builder.root, str(a.target)) if isinstance(a, Node) else a for a in args]
     if value is None:
         return builder.graph.call_function(torch.quantize_per_channel, (weight, *args))
     return builder.weight(str(weight.target), torch.quantize_per_channel(value, *parameters))

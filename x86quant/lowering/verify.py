@@ -135,9 +135,7 @@ def _aligned(
     return values.reshape(shape) if [n for n in values.shape if n != 1] == squeezed else None
 
 
-def verify(
-    lowered: GraphModule, reference: GraphModule, inputs: Sequence[Any]
-) -> list[LayerCheck]:
+def verify(lowered: GraphModule, reference: GraphModule, inputs: Sequence[Any]) -> list[LayerCheck]:
     """Check every op of ``lowered`` against ``reference`` on ``inputs``."""
     comparer = _Comparer(lowered, record(reference, inputs))
     with torch.no_grad():

@@ -21,7 +21,11 @@ def centred(x: torch.Tensor, zero_point: int) -> torch.Tensor:
 
 
 def codes(
-    steps: torch.Tensor, zero_point: int, lo: int = 0, hi: int = 255, lut: torch.Tensor | None = None
+    steps: torch.Tensor,
+    zero_point: int,
+    lo: int = 0,
+    hi: int = 255,
+    lut: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Round ``steps`` (a real value over the output scale) half to even, shift, clamp, look up.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,7 +12,8 @@ NAMESPACE = "x86quant"
 #: Every registered schema, by op name, in order of registration.
 SCHEMAS: dict[str, str] = {}
 
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+# torch.library is untyped.
+_LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _F = TypeVar("_F", bound=Callable[..., torch.Tensor])
 

@@ -60,7 +60,9 @@ def mul(
     return codes(product * (a_scale * b_scale / out_scale), out_zp, lo, hi, lut)
 
 
-@register(f"Tensor x, Tensor scale, Tensor shift, int axis, {X_QPARAMS}, {OUT_QPARAMS}, {CLAMP}, {LUT}")
+@register(
+    f"Tensor x, Tensor scale, Tensor shift, int axis, {X_QPARAMS}, {OUT_QPARAMS}, {CLAMP}, {LUT}"
+)
 def affine(
     x: torch.Tensor,
     scale: torch.Tensor,

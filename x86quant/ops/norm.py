@@ -8,7 +8,9 @@ from x86quant.ops._numerics import centred, check_codes, check_qparams, codes
 from x86quant.ops._register import OUT_QPARAMS, X_QPARAMS, register
 
 
-@register(f"Tensor x, int axis, Tensor? weight, Tensor? bias, float eps, {X_QPARAMS}, {OUT_QPARAMS}")
+@register(
+    f"Tensor x, int axis, Tensor? weight, Tensor? bias, float eps, {X_QPARAMS}, {OUT_QPARAMS}"
+)
 def layer_norm(
     x: torch.Tensor,
     axis: int,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -62,13 +64,11 @@ def adaptive_avg_pool(
     """The mean of each of ``output_size`` windows that cover the input; -1 keeps a size."""
     _check("adaptive_avg_pool", x, len(output_size), (x_scale, x_zp), (out_scale, out_zp))
     dims = len(output_size)
-    sizes = [
-        size if size >= 0 else now for size, now in zip(output_size, x.shape[2:], strict=True)
-    ]
+    sizes = [size if size >= 0 else now for size, now in zip(output_size, x.shape[2:], strict=True)]
     if all(size == 1 for size in sizes):
         mean = centred(x, x_zp).mean(tuple(range(2, 2 + dims)), keepdim=True)
     else:
-        pool = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[dims - 1]
+        pool: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[dims - 1]
         mean = pool(centred(x, x_zp), sizes)
     return codes(mean * (x_scale / out_scale), out_zp)
 

@@ -37,9 +37,7 @@ def dequantize(x: torch.Tensor, x_scale: float, x_zp: int) -> torch.Tensor:
 
 
 @register("Tensor weight, Tensor weight_scales, int axis")
-def dequantize_weight(
-    weight: torch.Tensor, weight_scales: torch.Tensor, axis: int
-) -> torch.Tensor:
+def dequantize_weight(weight: torch.Tensor, weight_scales: torch.Tensor, axis: int) -> torch.Tensor:
     """``weight * weight_scales`` along ``axis``: the float weight an int8 weight stands for."""
     shape = [1] * weight.dim()
     shape[axis] = -1

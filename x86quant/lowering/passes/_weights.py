@@ -47,7 +47,9 @@ def quantized_operands(gm: GraphModule, node: Node, repeat: int) -> dict[str, An
 def _scales(gm: GraphModule, weight: Node, repeat: int) -> Node:
     node = weight.kwargs["weight_scales"]
     scales, codes = constant(gm, node), constant(gm, weight.kwargs["weight"])
-    assert isinstance(node, Node) and scales is not None and codes is not None
+    assert isinstance(node, Node)
+    assert scales is not None
+    assert codes is not None
     axis = weight.kwargs["axis"]
     assert isinstance(axis, int)
     channels = codes.shape[axis] * repeat

@@ -43,7 +43,8 @@ def _fold(gm: GraphModule, norm: Node) -> int:
         why(norm, "follows a transposed convolution")
         return 0
     codes, scales = (constant(gm, weight.kwargs[name]) for name in ("weight", "weight_scales"))
-    assert codes is not None and scales is not None
+    assert codes is not None
+    assert scales is not None
     scaled = scaled_weight(codes, scales, affine[0], 0)
     if scaled is None:
         why(norm, "a negative factor meets a weight of -128")

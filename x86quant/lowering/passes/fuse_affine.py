@@ -44,7 +44,10 @@ def _fuse(gm: GraphModule, affine: Node) -> int:
             affine.kwargs["shift"],
         )
     )
-    assert weight is not None and scales is not None and scale is not None and shift is not None
+    assert weight is not None
+    assert scales is not None
+    assert scale is not None
+    assert shift is not None
     if bias is not None and bias.dtype == torch.int32:
         return 0
     scaled = scaled_weight(weight, scales, scale, 0)

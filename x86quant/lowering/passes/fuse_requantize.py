@@ -1,4 +1,4 @@
-"""A requantize moves into the op or table whose result it alone reads, or into sums that read it."""
+"""A requantize moves into the op or table that it alone reads, or into the sums that read it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def _through_table(gm: GraphModule, producer: Node, node: Node) -> None:
     assert table is not None
     settings = {k: node.kwargs[k] for k in ("x_scale", "x_zp", "out_scale", "out_zp")}
     with gm.graph.inserting_before(producer):
-        new = add_constant(gm, gm.graph, f"{producer.name}_table", op("requantize")(table, **settings))
+        new = add_constant(
+            gm, gm.graph, f"{producer.name}_table", op("requantize")(table, **settings)
+        )
     absorb(producer, producer)
     set_kwargs(producer, table=new)
     absorbed = producer.meta["absorbed"]

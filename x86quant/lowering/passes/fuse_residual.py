@@ -11,7 +11,6 @@ from x86quant.lowering.graph_tools import (
     absorb,
     emit,
     finish,
-    inherit,
     is_op,
     nodes_of,
     replace,

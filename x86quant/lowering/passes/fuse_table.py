@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -33,7 +35,9 @@ def run(gm: GraphModule) -> int:
             set_kwargs(
                 producer, **{slot: add_constant(gm, gm.graph, f"{producer.name}_table", table)}
             )
-        kept = {key: producer.meta[key] for key in ("layer", "absorbed") if key in producer.meta}
+        kept: dict[str, Any] = {
+            key: producer.meta[key] for key in ("layer", "absorbed") if key in producer.meta
+        }
         inherit(producer, node)
         producer.meta.update(kept)
         replace(node, producer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -20,13 +22,12 @@ def run(gm: GraphModule) -> int:
 
 
 def _rule(gm: GraphModule, node: Node) -> Lowered:
-    settings = dict(zip(_NAMES, node.args[3:], strict=True))
-    groups = int(settings["groups"])  # type: ignore[call-overload]
-    operands = quantized_operands(gm, node, groups if settings["transposed"] else 1)
+    settings: dict[str, Any] = dict(zip(_NAMES, node.args[3:], strict=True))
+    operands = quantized_operands(gm, node, settings["groups"] if settings["transposed"] else 1)
     if operands is None:
         return None
     shape = node.meta.get("shape")
-    if shape is not None and len(shape) != len(settings["stride"]) + 2:  # type: ignore[arg-type]
+    if shape is not None and len(shape) != len(settings["stride"]) + 2:
         why(node, "its input has no batch dimension")
         return None
     return "conv", {**operands, **settings}

@@ -27,8 +27,28 @@ from x86quant.lowering.graph_tools import (
 aten = torch.ops.aten
 
 _METHODS = frozenset(
-    "chunk expand flatten flip movedim narrow permute repeat reshape roll select split squeeze "
-    "swapaxes swapdims t transpose unbind unflatten unsqueeze".split()
+    [
+        "chunk",
+        "expand",
+        "flatten",
+        "flip",
+        "movedim",
+        "narrow",
+        "permute",
+        "repeat",
+        "reshape",
+        "roll",
+        "select",
+        "split",
+        "squeeze",
+        "swapaxes",
+        "swapdims",
+        "t",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+    ]
 )
 
 _FUNCTIONS = frozenset(
@@ -120,7 +140,9 @@ def _dequantize_after(gm: GraphModule, node: Node, codes: Node) -> None:
 
 
 def _pads_with_zero(node: Node) -> bool:
-    arguments: dict[str, Any] = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False))
+    arguments: dict[str, Any] = dict(
+        zip(("input", "pad", "mode", "value"), node.args, strict=False)
+    )
     arguments.update(node.kwargs)
     constant = arguments.get("mode", "constant") == "constant"
     return constant and arguments.get("value") in (None, 0, 0.0)
