@@ -115,6 +115,17 @@ def inherit(node: Node, like: Node) -> Node:
     return node
 
 
+def stand_for(node: Node, value: Node) -> None:
+    """Let ``node``, which a pass has changed to yield what ``value`` did, say so."""
+    for key in ("source", "shape", "order"):
+        node.meta.pop(key, None)
+        if key in value.meta:
+            node.meta[key] = value.meta[key]
+    if "layer" in value.meta:
+        node.meta.setdefault("layer", value.meta["layer"])
+    node.meta["absorbed"] = (*node.meta.get("absorbed", ()), *value.meta.get("absorbed", ()))
+
+
 def replace(old: Node, new: Node) -> None:
     """Let ``new`` take the place of ``old`` and erase ``old``."""
     old.replace_all_uses_with(new)

@@ -11,7 +11,6 @@ from x86quant.lowering.graph_tools import (
     add_constant,
     constant,
     finish,
-    inherit,
     is_op,
     nodes_of,
     qparams_of,
@@ -19,6 +18,7 @@ from x86quant.lowering.graph_tools import (
     set_kwargs,
     set_output,
     sole_user,
+    stand_for,
 )
 from x86quant.lowering.passes._scaling import scaled_weight
 
@@ -69,10 +69,9 @@ def _fuse(gm: GraphModule, affine: Node) -> int:
             },
         )
     absorb(layer, layer, gain=float(scale.abs().max()))
-    name, absorbed, out = layer.meta.get("layer"), layer.meta["absorbed"], qparams_of(affine)
-    inherit(layer, affine)
-    layer.meta.update(layer=name, absorbed=absorbed)
-    set_output(layer, out)
+    stand_for(layer, affine)
+    layer.meta["bounds"] = affine.meta.get("bounds", UNBOUNDED)
+    set_output(layer, qparams_of(affine))
     set_kwargs(layer, lut=affine.kwargs["lut"])
     replace(affine, layer)
     return 1

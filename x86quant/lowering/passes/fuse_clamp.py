@@ -12,7 +12,6 @@ from x86quant.lowering.graph_tools import (
     absorb,
     dequantized,
     finish,
-    inherit,
     intersect,
     is_op,
     nodes_of,
@@ -20,6 +19,7 @@ from x86quant.lowering.graph_tools import (
     replace,
     set_output,
     sole_user,
+    stand_for,
 )
 from x86quant.lowering.passes._epilogue import through_clamps
 
@@ -42,11 +42,9 @@ def run(gm: GraphModule) -> int:
         merged = intersect(producer.meta.get("bounds", UNBOUNDED), bounds)
         if qparams_of(producer) != qparams_of(quantize):
             absorb(producer, producer)
-        layer = producer.meta.get("layer")
-        out = qparams_of(quantize)
-        inherit(producer, quantize)
-        producer.meta.update(bounds=merged, layer=layer)
-        set_output(producer, out)
+        stand_for(producer, quantize)
+        producer.meta["bounds"] = merged
+        set_output(producer, qparams_of(quantize))
         replace(quantize, producer)
         changed += 1
     return finish(gm, changed)

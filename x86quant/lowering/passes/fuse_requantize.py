@@ -11,7 +11,6 @@ from x86quant.lowering.graph_tools import (
     add_constant,
     constant,
     finish,
-    inherit,
     is_op,
     nodes_of,
     op,
@@ -21,6 +20,7 @@ from x86quant.lowering.graph_tools import (
     set_kwargs,
     set_output,
     sole_user,
+    stand_for,
 )
 
 #: Ops whose output qparams can be chosen freely.
@@ -78,10 +78,8 @@ def is_requantizable(node: Node) -> bool:
 def requantize_output(producer: Node, like: Node) -> None:
     """Let ``producer`` yield the codes, and stand for the value, of ``like``."""
     absorb(producer, producer)
-    out, kept = qparams_of(like), {k: producer.meta.get(k) for k in ("layer", "bounds", "absorbed")}
-    inherit(producer, like)
-    producer.meta.update({key: value for key, value in kept.items() if value is not None})
-    set_output(producer, out)
+    stand_for(producer, like)
+    set_output(producer, qparams_of(like))
 
 
 def refresh_input_qparams(node: Node) -> None:
@@ -105,6 +103,5 @@ def _through_table(gm: GraphModule, producer: Node, node: Node) -> None:
         )
     absorb(producer, producer)
     set_kwargs(producer, table=new)
-    absorbed = producer.meta["absorbed"]
-    inherit(producer, node)
-    producer.meta.update(qparams=qparams_of(node), absorbed=absorbed)
+    stand_for(producer, node)
+    producer.meta["qparams"] = qparams_of(node)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import GraphModule, Node
 
@@ -11,12 +9,13 @@ from x86quant.lowering.graph_tools import (
     add_constant,
     constant,
     finish,
-    inherit,
     is_op,
     nodes_of,
+    qparams_of,
     replace,
     set_kwargs,
     sole_user,
+    stand_for,
 )
 from x86quant.lowering.passes.fuse_clamp import CLAMPING
 
@@ -35,11 +34,8 @@ def run(gm: GraphModule) -> int:
             set_kwargs(
                 producer, **{slot: add_constant(gm, gm.graph, f"{producer.name}_table", table)}
             )
-        kept: dict[str, Any] = {
-            key: producer.meta[key] for key in ("layer", "absorbed") if key in producer.meta
-        }
-        inherit(producer, node)
-        producer.meta.update(kept)
+        stand_for(producer, node)
+        producer.meta["qparams"] = qparams_of(node)
         replace(node, producer)
         changed += 1
     return finish(gm, changed)

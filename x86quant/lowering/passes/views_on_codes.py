@@ -26,30 +26,13 @@ from x86quant.lowering.graph_tools import (
 
 aten = torch.ops.aten
 
-_METHODS = frozenset(
-    [
-        "chunk",
-        "expand",
-        "flatten",
-        "flip",
-        "movedim",
-        "narrow",
-        "permute",
-        "repeat",
-        "reshape",
-        "roll",
-        "select",
-        "split",
-        "squeeze",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "transpose",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-    ]
-)
+# fmt: off
+_METHODS = frozenset({
+    "chunk", "expand", "flatten", "flip", "movedim", "narrow", "permute", "repeat", "reshape",
+    "roll", "select", "split", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unbind",
+    "unflatten", "unsqueeze",
+})
+# fmt: on
 
 _FUNCTIONS = frozenset(
     {
