@@ -2,7 +2,7 @@
 
 Each op of the lowered graph is run on the *reference's* inputs, so that errors do not pile up,
 and its result is held against the reference's value of the same name. The unit is one step: the
-coarsest of the scales that the reference rounds to within the layer.
+coarsest of the scales that the reference rounds to within the layer, as it shows in the output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.errors import InvalidInputError
-from x86quant.lowering.graph_tools import Absorbed, is_op, label, op, op_name, qparams_of
+from x86quant.lowering.graph_tools import Absorbed, constant, is_op, label, op, op_name, qparams_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Comparer(Interpreter):
         out = qparams_of(node)
         real = op("dequantize")(value, x_scale=out.scale, x_zp=out.zero_point)
         absorbed: tuple[Absorbed, ...] = node.meta.get("absorbed", ())
-        step = max([out.scale, *(entry.step for entry in absorbed)])
+        step = max(out.scale, self._inner_step(node, absorbed))
         saturated = torch.zeros_like(real, dtype=torch.bool)
         for entry in absorbed:
             saturated |= self._saturated(entry, real.shape)
@@ -108,6 +108,19 @@ class _Comparer(Interpreter):
             beyond=_fraction(difference > 1.001),
             saturated=_fraction(saturated),
         )
+
+    def _inner_step(self, node: Node, absorbed: Sequence[Absorbed]) -> float:
+        """The coarsest step before the output's, as it shows in the output.
+
+        One step before a table is as much after it as the table's steepest part makes of it.
+        """
+        inner = [entry.step for entry in absorbed]
+        table = constant(self.module, node.kwargs.get("lut"))  # type: ignore[arg-type]
+        if table is None:
+            return max(inner, default=0.0)
+        scale = float(node.kwargs["out_scale"])  # type: ignore[arg-type]
+        steepest = int(table.to(torch.int16).diff().abs().max())
+        return max([scale, *inner]) / scale * steepest * qparams_of(node).scale
 
     def _saturated(self, entry: Absorbed, shape: torch.Size) -> torch.Tensor:
         """Where the reference's intermediate result sits at an end of its range."""
