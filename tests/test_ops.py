@@ -189,9 +189,9 @@ def test_conv_equals_integer_arithmetic_with_its_whole_epilogue() -> None:
     plain = call("conv", **settings, lo=100, hi=180, lut=None)
     assert within_a_step(plain, expected)
     assert plain.unique().numel() > 20
-    assert torch.equal(
-        call("conv", **settings, lo=100, hi=180), OPS.lut(plain, TABLE)
-    ), "the table acts on the clamped code"
+    assert torch.equal(call("conv", **settings, lo=100, hi=180), OPS.lut(plain, TABLE)), (
+        "the table acts on the clamped code"
+    )
 
 
 def test_sums_beyond_float32_are_exact() -> None:
