@@ -24,7 +24,14 @@ from torch.fx.node import map_arg
 
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import normalize, stock
-from x86quant.lowering.graph_tools import QParams, add_constant, attribute, emit
+from x86quant.lowering.graph_tools import (
+    QParams,
+    add_constant,
+    attribute,
+    dequantized,
+    emit,
+    scale_and_zp,
+)
 
 _CODES = {torch.quint8: 0, torch.qint8: 128}
 
@@ -121,6 +128,21 @@ class Builder:
             axis=1 if transposed_groups else 0,
         )
 
+    def same_codes(self, x: Any, moved: Node, margins: Sequence[tuple[int, int]]) -> Node:
+        """``moved``, which is ``x`` with ``margins``, quantized as ``x`` was (losing nothing)."""
+        source = dequantized(x)
+        if source is None:
+            return moved
+        codes = emit(self.graph, "quantize", x=moved, **scale_and_zp("out", source))
+        real = emit(self.graph, "dequantize", x=codes, **scale_and_zp("x", source))
+        shape = list(source.meta["shape"])
+        for axis, (before, after) in enumerate(margins, start=2):
+            shape[axis] += before + after
+        for node in (moved, codes, real):
+            # No tensor of the stock model is this one.
+            node.meta.update(source="", shape=tuple(shape))
+        return real
+
     # --- the walk ---
 
     def convert(self, node: Node) -> None:
@@ -138,7 +160,7 @@ class Builder:
     def _describe(self, node: Node, new: set[Node]) -> None:
         seen = self._seen[node]
         for emitted in new:
-            emitted.meta["source"] = node.name
+            emitted.meta.setdefault("source", node.name)
             if node.op == "call_module":
                 emitted.meta["layer"] = str(node.target)
             if seen.is_tensor and emitted.op not in ("get_attr", "placeholder"):
@@ -198,7 +220,7 @@ class Builder:
             return converter(self, node, *self._mapped(node.args), **self._mapped(node.kwargs))
         if stock.is_quantized_op(node.target):
             return self._stock_op(node)
-        args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)
+        args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
         if kwargs.get("inplace"):
             kwargs["inplace"] = False
         if self._seen[node].is_tensor:
@@ -242,6 +264,9 @@ class Builder:
 
         def stock_value(argument: Node) -> Any:
             seen, value = self._seen[argument], self._values[argument]
+            if argument.op == "get_attr" and seen.shape == ():
+                # A scale or zero point: torch.export wants the number.
+                return attribute(self.model, str(argument.target)).item()
             if seen.qparams is None:
                 return value
             assert seen.dtype is not None
@@ -340,7 +365,8 @@ def from_fx(model: nn.Module, example_inputs: Sequence[Any]) -> GraphModule:
     builder = Builder(traced, recorder.seen)
     for node in traced.graph.nodes:
         builder.convert(node)
-    builder.graph.eliminate_dead_code()
     canonical = GraphModule(builder.root, builder.graph, class_name="CanonicalGraph")
+    canonical.graph.eliminate_dead_code()
+    canonical.recompile()
     canonical.graph.lint()
     return canonical.eval()

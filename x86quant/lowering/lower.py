@@ -50,7 +50,12 @@ class Lowering:
     def float_nodes(self) -> tuple[FloatNode, ...]:
         """The nodes that no pass could turn into an int8 op."""
         return tuple(
-            FloatNode(node.name, _target(node), label(node), node.meta.get("why", _NO_OP))
+            FloatNode(
+                node.name,
+                _target(self.graph_module, node),
+                label(node),
+                node.meta.get("why", _NO_OP),
+            )
             for node in self.graph_module.graph.nodes
             if _computes_in_float(node)
         )
@@ -90,9 +95,8 @@ def _computes_in_float(node: Node) -> bool:
     return not is_shape_node(node)
 
 
-def _target(node: Node) -> str:
-    return (
-        node.target
-        if isinstance(node.target, str)
-        else getattr(node.target, "__name__", str(node.target))
-    )
+def _target(gm: GraphModule, node: Node) -> str:
+    """The name of what ``node`` calls."""
+    if node.op == "call_module":
+        return type(gm.get_submodule(str(node.target))).__name__
+    return str(getattr(node.target, "__name__", node.target))

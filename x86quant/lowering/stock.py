@@ -45,14 +45,14 @@ def is_quantized_module(module: nn.Module) -> bool:
 # --- convolution and linear ------------------------------------------------------------------
 
 
-def _same_padding(module: Any, dims: int) -> list[int] | None:
-    """Symmetric padding of a convolution as ints, or None where it is not symmetric."""
+def _margins(module: Any, dims: int) -> list[tuple[int, int]]:
+    """Padding before and after each dimension."""
     if not isinstance(module.padding, str):
-        return list(module.padding)
+        return [(p, p) for p in module.padding]
     if module.padding == "valid":
-        return [0] * dims
+        return [(0, 0)] * dims
     totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    return None if any(total % 2 for total in totals) else [total // 2 for total in totals]
+    return [(total // 2, total - total // 2) for total in totals]
 
 
 def _convolution(
@@ -60,10 +60,13 @@ def _convolution(
 ) -> Any:
     dims = weight.dim() - 2
     transposed = bool(getattr(module, "transposed", False))
-    padding = _same_padding(module, dims)
-    if module.padding_mode != "zeros" or padding is None:
+    margins = _margins(module, dims)
+    padding = [before for before, _ in margins]
+    if module.padding_mode != "zeros" or any(before != after for before, after in margins):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = builder.call(F.pad, x, list(module._reversed_padding_repeated_twice), mode)
+        # F.pad starts with the last dimension.
+        sides = [side for margin in reversed(margins) for side in margin]
+        x = builder.same_codes(x, builder.call(F.pad, x, sides, mode), margins)
         padding = [0] * dims
     return builder.call(
         aten.convolution.default,
@@ -167,6 +170,10 @@ def _prelu_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
     return builder.call(F.prelu, x, builder.constant(f"{path}_weight", module.weight.dequantize()))
 
 
+def _softmax_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
+    return builder.call(nn.functional.softmax, x, module.dim)
+
+
 #: Modules that are a convolution or linear followed by something, as a plain sequence.
 FUSED: frozenset[type[nn.Module]] = frozenset(
     {
@@ -219,6 +226,7 @@ MODULES: dict[type[nn.Module], ModuleConverter] = {
     nnq.ELU: _unary_module(F.elu, "alpha"),
     nnq.LeakyReLU: _unary_module(F.leaky_relu, "negative_slope"),
     nnq.Sigmoid: _unary_module(torch.sigmoid),
+    nnq.Softmax: _softmax_module,
     nnq.PReLU: _prelu_module,
     nnq.LayerNorm: _layer_norm_module,
     nnq.GroupNorm: _group_norm_module,
@@ -279,24 +287,54 @@ def _scaled_unary(function: Any, name: str) -> FunctionConverter:
     return convert
 
 
-def _leaky_relu(
-    builder: Builder, node: Node, x: Any, negative_slope: float = 0.01, *_: Any, **__: Any
-) -> Any:
-    return builder.call(F.leaky_relu, x, negative_slope)
+def _norm(function: Any) -> FunctionConverter:
+    """``op(x, what, weight, bias, eps, scale, zero_point)``: layer norm and group norm."""
+
+    def convert(builder: Builder, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
+        what, weight, bias, eps = args[:4]
+        return builder.call(function, x, what, weight, bias, eps)
+
+    return convert
 
 
-def _layer_norm(
-    builder: Builder,
-    node: Node,
-    x: Any,
-    normalized_shape: Any,
-    weight: Any,
-    bias: Any,
-    eps: float,
-    *_: Any,
-    **__: Any,
+def _instance_norm(
+    builder: Builder, node: Node, x: Any, weight: Any, bias: Any, eps: float, *_: Any, **__: Any
 ) -> Any:
-    return builder.call(F.layer_norm, x, normalized_shape, weight, bias, eps)
+    return builder.call(F.instance_norm, x, weight=weight, bias=bias, eps=eps)
+
+
+def _batch_norm(relu: bool = False) -> FunctionConverter:
+    def convert(
+        builder: Builder,
+        node: Node,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        mean: Any,
+        var: Any,
+        eps: float,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        y = builder.call(F.batch_norm, x, mean, var, weight, bias, eps=eps)
+        return builder.call(F.relu, y) if relu else y
+
+    return convert
+
+
+def _dropout(
+    builder: Builder, node: Node, x: Any, *_: Any, p: float = 0.5, training: bool = False, **__: Any
+) -> Any:
+    return builder.call(F.dropout, x, p, training)
+
+
+def _parameterized(function: Any) -> FunctionConverter:
+    """``op(x, parameter, scale, zero_point)``."""
+
+    def convert(builder: Builder, node: Node, x: Any, parameter: Any, *_: Any, **__: Any) -> Any:
+        return builder.call(function, x, parameter)
+
+    return convert
 
 
 def _packed(builder: Builder, packed: Node) -> Any:
@@ -365,10 +403,20 @@ FUNCTIONS: dict[object, FunctionConverter] = {
     _quantized.hardswish: _unary(F.hardswish),
     _quantized.sigmoid: _unary(torch.sigmoid),
     _quantized.relu6: _unary(F.relu6),
-    _quantized.leaky_relu: _leaky_relu,
+    _quantized.leaky_relu: _parameterized(F.leaky_relu),
+    _quantized.prelu: _parameterized(F.prelu),
+    _quantized.softmax: _parameterized(F.softmax),
+    _quantized.dropout: _dropout,
     _quantized.elu: _scaled_unary(F.elu, "alpha"),
     _quantized.celu: _scaled_unary(F.celu, "alpha"),
-    _quantized.layer_norm: _layer_norm,
+    _quantized.layer_norm: _norm(F.layer_norm),
+    _quantized.group_norm: _norm(F.group_norm),
+    _quantized.instance_norm: _instance_norm,
+    **{
+        getattr(_quantized, f"batch_norm{dims}{suffix}"): _batch_norm(bool(suffix))
+        for dims in ("", "1d", "2d", "3d")
+        for suffix in ("", "_relu")
+    },
     _quantized.linear: _linear_function(),
     _quantized.linear_relu: _linear_function(relu=True),
     **{
