@@ -1,0 +1,123 @@
+"""Lower whole torchvision networks and compare them with the stock engine, layer by layer.
+
+    python benchmarks/check_networks.py --models resnet18 mobilenet_v2 --size 224
+
+Weights are random, batch norms take their statistics from a few batches of noise, so the figures
+compare two int8 executions of one network; they say nothing about accuracy on real images.
+Prints, for each network: nodes left in float and why, ops by kind, SQNR against fp32 of the stock
+engine and of the lowered graph, and every layer that differs from the stock engine's by more than
+a step. Ends with status 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import sys
+import time
+import warnings
+
+import torch
+from torch import nn
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import (
+    convert_fx,
+    convert_to_reference_fx,
+    prepare_fx,
+)
+
+from x86quant.lowering import lower, verify
+from x86quant.lowering.graph_tools import is_op, op_name
+
+NETWORKS = (
+    "resnet18",
+    "resnet50",
+    "resnext50_32x4d",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "efficientnet_b0",
+    "shufflenet_v2_x1_0",
+    "densenet121",
+    "googlenet",
+    "convnext_tiny",
+)
+
+
+def network(name: str, size: int) -> nn.Module:
+    """The float network in eval mode, its batch norms settled on noise."""
+    for missing in ("nms", "qnms"):
+        # torchvision built for CUDA cannot load its own ops on a CPU-only torch.
+        if not hasattr(torch.ops.torchvision, missing):
+            torch.library.define(
+                f"torchvision::{missing}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )
+    import torchvision
+
+    torch.manual_seed(0)
+    options = {"aux_logits": False, "init_weights": True} if name == "googlenet" else {}
+    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options).train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = None  # a plain average over the batches below
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.randn(8, 3, size, size))
+    return model.eval()
+
+
+def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    noise = (expected - actual).square().sum()
+    return float(10 * torch.log10(expected.square().sum() / noise))
+
+
+def check(name: str, size: int, images: int, reference: bool) -> int:
+    """Check one network; returns the number of layers that differ by more than a step."""
+    model = network(name, size)
+    calibration, x = torch.randn(4, 3, size, size), torch.randn(images, 3, size, size)
+    torch.backends.quantized.engine = "onednn"
+    prepared = prepare_fx(copy.deepcopy(model), get_default_qconfig_mapping("x86"), (x,))
+    with torch.no_grad():
+        prepared(calibration)
+        stock = (convert_to_reference_fx if reference else convert_fx)(prepared)
+        start = time.perf_counter()
+        lowering = lower(stock, (x[:1],))
+        seconds = time.perf_counter() - start
+        fp32 = model(x)
+        figures = {
+            "stock": sqnr(fp32, stock(x)),
+            "canonical": sqnr(fp32, lowering.canonical(x)),
+            "lowered": sqnr(fp32, lowering.graph_module(x)),
+        }
+        checks = verify(lowering.graph_module, stock, (x[:1],))
+    kinds = collections.Counter(op_name(n) for n in lowering.graph_module.graph.nodes if is_op(n))
+    beyond = [layer for layer in checks if layer.beyond > 0]
+    print(f"{name}: lowered in {seconds:.2f} s; {len(lowering.float_nodes)} float nodes")
+    print("  ops:", ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
+    print("  SQNR against fp32, dB:", ", ".join(f"{k} {v:.1f}" for k, v in figures.items()))
+    saturated = max((layer.saturated for layer in checks), default=0.0)
+    print(f"  {len(checks)} layers compared, {len(beyond)} beyond one step")
+    print(f"  left out because the stock engine clips: at most {saturated:.2%} of a layer")
+    for line in (*lowering.float_nodes, *beyond):
+        print("  ", line)
+    return len(beyond)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--models", nargs="+", default=NETWORKS, metavar="NAME")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--images", type=int, default=2)
+    parser.add_argument("--reference", action="store_true", help="lower the reference form")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*torch.ao.quantization is deprecated.*")
+    warnings.filterwarnings("ignore", message=".*quantize_per.*")
+    return int(
+        sum(check(name, options.size, options.images, options.reference) for name in options.models)
+        > 0
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

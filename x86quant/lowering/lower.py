@@ -1,0 +1,102 @@
+"""The whole lowering of one model, and an account of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from x86quant.lowering.from_fx import from_fx
+from x86quant.lowering.graph_tools import is_op, label
+from x86quant.lowering.passes import PASSES, Report, run_passes
+from x86quant.lowering.passes.views_on_codes import is_shape_node
+
+_NO_OP = "x86quant has no int8 op for it"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FloatNode:
+    """A node that runs as the torch float op, and why."""
+
+    name: str
+    op: str
+    layer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.op} runs in float: {self.reason}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lowering:
+    """A lowered model.
+
+    Attributes:
+        canonical: the model as float ops between quantize and dequantize: the reference.
+        graph_module: the same as ``x86quant`` ops.
+        reports: what each pass did, in order.
+    """
+
+    canonical: GraphModule
+    graph_module: GraphModule
+    reports: tuple[Report, ...]
+
+    @property
+    def float_nodes(self) -> tuple[FloatNode, ...]:
+        """The nodes that no pass could turn into an int8 op."""
+        return tuple(
+            FloatNode(
+                node.name,
+                _target(self.graph_module, node),
+                label(node),
+                node.meta.get("why", _NO_OP),
+            )
+            for node in self.graph_module.graph.nodes
+            if _computes_in_float(node)
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.reports), *map(str, self.float_nodes)])
+
+
+def lower(
+    model: nn.Module, example_inputs: Sequence[Any], passes: tuple[ModuleType, ...] = PASSES
+) -> Lowering:
+    """Lower ``model``, a result of stock ``convert_fx``, with ``passes``."""
+    canonical = from_fx(model, example_inputs)
+    lowered = _copied(canonical)
+    reports = run_passes(lowered, passes)
+    lowered.delete_all_unused_submodules()
+    _drop_unused_buffers(lowered)
+    return Lowering(canonical, lowered, tuple(reports))
+
+
+def _copied(canonical: GraphModule) -> GraphModule:
+    """A copy whose graph may be rewritten; tensors are shared."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(canonical.graph, val_map={}))
+    return GraphModule(canonical, graph, class_name="LoweredGraph").eval()
+
+
+def _drop_unused_buffers(gm: GraphModule) -> None:
+    used = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    for name in [name for name, _ in gm.named_buffers(recurse=False) if name not in used]:
+        delattr(gm, name)
+
+
+def _computes_in_float(node: Node) -> bool:
+    if node.op in ("placeholder", "get_attr", "output") or is_op(node):
+        return False
+    return not is_shape_node(node)
+
+
+def _target(gm: GraphModule, node: Node) -> str:
+    """The name of what ``node`` calls."""
+    if node.op == "call_module":
+        return type(gm.get_submodule(str(node.target))).__name__
+    return str(getattr(node.target, "__name__", node.target))

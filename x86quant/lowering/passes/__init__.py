@@ -1,0 +1,92 @@
+"""The passes that turn a canonical graph into one of ``x86quant`` ops, in the order they run.
+
+A pass is a module with ``run(gm) -> int``, which rewrites the graph in place and returns how much
+it changed; the first line of its docstring says what it does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+
+from torch.fx import GraphModule
+
+from x86quant.lowering.passes import (
+    fold_batch_norm,
+    fold_constants,
+    fold_float_weights,
+    fuse_affine,
+    fuse_clamp,
+    fuse_requantize,
+    fuse_residual,
+    fuse_table,
+    lower_affine,
+    lower_binary,
+    lower_cat,
+    lower_convolution,
+    lower_layer_norm,
+    lower_linear,
+    lower_mean,
+    lower_pool,
+    lower_unary,
+    lower_upsample,
+    remove_float_pairs,
+    sink_permutes,
+    unify_cat,
+    views_on_codes,
+)
+
+#: The whole lowering: each pass relies on those above it.
+PASSES: tuple[ModuleType, ...] = (
+    fold_constants,
+    fold_batch_norm,
+    # Float ops between quantized tensors become ops on codes.
+    lower_convolution,
+    lower_linear,
+    lower_affine,
+    lower_binary,
+    lower_layer_norm,
+    lower_pool,
+    lower_mean,
+    lower_upsample,
+    lower_cat,
+    views_on_codes,
+    remove_float_pairs,
+    # Clamps before tables: a clamp that an op can do itself needs no table.
+    fuse_clamp,
+    lower_unary,
+    sink_permutes,
+    # Epilogues, in the order they run within an op: scale and bias, residual, table.
+    fuse_requantize,
+    fuse_affine,
+    fuse_residual,
+    fuse_table,
+    unify_cat,
+    fold_float_weights,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What one pass did."""
+
+    name: str
+    changed: int
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<20} {self.changed:>5}  {self.description}"
+
+
+def name_of(module: ModuleType) -> str:
+    """``fuse_clamp`` for ``x86quant.lowering.passes.fuse_clamp``."""
+    return module.__name__.rsplit(".", 1)[-1]
+
+
+def run_passes(gm: GraphModule, passes: tuple[ModuleType, ...] = PASSES) -> list[Report]:
+    """Run ``passes`` over ``gm`` in order, in place."""
+    reports = []
+    for module in passes:
+        description = (module.__doc__ or "").split("\n", 1)[0]
+        reports.append(Report(name_of(module), module.run(gm), description))
+    return reports

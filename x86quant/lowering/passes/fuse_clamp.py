@@ -1,0 +1,50 @@
+"""A clamp (ReLU, ReLU6, hardtanh) of an op's quantized result moves into that op.
+
+The op's own rounding to the intermediate qparams goes with it.
+"""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule
+
+from x86quant.lowering.graph_tools import (
+    UNBOUNDED,
+    absorb,
+    dequantized,
+    finish,
+    intersect,
+    is_op,
+    nodes_of,
+    qparams_of,
+    replace,
+    set_output,
+    sole_user,
+    stand_for,
+)
+from x86quant.lowering.passes._epilogue import through_clamps
+
+#: Ops with a clamp in their epilogue.
+CLAMPING = ("conv", "linear", "add", "mul", "affine")
+
+
+def run(gm: GraphModule) -> int:
+    """Apply the pass to ``gm``; returns the number of clamps fused."""
+    changed = 0
+    for quantize in nodes_of(gm, "quantize"):
+        real, bounds = through_clamps(quantize)
+        producer = dequantized(real)
+        if bounds == UNBOUNDED or producer is None or not is_op(producer, *CLAMPING):
+            continue
+        if sole_user(producer) is not real or sole_user(real) is None:
+            continue
+        if producer.kwargs["lut"] is not None:
+            continue
+        merged = intersect(producer.meta.get("bounds", UNBOUNDED), bounds)
+        if qparams_of(producer) != qparams_of(quantize):
+            absorb(producer, producer)
+        stand_for(producer, quantize)
+        producer.meta["bounds"] = merged
+        set_output(producer, qparams_of(quantize))
+        replace(quantize, producer)
+        changed += 1
+    return finish(gm, changed)

@@ -1,0 +1,73 @@
+"""The arithmetic that every op shares: codes to reals and back, checks, memory layout."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from x86quant.errors import InvalidInputError
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in the layout ops return: channels last for rank 4 and 5, else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats.get(x.dim(), torch.contiguous_format))
+
+
+def centred(x: torch.Tensor, zero_point: int) -> torch.Tensor:
+    """Codes minus their zero point, as float32 (exact)."""
+    return x.to(torch.float32) - zero_point
+
+
+def codes(
+    steps: torch.Tensor,
+    zero_point: int,
+    lo: int = 0,
+    hi: int = 255,
+    lut: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Round ``steps`` (a real value over the output scale) half to even, shift, clamp, look up.
+
+    NaN becomes ``lo``, as it does with a SIMD maximum.
+    """
+    shifted = torch.round(steps) + zero_point
+    clamped = torch.nan_to_num(shifted, nan=lo).clamp(lo, hi).to(torch.uint8)
+    return channels_last(clamped if lut is None else lookup(clamped, lut))
+
+
+def lookup(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """``table[x]`` for uint8 codes ``x``."""
+    return table[x.to(torch.int64)]
+
+
+def check_codes(op: str, **tensors: torch.Tensor | None) -> None:
+    """Every given tensor holds uint8 codes."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype != torch.uint8:
+            raise InvalidInputError(
+                f"x86quant::{op}: {name} must be uint8 codes, got {tensor.dtype}; "
+                "quantize float tensors with x86quant::quantize first"
+            )
+
+
+def check_qparams(op: str, scale: float, zero_point: int) -> None:
+    """A scale is positive and finite, and a zero point is a uint8 code."""
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidInputError(f"x86quant::{op}: scale must be positive and finite, got {scale}")
+    if not 0 <= zero_point <= 255:
+        raise InvalidInputError(f"x86quant::{op}: zero point must be in 0..255, got {zero_point}")
+
+
+def check_clamp(op: str, lo: int, hi: int) -> None:
+    """The clamp bounds are ordered uint8 codes."""
+    if not 0 <= lo <= hi <= 255:
+        raise InvalidInputError(f"x86quant::{op}: need 0 <= lo <= hi <= 255, got {lo} and {hi}")
+
+
+def check_table(op: str, table: torch.Tensor | None) -> None:
+    """A look-up table is 256 codes."""
+    if table is not None and (tuple(table.shape) != (256,) or table.dtype != torch.uint8):
+        raise InvalidInputError(
+            f"x86quant::{op}: a table is 256 uint8 codes, got {table.dtype} {tuple(table.shape)}"
+        )

@@ -1,0 +1,42 @@
+"""How an op is registered: one schema, one function for the CPU and for fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+NAMESPACE = "x86quant"
+
+#: Every registered schema, by op name, in order of registration.
+SCHEMAS: dict[str, str] = {}
+
+# torch.library is untyped.
+_LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+
+_F = TypeVar("_F", bound=Callable[..., torch.Tensor])
+
+# Shared tails of schemas, so that the same argument has the same name and default everywhere.
+X_QPARAMS = "float x_scale, int x_zp"
+OUT_QPARAMS = "float out_scale, int out_zp"
+CLAMP = "int lo=0, int hi=255"
+LUT = "Tensor? lut=None"
+
+
+def register(arguments: str) -> Callable[[_F], _F]:
+    """Register the decorated function as ``x86quant::<its name>(arguments) -> Tensor``.
+
+    The function is plain torch, so it serves fake tensors too: shapes, strides and errors of the
+    fake kernel cannot drift from those of the real one.
+    """
+
+    def decorate(function: _F) -> _F:
+        name = function.__name__
+        SCHEMAS[name] = f"{name}({arguments}) -> Tensor"
+        _LIBRARY.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(name, function, "CPU")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=_LIBRARY)
+        return function
+
+    return decorate

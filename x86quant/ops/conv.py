@@ -1,0 +1,179 @@
+"""Convolution (1d, 2d, 3d, transposed) and linear, with their fused epilogue.
+
+For both, with all integer sums exact::
+
+    acc   = sum((x - x_zp) * weight)                                 int32
+    acc  += bias                                                     if bias is int32
+    steps = float(acc) * float(x_scale * weight_scales / out_scale)  float32, per output channel
+    steps += bias / out_scale                                        if bias is float
+    steps += (residual - residual_zp) * float(residual_scale / out_scale)
+    code  = clamp(round(steps) + out_zp, lo, hi)                     round half to even
+    out   = lut[code]                                                if lut is given
+"""
+
+from __future__ import annotations
+
+import torch
+
+from x86quant.errors import InvalidInputError
+from x86quant.ops._numerics import (
+    centred,
+    check_clamp,
+    check_codes,
+    check_qparams,
+    check_table,
+    codes,
+)
+from x86quant.ops._register import CLAMP, LUT, OUT_QPARAMS, X_QPARAMS, register
+
+_WEIGHTS = "Tensor weight, Tensor weight_scales, Tensor? bias"
+_RESIDUAL = "Tensor? residual=None, float residual_scale=1.0, int residual_zp=0"
+_TAIL = f"{X_QPARAMS}, {OUT_QPARAMS}, {CLAMP}, {_RESIDUAL}, {LUT}"
+
+
+@register(
+    f"Tensor x, {_WEIGHTS}, int[] stride, int[] padding, int[] dilation, int groups, "
+    f"bool transposed, int[] output_padding, {_TAIL}"
+)
+def conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    transposed: bool,
+    output_padding: list[int],
+    x_scale: float,
+    x_zp: int,
+    out_scale: float,
+    out_zp: int,
+    lo: int = 0,
+    hi: int = 255,
+    residual: torch.Tensor | None = None,
+    residual_scale: float = 1.0,
+    residual_zp: int = 0,
+    lut: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Convolution of ``x`` [N, C, *spatial]; padding stands for the real value 0.
+
+    ``weight`` is [out, C / groups, *kernel], or [C, out / groups, *kernel] when transposed.
+    """
+    _check_operands("conv", x, weight, residual, lut)
+    if x.dim() != weight.dim():
+        raise InvalidInputError(
+            f"x86quant::conv: the weight has rank {weight.dim()}, so x must have it too, "
+            f"got shape {tuple(x.shape)}; add a batch dimension or check the layer's input"
+        )
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != channels:
+        raise InvalidInputError(
+            f"x86quant::conv: expected {channels} input channels, got shape {tuple(x.shape)}"
+        )
+    # float64 holds every int32 sum exactly.
+    acc = torch.ops.aten.convolution(
+        x.to(torch.float64) - x_zp,
+        weight.to(torch.float64),
+        None,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        groups,
+    )
+    per_channel = [1, -1] + [1] * (x.dim() - 2)
+    steps = _steps(acc, weight_scales, bias, x_scale, out_scale, per_channel)
+    steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
+    _check_epilogue("conv", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
+    return codes(steps, out_zp, lo, hi, lut)
+
+
+@register(f"Tensor x, {_WEIGHTS}, {_TAIL}")
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zp: int,
+    out_scale: float,
+    out_zp: int,
+    lo: int = 0,
+    hi: int = 255,
+    residual: torch.Tensor | None = None,
+    residual_scale: float = 1.0,
+    residual_zp: int = 0,
+    lut: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K] times the transpose of ``weight`` [N, K]: [..., N]."""
+    _check_operands("linear", x, weight, residual, lut)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise InvalidInputError(
+            f"x86quant::linear: expected {weight.shape[1]} input features, "
+            f"got shape {tuple(x.shape)}"
+        )
+    acc = (x.to(torch.float64) - x_zp) @ weight.to(torch.float64).t()
+    steps = _steps(acc, weight_scales, bias, x_scale, out_scale, [-1])
+    steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
+    _check_epilogue("linear", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
+    return codes(steps, out_zp, lo, hi, lut)
+
+
+def _steps(
+    acc: torch.Tensor,
+    weight_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    out_scale: float,
+    per_channel: list[int],
+) -> torch.Tensor:
+    """The accumulator and bias in units of the output scale, as float32."""
+    if bias is not None and bias.dtype == torch.int32:
+        acc = acc + bias.to(torch.float64).reshape(per_channel)
+    factors = (weight_scales.to(torch.float64) * (x_scale / out_scale)).to(torch.float32)
+    steps = acc.to(torch.float32) * factors.reshape(per_channel)
+    if bias is not None and bias.dtype != torch.int32:
+        steps = steps + (bias.to(torch.float32) * (1.0 / out_scale)).reshape(per_channel)
+    return steps
+
+
+def _add_residual(
+    steps: torch.Tensor,
+    residual: torch.Tensor | None,
+    scale: float,
+    zero_point: int,
+    out_scale: float,
+) -> torch.Tensor:
+    if residual is None:
+        return steps
+    if residual.shape != steps.shape:
+        raise InvalidInputError(
+            f"x86quant: the residual has shape {tuple(residual.shape)}, "
+            f"the output {tuple(steps.shape)}; they must be equal"
+        )
+    check_qparams("residual", scale, zero_point)
+    return steps + centred(residual, zero_point) * (scale / out_scale)
+
+
+def _check_operands(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    lut: torch.Tensor | None,
+) -> None:
+    check_codes(op, x=x, residual=residual)
+    check_table(op, lut)
+    if weight.dtype != torch.int8:
+        raise InvalidInputError(f"x86quant::{op}: weight must be int8, got {weight.dtype}")
+
+
+def _check_epilogue(
+    op: str, x: tuple[float, int], out: tuple[float, int], lo: int, hi: int
+) -> None:
+    check_qparams(op, *x)
+    check_qparams(op, *out)
+    check_clamp(op, lo, hi)
