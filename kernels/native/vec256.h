@@ -53,9 +53,6 @@ struct Vec256 {
     const I b = _mm256_adds_epi16(_mm256_packs_epi32(v[2], v[3]), zp16);
     return _mm256_packus_epi16(a, b);
   }
-  static I narrow(const I v[4]) {
-    return _mm256_packus_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
-  }
   static void widen(I bytes, I v[4]) {
     const I zero = _mm256_setzero_si256();
     const I a = _mm256_unpacklo_epi8(bytes, zero), b = _mm256_unpackhi_epi8(bytes, zero);

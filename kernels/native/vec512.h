@@ -56,9 +56,6 @@ struct Vec512 {
     const I b = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[3]), zp16);
     return _mm512_packus_epi16(a, b);
   }
-  static I narrow(const I v[4]) {
-    return _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
-  }
   static void widen(I bytes, I v[4]) {
     const I zero = _mm512_setzero_si512();
     const I a = _mm512_unpacklo_epi8(bytes, zero), b = _mm512_unpackhi_epi8(bytes, zero);
