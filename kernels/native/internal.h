@@ -100,6 +100,15 @@ struct DenseTask {
   int32_t block_begin, block_end;
 };
 
+// Copies `pieces` stretches of `piece` bytes, found at `offsets` from a pixel, next to one another.
+struct Im2colTask {
+  const uint8_t* from;
+  int64_t from_row, from_pixel;
+  uint8_t* to;
+  int64_t lda, rows, width, piece, pieces;
+  const int64_t* offsets;
+};
+
 struct DepthwiseTask {
   const Packed* packed;
   const xq_tensor* in;
@@ -115,6 +124,7 @@ struct IsaKernels {
   void (*dense)(const DenseTask&);
   void (*depthwise)(const DepthwiseTask&);
   void (*grouped)(const DenseTask&);
+  void (*im2col)(const Im2colTask&);
   void (*op_rows)(const xq_op&, int64_t begin, int64_t end);
 };
 
