@@ -13,26 +13,23 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  I acc[ROWS][VECS];
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < VECS; ++v) acc[r][v] = V::load(corr + v * V::kLanes);
+  I acc[ROWS * VECS];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int i = 0; i < p.n_runs; ++i) {
     // Three rows an address register: base, base + lda, base + 2 * lda.
     const uint8_t* at[(ROWS + 2) / 3];
-    for (int r = 0; r < ROWS; r += 3) at[r / 3] = a + offsets[i] + r * lda;
+    unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] = a + offsets[i] + 3 * r * lda; });
     for (int q = 0; q < runs[i].quads; ++q, w += VECS * V::kLanes * 4) {
       I weights[VECS];
-      for (int v = 0; v < VECS; ++v) weights[v] = V::load(w + v * V::kLanes * 4);
-#pragma GCC unroll 12
-      for (int r = 0; r < ROWS; ++r) {
+      unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
+      unroll<ROWS>([&](int r) XQ_INLINE {
         const I x = V::quad(at[r / 3] + r % 3 * lda);
-        for (int v = 0; v < VECS; ++v) acc[r][v] = V::dot(acc[r][v], x, weights[v]);
-      }
-      for (auto& pointer : at) pointer += 4;
+        unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = V::dot(acc[r * VECS + v], x, weights[v]); });
+      });
+      unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] += 4; });
     }
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < VECS; ++v) V::store(sums + (r * VECS + v) * V::kLanes, acc[r][v]);
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
 }
 
 template <class V, int VECS>

@@ -73,22 +73,23 @@ __attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const uint8
   constexpr int64_t kVector = V::kLanes * 4, kColumn = VECS * kVector;
   const int64_t kw = p.geo.kernel[2];
   const int64_t step = p.geo.stride[2] * kColumn, dilation = p.geo.dilation[2] * kColumn;
-  I sum[PIXELS][VECS];
-  for (int i = 0; i < PIXELS; ++i)
-    for (int v = 0; v < VECS; ++v) sum[i][v] = V::load(corr + v * V::kLanes);
+  I sum[PIXELS * VECS];
+  unroll<PIXELS * VECS>([&](int i) XQ_INLINE { sum[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int64_t quad = 0; quad < p.depthwise.quads; ++quad, w += kw * kColumn, strip += quad_bytes) {
     if (!quad_used(p, r, quad)) continue;
     for (int64_t x = 0; x < kw; ++x) {
       I weights[VECS];
-      for (int v = 0; v < VECS; ++v) weights[v] = V::load(w + x * kColumn + v * kVector);
+      unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + x * kColumn + v * kVector); });
       const uint8_t* at = strip + x * dilation;
-#pragma GCC unroll 8
-      for (int i = 0; i < PIXELS; ++i, at += step)
-        for (int v = 0; v < VECS; ++v) sum[i][v] = V::dot(sum[i][v], V::load(at + v * kVector), weights[v]);
+      unroll<PIXELS>([&](int i) XQ_INLINE {
+        unroll<VECS>([&](int v) XQ_INLINE {
+          sum[i * VECS + v] = V::dot(sum[i * VECS + v], V::load(at + v * kVector), weights[v]);
+        });
+        at += step;
+      });
     }
   }
-  for (int i = 0; i < PIXELS; ++i)
-    for (int v = 0; v < VECS; ++v) V::store(to + (i * VECS + v) * V::kLanes, sum[i][v]);
+  unroll<PIXELS * VECS>([&](int i) XQ_INLINE { V::store(to + i * V::kLanes, sum[i]); });
 }
 
 template <class V, int VECS>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "internal.h"
+#include "unroll.h"
 
 namespace {
 

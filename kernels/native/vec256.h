@@ -13,6 +13,7 @@ struct Vec256 {
   using F = __m256;
   static constexpr int kLanes = 8;
   static constexpr int kRows = VNNI ? 6 : 4;
+  static constexpr int kGroupedRows = VNNI ? 4 : 2;
   static constexpr int kStripPixels = VNNI ? 2 : 2;
 
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
@@ -120,9 +121,12 @@ struct Vec256 {
     const __m128i cd = _mm_unpacklo_epi8(load8(row[2], count), load8(row[3], count));
     return _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd));
   }
-  static I gather_quads(const uint8_t* from, I at, int count) {
-    return _mm256_permutevar8x32_epi32(load_pixels<4>(from, 0, 1, count), at);
+  template <int BYTES>
+  static I load_quads(const uint8_t* from) {
+    if constexpr (BYTES == 8) return _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
+  static I pick_quads(I pixel, I at) { return _mm256_permutevar8x32_epi32(pixel, at); }
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ struct Vec512 {
   using F = __m512;
   static constexpr int kLanes = 16;     // int32s
   static constexpr int kRows = VNNI ? 12 : 8;  // pixels of a register block, two vectors each
+  static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
 
   static I load(const void* p) { return _mm512_loadu_si512(p); }
@@ -143,11 +144,13 @@ struct Vec512 {
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
                                       0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
   }
-  // Lane i gets the quad at byte 4 * at[i] of 64 bytes, of which `count` may be read.
-  static I gather_quads(const uint8_t* from, I at, int count) {
-    const auto keep = static_cast<__mmask16>(count >= 64 ? 0xffff : (1u << (count / 4)) - 1);
-    return _mm512_permutexvar_epi32(at, _mm512_maskz_loadu_epi32(keep, from));
+  // The first BYTES bytes; then lane i of a result is the quad at byte 4 * at[i] of them.
+  template <int BYTES>
+  static I load_quads(const uint8_t* from) {
+    if constexpr (BYTES == 16) return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
+  static I pick_quads(I pixel, I at) { return _mm512_permutexvar_epi32(at, pixel); }
 };
 
 }  // namespace
