@@ -46,10 +46,14 @@ void dense_rows(int64_t rows, const xq::Packed& p, const uint8_t* a, int64_t lda
   }
 }
 
-// Pixels whose input and output stay in L1 while all blocks of channels pass over them.
+// Pixels that all blocks of channels pass over before the next ones. Few, so that their input and
+// output stay in L1; but weights too big for L2 should be read once, not once a chunk.
 inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
-  const int64_t rows = 32 * 1024 / xq::max64(t.lda + t.packed->conv.out_channels, 1);
-  return xq::max64(xq::round_up(rows, tile), 3 * tile);
+  const xq::Packed& p = *t.packed;
+  const int64_t lda = xq::max64(t.lda, 1), weights = p.size - p.weights;
+  if (weights > 768 * 1024) return xq::round_up(384 * 1024 / lda, tile) + tile;
+  const int64_t rows = xq::min64(24 * 1024 / lda, 48 * 1024 / p.conv.out_channels);
+  return xq::max64((rows + tile / 2) / tile * tile, tile);
 }
 
 template <class V>
