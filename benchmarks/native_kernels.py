@@ -77,8 +77,11 @@ def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None
         out_zp=128,
     )
     packed = lib.pack(spec, isa)
-    x = layer.x[:, None]
-    out = np.zeros((x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc), np.uint8)
+    # Aligned to cache lines, as torch's allocator does and a runtime's arena will.
+    x = capi.aligned(layer.x.size).reshape(layer.x[:, None].shape)
+    x[...] = layer.x[:, None]
+    shape = (x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc)
+    out = capi.aligned(math.prod(shape)).reshape(shape)
     call = capi.ConvCall(packed.ctypes.data, capi.Tensor.of(x), capi.Tensor.of(out), capi.Tensor(), 1)
     scratch = capi.aligned(lib.lib.xq_conv_scratch(ctypes.byref(call)))
     items = lib.lib.xq_conv_items(ctypes.byref(call))
