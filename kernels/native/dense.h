@@ -13,20 +13,30 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
+  [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + (&block - p.at<xq::Block>(p.blocks)) * p.order_stride;
   I acc[ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int i = 0; i < p.n_runs; ++i) {
     // Three rows an address register: base, base + lda, base + 2 * lda.
     const uint8_t* at[(ROWS + 2) / 3];
     unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] = a + offsets[i] + 3 * r * lda; });
-    for (int q = 0; q < runs[i].quads; ++q, w += VECS * V::kLanes * 4) {
+    auto step = [&](int64_t quad, auto dot) XQ_INLINE {
       I weights[VECS];
       unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
+      w += VECS * V::kLanes * 4;
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const I x = V::quad(at[r / 3] + r % 3 * lda);
-        unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = V::dot(acc[r * VECS + v], x, weights[v]); });
+        const I x = V::quad(at[r / 3] + r % 3 * lda + quad * 4);
+        unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = dot(acc[r * VECS + v], x, weights[v]); });
       });
-      unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] += 4; });
+    };
+    const int quads = runs[i].quads;
+    if constexpr (V::kVnni) {
+      for (int q = 0; q < quads; ++q) step(q, V::dot);
+    } else {
+      const int safe = *order++;
+      for (int j = 0; j < safe; ++j) step(order[j], V::dot_safe);
+      for (int j = safe; j < quads; ++j) step(order[j], V::dot);
+      order += quads;
     }
   }
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });

@@ -68,6 +68,9 @@ struct Packed {
   int32_t lanes;
   int32_t n_blocks, n_runs;
   DepthwisePlan depthwise;
+  // Where there is no VNNI: a block's `order_stride` int32s say, for each run, how many quads are safe
+  // to multiply in saturating 16-bit pairs, then the quads in the order of the weights, safe ones first.
+  int64_t order, order_stride;
   int64_t blocks, runs, corr, mult, bias, lut, weights, size;
 
   template <class T>
@@ -140,6 +143,7 @@ static inline const IsaKernels& kernels_of(int isa) {
   }
 }
 
+static inline bool has_vnni(int isa) { return isa != XQ_ISA_AVX2 && isa != XQ_ISA_AVX512; }
 static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 
 // Output pixels and input columns that depthwise handles at a time, so that its strips stay in L1.
