@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from x86quant.kernels.native import capi
 from x86quant.kernels.native.build import build
 
@@ -82,7 +81,9 @@ def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None
     x[...] = layer.x[:, None]
     shape = (x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc)
     out = capi.aligned(math.prod(shape)).reshape(shape)
-    call = capi.ConvCall(packed.ctypes.data, capi.Tensor.of(x), capi.Tensor.of(out), capi.Tensor(), 1)
+    call = capi.ConvCall(
+        packed.ctypes.data, capi.Tensor.of(x), capi.Tensor.of(out), capi.Tensor(), 1
+    )
     scratch = capi.aligned(lib.lib.xq_conv_scratch(ctypes.byref(call)))
     items = lib.lib.xq_conv_items(ctypes.byref(call))
     pointer, keep = ctypes.byref(call), (packed, scratch, x, out)
@@ -173,7 +174,9 @@ def main() -> None:
             print(f"{shape:36s} {layer.size!s:10s} {cells}  {speed:5.2f} TOPS", flush=True)
     for (kind, isa), values in sorted(ratios.items()):
         low, mid = min(values), statistics.median(values)
-        print(f"{kind:10s} {isa:12s} n={len(values):3d} best stock / native: {mid:.2f}  min {low:.2f}")
+        print(
+            f"{kind:10s} {isa:12s} n={len(values):3d} best stock / native: {mid:.2f}  min {low:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from x86quant.kernels.native import capi
 from x86quant.kernels.native.build import build
 
@@ -298,7 +297,9 @@ OP_CASES = [
 OP_IDS = [f"{kind}{index}" for index, (kind, _) in enumerate(OP_CASES)]
 
 
-def op_tensors(kind: str, fields: dict[str, object], channels: int, wide: bool) -> dict[str, object]:
+def op_tensors(
+    kind: str, fields: dict[str, object], channels: int, wide: bool
+) -> dict[str, object]:
     """Inputs, an output and the fields of ``xq_op``; ``wide`` makes them slices of wider tensors."""
     rng = np.random.default_rng(channels)
     fields = dict(fields)

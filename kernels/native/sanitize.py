@@ -2,7 +2,7 @@
 
     python kernels/native/sanitize.py --seeds 300
 
-Needs only a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out.
+Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+from x86quant.kernels.native.build import (
+    DEFAULT_DIRECTORY,
+    SANITIZE_FLAGS,
+    build,
+    compiler,
+)
 
-from build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build, compiler  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 # The flag of /proc/cpuinfo that each number of xq_isa needs most.
 FLAGS = {1: "avx2", 2: "avx_vnni", 3: "avx512bw", 4: "avx512_vnni", 5: "amx_int8"}
@@ -36,7 +40,8 @@ def main() -> int:
     present = set(Path("/proc/cpuinfo").read_text().split())
     isas = [str(isa) for isa, flag in FLAGS.items() if flag in present]
     last = arguments.first + arguments.seeds
-    return subprocess.run([str(fuzzer), str(arguments.first), str(last), *isas]).returncode
+    command = [str(fuzzer), str(arguments.first), str(last), *isas]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":
