@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from x86quant.kernels.native import capi
 from x86quant.kernels.native.build import build
 
@@ -77,8 +76,11 @@ def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None
         out_zp=128,
     )
     packed = lib.pack(spec, isa)
-    x = layer.x[:, None]
-    out = np.zeros((x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc), np.uint8)
+    # Aligned to cache lines, as torch's allocator does and a runtime's arena will.
+    x = capi.aligned(layer.x.size).reshape(layer.x[:, None].shape)
+    x[...] = layer.x[:, None]
+    shape = (x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc)
+    out = capi.aligned(math.prod(shape)).reshape(shape)
     call = capi.ConvCall(
         packed.ctypes.data, capi.Tensor.of(x), capi.Tensor.of(out), capi.Tensor(), 1
     )

@@ -19,11 +19,17 @@ void amx_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t*
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  // A stride of zero repeats one row of corrections sixteen times.
-  _tile_loadd(0, corr, 0);
-  if constexpr (N == 2) _tile_loadd(1, corr + 16, 0);
-  if constexpr (M == 2) _tile_loadd(2, corr, 0);
-  if constexpr (M == 2 && N == 2) _tile_loadd(3, corr + 16, 0);
+  if (p.in_zp == 0) {
+    _tile_zero(0);
+    if constexpr (N == 2) _tile_zero(1);
+    if constexpr (M == 2) _tile_zero(2);
+    if constexpr (M == 2 && N == 2) _tile_zero(3);
+  } else {  // a stride of zero repeats one row of corrections sixteen times
+    _tile_loadd(0, corr, 0);
+    if constexpr (N == 2) _tile_loadd(1, corr + 16, 0);
+    if constexpr (M == 2) _tile_loadd(2, corr, 0);
+    if constexpr (M == 2 && N == 2) _tile_loadd(3, corr + 16, 0);
+  }
   for (int i = 0; i < p.n_runs; ++i) {
     const uint8_t* at = a + offsets[i];
     for (int q = 0; q < runs[i].quads; q += 16, at += 64, w += N * 1024) {

@@ -86,11 +86,6 @@ Band band_for(const Shape& s) {
   return {ceil_div(s.out.h, ceil_div(s.out.h, rows)), 1};  // evenly
 }
 
-// Copies `count` bytes, and writes and reads up to 31 more: callers overwrite in ascending order.
-void copy_over(uint8_t* to, const uint8_t* from, int64_t count) {
-  for (int64_t i = 0; i < count; i += 32) memcpy(to + i, from + i, 32);
-}
-
 // One phase row of one input row; `from` null means padding.
 void fill_row(const Shape& s, uint8_t* to, const uint8_t* from, int64_t phase, const Planes& l) {
   const int64_t c = s.in.c, zp = s.p.in_zp;
@@ -145,22 +140,35 @@ void fill_planes(const Shape& s, const Planes& l, int64_t n, int64_t od, int64_t
   }
 }
 
-void fill_im2col(const Shape& s, const Planes& l, int64_t rows, const uint8_t* planes, uint8_t* to) {
+// Adjacent taps are copied as one stretch, which the loops do in whole registers.
+constexpr int64_t kMaxPiece = 256;
+
+int64_t im2col_pieces(const Shape& s, int64_t* piece) {
   const Geometry& g = s.p.geo;
-  const int64_t c = s.in.c, lda = im2col_lda(s.p);
-  const bool adjacent = g.dilation[2] == 1;
-  const int64_t piece = adjacent ? g.kernel[2] * c : c, pieces = adjacent ? 1 : g.kernel[2];
-  for (int64_t y = 0; y < rows; ++y)
-    for (int64_t x = 0; x < s.out.w; ++x, to += lda) {
-      uint8_t* at = to;
-      for (int64_t z = 0; z < g.kernel[0]; ++z)
-        for (int64_t ty = 0; ty < g.kernel[1]; ++ty)
-          for (int64_t tx = 0; tx < pieces; ++tx, at += piece) {
-            const int64_t from_y = y * g.stride[1] + ty * g.dilation[1];
-            const int64_t from_x = x * g.stride[2] + tx * g.dilation[2];
-            copy_over(at, planes + z * l.plane + (from_y * l.width + from_x) * c, piece);
-          }
-    }
+  const bool adjacent = g.dilation[2] == 1 && g.kernel[2] * s.in.c <= kMaxPiece;
+  *piece = adjacent ? g.kernel[2] * s.in.c : s.in.c;
+  return g.kernel[0] * g.kernel[1] * (adjacent ? 1 : g.kernel[2]);
+}
+
+void fill_im2col(const Shape& s, const Planes& l, int64_t rows, const uint8_t* planes, int64_t* offsets,
+                 uint8_t* to) {
+  const Geometry& g = s.p.geo;
+  const int64_t c = s.in.c;
+  int64_t piece = 0;
+  const int64_t pieces = im2col_pieces(s, &piece), across = pieces / (g.kernel[0] * g.kernel[1]);
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t x = i % across, y = i / across % g.kernel[1], z = i / across / g.kernel[1];
+    offsets[i] = z * l.plane + (y * g.dilation[1] * l.width + x * g.dilation[2]) * c;
+  }
+  kernels_of(s.p.isa).im2col({planes, g.stride[1] * l.width * c, g.stride[2] * c, to, im2col_lda(s.p), rows,
+                              s.out.w, piece, pieces, offsets});
+}
+
+// int64s needed for offsets: of runs, or of the pieces of im2col.
+int64_t offsets_bytes(const Shape& s) {
+  int64_t piece = 0;
+  const int64_t pieces = s.p.mode == kIm2col ? im2col_pieces(s, &piece) : 0;
+  return round_up(max64(s.p.n_runs, pieces) * 8, kAlign);
 }
 
 // The output-side fields of a task that starts at image n, slice d, row h.
@@ -257,18 +265,17 @@ void plane_offsets(const Shape& s, const Planes& l, int64_t* offsets) {
 void run_band(const Shape& s, int64_t row, int64_t rows, int64_t images, int32_t b0, int32_t b1, uint8_t* scratch) {
   const int64_t n = row / (s.out.d * s.out.h), d = row / s.out.h % s.out.d, h = row % s.out.h;
   const Planes l = planes_for(s, rows);
-  const int64_t offsets_bytes = round_up(s.p.n_runs * 8, kAlign);
   auto* offsets = reinterpret_cast<int64_t*>(scratch);
-  uint8_t* planes = scratch + offsets_bytes;
+  uint8_t* planes = scratch + offsets_bytes(s);
   DenseTask t = task_at(s, n, d, h);
   t.segments = images, t.block_begin = b0, t.block_end = b1, t.offsets = offsets;
   t.tail_begin = INT64_MAX;
   if (s.p.mode == kIm2col) {
     const int64_t each = im2col_bytes(s, rows);
-    uint8_t* lines = planes + l.bytes + kAlign;
+    uint8_t* lines = planes + l.bytes + kMaxPiece;
     for (int64_t i = 0; i < images; ++i) {
       fill_planes(s, l, n + i, d, h, planes);
-      fill_im2col(s, l, rows, planes, lines + i * each);
+      fill_im2col(s, l, rows, planes, offsets, lines + i * each);
     }
     offsets[0] = 0;
     t.a = lines, t.a_segment = each, t.lda = im2col_lda(s.p);
@@ -330,9 +337,9 @@ size_t dense_scratch(const xq_conv_call& call) {
   const Planes l = planes_for(s, band.rows);
   const bool im2col = s.p.mode == kIm2col;
   const int64_t lda = im2col ? im2col_lda(s.p) : s.in.c;
-  int64_t bytes = im2col ? l.bytes + kAlign + band.images * im2col_bytes(s, band.rows)
+  int64_t bytes = im2col ? l.bytes + 2 * kMaxPiece + band.images * im2col_bytes(s, band.rows)
                          : band.images * l.bytes;
-  bytes += round_up(s.p.n_runs * 8, kAlign) + kTileRows * lda + overread(s) + 4 * kAlign;
+  bytes += offsets_bytes(s) + kTileRows * lda + overread(s) + 4 * kAlign;
   return static_cast<size_t>(bytes);
 }
 

@@ -185,6 +185,11 @@ Layout layout_of(const xq_conv& conv, int isa) {
   h.mult = place(l.scalars * 4);
   h.bias = place(l.scalars * 4);
   h.lut = place(256);
+  if (h.algo == XQ_ALGO_DENSE && !has_vnni(isa)) {
+    h.order_stride = h.n_runs;
+    for (const Run& r : l.runs) h.order_stride += r.quads;
+    h.order = place(h.n_blocks * h.order_stride * 4);
+  }
   h.weights = place(l.weight_bytes);
   h.size = at;
   return l;
@@ -214,26 +219,60 @@ Position position_in(const Packed& h, const Run& r, int64_t b, int64_t channels)
   return {tap / (kh * kw), tap / kw % kh, tap % kw, b % channels};
 }
 
-void pack_dense(const Layout& l, const Weights& w, int8_t* to) {
-  const Packed& h = l.head;
+// One quad of a run for all channels of a block: vecs x lanes x 4 bytes.
+void pack_quad(const Packed& h, const Weights& w, const Block& block, const Run& run, int64_t quad, int8_t* at) {
   const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups;
   const bool grouped = h.algo == XQ_ALGO_GROUPED;
   const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, 2 * h.lanes / out));
   const int64_t channels = grouped ? in : in * joined;
+  for (int vec = 0; vec < block.vecs; ++vec)
+    for (int lane = 0; lane < h.lanes; ++lane)
+      for (int i = 0; i < 4; ++i, ++at) {
+        const int64_t oc = channel_of(block.vecs, vec, lane), b = quad * 4 + i;
+        if (oc >= block.count || b >= run.bytes) continue;
+        const Position p = position_in(h, run, b, channels);
+        const int64_t first = grouped ? (block.out_c + oc) / out * in : block.a_off;
+        if (first + p.channel >= h.conv.in_channels) continue;
+        *at = w(block.out_c + oc, first + p.channel, p.z, p.y, p.x);
+      }
+}
+
+// Whether no pair of u8 x s8 products can leave int16: 255 * 128 fits, 255 * 129 does not.
+bool pairs_safe(const int8_t* w, int64_t count) {
+  for (int64_t i = 0; i < count; i += 2) {
+    const int up = std::max<int>(w[i], 0) + std::max<int>(w[i + 1], 0);
+    const int down = std::min<int>(w[i], 0) + std::min<int>(w[i + 1], 0);
+    if (up > 128 || down < -128) return false;
+  }
+  return true;
+}
+
+// Moves a run's safe quads before the others; returns where the next run's order goes.
+int32_t* order_quads(int8_t* w, int64_t quads, int64_t quad_bytes, int32_t* order) {
+  const std::vector<int8_t> was(w, w + quads * quad_bytes);
+  int32_t& safe = *order++;
+  for (const bool wanted : {true, false}) {
+    for (int64_t q = 0; q < quads; ++q) {
+      const int8_t* from = was.data() + q * quad_bytes;
+      if (pairs_safe(from, quad_bytes) != wanted) continue;
+      memcpy(w, from, static_cast<size_t>(quad_bytes));
+      w += quad_bytes, *order++ = static_cast<int32_t>(q), safe += wanted;
+    }
+  }
+  return order;
+}
+
+void pack_dense(const Layout& l, const Weights& w, int8_t* to, int32_t* order) {
+  const Packed& h = l.head;
   for (const Block& block : l.blocks) {
     int8_t* at = to + block.w_off;
-    for (const Run& run : l.runs)
+    const int64_t quad_bytes = int64_t{block.vecs} * h.lanes * 4;
+    for (const Run& run : l.runs) {
       for (int64_t quad = 0; quad < run.quads; ++quad)
-        for (int vec = 0; vec < block.vecs; ++vec)
-          for (int lane = 0; lane < h.lanes; ++lane)
-            for (int i = 0; i < 4; ++i, ++at) {
-              const int64_t oc = channel_of(block.vecs, vec, lane), b = quad * 4 + i;
-              if (oc >= block.count || b >= run.bytes) continue;
-              const Position p = position_in(h, run, b, channels);
-              const int64_t first = grouped ? (block.out_c + oc) / out * in : block.a_off;
-              if (first + p.channel >= h.conv.in_channels) continue;
-              *at = w(block.out_c + oc, first + p.channel, p.z, p.y, p.x);
-            }
+        pack_quad(h, w, block, run, quad, at + quad * quad_bytes);
+      if (h.order) order = order_quads(at, run.quads, quad_bytes, order);
+      at += run.quads * quad_bytes;
+    }
   }
 }
 
@@ -336,6 +375,6 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
   auto* to = reinterpret_cast<int8_t*>(base + head->weights);
   if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
   else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
-  else pack_dense(l, w, to);
+  else pack_dense(l, w, to, reinterpret_cast<int32_t*>(base + head->order));
   return XQ_OK;
 }

@@ -13,26 +13,33 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  I acc[ROWS][VECS];
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < VECS; ++v) acc[r][v] = V::load(corr + v * V::kLanes);
+  [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + (&block - p.at<xq::Block>(p.blocks)) * p.order_stride;
+  I acc[ROWS * VECS];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int i = 0; i < p.n_runs; ++i) {
     // Three rows an address register: base, base + lda, base + 2 * lda.
     const uint8_t* at[(ROWS + 2) / 3];
-    for (int r = 0; r < ROWS; r += 3) at[r / 3] = a + offsets[i] + r * lda;
-    for (int q = 0; q < runs[i].quads; ++q, w += VECS * V::kLanes * 4) {
+    unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] = a + offsets[i] + 3 * r * lda; });
+    auto step = [&](int64_t quad, auto dot) XQ_INLINE {
       I weights[VECS];
-      for (int v = 0; v < VECS; ++v) weights[v] = V::load(w + v * V::kLanes * 4);
-#pragma GCC unroll 12
-      for (int r = 0; r < ROWS; ++r) {
-        const I x = V::quad(at[r / 3] + r % 3 * lda);
-        for (int v = 0; v < VECS; ++v) acc[r][v] = V::dot(acc[r][v], x, weights[v]);
-      }
-      for (auto& pointer : at) pointer += 4;
+      unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
+      w += VECS * V::kLanes * 4;
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        const I x = V::quad(at[r / 3] + r % 3 * lda + quad * 4);
+        unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = dot(acc[r * VECS + v], x, weights[v]); });
+      });
+    };
+    const int quads = runs[i].quads;
+    if constexpr (V::kVnni) {
+      for (int q = 0; q < quads; ++q) step(q, V::dot);
+    } else {
+      const int safe = *order++;
+      for (int j = 0; j < safe; ++j) step(order[j], V::dot_safe);
+      for (int j = safe; j < quads; ++j) step(order[j], V::dot);
+      order += quads;
     }
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (int v = 0; v < VECS; ++v) V::store(sums + (r * VECS + v) * V::kLanes, acc[r][v]);
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
 }
 
 template <class V, int VECS>
@@ -49,10 +56,14 @@ void dense_rows(int64_t rows, const xq::Packed& p, const uint8_t* a, int64_t lda
   }
 }
 
-// Pixels whose input and output stay in L1 while all blocks of channels pass over them.
+// Pixels that all blocks of channels pass over before the next ones. Few, so that their input and
+// output stay in L1; but weights too big for L2 should be read once, not once a chunk.
 inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
-  const int64_t rows = 32 * 1024 / xq::max64(t.lda + t.packed->conv.out_channels, 1);
-  return xq::max64(xq::round_up(rows, tile), 3 * tile);
+  const xq::Packed& p = *t.packed;
+  const int64_t lda = xq::max64(t.lda, 1), weights = p.size - p.weights;
+  if (weights > 768 * 1024) return xq::round_up(384 * 1024 / lda, tile) + tile;
+  const int64_t rows = xq::min64(24 * 1024 / lda, 48 * 1024 / p.conv.out_channels);
+  return xq::max64((rows + tile / 2) / tile * tile, tile);
 }
 
 template <class V>

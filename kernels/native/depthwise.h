@@ -63,70 +63,64 @@ inline bool quad_used(const xq::Packed& p, int64_t r, int64_t quad) {
   return quad * 4 + 3 >= first && quad * 4 < first + p.geo.kernel[1];
 }
 
-// PIXELS adjacent outputs of one row from finished strips.
+// PIXELS adjacent sums of one row from finished strips. Not inlined: beside the epilogue's vectors
+// the sums would not stay in registers.
 template <class V, int PIXELS, int VECS>
-void depthwise_pixels(const xq::Packed& p, const uint8_t* strip, int64_t quad_bytes, const int8_t* w,
-                      int64_t r, const int32_t* corr, typename V::I acc[PIXELS][VECS]) {
+__attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const uint8_t* strip, int64_t quad_bytes,
+                                                const int8_t* w, int64_t r, const int32_t* corr,
+                                                int32_t* to) {
   using I = typename V::I;
   constexpr int64_t kVector = V::kLanes * 4, kColumn = VECS * kVector;
   const int64_t kw = p.geo.kernel[2];
   const int64_t step = p.geo.stride[2] * kColumn, dilation = p.geo.dilation[2] * kColumn;
-  I sum[PIXELS][VECS];
-  for (int i = 0; i < PIXELS; ++i)
-    for (int v = 0; v < VECS; ++v) sum[i][v] = V::load(corr + v * V::kLanes);
+  I sum[PIXELS * VECS];
+  unroll<PIXELS * VECS>([&](int i) XQ_INLINE { sum[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int64_t quad = 0; quad < p.depthwise.quads; ++quad, w += kw * kColumn, strip += quad_bytes) {
     if (!quad_used(p, r, quad)) continue;
     for (int64_t x = 0; x < kw; ++x) {
       I weights[VECS];
-      for (int v = 0; v < VECS; ++v) weights[v] = V::load(w + x * kColumn + v * kVector);
+      unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + x * kColumn + v * kVector); });
       const uint8_t* at = strip + x * dilation;
-#pragma GCC unroll 8
-      for (int i = 0; i < PIXELS; ++i)
-        for (int v = 0; v < VECS; ++v) sum[i][v] = V::dot(sum[i][v], V::load(at + i * step + v * kVector), weights[v]);
+      unroll<PIXELS>([&](int i) XQ_INLINE {
+        unroll<VECS>([&](int v) XQ_INLINE {
+          sum[i * VECS + v] = V::dot(sum[i * VECS + v], V::load(at + v * kVector), weights[v]);
+        });
+        at += step;
+      });
     }
   }
-  for (int i = 0; i < PIXELS; ++i)
-    for (int v = 0; v < VECS; ++v) acc[i][v] = sum[i][v];
+  unroll<PIXELS * VECS>([&](int i) XQ_INLINE { V::store(to + i * V::kLanes, sum[i]); });
 }
 
 template <class V, int VECS>
 void depthwise_row(const xq::DepthwiseTask& t, const xq::Block& block, const Epilogue<V>& epilogue,
                    const uint8_t* strip, int64_t quad_bytes, int64_t r, int64_t begin, int64_t end) {
-  using I = typename V::I;
-  constexpr int kPixels = VECS == 4 ? V::kStripPixels : 4, kGroup = 4 / VECS;
-  static_assert(kPixels % kGroup == 0, "whole groups of pixels are narrowed together");
+  constexpr int kPixels = VECS == 4 ? V::kStripPixels : 8, kBatch = 24;
   const xq::Packed& p = *t.packed;
   const int64_t per_row = p.depthwise.quads * p.geo.kernel[2] * VECS * V::kLanes * 4;
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off + r * per_row;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  typename V::F mult[VECS], bias[VECS];
-  for (int i = 0; i < VECS; ++i) {
-    mult[i] = V::loadf(p.at<float>(p.mult) + block.s_off + i * V::kLanes);
-    bias[i] = V::loadf(p.at<float>(p.bias) + block.s_off + i * V::kLanes);
-  }
+  const float *mult = p.at<float>(p.mult) + block.s_off, *bias = p.at<float>(p.bias) + block.s_off;
   auto place = [&](const xq_tensor& x) {
-    return x.data + t.n * x.stride_n + (t.y + r) * x.stride_h + block.out_c;
+    return x.data + t.n * x.stride_n + (t.y + r) * x.stride_h + block.out_c + begin * x.stride_w;
   };
   uint8_t* out = place(*t.out);
   const uint8_t* res = t.res ? place(*t.res) : nullptr;
   const int64_t res_step = t.res ? t.res->stride_w : 0;
-  const int64_t column = VECS * V::kLanes * 4;
-  auto put = [&](I* sums, int64_t x, int pixels) {
-    epilogue.template apply<VECS>(sums, mult, bias, out + x * t.out->stride_w, t.out->stride_w,
-                                  res ? res + x * res_step : nullptr, res_step, pixels, block.count);
-  };
-  int64_t x = begin;
-  for (; x + kPixels <= end; x += kPixels) {
-    I acc[kPixels][VECS];
-    depthwise_pixels<V, kPixels, VECS>(p, strip + (x - begin) * p.geo.stride[2] * column, quad_bytes, w, r, corr, acc);
-#pragma GCC unroll 8
-    for (int i = 0; i < kPixels; i += kGroup) put(acc[i], x + i, kGroup);
-  }
-  for (; x < end; ++x) {
-    I acc[kGroup][VECS];
-    depthwise_pixels<V, 1, VECS>(p, strip + (x - begin) * p.geo.stride[2] * column, quad_bytes, w, r, corr, acc);
-    for (int i = 1; i < kGroup; ++i) acc[i][0] = acc[0][0];
-    put(acc[0], x, 1);
+  const int64_t step = p.geo.stride[2] * VECS * V::kLanes * 4;
+  constexpr int64_t kLds = VECS * V::kLanes;
+  alignas(64) int32_t sums[kBatch * kLds];
+  for (int64_t x = 0; x < end - begin; x += kBatch) {
+    const int64_t count = xq::min64(kBatch, end - begin - x);
+    int64_t i = 0;
+    for (; i + kPixels <= count; i += kPixels)
+      depthwise_pixels<V, kPixels, VECS>(p, strip + (x + i) * step, quad_bytes, w, r, corr, sums + i * kLds);
+    for (; i + 2 <= count; i += 2)
+      depthwise_pixels<V, 2, VECS>(p, strip + (x + i) * step, quad_bytes, w, r, corr, sums + i * kLds);
+    if (i < count)
+      depthwise_pixels<V, 1, VECS>(p, strip + (x + i) * step, quad_bytes, w, r, corr, sums + i * kLds);
+    epilogue.template rows<VECS>(sums, kLds, count, mult, bias, out + x * t.out->stride_w, t.out->stride_w,
+                                 res ? res + x * res_step : nullptr, res_step, block.count);
   }
 }
 

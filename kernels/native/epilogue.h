@@ -2,6 +2,7 @@
 #pragma once
 
 #include "internal.h"
+#include "unroll.h"
 
 namespace {
 
@@ -12,53 +13,67 @@ struct Epilogue {
   I zp16, lo, hi, res_zp;
   F res_mult, limit;
   const uint8_t* lut;
-  bool clamp_float, clamp_lo, clamp_hi, shift;
+  bool clamp_float, clamp_hi;
 
   explicit Epilogue(const xq::Packed& p)
       : zp16(V::set16(p.out_zp)), lo(V::set8(p.lo)), hi(V::set8(p.hi)), res_zp(V::set32(p.res_zp)),
         res_mult(V::setf(p.res_mult)), limit(V::setf(static_cast<float>(p.hi - p.out_zp))),
         lut(p.has_lut ? p.at<uint8_t>(p.lut) : nullptr), clamp_float(p.clamp_float != 0),
-        clamp_lo(p.lo > 0), clamp_hi(p.hi < 255), shift(p.out_zp != 0) {}
+        clamp_hi(p.hi < 255) {}
 
-  // sums: 4 vectors, of 4 / VECS pixels; mult and bias: VECS vectors.
-  template <int VECS>
+  // Without residual, table or upper clamp: most layers.
+  bool plain() const { return !lut && !clamp_float && !clamp_hi; }
+
+  // sums: 4 vectors, of 4 / VECS pixels; mult and bias: VECS vectors. PLAIN promises plain() and
+  // no residual.
+  template <int VECS, bool PLAIN = false>
   __attribute__((always_inline)) void apply(I sums[4], const F mult[VECS], const F bias[VECS], uint8_t* out,
                                             int64_t stride, const uint8_t* res, int64_t res_stride,
                                             int pixels, int count) const {
     I r[4];
-    if (res) V::widen(V::template pixels_woven<VECS>(V::template load_pixels<VECS>(res, res_stride, pixels, count)), r);
+    const bool add = !PLAIN && res;
+    if (add) V::widen(V::template pixels_woven<VECS>(V::template load_pixels<VECS>(res, res_stride, pixels, count)), r);
     for (int i = 0; i < 4; ++i) {
       F v = V::fma(V::to_float(sums[i]), mult[i % VECS], bias[i % VECS]);
-      if (res) v = V::fma(V::to_float(V::sub32(r[i], res_zp)), res_mult, v);
-      if (clamp_float) v = V::min(v, limit);
+      if (add) v = V::fma(V::to_float(V::sub32(r[i], res_zp)), res_mult, v);
+      if (!PLAIN && clamp_float) v = V::min(v, limit);
       sums[i] = V::to_int(v);
     }
-    I bytes = shift ? V::narrow(sums, zp16) : V::narrow(sums);
-    if (clamp_lo) bytes = V::max8(bytes, lo);
-    if (clamp_hi) bytes = V::min8(bytes, hi);
-    if (lut) bytes = V::look_up(lut, bytes);
+    I bytes = V::max8(V::narrow(sums, zp16), lo);
+    if (!PLAIN && clamp_hi) bytes = V::min8(bytes, hi);
+    if (!PLAIN && lut) bytes = V::look_up(lut, bytes);
     V::template store_pixels<VECS>(out, stride, V::template pixels_apart<VECS>(bytes), pixels, count);
+  }
+
+  template <int VECS, bool PLAIN>
+  static void rows_of(Epilogue e, const int32_t* sums, int64_t lds, int64_t rows, const float* mult,
+                      const float* bias, uint8_t* out, int64_t stride, const uint8_t* res,
+                      int64_t res_stride, int count) {
+    // By value, and scalars in local vectors: a store of bytes could otherwise change them.
+    F m[VECS], b[VECS];
+    for (int i = 0; i < VECS; ++i) m[i] = V::loadf(mult + i * V::kLanes), b[i] = V::loadf(bias + i * V::kLanes);
+    constexpr int kPixels = 4 / VECS;
+    for (; rows >= kPixels; rows -= kPixels) {
+      I v[4];
+      for (int k = 0; k < 4; ++k) v[k] = V::load(sums + k / VECS * lds + k % VECS * V::kLanes);
+      e.template apply<VECS, PLAIN>(v, m, b, out, stride, res, res_stride, kPixels, count);
+      sums += kPixels * lds, out += kPixels * stride;
+      if (!PLAIN && res) res += kPixels * res_stride;
+    }
+    if (rows == 0) return;
+    const int left = static_cast<int>(rows);
+    I v[4];
+    for (int k = 0; k < 4; ++k)
+      v[k] = V::load(sums + (k / VECS < left ? k / VECS : 0) * lds + k % VECS * V::kLanes);
+    e.template apply<VECS, PLAIN>(v, m, b, out, stride, res, res_stride, left, count);
   }
 
   // `rows` adjacent output pixels whose sums lie `lds` elements apart.
   template <int VECS>
-  void rows(const int32_t* sums, int64_t lds, int64_t rows, const F mult[VECS], const F bias[VECS],
+  void rows(const int32_t* sums, int64_t lds, int64_t rows, const float* mult, const float* bias,
             uint8_t* out, int64_t stride, const uint8_t* res, int64_t res_stride, int count) const {
-    constexpr int kPixels = 4 / VECS;
-    int64_t i = 0;
-    for (; i + kPixels <= rows; i += kPixels) {
-      I v[4];
-      for (int k = 0; k < 4; ++k) v[k] = V::load(sums + (i + k / VECS) * lds + k % VECS * V::kLanes);
-      apply<VECS>(v, mult, bias, out + i * stride, stride, res ? res + i * res_stride : nullptr,
-                  res_stride, kPixels, count);
-    }
-    if (i == rows) return;
-    const int left = static_cast<int>(rows - i);
-    I v[4];
-    for (int k = 0; k < 4; ++k)
-      v[k] = V::load(sums + (i + (k / VECS < left ? k / VECS : 0)) * lds + k % VECS * V::kLanes);
-    apply<VECS>(v, mult, bias, out + i * stride, stride, res ? res + i * res_stride : nullptr, res_stride,
-                left, count);
+    const auto f = plain() && !res ? rows_of<VECS, true> : rows_of<VECS, false>;
+    f(*this, sums, lds, rows, mult, bias, out, stride, res, res_stride, count);
   }
 };
 
@@ -67,11 +82,7 @@ template <class V, int VECS>
 void put_rows(const Epilogue<V>& e, const xq::DenseTask& t, const xq::Block& b, int64_t segment,
               int64_t begin, int64_t count, const int32_t* sums, int64_t lds) {
   const xq::Packed& p = *t.packed;
-  typename V::F mult[VECS], bias[VECS];
-  for (int i = 0; i < VECS; ++i) {
-    mult[i] = V::loadf(p.at<float>(p.mult) + b.s_off + i * V::kLanes);
-    bias[i] = V::loadf(p.at<float>(p.bias) + b.s_off + i * V::kLanes);
-  }
+  const float *mult = p.at<float>(p.mult) + b.s_off, *bias = p.at<float>(p.bias) + b.s_off;
   uint8_t* out = t.out + segment * t.out_segment + b.out_c;
   const uint8_t* res = t.res ? t.res + segment * t.res_segment + b.out_c : nullptr;
   int64_t y = begin / t.row_len, x = begin % t.row_len;

@@ -68,6 +68,9 @@ struct Packed {
   int32_t lanes;
   int32_t n_blocks, n_runs;
   DepthwisePlan depthwise;
+  // Where there is no VNNI: a block's `order_stride` int32s say, for each run, how many quads are safe
+  // to multiply in saturating 16-bit pairs, then the quads in the order of the weights, safe ones first.
+  int64_t order, order_stride;
   int64_t blocks, runs, corr, mult, bias, lut, weights, size;
 
   template <class T>
@@ -100,6 +103,15 @@ struct DenseTask {
   int32_t block_begin, block_end;
 };
 
+// Copies `pieces` stretches of `piece` bytes, found at `offsets` from a pixel, next to one another.
+struct Im2colTask {
+  const uint8_t* from;
+  int64_t from_row, from_pixel;
+  uint8_t* to;
+  int64_t lda, rows, width, piece, pieces;
+  const int64_t* offsets;
+};
+
 struct DepthwiseTask {
   const Packed* packed;
   const xq_tensor* in;
@@ -115,6 +127,7 @@ struct IsaKernels {
   void (*dense)(const DenseTask&);
   void (*depthwise)(const DepthwiseTask&);
   void (*grouped)(const DenseTask&);
+  void (*im2col)(const Im2colTask&);
   void (*op_rows)(const xq_op&, int64_t begin, int64_t end);
 };
 
@@ -130,6 +143,7 @@ static inline const IsaKernels& kernels_of(int isa) {
   }
 }
 
+static inline bool has_vnni(int isa) { return isa != XQ_ISA_AVX2 && isa != XQ_ISA_AVX512; }
 static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 
 // Output pixels and input columns that depthwise handles at a time, so that its strips stay in L1.

@@ -5,9 +5,10 @@
 #include "amx.h"
 #include "depthwise.h"
 #include "grouped.h"
+#include "im2col.h"
 #include "pointwise.h"
 
 namespace xq {
 using V = Vec512<true, true>;
-const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, op_rows<V>};
+const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>};
 }  // namespace xq

@@ -5,9 +5,10 @@
 #include "depthwise.h"
 #include "dense.h"
 #include "grouped.h"
+#include "im2col.h"
 #include "pointwise.h"
 
 namespace xq {
 using V = Vec256<false>;
-const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, op_rows<V>};
+const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>};
 }  // namespace xq

@@ -12,7 +12,9 @@ struct Vec256 {
   using I = __m256i;
   using F = __m256;
   static constexpr int kLanes = 8;
+  static constexpr bool kVnni = VNNI;
   static constexpr int kRows = VNNI ? 6 : 4;
+  static constexpr int kGroupedRows = VNNI ? 4 : 2;
   static constexpr int kStripPixels = VNNI ? 2 : 2;
 
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
@@ -39,6 +41,12 @@ struct Vec256 {
     }
   }
 
+  // The same in fewer steps, for weights whose pairs of products fit int16.
+  static I dot_safe(I acc, I a, I w) {
+    const I pairs = _mm256_maddubs_epi16(a, w);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm256_cvtps_epi32(v); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
@@ -52,9 +60,6 @@ struct Vec256 {
     const I a = _mm256_adds_epi16(_mm256_packs_epi32(v[0], v[1]), zp16);
     const I b = _mm256_adds_epi16(_mm256_packs_epi32(v[2], v[3]), zp16);
     return _mm256_packus_epi16(a, b);
-  }
-  static I narrow(const I v[4]) {
-    return _mm256_packus_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
   }
   static void widen(I bytes, I v[4]) {
     const I zero = _mm256_setzero_si256();
@@ -123,9 +128,12 @@ struct Vec256 {
     const __m128i cd = _mm_unpacklo_epi8(load8(row[2], count), load8(row[3], count));
     return _mm256_set_m128i(_mm_unpackhi_epi16(ab, cd), _mm_unpacklo_epi16(ab, cd));
   }
-  static I gather_quads(const uint8_t* from, I at, int count) {
-    return _mm256_permutevar8x32_epi32(load_pixels<4>(from, 0, 1, count), at);
+  template <int BYTES>
+  static I load_quads(const uint8_t* from) {
+    if constexpr (BYTES == 8) return _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
+  static I pick_quads(I pixel, I at) { return _mm256_permutevar8x32_epi32(pixel, at); }
 };
 
 }  // namespace

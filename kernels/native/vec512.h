@@ -13,7 +13,9 @@ struct Vec512 {
   using I = __m512i;
   using F = __m512;
   static constexpr int kLanes = 16;     // int32s
+  static constexpr bool kVnni = VNNI;
   static constexpr int kRows = VNNI ? 12 : 8;  // pixels of a register block, two vectors each
+  static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
 
   static I load(const void* p) { return _mm512_loadu_si512(p); }
@@ -41,6 +43,12 @@ struct Vec512 {
     }
   }
 
+  // The same in fewer steps, for weights whose pairs of products fit int16.
+  static I dot_safe(I acc, I a, I w) {
+    const I pairs = _mm512_maddubs_epi16(a, w);
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
+
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm512_cvtps_epi32(v); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
@@ -55,9 +63,6 @@ struct Vec512 {
     const I a = _mm512_adds_epi16(_mm512_packs_epi32(v[0], v[1]), zp16);
     const I b = _mm512_adds_epi16(_mm512_packs_epi32(v[2], v[3]), zp16);
     return _mm512_packus_epi16(a, b);
-  }
-  static I narrow(const I v[4]) {
-    return _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
   }
   static void widen(I bytes, I v[4]) {
     const I zero = _mm512_setzero_si512();
@@ -146,11 +151,13 @@ struct Vec512 {
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
                                       0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
   }
-  // Lane i gets the quad at byte 4 * at[i] of 64 bytes, of which `count` may be read.
-  static I gather_quads(const uint8_t* from, I at, int count) {
-    const auto keep = static_cast<__mmask16>(count >= 64 ? 0xffff : (1u << (count / 4)) - 1);
-    return _mm512_permutexvar_epi32(at, _mm512_maskz_loadu_epi32(keep, from));
+  // The first BYTES bytes; then lane i of a result is the quad at byte 4 * at[i] of them.
+  template <int BYTES>
+  static I load_quads(const uint8_t* from) {
+    if constexpr (BYTES == 16) return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
+  static I pick_quads(I pixel, I at) { return _mm512_permutexvar_epi32(at, pixel); }
 };
 
 }  // namespace

@@ -1,0 +1,175 @@
+// Random convolutions and ops, each on heap blocks of exactly its size, compared with the plain
+// loops. Meant for AddressSanitizer and UBSan: see sanitize.py.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../native.h"
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+struct Aligned {
+  explicit Aligned(size_t size) : data(std::aligned_alloc(64, (size + 63) / 64 * 64)) {}
+  ~Aligned() { std::free(data); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  void* data;
+};
+
+struct Random {
+  std::mt19937 engine;
+  int upto(int most) { return std::uniform_int_distribution<int>(1, most)(engine); }
+  int byte() { return std::uniform_int_distribution<int>(0, 255)(engine); }
+  bool one_in(int n) { return upto(n) == 1; }
+  Bytes bytes(size_t size) {
+    Bytes b(size);
+    for (uint8_t& x : b) x = static_cast<uint8_t>(byte());
+    return b;
+  }
+};
+
+xq_tensor view(Bytes& b, int64_t n, int64_t d, int64_t h, int64_t w, int64_t c) {
+  return {b.data(), n, d, h, w, c, d * h * w * c, h * w * c, w * c, c};
+}
+
+size_t size_of(const xq_tensor& t) { return static_cast<size_t>(t.n * t.d * t.h * t.w * t.c); }
+
+xq_conv random_conv(Random& r) {
+  xq_conv c{};
+  const int each = r.one_in(3) ? 4 * r.upto(2) : r.upto(20);
+  c.groups = r.one_in(2) ? 1 : r.upto(20);
+  if (r.one_in(4)) {
+    c.groups = c.in_channels = c.out_channels = r.upto(150);
+  } else {
+    c.in_channels = c.groups * each;
+    c.out_channels = c.groups * (r.one_in(2) ? each : r.upto(80));
+  }
+  for (int i = 0; i < 3; ++i) {
+    const bool deep = i > 0 || r.one_in(6);
+    c.kernel[i] = deep ? r.upto(4) : 1;
+    c.stride[i] = deep ? r.upto(3) : 1;
+    c.dilation[i] = deep ? r.upto(2) : 1;
+    c.padding[i] = r.upto(c.kernel[i]) - 1;
+  }
+  c.transposed = r.one_in(6);
+  return c;
+}
+
+int64_t out_size(const xq_conv& c, int axis, int64_t in) {
+  const int64_t reach = int64_t{c.dilation[axis]} * (c.kernel[axis] - 1) + 1;
+  if (c.transposed) return (in - 1) * c.stride[axis] - 2 * c.padding[axis] + reach;
+  return in + 2 * c.padding[axis] < reach ? 0 : (in + 2 * c.padding[axis] - reach) / c.stride[axis] + 1;
+}
+
+Bytes run_conv(const xq_conv& conv, int isa, const std::vector<int8_t>& weight, const xq_requant& q,
+               xq_tensor in, xq_tensor out, xq_tensor residual, int threads) {
+  Aligned packed(xq_conv_packed_size(&conv, isa));
+  if (xq_conv_pack(&conv, isa, weight.data(), &q, packed.data) != XQ_OK) std::abort();
+  Bytes result(size_of(out));
+  out.data = result.data();
+  const xq_conv_call call{packed.data, in, out, residual, threads};
+  if (xq_conv_check(&call) != XQ_OK) std::abort();
+  Aligned scratch(xq_conv_scratch(&call));
+  xq_conv_run(&call, 0, xq_conv_items(&call), scratch.data);
+  return result;
+}
+
+bool conv_agrees(Random& r, const std::vector<int>& isas) {
+  const xq_conv c = random_conv(r);
+  const int64_t in[3] = {c.kernel[0] > 1 ? r.upto(5) : 1, r.upto(12), r.upto(30)};
+  int64_t out[3];
+  for (int i = 0; i < 3; ++i)
+    if ((out[i] = out_size(c, i, in[i])) < 1) return true;
+  const int n = r.upto(3);
+  Bytes x_bytes = r.bytes(static_cast<size_t>(n * in[0] * in[1] * in[2] * c.in_channels)), none;
+  const xq_tensor x = view(x_bytes, n, in[0], in[1], in[2], c.in_channels);
+  xq_tensor y = view(none, n, out[0], out[1], out[2], c.out_channels);
+  Bytes r_bytes = r.bytes(size_of(y));
+  const size_t taps = static_cast<size_t>(c.kernel[0]) * c.kernel[1] * c.kernel[2];
+  std::vector<int8_t> weight(static_cast<size_t>(c.out_channels) * (c.in_channels / c.groups) * taps);
+  for (int8_t& w : weight) w = static_cast<int8_t>(r.byte() - 128);
+  std::vector<float> mult(static_cast<size_t>(c.out_channels)), bias(mult.size());
+  for (float& m : mult) m = static_cast<float>(r.byte()) * 1e-5f;
+  for (float& b : bias) b = static_cast<float>(r.byte() - 128);
+  Bytes lut = r.bytes(256);
+  xq_requant q{mult.data(), bias.data(), r.one_in(3) ? lut.data() : nullptr, r.byte(), r.byte(), 0, 255, r.one_in(2), r.byte(), 0.7f};
+  const xq_tensor residual = q.residual ? view(r_bytes, n, out[0], out[1], out[2], c.out_channels) : xq_tensor{};
+  const Bytes want = run_conv(c, XQ_ISA_REFERENCE, weight, q, x, y, residual, 1);
+  for (int isa : isas)
+    for (int threads : {1, 3})
+      if (run_conv(c, isa, weight, q, x, y, residual, threads) != want) {
+        std::printf("isa %d differs: %d -> %d groups %d kernel %d %d %d\n", isa, c.in_channels,
+                    c.out_channels, c.groups, c.kernel[0], c.kernel[1], c.kernel[2]);
+        return false;
+      }
+  return true;
+}
+
+bool op_agrees(Random& r, const std::vector<int>& isas) {
+  xq_op op{};
+  op.kind = r.upto(XQ_OP_BILINEAR + 1) - 1;
+  op.groups = op.kind == XQ_OP_SHUFFLE ? r.upto(4) : 1;
+  const int n = r.upto(2), d = r.upto(2), h = r.upto(9), w = r.upto(12), c = op.groups * r.upto(90);
+  const bool resized = op.kind >= XQ_OP_ADAPTIVE_POOL, pooled = op.kind == XQ_OP_MAX_POOL || op.kind == XQ_OP_AVG_POOL;
+  int64_t out[3] = {d, h, w};
+  const int64_t in[3] = {d, h, w};
+  for (int i = 0; i < 3; ++i) {
+    op.kernel[i] = pooled ? r.upto(3) : 1;
+    op.stride[i] = pooled ? r.upto(2) : 1;
+    op.dilation[i] = op.kind == XQ_OP_MAX_POOL ? r.upto(2) : 1;
+    op.padding[i] = r.upto(op.kernel[i] / 2 + 1) - 1;
+    if (resized && (i > 0 || op.kind != XQ_OP_BILINEAR)) out[i] = r.upto(14);
+    if (pooled) {
+      const int64_t reach = op.dilation[i] * (op.kernel[i] - 1) + 1, all = in[i] + 2 * op.padding[i];
+      if (all < reach) return true;
+      out[i] = (all - reach) / op.stride[i] + 1;
+    }
+    op.scale[i] = static_cast<float>(in[i]) / static_cast<float>(out[i]);
+  }
+  const bool point = op.kind == XQ_OP_MUL && r.one_in(2);
+  Bytes a = r.bytes(static_cast<size_t>(n) * d * h * w * c), lut = r.bytes(256);
+  Bytes b = r.bytes(point ? static_cast<size_t>(n) * c : a.size());
+  op.a = view(a, n, d, h, w, c);
+  op.b = point ? view(b, n, 1, 1, 1, c) : view(b, n, d, h, w, c);
+  op.lut = lut.data();
+  op.a_mult = 0.3f, op.b_mult = 0.6f;
+  op.a_zp = r.byte(), op.b_zp = r.byte(), op.out_zp = r.byte(), op.hi = 255;
+  auto run = [&](int isa) {
+    Bytes result(static_cast<size_t>(n * out[0] * out[1] * out[2] * c));
+    op.isa = isa;
+    op.out = view(result, n, out[0], out[1], out[2], c);
+    if (xq_op_check(&op) != XQ_OK) std::abort();
+    xq_op_run(&op, 0, xq_op_items(&op));
+    return result;
+  };
+  const Bytes want = run(XQ_ISA_REFERENCE);
+  for (int isa : isas)
+    if (run(isa) != want) {
+      std::printf("op %d differs on isa %d\n", op.kind, isa);
+      return false;
+    }
+  return true;
+}
+
+}  // namespace
+
+// Arguments: first seed, last seed, then the ISAs as numbers.
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  std::vector<int> isas;
+  for (int i = 3; i < argc; ++i) isas.push_back(std::atoi(argv[i]));
+  for (int isa : isas)
+    if (isa == XQ_ISA_AMX_INT8 && xq_enable_amx() != XQ_OK) return 2;
+  const int first = std::atoi(argv[1]), last = std::atoi(argv[2]);
+  for (int seed = first; seed < last; ++seed) {
+    Random r{std::mt19937(static_cast<unsigned>(seed))};
+    if (!conv_agrees(r, isas) || !op_agrees(r, isas)) return std::printf("seed %d\n", seed), 1;
+  }
+  std::printf("%d seeds agree\n", last - first);
+  return 0;
+}

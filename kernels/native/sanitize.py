@@ -1,0 +1,48 @@
+"""Fuzzes the native kernels under AddressSanitizer and UBSan.
+
+    python kernels/native/sanitize.py --seeds 300
+
+Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from x86quant.kernels.native.build import (
+    DEFAULT_DIRECTORY,
+    SANITIZE_FLAGS,
+    build,
+    compiler,
+)
+
+HERE = Path(__file__).resolve().parent
+
+# The flag of /proc/cpuinfo that each number of xq_isa needs most.
+FLAGS = {1: "avx2", 2: "avx_vnni", 3: "avx512bw", 4: "avx512_vnni", 5: "amx_int8"}
+
+
+def main() -> int:
+    """Build both, run, and return the fuzzer's status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
+    arguments = parser.parse_args()
+    library = build(arguments.directory, sanitize=True)
+    fuzzer = arguments.directory / "fuzz"
+    source = HERE / "fuzz" / "fuzz.cpp"
+    flags = ["-std=c++17", "-O1", *SANITIZE_FLAGS, f"-Wl,-rpath,{arguments.directory}"]
+    subprocess.run([compiler(), *flags, str(source), str(library), "-o", str(fuzzer)], check=True)
+    present = set(Path("/proc/cpuinfo").read_text().split())
+    isas = [str(isa) for isa, flag in FLAGS.items() if flag in present]
+    last = arguments.first + arguments.seeds
+    command = [str(fuzzer), str(arguments.first), str(last), *isas]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
