@@ -301,6 +301,29 @@ def test_a_float_layer_in_a_quantized_model_just_runs() -> None:
     assert float((compiled(x) - converted(x)).abs().max()) < 0.05
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
+def test_dynamic_quantization_keeps_running_as_stock_modules() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm = nn.Embedding(10, 8), nn.LSTM(8, 8)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            states, _ = self.lstm(self.embed(tokens))
+            values, places = torch.topk(self.head(states), 2)
+            return values, places
+
+    tokens = torch.randint(0, 10, (4, 2))
+    mapping = QConfigMapping().set_global(torch.ao.quantization.default_dynamic_qconfig)
+    mapping.set_object_type(nn.Embedding, None)
+    converted = convert_fx(prepare_fx(Tagger().eval(), mapping, (tokens,)))
+    compiled = compile(converted, (tokens,))
+    assert [node.op for node in compiled.float_nodes] == ["Embedding", "LSTM", "Linear", "topk"]
+    for ours, theirs in zip(compiled(tokens), converted(tokens), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_several_inputs_and_structured_outputs() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -291,3 +293,15 @@ def test_bad_input_is_refused_by_name(name: str, changes: dict[str, Any], messag
     with pytest.raises(InvalidInputError, match=message) as caught:
         call(name, **changes)
     assert "x86quant" in str(caught.value)
+
+
+def test_the_document_states_every_schema() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "graph.md").read_text()
+    tails = dict(re.findall(r"^([A-Z_]+) {2,}(.+?)(?: {3,}.*)?$", text, flags=re.MULTILINE))
+    stated = {}
+    for names, arguments in re.findall(r"^\| (`.+?`) \| `\((.+?)\)`", text, flags=re.MULTILINE):
+        for short, full in tails.items():
+            arguments = re.sub(rf"\b{short}\b", full, arguments)
+        for name in re.findall(r"`(\w+)`", names):
+            stated[name] = f"{name}({arguments}) -> Tensor"
+    assert stated == SCHEMAS

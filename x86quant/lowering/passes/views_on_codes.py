@@ -18,7 +18,6 @@ from x86quant.lowering.graph_tools import (
     emit,
     finish,
     inherit,
-    is_op,
     qparams_of,
     scale_and_zp,
     why,
@@ -75,10 +74,12 @@ def run(gm: GraphModule) -> int:
 
 def is_shape_node(node: Node) -> bool:
     """Whether ``node`` moves codes, or computes with sizes: no arithmetic on reals."""
-    if _is_question(node) or "qparams" in node.meta:
+    if _is_question(node) or "qparams" in node.meta or node.target is operator.getitem:
         return True
-    # Sizes and tuples have no shape of their own.
-    return "shape" not in node.meta and not is_op(node)
+    if "shape" in node.meta:
+        return False
+    # Not a tensor: a tuple of views, or arithmetic on sizes.
+    return _is_view(node) or getattr(node.target, "__module__", "") == "_operator"
 
 
 def _is_question(node: Node) -> bool:
