@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from x86quant.kernels.native import capi
 from x86quant.kernels.native.build import build
 

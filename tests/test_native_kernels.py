@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from x86quant.kernels.native import capi
 from x86quant.kernels.native.build import build
 
@@ -300,7 +301,7 @@ OP_IDS = [f"{kind}{index}" for index, (kind, _) in enumerate(OP_CASES)]
 def op_tensors(
     kind: str, fields: dict[str, object], channels: int, wide: bool
 ) -> dict[str, object]:
-    """Inputs, an output and the fields of ``xq_op``; ``wide`` makes them slices of wider tensors."""
+    """Inputs, an output and the fields of ``xq_op``; ``wide``: as slices of wider tensors."""
     rng = np.random.default_rng(channels)
     fields = dict(fields)
     channels -= channels % int(fields.get("groups", 1))  # type: ignore[call-overload]
