@@ -20,13 +20,12 @@ from x86quant.kernels import all_kernels
 from x86quant.rule_table import (
     Entry,
     RuleTable,
-    dumps,
     find_table,
     parse_table,
     read_table,
     shipped_tables,
-    write_table,
 )
+from x86quant.rule_writer import dumps, write_table
 from x86quant.spec import OP_KINDS, OpSpec, WeightFacts
 
 KERNELS = {"fbgemm", "onednn", "qnnpack"}

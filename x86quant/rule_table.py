@@ -1,4 +1,4 @@
-"""Rule tables: read, check, print and write the TOML files that say which kernel is preferred.
+"""Rule tables: read, check and print the TOML files that say which kernel is preferred.
 
 A table is data::
 
@@ -37,12 +37,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import json
 import math
 import os
 import re
 import sys
-import uuid
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -52,7 +50,6 @@ from x86quant.conditions import (
     Condition,
     ConditionError,
     Pattern,
-    Source,
     did_you_mean,
     parse_pattern,
 )
@@ -302,7 +299,7 @@ _TABLE_KEYS = {
 }
 _RULE_KEYS = {"op", "when", "use", "because"}
 _ENTRY_KEYS = {"spec", "use", "because"}
-_SPEC_KEYS = {field.name for field in dataclasses.fields(OpSpec)} - Entry._IGNORED
+SPEC_KEYS = {field.name for field in dataclasses.fields(OpSpec)} - Entry._IGNORED
 _TYPE_NAMES = {int: "an integer", str: "a text", dict: "a table", list: "an array of tables"}
 
 
@@ -402,7 +399,7 @@ def _read_entry_spec(source: TableText, item: Mapping[str, Any], index: int) -> 
     spec = item.get("spec")
     if not isinstance(spec, dict):
         source.fail('no spec; write spec = { op = "linear", ... }', "entry", index)
-    source.check_keys(spec, _SPEC_KEYS, "entry", index)
+    source.check_keys(spec, SPEC_KEYS, "entry", index)
     for needed in ("op", "in_channels", "out_channels"):
         if needed not in spec:
             source.fail(f"the spec has no {needed}", "entry", index, "spec")
@@ -584,92 +581,3 @@ def find_table(name_or_path: str | os.PathLike[str]) -> Path:
     if not Path(text).is_file():
         raise RuleError(f"{text}: there is no such rule table; give the path of a .toml file")
     return Path(text)
-
-
-# ---------------------------------------------------------------------------- writing
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, Mapping):
-        pairs = (f"{_key(k)} = {_toml(v)}" for k, v in value.items())
-        return f"{{ {', '.join(pairs)} }}"
-    raise TypeError(f"{type(value).__name__} has no place in a rule table")
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _toml(name)
-
-
-def _sources(when: Mapping[str, Condition]) -> dict[str, Source]:
-    return {name: condition.source for name, condition in when.items()}
-
-
-def _spec_items(spec: OpSpec) -> dict[str, object]:
-    """The fields of an entry's spec that differ from what is read when they are left out."""
-    usual = {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0}
-    items = {}
-    for field in dataclasses.fields(spec):
-        value = getattr(spec, field.name)
-        standard = (usual[field.name],) * spec.dims if field.name in usual else field.default
-        if field.name in _SPEC_KEYS and value != standard:
-            items[field.name] = value
-    return items
-
-
-def dumps(table: RuleTable) -> str:
-    """``table`` as TOML: the same table gives the same bytes, and reads back equal."""
-    lines = [f"schema = {table.schema}", f"name = {_toml(table.name)}"]
-    if table.description:
-        lines.append(f"description = {_toml(table.description)}")
-    if table.base is not None:
-        lines.append(f"extends = {_toml(_reference(table.base))}")
-    sections: list[tuple[str, Mapping[str, object]]] = [
-        ("provenance", table.provenance),
-        ("hardware", _sources(table.hardware.when)),
-        ("domain", _sources(table.domain.when)),
-    ]
-    for section, items in sections:
-        if items:
-            lines += ["", f"[{section}]"]
-            lines += [f"{_key(key)} = {_toml(value)}" for key, value in items.items()]
-    for entry in table.entries:
-        lines += ["", "[[entry]]", f"spec = {_toml(_spec_items(entry.spec))}"]
-        lines += _preference(entry)
-    for rule in table.rules:
-        lines += ["", "[[rule]]", f"op = {_toml(rule.op)}"]
-        lines += [f"when = {_toml(_sources(rule.when))}"] if rule.when else []
-        lines += _preference(rule)
-    return "\n".join(lines) + "\n"
-
-
-def _reference(base: RuleTable) -> str:
-    """How ``extends`` names ``base``: a shipped table by name, another by its path."""
-    shipped = shipped_tables().get(base.name)
-    return base.name if shipped and str(shipped) == base.path else os.path.abspath(base.path)
-
-
-def _preference(item: Rule | Entry) -> list[str]:
-    lines = [f"use = {_toml(item.use[0] if len(item.use) == 1 else item.use)}"]
-    return lines + ([f"because = {_toml(item.because)}"] if item.because else [])
-
-
-def write_table(table: RuleTable, path: str | os.PathLike[str]) -> None:
-    """Write ``table`` so that a reader, or a crash, never sees half of it."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(dumps(table))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
