@@ -300,7 +300,7 @@ OP_IDS = [f"{kind}{index}" for index, (kind, _) in enumerate(OP_CASES)]
 def op_tensors(
     kind: str, fields: dict[str, object], channels: int, wide: bool
 ) -> dict[str, object]:
-    """Inputs, an output and the fields of ``xq_op``; ``wide`` makes them slices of wider tensors."""
+    """Inputs, an output and the fields of ``xq_op``; ``wide`` cuts them from wider tensors."""
     rng = np.random.default_rng(channels)
     fields = dict(fields)
     channels -= channels % int(fields.get("groups", 1))  # type: ignore[call-overload]
