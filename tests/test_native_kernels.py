@@ -408,6 +408,21 @@ def test_pools_and_upsampling_agree_with_torch(
     assert np.abs(out - want).max() <= 0.5 + 1e-4
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("each", [4, 8])
+def test_the_grouped_algorithm_permutes_quads(lib: capi.Library, isa: str, each: int) -> None:
+    rng = np.random.default_rng(each)
+    channels = 9 * each
+    weight = rng.integers(-128, 128, (channels, each, 1, 3, 3)).astype(np.int8)
+    mult = np.full(channels, 1e-3, np.float32)
+    spec = capi.ConvSpec(weight, mult, groups=9, stride=(1, 2, 1), padding=(0, 1, 1), in_zp=77)
+    x = rng.integers(0, 256, (2, 1, 9, 11, channels)).astype(np.uint8)
+    want, got = np.zeros((2, 2, 1, 5, 11, channels), np.uint8)
+    lib.conv(lib.pack(spec, "reference"), x, want)
+    lib.conv(lib.pack(spec, isa, "grouped"), x, got)
+    np.testing.assert_array_equal(got, want)
+
+
 def test_bad_calls_are_refused(lib: capi.Library) -> None:
     weight = np.ones((8, 4, 1, 3, 3), np.int8)
     spec = capi.ConvSpec(weight, np.ones(8, np.float32))
