@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -269,6 +270,24 @@ def test_a_residual_may_be_the_output_itself(lib: capi.Library, isa: str) -> Non
     lib.conv(lib.pack(spec, isa), x, apart, residual)
     lib.conv(lib.pack(spec, isa), x, residual, residual)
     np.testing.assert_array_equal(residual, apart)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_threads_may_share_packed_weights(lib: capi.Library, isa: str) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (96, 48, 1, 3, 3)).astype(np.int8)
+    spec = capi.ConvSpec(weight, np.full(96, 1e-3, np.float32), padding=(0, 1, 1), in_zp=5)
+    packed, inputs = lib.pack(spec, isa), rng.integers(0, 256, (8, 1, 1, 20, 20, 48), np.uint8)
+
+    def run(x: capi.Bytes) -> capi.Bytes:
+        out = np.zeros((*x.shape[:-1], 96), np.uint8)
+        lib.conv(packed, x, out)
+        return out
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, inputs))
+    for x, out in zip(inputs, together, strict=True):
+        np.testing.assert_array_equal(out, run(x))
 
 
 OP_CASES = [
