@@ -61,7 +61,7 @@ class Layer:
 
     def gops(self, out: tuple[int, ...]) -> float:
         """Billions of operations."""
-        return 2 * math.prod(out) * self.weight[0].size / 1e9
+        return 2.0 * math.prod(out) * int(self.weight[0].size) / 1e9
 
 
 def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None], capi.Bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import mmap
 from collections.abc import Callable
@@ -272,6 +273,24 @@ def test_a_residual_may_be_the_output_itself(lib: capi.Library, isa: str) -> Non
     np.testing.assert_array_equal(residual, apart)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_threads_may_share_packed_weights(lib: capi.Library, isa: str) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (96, 48, 1, 3, 3)).astype(np.int8)
+    spec = capi.ConvSpec(weight, np.full(96, 1e-3, np.float32), padding=(0, 1, 1), in_zp=5)
+    packed, inputs = lib.pack(spec, isa), rng.integers(0, 256, (8, 1, 1, 20, 20, 48), np.uint8)
+
+    def run(x: capi.Bytes) -> capi.Bytes:
+        out = np.zeros((*x.shape[:-1], 96), np.uint8)
+        lib.conv(packed, x, out)
+        return out
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, inputs))
+    for x, out in zip(inputs, together, strict=True):
+        np.testing.assert_array_equal(out, run(x))
+
+
 OP_CASES = [
     ("copy", {}),
     ("lut", {"lut": np.random.default_rng(1).integers(0, 256, 256).astype(np.uint8)}),
@@ -301,7 +320,7 @@ OP_IDS = [f"{kind}{index}" for index, (kind, _) in enumerate(OP_CASES)]
 def op_tensors(
     kind: str, fields: dict[str, object], channels: int, wide: bool
 ) -> dict[str, object]:
-    """Inputs, an output and the fields of ``xq_op``; ``wide``: as slices of wider tensors."""
+    """Inputs, an output and the fields of ``xq_op``; ``wide`` cuts them from wider tensors."""
     rng = np.random.default_rng(channels)
     fields = dict(fields)
     channels -= channels % int(fields.get("groups", 1))  # type: ignore[call-overload]
@@ -407,6 +426,21 @@ def test_pools_and_upsampling_agree_with_torch(
     x = torch.from_numpy(made["a"].astype(np.float64)).permute(0, 4, 1, 2, 3)  # type: ignore[attr-defined]
     want = function(x).permute(0, 2, 3, 4, 1).numpy()
     assert np.abs(out - want).max() <= 0.5 + 1e-4
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("each", [4, 8])
+def test_the_grouped_algorithm_permutes_quads(lib: capi.Library, isa: str, each: int) -> None:
+    rng = np.random.default_rng(each)
+    channels = 9 * each
+    weight = rng.integers(-128, 128, (channels, each, 1, 3, 3)).astype(np.int8)
+    mult = np.full(channels, 1e-3, np.float32)
+    spec = capi.ConvSpec(weight, mult, groups=9, stride=(1, 2, 1), padding=(0, 1, 1), in_zp=77)
+    x = rng.integers(0, 256, (2, 1, 9, 11, channels)).astype(np.uint8)
+    want, got = np.zeros((2, 2, 1, 5, 11, channels), np.uint8)
+    lib.conv(lib.pack(spec, "reference"), x, want)
+    lib.conv(lib.pack(spec, isa, "grouped"), x, got)
+    np.testing.assert_array_equal(got, want)
 
 
 def test_bad_calls_are_refused(lib: capi.Library) -> None:

@@ -30,6 +30,7 @@ FLAGS = [
     "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 headers
 ]
 SANITIZE_FLAGS = [
+    "-O1",  # sanitizers make -O3 slow to compile
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",

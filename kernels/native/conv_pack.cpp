@@ -44,7 +44,8 @@ int choose_algo(const xq_conv& c, int isa) {
   if (c.algo != XQ_ALGO_AUTO) return c.algo;
   if (isa == XQ_ISA_REFERENCE) return XQ_ALGO_REFERENCE;
   if (can_depthwise(c)) return XQ_ALGO_DEPTHWISE;
-  if (can_grouped(c, isa)) return XQ_ALGO_GROUPED;
+  // Tiles waste most of a block-diagonal product and are still quicker than permuting.
+  if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
   return XQ_ALGO_DENSE;
 }
 
