@@ -104,6 +104,16 @@ class Functional(nn.Module):
         return F.linear(F.adaptive_avg_pool2d(y, 1).flatten(1), self.matrix)
 
 
+class FunctionalNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 6)
+        self.weight, self.bias = nn.Parameter(torch.rand(6)), nn.Parameter(torch.rand(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(self.linear(x), (6,), self.weight, self.bias, 1e-5)
+
+
 def activations() -> list[nn.Module]:
     return [
         nn.ReLU6(), nn.Hardswish(), nn.Hardsigmoid(), nn.Sigmoid(), nn.SiLU(), nn.GELU(),
@@ -140,6 +150,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str], set[
     ),
     "mlp": (
         lambda: Convolutions(nn.Linear(7, 9), nn.GELU(), nn.Linear(9, 3), nn.LayerNorm(3)),
+        (2, 5, 7),
+        {"linear", "layer_norm"},
+        set(),
+    ),
+    "functional norm": (
+        FunctionalNorm,
         (2, 5, 7),
         {"linear", "layer_norm"},
         set(),

@@ -197,15 +197,16 @@ def test_conv_equals_integer_arithmetic_with_its_whole_epilogue() -> None:
 
 
 def test_sums_beyond_float32_are_exact() -> None:
-    """K = 4096 at the extremes: one unit of 130 million still moves the result."""
+    """K = 4096 at the extremes: one unit in 130 million still moves the result."""
     x = torch.full((1, 4096), 255, dtype=torch.uint8)
+    x[0, 0] = 1
     w = torch.full((2, 4096), 127, dtype=torch.int8)
     w[1, 0] = 126
     common = {"weight_scales": torch.ones(2), "x_scale": 1.0, "x_zp": 0, "out_scale": 1.0}
-    total = 255 * 127 * 4096
+    total = 255 * 127 * 4095 + 127
     bias = torch.full((2,), -total, dtype=torch.int32)
     out = OPS.linear(x, w, bias=bias, **common, out_zp=255)
-    assert out.tolist() == [[255, 0]]
+    assert out.tolist() == [[255, 254]]
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

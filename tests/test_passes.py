@@ -312,6 +312,34 @@ def test_affine_after_a_layer_moves_into_its_scales() -> None:
     assert difference(body, gm, *layers) <= STEP * 1.001
 
 
+def test_affine_along_another_axis_stays() -> None:
+    rows = torch.tensor([1.0, 2.0, 0.5, -1.0, 0.0, 1.5]).reshape(6, 1)
+
+    def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
+        return q(q(c(x)) * c.rows)
+
+    layer = conv(outputs=6)
+    layer.register_buffer("rows", rows)
+    gm = canonical(body, layer)
+    assert changes(gm, "fuse_affine") == 0
+    assert kinds(gm) == {"conv": 1, "affine": 1}
+    assert difference(body, gm, layer) <= STEP * 1.001
+
+
+def test_grouped_transposed_convolutions_repeat_their_scales() -> None:
+    torch.manual_seed(0)
+    layer = nnqr.ConvTranspose2d.from_float(
+        nn.ConvTranspose2d(4, 6, 3, groups=2), {**weight_qparams(3), "axis": 1}
+    )
+
+    def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
+        return q(c(x))
+
+    gm = canonical(body, layer)
+    assert changes(gm, "lower_convolution") == 1
+    assert difference(body, gm, layer) <= STEP * 1.001
+
+
 def test_residual_and_relu_move_into_the_later_convolution() -> None:
     def body(x: torch.Tensor, a: nn.Module, b: nn.Module) -> torch.Tensor:
         return q(F.relu(q(a(x)) + q(b(q(F.relu(a(x)))))))

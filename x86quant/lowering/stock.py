@@ -290,8 +290,17 @@ def _scaled_unary(function: Any, name: str) -> FunctionConverter:
 def _norm(function: Any) -> FunctionConverter:
     """``op(x, what, weight, bias, eps, scale, zero_point)``: layer norm and group norm."""
 
-    def convert(builder: Builder, node: Node, x: Any, *args: Any, **kwargs: Any) -> Any:
-        what, weight, bias, eps = args[:4]
+    def convert(
+        builder: Builder,
+        node: Node,
+        x: Any,
+        what: Any,
+        weight: Any,
+        bias: Any,
+        eps: float,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
         return builder.call(function, x, what, weight, bias, eps)
 
     return convert
