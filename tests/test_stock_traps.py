@@ -331,7 +331,9 @@ def test_functional_layers_are_explained_and_rerouted(routed):
     expected = model(x)
     with x86quant.use_rules("pytorch-2.0"):
         x86quant.reroute(model)
-        assert all(rule.startswith("pytorch-2.0#") for _, _, rule in choices(model))
+        # Where its kernel would saturate, the choice falls back to an exact one.
+        rules = [rule for _, _, rule in choices(model)]
+        assert all(rule.startswith("pytorch-2.0#") or rule == "fallback" for rule in rules)
     assert choices(x86quant.reroute(model)) == before
     assert torch.allclose(model(x), expected, atol=0.2)
 
