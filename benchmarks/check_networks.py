@@ -1,6 +1,6 @@
 """Lower whole torchvision networks and compare them with the stock engine, layer by layer.
 
-    python benchmarks/check_networks.py --models resnet18 mobilenet_v2 --size 224
+    python -m benchmarks.check_networks --models resnet18 mobilenet_v2 --size 224
 
 Weights are random, batch norms take their statistics from a few batches of noise, so the figures
 compare two int8 executions of one network; they say nothing about accuracy on real images.
@@ -19,7 +19,6 @@ import time
 import warnings
 
 import torch
-from torch import nn
 from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import (
     convert_fx,
@@ -27,6 +26,7 @@ from torch.ao.quantization.quantize_fx import (
     prepare_fx,
 )
 
+from benchmarks.networks import torchvision_model
 from x86quant.lowering import lower, verify
 from x86quant.lowering.graph_tools import is_op, op_name
 
@@ -44,29 +44,6 @@ NETWORKS = (
 )
 
 
-def network(name: str, size: int) -> nn.Module:
-    """The float network in eval mode, its batch norms settled on noise."""
-    for missing in ("nms", "qnms"):
-        # torchvision built for CUDA cannot load its own ops on a CPU-only torch.
-        if not hasattr(torch.ops.torchvision, missing):
-            torch.library.define(
-                f"torchvision::{missing}",
-                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            )
-    import torchvision
-
-    torch.manual_seed(0)
-    options = {"aux_logits": False, "init_weights": True} if name == "googlenet" else {}
-    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options).train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = None  # a plain average over the batches below
-    with torch.no_grad():
-        for _ in range(2):
-            model(torch.randn(8, 3, size, size))
-    return model.eval()
-
-
 def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
     noise = (expected - actual).square().sum()
     return float(10 * torch.log10(expected.square().sum() / noise))
@@ -74,7 +51,7 @@ def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 def check(name: str, size: int, images: int, reference: bool) -> int:
     """Check one network; returns the number of layers that differ by more than a step."""
-    model = network(name, size)
+    model = torchvision_model(name, size)
     calibration, x = torch.randn(4, 3, size, size), torch.randn(images, 3, size, size)
     torch.backends.quantized.engine = "onednn"
     prepared = prepare_fx(copy.deepcopy(model), get_default_qconfig_mapping("x86"), (x,))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from torch import nn
 
 
-def torchvision_model(name: str, size: int = 224) -> tuple[torch.nn.Module, torch.Tensor]:
-    """A torchvision network in eval mode and one input; no weights are downloaded."""
+def torchvision_model(name: str, size: int = 224) -> nn.Module:
+    """The float network in eval mode, its batch norms settled on noise; nothing is downloaded."""
     _declare_missing_ops()
     import torchvision
 
     torch.manual_seed(0)
-    model = getattr(torchvision.models, name)(weights=None)
-    x = torch.randn(1, 3, size, size).contiguous(memory_format=torch.channels_last)
+    options = {"aux_logits": False, "init_weights": True} if name == "googlenet" else {}
+    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options).train()
     # Let batch norm see data, or random weights blow the activations up layer by layer.
-    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = None  # a plain average over the batches below
     with torch.no_grad():
-        for _ in range(3):
-            model(torch.randn(4, 3, size, size))
-    return model.eval(), x
+        for _ in range(2):
+            model(torch.randn(8, 3, size, size))
+    return model.eval()
 
 
 def _declare_missing_ops() -> None:

@@ -199,7 +199,8 @@ def network(rounds: int) -> None:
 
     from benchmarks.networks import torchvision_model
 
-    model, x = torchvision_model("shufflenet_v2_x1_0")
+    model = torchvision_model("shufflenet_v2_x1_0")
+    x = torch.randn(1, 3, 224, 224).contiguous(memory_format=torch.channels_last)
     prepared = prepare_fx(model, x86quant.get_default_qconfig_mapping(), (x,))
     prepared(x)
     stock = convert_fx(prepared)

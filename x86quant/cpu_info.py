@@ -14,13 +14,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from x86quant import amx_probe
 from x86quant.errors import CpuError
+from x86quant.files import write_aside
 from x86quant.isa import (
     LEVELS,
     VARIABLE,
@@ -323,17 +323,6 @@ def _remembered(key: str, probe: Callable[[], str | None]) -> str | None:
                 return reason
     reason = probe()
     with contextlib.suppress(OSError, RuntimeError):
-        _write_aside(_cache_file(), json.dumps({"key": key, "reason": reason}))
+        _cache_file().parent.mkdir(parents=True, exist_ok=True)
+        write_aside(_cache_file(), json.dumps({"key": key, "reason": reason}))
     return reason
-
-
-def _write_aside(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with open(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise

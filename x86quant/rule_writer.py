@@ -6,11 +6,11 @@ import dataclasses
 import json
 import os
 import re
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from x86quant.conditions import Condition, Source
+from x86quant.files import write_aside
 from x86quant.rule_table import SPEC_KEYS, Entry, Rule, RuleTable, shipped_tables
 from x86quant.spec import OpSpec
 
@@ -89,13 +89,4 @@ def _preference(item: Rule | Entry) -> list[str]:
 
 def write_table(table: RuleTable, path: str | os.PathLike[str]) -> None:
     """Write ``table`` so that a reader, or a crash, never sees half of it."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(dumps(table))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_aside(Path(path), dumps(table))
