@@ -1,0 +1,53 @@
+"""The command line as a user meets it: output, JSON, errors, exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import x86quant
+from x86quant.cli import COMMANDS, main
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["frobnicate"])
+    assert end.value.code == 2
+    assert "frobnicate" in capsys.readouterr().err
+
+
+def test_info_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    assert x86quant.cpu().isa in capsys.readouterr().out
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["cpu"]["isa"] == x86quant.cpu().isa
+    assert facts["rules"] == x86quant.current_rules().name
+
+
+def test_errors_are_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise x86quant.CpuError("no such level")
+
+    monkeypatch.setattr(x86quant, "cpu", fail)
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == "x86quant info: no such level\n"
+
+
+def test_interruption_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(x86quant, "cpu", interrupt)
+    assert main(["info"]) == 130
