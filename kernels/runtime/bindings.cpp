@@ -76,6 +76,8 @@ std::tuple<std::vector<at::Tensor>, std::vector<double>> run_program_timed(
   return {std::move(outputs), std::move(microseconds)};
 }
 
+#define PROGRAM "__torch__.torch.classes.x86quant.Program program"
+
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.class_<PackedConv>("PackedConv").def("bytes", &PackedConv::bytes);
   m.class_<Program>("Program")
@@ -84,17 +86,16 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("add_op", &Program::add_op)
       .def("add_copy", &Program::add_copy)
       .def("add_output", &Program::add_output);
-  const std::string program = "__torch__.torch.classes.x86quant.Program";
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",
         [](std::string kernel, at::Tensor weight, at::Tensor mult, std::optional<at::Tensor> bias,
-           std::optional<at::Tensor> lut, std::vector<int64_t> geometry, std::vector<int64_t> codes,
+           std::optional<at::Tensor> lut, at::IntArrayRef geometry, at::IntArrayRef codes,
            double res_mult) {
-          return pack(kernel, weight, mult, bias, lut, geometry, codes, res_mult);
+          return pack(kernel, weight, mult, bias, lut, geometry.vec(), codes.vec(), res_mult);
         });
-  m.def("run_program(" + program + " program, Tensor[] inputs) -> Tensor[]",
+  m.def("run_program(" PROGRAM ", Tensor[] inputs) -> Tensor[]",
         [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program(p, inputs); });
-  m.def("run_program_timed(" + program + " program, Tensor[] inputs) -> (Tensor[], float[])",
+  m.def("run_program_timed(" PROGRAM ", Tensor[] inputs) -> (Tensor[], float[])",
         [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program_timed(p, inputs); });
 }
 

@@ -83,7 +83,8 @@ class Fields {
   explicit Fields(xq_op& op) : op_(op) {}
 
   void set(const std::string& name, const Words& values) {
-    if (int32_t(*three)[3] = triple(name)) {
+    auto* const three = triple(name);
+    if (three) {
       check(name, values.size(), 3);
       for (int i = 0; i < 3; ++i) (*three)[i] = static_cast<int32_t>(values[i]);
       return;

@@ -23,7 +23,7 @@ StridedCopy::StridedCopy(const std::vector<int64_t>& sizes, const std::vector<in
 
 void StridedCopy::run(const uint8_t* from, uint8_t* to) const { copy(0, from, to); }
 
-void StridedCopy::copy(size_t index, const uint8_t* from, uint8_t* to) const {
+void StridedCopy::copy(std::size_t index, const uint8_t* from, uint8_t* to) const {
   if (index == axes_.size()) {
     *to = *from;
     return;

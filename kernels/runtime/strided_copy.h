@@ -1,6 +1,7 @@
 // Copies bytes between two strided arrays of the same shape.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -17,7 +18,7 @@ class StridedCopy {
   struct Axis {
     int64_t size, from, to;
   };
-  void copy(size_t axis, const uint8_t* from, uint8_t* to) const;
+  void copy(std::size_t axis, const uint8_t* from, uint8_t* to) const;
 
   std::vector<Axis> axes_;  // outermost first
 };

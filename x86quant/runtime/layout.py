@@ -34,7 +34,7 @@ def image(meta: torch.Tensor) -> tuple[Words, Words]:
 
 
 def rows(metas: Sequence[torch.Tensor], channel: int) -> list[tuple[Words, Words]] | None:
-    """The same as for ``image``, of tensors of one shape whose other dimensions mean nothing.
+    """The same as for ``image``, of tensors that differ at most in their channels.
 
     Dimensions that continue one another in every tensor become one. None when more than four are
     left.
@@ -54,9 +54,8 @@ def rows(metas: Sequence[torch.Tensor], channel: int) -> list[tuple[Words, Words
     if len(axes) > _OUTER:
         return None
     axes[:0] = [(1, [0] * len(metas))] * (_OUTER - len(axes))
-    channels = metas[0].shape[channel]
     sizes = [size for size, _ in axes]
-    return [([*sizes, channels], [s[k] for _, s in axes]) for k in range(len(metas))]
+    return [([*sizes, m.shape[channel]], [s[k] for _, s in axes]) for k, m in enumerate(metas)]
 
 
 def like(

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import attribute
 from x86quant.runtime.segment import Segment
-from x86quant.runtime.supported import runs_natively
+from x86quant.runtime.supported import runner
 
 
 def partition(lowered: GraphModule, make: Callable[[GraphModule, str], Segment]) -> GraphModule:
@@ -63,9 +63,9 @@ def _stages(graph: Graph) -> dict[Node, int]:
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        parity = 0 if runs_natively(node) else 1
         stage = max((stages.get(before, 0) for before in node.all_input_nodes), default=0)
-        stages[node] = stage if stage % 2 == parity else stage + 1
+        wanted = {"native": 0, "torch": 1, "either": stage % 2}[runner(node)]
+        stages[node] = stage if stage % 2 == wanted else stage + 1
     return stages
 
 

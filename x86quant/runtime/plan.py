@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 
@@ -102,13 +103,22 @@ class Plan:
         steps: in order.
         peak_bytes: the size of the arena.
         naive_bytes: what the same tensors take side by side.
+        numbers: for each output, None for a tensor, or a 1-tuple with a number.
         program: the compiled form, an object of the extension.
     """
 
     steps: tuple[Step, ...]
     peak_bytes: int
     naive_bytes: int
-    program: object
+    numbers: tuple[tuple[Any] | None, ...]
+    program: Any
+
+    def gather(self, tensors: list[torch.Tensor]) -> list[Any]:
+        """All outputs: ``tensors`` that the program returned, and numbers, in their order."""
+        if not any(self.numbers):
+            return list(tensors)
+        remaining = iter(tensors)
+        return [next(remaining) if n is None else n[0] for n in self.numbers]
 
     def __str__(self) -> str:
         saved = self.naive_bytes / max(self.peak_bytes, 1)

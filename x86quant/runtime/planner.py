@@ -312,7 +312,7 @@ class _Planner:
         channel = layout.order_of(x.meta)[-1] if rank else 0
         x = self._with_channels_adjacent(node, x, channel)
         out = self._output_of(node, order, torch.float32)
-        return self._run_op(node, NativeOp.dequantize(node, x, out, channel), [x], out)
+        return self._run_op(node, NativeOp.dequantize(node, x, out), [x], out)
 
     def lut(self, node: Node) -> Value:
         table = attribute(self.root, str(node.kwargs["table"].target))  # type: ignore[union-attr]

@@ -61,7 +61,6 @@ class Segment(nn.Module):
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
-                self._packs.keep_only(self._plans.values())
             else:
                 self._plans.move_to_end(key)
         return plan
