@@ -41,7 +41,7 @@ def rows(metas: Sequence[torch.Tensor], channel: int) -> list[tuple[Words, Words
     """
     outer = [i for i in range(metas[0].dim()) if i != channel % metas[0].dim()]
     # In the order of the last tensor's memory, so that neighbours can join.
-    outer.sort(key=lambda i: -metas[-1].stride(i))
+    outer.sort(key=metas[-1].stride().__getitem__, reverse=True)
     axes: list[tuple[int, list[int]]] = []
     for i in outer:
         size, strides = metas[0].shape[i], [m.stride(i) for m in metas]
@@ -77,4 +77,4 @@ def channels_last_order(rank: int) -> list[int]:
 
 def order_of(meta: torch.Tensor) -> list[int]:
     """The order of the dimensions in memory, outermost first."""
-    return sorted(range(meta.dim()), key=lambda i: -meta.stride(i))
+    return sorted(range(meta.dim()), key=meta.stride().__getitem__, reverse=True)

@@ -46,7 +46,7 @@ class NativeOp:
     @staticmethod
     def address(value: Value) -> list[int]:
         """Base and offset of the first byte."""
-        inside = value.meta.storage_offset() * value.meta.element_size()
+        inside = int(value.meta.storage_offset()) * value.meta.element_size()
         return [value.buffer.base, value.buffer.offset + inside]
 
     @staticmethod
@@ -63,7 +63,9 @@ class NativeOp:
         innermost = layout.order_of(target.meta)[-1]
         if layout.fits(source.meta, innermost) and layout.fits(target.meta, innermost):
             rows = layout.rows([source.meta, target.meta], innermost)
-            return rows and cls("copy", {"a": (source, rows[0]), "out": (target, rows[1])})
+            if rows is None:
+                return None
+            return cls("copy", {"a": (source, rows[0]), "out": (target, rows[1])})
         return cls._shuffling(source, target)
 
     @classmethod
@@ -111,7 +113,9 @@ class NativeOp:
         )
 
     @classmethod
-    def lut(cls, table: torch.Tensor, values: Sequence[Value], out: Value, channel: int) -> NativeOp:
+    def lut(
+        cls, table: torch.Tensor, values: Sequence[Value], out: Value, channel: int
+    ) -> NativeOp:
         """A table look-up."""
         return cls("lut", _in_rows(values, out, channel), tables={"lut": table})
 
@@ -150,9 +154,7 @@ class NativeOp:
         channel: int,
     ) -> NativeOp:
         """A product of tensors of one shape."""
-        return cls(
-            "mul", _in_rows(values, out, channel), _binary(kwargs), _product(kwargs), tables
-        )
+        return cls("mul", _in_rows(values, out, channel), _binary(kwargs), _product(kwargs), tables)
 
     @classmethod
     def mul_by_point(
@@ -280,14 +282,12 @@ def _images(x: Value, out: Value) -> dict[str, tuple[Value, _Sizes]]:
     return {"a": (x, layout.image(x.meta)), "out": (out, layout.image(out.meta))}
 
 
-def _in_rows(
-    values: Sequence[Value], out: Value, channel: int
-) -> dict[str, tuple[Value, _Sizes]]:
+def _in_rows(values: Sequence[Value], out: Value, channel: int) -> dict[str, tuple[Value, _Sizes]]:
     """Tensors of one shape, ``a``, perhaps ``b``, and ``out``, as rows of channels."""
     every = [*values, out]
     sizes = layout.rows([v.meta for v in every], channel)
     assert sizes is not None, "at most five dimensions"
-    names = ["a", "b"][: len(values)] + ["out"]
+    names = [*"ab"[: len(values)], "out"]
     return dict(zip(names, zip(every, sizes, strict=True), strict=True))
 
 

@@ -116,7 +116,7 @@ class Packs:
         weight = self.weight(node)
         convolution = op_name(node) == "conv"
         groups, transposed = 1, False
-        lists = ([], [], [])
+        lists: tuple[list[int], ...] = ([], [], [])
         if convolution:
             groups, transposed = kwargs["groups"], kwargs["transposed"]
             lists = (kwargs["stride"], kwargs["padding"], kwargs["dilation"])
@@ -164,7 +164,7 @@ def _bias_in_steps(
 
 def _output_channels_first(weight: torch.Tensor, groups: int) -> torch.Tensor:
     """(in, out / groups, …) of a transposed convolution as (out, in / groups, …)."""
-    grouped = weight.unflatten(0, (groups, weight.shape[0] // groups))
+    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     return grouped.transpose(1, 2).flatten(0, 1).contiguous()
 
 

@@ -205,6 +205,7 @@ class _Planner:
 
     def _view(self, node: Node) -> Any:
         """Apply a view, or a question about sizes, to tensors without data."""
+
         def meta_of(n: Node) -> Any:
             return _metas(self.values[n])
 
@@ -319,7 +320,9 @@ class _Planner:
         return self._elementwise(node, ["x"], lambda v, o, c: NativeOp.lut(table, v, o, c))
 
     def requantize(self, node: Node) -> Value:
-        return self._elementwise(node, ["x"], lambda v, o, c: NativeOp.requantize(node.kwargs, v, o, c))
+        return self._elementwise(
+            node, ["x"], lambda v, o, c: NativeOp.requantize(node.kwargs, v, o, c)
+        )
 
     def affine(self, node: Node) -> Value:
         return self._per_channel(node, NativeOp.affine)
@@ -409,9 +412,7 @@ class _Planner:
         qparams = zip(kwargs["x_scales"], kwargs["x_zps"], strict=True)
         for x_node, (scale, zero_point) in zip(kwargs["xs"], qparams, strict=True):
             x: Value = self.values[x_node]
-            part = self._value(
-                whole.buffer, whole.meta.narrow(dim, start, x.shape[dim])
-            )
+            part = self._value(whole.buffer, whole.meta.narrow(dim, start, x.shape[dim]))
             start += x.shape[dim]
             placement = self.placements.get(x_node)
             if placement is not None and placement.cat is node:

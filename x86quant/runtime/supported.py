@@ -72,7 +72,9 @@ def runner(node: Node) -> Runner:
         return "native" if _is_native(node) else "torch"
     if node.op == "call_method":
         name = str(node.target)
-        return "either" if name in _QUESTIONS or (name in _VIEW_METHODS and _codes(node)) else "torch"
+        return (
+            "either" if name in _QUESTIONS or (name in _VIEW_METHODS and _codes(node)) else "torch"
+        )
     if node.op != "call_function":
         return "torch"
     if node.target in _ON_SIZES:
