@@ -13,6 +13,9 @@ FLAGS = [
     "-g0",
     "-ffp-contract=off",  # results must not depend on the instruction set
     "-fno-math-errno",
+    # at::parallel_for is serial without it. The OpenMP runtime itself is not linked: it is
+    # torch's own, found through libtorch_cpu, so that there is one pool of threads.
+    "-fopenmp",
     "-Wno-psabi",
 ]
 
