@@ -398,6 +398,23 @@ def test_producers_of_a_cat_yield_its_qparams() -> None:
     assert difference(body, gm, *layers) <= 0.07 * 1.001
 
 
+def test_a_cat_of_one_scale_starts_with_the_cat_before_it() -> None:
+    def body(x: torch.Tensor, a: nn.Module, b: nn.Module) -> torch.Tensor:
+        features = [q(x)]
+        for layer in (a, b):
+            features.append(q(layer(q(F.relu(q(torch.cat(features, 1)))))))
+        both = q(torch.cat(features, 1))
+        other = q(torch.cat(features, 1), 2 * STEP)  # of another scale: stays as it is
+        return torch.cat([both, other], 1)
+
+    layers = (conv(4), conv(8))
+    gm = canonical(body, *layers)
+    assert changes(gm, "nest_cats") == 2
+    lengths = [len(n.kwargs["xs"]) for n in gm.graph.nodes if is_op(n, "cat")]  # type: ignore[arg-type]
+    assert sorted(lengths) == [1, 2, 2, 3]
+    assert difference(body, gm, *layers) <= 1e-6
+
+
 def test_weights_of_float_layers_are_dequantized_once() -> None:
     def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
         return c(x)  # its result is never quantized

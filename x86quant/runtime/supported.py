@@ -93,7 +93,18 @@ def _is_native(node: Node) -> bool:
 
 
 def _codes(node: Node) -> bool:
-    return "qparams" in node.meta
+    """Whether ``node`` yields codes: an op's, or a view of such.
+
+    Read from the graph itself, because a graph that was pickled comes back without ``meta``.
+    """
+    if is_op(node):
+        return op_name(node) != "dequantize"
+    is_view = (
+        str(node.target) in _VIEW_METHODS
+        if node.op == "call_method"
+        else node.target in _VIEW_FUNCTIONS
+    )
+    return is_view and isinstance(node.args[0], Node) and _codes(node.args[0])
 
 
 def _computes_a_size(node: Node) -> bool:

@@ -30,6 +30,7 @@ from x86quant.lowering.passes import (
     lower_pool,
     lower_unary,
     lower_upsample,
+    nest_cats,
     remove_float_pairs,
     sink_permutes,
     unify_cat,
@@ -62,6 +63,7 @@ PASSES: tuple[ModuleType, ...] = (
     fuse_residual,
     fuse_table,
     unify_cat,
+    nest_cats,
     fold_float_weights,
 )
 
