@@ -1,0 +1,318 @@
+"""The runtime: plans, memory, views, threads, and every op's native form against the plain one."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import io
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.fx import Interpreter
+
+import x86quant
+from tests import isa
+from tests.test_lowering import IMAGE, MODELS, Convolutions, Residual, stock
+from x86quant import extension
+from x86quant.compiler import CompiledModule
+from x86quant.errors import ExtensionError, X86QuantWarning
+from x86quant.runtime import Plan
+from x86quant.runtime.check import check_ops
+from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
+from x86quant.runtime.packs import Packs
+from x86quant.runtime.plan import Buffer
+from x86quant.runtime.segment import MAX_PLANS
+
+# Stock PyTorch warns of its own default observers.
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
+
+
+def compiled(model: nn.Module, *shape: int) -> CompiledModule:
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    return x86quant.compile(stock(model, x), (x,))
+
+
+def plan_of(module: CompiledModule) -> Plan:
+    (segment,) = module.segments
+    return segment.plans[-1]
+
+
+def ops_of(module: CompiledModule) -> list[str]:
+    return [step.op for step in plan_of(module).steps]
+
+
+class OneBlock(nn.Module):
+    """Dense: each layer reads everything before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8 * (i + 1), 8, 3, padding=1) for i in range(3))
+        self.last = nn.Conv2d(32, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = [x]
+        for layer in self.layers:
+            features.append(F.relu(layer(torch.cat(features, 1))))
+        y: torch.Tensor = self.last(torch.cat(features, 1))
+        return y
+
+
+class Shuffled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 16, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        n, c, h, w = x.shape
+        x = x.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        left, right = x.chunk(2, dim=1)
+        return torch.cat([self.last(left), self.last(right)], 1)
+
+
+class FloatMiddle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(torch.cumsum(self.first(x), 1))
+        return y
+
+
+# ------------------------------------------------------------------------ every op, natively
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_native_form_of_every_op_is_within_one_step(name: str) -> None:
+    build, shape, _, _ = MODELS[name]
+    module = compiled(build(), *shape)
+    checks = check_ops(module.graph_module, (torch.randn(shape) * 2,))
+    assert checks
+    assert [str(check) for check in checks if check.steps > 1] == []
+
+
+def test_native_form_of_a_float_input_that_is_not_a_number() -> None:
+    module = compiled(Convolutions(nn.Conv2d(4, 4, 1)), *IMAGE)
+    x = torch.randn(IMAGE)
+    x[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    assert [str(c) for c in check_ops(module.graph_module, (x,)) if c.steps > 0] == []
+
+
+@pytest.mark.parametrize("level", isa.LEVELS)
+def test_native_form_on_every_instruction_set(level: str) -> None:
+    if not isa.has(level):
+        pytest.skip(f"this CPU has no {level}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "native_form_of"]
+    done = subprocess.run(
+        command, env=isa.environment(level), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_the_check_notices_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = compiled(Convolutions(nn.Conv2d(4, 4, 1)), *IMAGE)
+    wrong = copy.deepcopy(module.graph_module)
+    real = torch.ops.x86quant.conv.default
+
+    def off_by_two(*args: object, **kwargs: object) -> torch.Tensor:
+        y: torch.Tensor = real(*args, **kwargs)
+        return y ^ 2
+
+    node = next(n for n in wrong.graph.nodes if n.target is real)
+    checks = {c.name: c.steps for c in check_ops(wrong, (torch.randn(IMAGE),))}
+    assert checks[node.name] <= 1
+    plain = Interpreter.call_function
+
+    def call(self: Interpreter, target: object, args: object, kwargs: object) -> object:
+        return plain(self, off_by_two if target is real else target, args, kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Interpreter, "call_function", call)
+    checks = {c.name: c.steps for c in check_ops(wrong, (torch.randn(IMAGE),))}
+    assert checks[node.name] >= 2
+
+
+# ------------------------------------------------------------------------ plans and memory
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[Buffer]:
+    def one(index: int) -> Buffer:
+        first = draw(st.integers(0, 12))
+        return Buffer(
+            str(index), draw(st.integers(1, 5000)), first, first + draw(st.integers(0, 6))
+        )
+
+    return [one(i) for i in range(draw(st.integers(0, 14)))]
+
+
+@given(lives())
+def test_buffers_in_use_together_lie_apart(buffers: list[Buffer]) -> None:
+    peak = assign_offsets(buffers)
+    for i, a in enumerate(buffers):
+        assert a.offset % ALIGNMENT == 0
+        assert a.offset + a.nbytes <= peak
+        for b in buffers[:i]:
+            together = a.first <= b.last and b.first <= a.last
+            apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+            assert apart or not together
+    assert peak <= sum(aligned(b.nbytes) for b in buffers)
+
+
+def test_a_long_chain_needs_the_memory_of_two_tensors() -> None:
+    layers = [nn.Conv2d(16, 16, 1) for _ in range(8)]
+    module = compiled(Convolutions(nn.Conv2d(4, 16, 1), *layers), 1, 4, 32, 32)
+    plan = plan_of(module)
+    tensor = 16 * 32 * 32
+    assert plan.peak_bytes <= 2 * tensor + 4096
+    assert plan.naive_bytes >= 9 * tensor
+    assert f"{len(plan.steps)} steps" in str(plan)
+
+
+def test_dense_blocks_are_concatenated_in_place() -> None:
+    module = compiled(OneBlock(), 2, 8, 9, 9)
+    # The input itself is the one thing that must be copied.
+    assert ops_of(module).count("copy") <= 1
+    x = torch.randn(2, 8, 9, 9)
+    assert torch.equal(module(x), module.graph_module(x))
+
+
+def test_a_shuffle_and_a_split_copy_once() -> None:
+    module = compiled(Shuffled(), 2, 4, 6, 6)
+    ops = ops_of(module)
+    assert sum(op in ("copy", "shuffle") for op in ops) <= 1, ops
+    x = torch.randn(2, 4, 6, 6)
+    assert torch.equal(module(x), module.graph_module(x))
+
+
+def test_new_shapes_get_plans_of_their_own_up_to_a_bound() -> None:
+    module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
+    (segment,) = module.segments
+    first = segment.plans[0]
+    for size in range(9, 9 + MAX_PLANS + 3):
+        x = torch.randn(1, 4, size, 8)
+        assert torch.equal(module(x), module.graph_module(x))
+    assert len(segment.plans) == MAX_PLANS
+    assert first not in segment.plans, "the least recently used goes first"
+    kept = segment.plans[0]
+    x = torch.randn(1, 4, 9 + 3, 8)
+    module(x)
+    assert segment.plans[-1] is kept, "a plan for these shapes was there"
+
+
+def test_weights_are_packed_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
+    packed = []
+    monkeypatch.setattr(Packs, "_pack", lambda self, node, kernel: packed.append(node))
+    module(torch.randn(1, 4, 12, 8))
+    assert packed == []
+
+
+# ------------------------------------------------------------------------ what torch runs
+
+
+def test_a_float_op_in_the_middle_parts_the_graph() -> None:
+    module = compiled(FloatMiddle(), *IMAGE)
+    assert len(module.segments) == 2
+    assert [node.op for node in module.float_nodes] == ["cumsum"]
+    x = torch.randn(IMAGE)
+    assert torch.equal(module(x), module.graph_module(x))
+
+
+def test_a_pickled_module_is_parted_the_same() -> None:
+    """Graphs lose what passes noted on their nodes when they are pickled."""
+    module = compiled(Shuffled(), 2, 4, 6, 6)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    x = torch.randn(2, 4, 6, 6)
+    assert torch.equal(other(x), module(x))
+    assert len(other.segments) == 1
+    assert ops_of(other) == ops_of(module)
+
+
+def test_without_the_extension_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
+    x = torch.randn(1, 4, 8, 8)
+    expected = module(x)
+
+    def missing() -> None:
+        raise ExtensionError("the compiled extension is missing")
+
+    monkeypatch.setattr(extension, "load", missing)
+    other = copy.deepcopy(module)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = [other(x), other(x)]
+    assert all(torch.equal(result, expected) for result in results)
+    (warning,) = caught
+    assert issubclass(warning.category, X86QuantWarning)
+    assert "plain torch, slowly" in str(warning.message)
+    assert "\n" not in str(warning.message)
+
+
+# ------------------------------------------------------------------------ layouts and threads
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+        lambda x: x.repeat(1, 2, 1, 1)[:, ::2],
+        lambda x: x[:1].expand(2, -1, -1, -1),
+        lambda x: x.flip(3).flip(3),
+    ],
+    ids=["channels last", "transposed", "every second channel", "expanded", "flipped"],
+)
+def test_inputs_of_any_strides(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    module = compiled(Residual(), *IMAGE)
+    x = view(torch.randn(IMAGE))
+    assert torch.equal(module(x), module(x.contiguous()))
+
+
+def test_several_python_threads_share_a_module() -> None:
+    module = compiled(Residual(), *IMAGE)
+    inputs = [torch.randn(1 + i % 3, *IMAGE[1:]) for i in range(40)]
+    expected = [module(x) for x in inputs]
+    other = copy.deepcopy(module)  # with no plans yet: threads race to make them
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        actual = list(pool.map(other, inputs))
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU: one thread is all there is")
+def test_the_number_of_threads_changes_no_result() -> None:
+    module = compiled(Residual(), 8, 4, 24, 20)
+    x = torch.randn(8, 4, 24, 20)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(module(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_results_are_the_callers_to_keep() -> None:
+    module = compiled(Residual(), *IMAGE)
+    x = torch.randn(IMAGE)
+    first = module(x)
+    kept = first.clone()
+    module(torch.randn(IMAGE))
+    assert torch.equal(first, kept)
