@@ -1,5 +1,8 @@
 """Builds the extension; everything else is declared in pyproject.toml."""
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -19,14 +22,23 @@ FLAGS = [
     "-Wno-psabi",
 ]
 
-setup(
-    ext_modules=[
-        CppExtension(
-            "x86quant._C",
-            SOURCES,
-            extra_compile_args=FLAGS,
+
+
+def extension() -> list[CppExtension]:
+    """The compiled part; nothing where there is no compiler to make it."""
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    if shutil.which(compiler) is None:
+        print(
+            f"x86quant: no C++ compiler ({compiler}); installing without the compiled part, "
+            "compiled models will run in plain torch, slowly",
+            file=sys.stderr,
         )
-    ],
+        return []
+    return [CppExtension("x86quant._C", SOURCES, extra_compile_args=FLAGS)]
+
+
+setup(
+    ext_modules=extension(),
     # No ISA flags: kernels choose their instructions at run time.
     cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
 )

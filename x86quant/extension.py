@@ -19,8 +19,8 @@ def load() -> None:
     library = Path(__file__).with_name("_C.so")
     if not library.exists():
         raise ExtensionError(
-            f"x86quant was installed without its compiled part ({library} is missing); routing "
-            f"the stock engine needs it. Install a C++ compiler first. {_REBUILD}"
+            f"x86quant was installed without its compiled part ({library} is missing). "
+            f"Install a C++ compiler first. {_REBUILD}"
         )
     try:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
