@@ -11,12 +11,15 @@ import sys
 import warnings
 from collections.abc import Callable
 
+import hypothesis
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_to_reference_fx
 from torch.fx import Interpreter
 
 import x86quant
@@ -141,6 +144,79 @@ def test_the_check_notices_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Interpreter, "call_function", call)
     checks = {c.name: c.steps for c in check_ops(wrong, (torch.randn(IMAGE),))}
     assert checks[node.name] >= 2
+
+
+# ------------------------------------------------------------------------ random networks
+
+
+class RandomNet(nn.Module):
+    """A random chain of blocks with branches; ``pick`` chooses among numbers."""
+
+    def __init__(self, pick: Callable[[list[int]], int], channels: int, dims: int) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        self.dims = dims
+        self.kinds: list[int] = []
+        self.layers = nn.ModuleList()
+        for _ in range(pick([1, 2, 3, 4])):
+            kind = pick(list(range(7)))
+            self.kinds.append(kind)
+            groups = channels if kind == 1 else 1
+            out = channels if kind in (1, 2) else pick([1, 3, 16, 33, 64])
+            kernel = pick([1, 3, 5])
+            padding = kernel // 2 if kind in (1, 2) else pick([kernel // 2, 0])
+            stride = 1 if kind in (1, 2) else pick([1, 2])
+            self.layers.append(
+                conv(channels, out, kernel, stride, padding, groups=groups, bias=pick([0, 1]) == 1)
+            )
+            channels = 2 * out if kind == 3 else out
+        self.head = nn.Linear(channels, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pool = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[self.dims - 1]
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
+            y = layer(x)
+            if kind == 1:
+                y = F.hardswish(y)
+            elif kind == 2:
+                y = F.relu(y + x)
+            elif kind == 3:
+                y = torch.cat([F.relu(y), torch.sigmoid(y)], 1)
+            elif kind == 4:
+                y = y * torch.sigmoid(pool(y, 1))
+            elif kind == 5:
+                y = F.interpolate(y, scale_factor=2)
+            elif kind == 6:
+                y = F.relu6(y)
+            x = y
+        z: torch.Tensor = self.head(torch.flatten(pool(x, 1), 1))
+        return z
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_random_networks_run_as_their_graphs_do(data: st.DataObject) -> None:
+    def pick(choices: list[int]) -> int:
+        return data.draw(st.sampled_from(choices))
+
+    torch.manual_seed(0)
+    dims = pick([1, 2, 2, 2, 3])
+    channels = pick([1, 3, 8, 17])
+    shape = (pick([1, 2, 5]), channels, *(pick([9, 14, 23]) for _ in range(dims)))
+    net = RandomNet(pick, channels, dims)
+    mapping = get_default_qconfig_mapping("onednn")
+    x = torch.randn(shape)
+    try:
+        net(x)
+    except RuntimeError:  # shrunk to nothing
+        hypothesis.reject()
+    module = x86quant.compile(stock(net, x, convert_to_reference_fx, mapping), (x,))
+    checks = check_ops(module.graph_module, (x,))
+    assert [str(check) for check in checks if check.steps > 1] == []
+    other = torch.randn(shape[0] + 1, *shape[1:])
+    if all(check.different == 0 for check in checks):  # no tie that rounds the other way
+        assert torch.equal(module(x), module.graph_module(x))
+        assert module(other).shape == (shape[0] + 1, 5)
 
 
 # ------------------------------------------------------------------------ plans and memory
