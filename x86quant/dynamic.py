@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from x86quant import linear_packs
 from x86quant.errors import InvalidInputError
-from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.ops.dynamic import check_activation, check_weight
+from x86quant.router import Choice
 
 _Self = TypeVar("_Self", bound="Int8Linear")
 
@@ -62,10 +64,7 @@ class Int8Linear(nn.Module):
         activation: str | None = None,
     ) -> None:
         super().__init__()
-        if activation is not None and activation not in ACTIVATIONS:
-            raise InvalidInputError(
-                f"unknown activation {activation!r}; use one of {', '.join(ACTIVATIONS)}, or None"
-            )
+        check_activation(self.op, activation)
         self.register_buffer("weight", weight)
         self.register_buffer("weight_scale", weight_scale)
         self.register_buffer("bias", bias)
@@ -102,9 +101,58 @@ class Int8Linear(nn.Module):
 
 
 class DynamicLinear(Int8Linear):
-    """A linear in int8 whose input is quantized row by row."""
+    """A linear in int8 whose input is quantized row by row.
+
+    Its weight is packed for the kernel the rules choose at the first call, and again when the
+    state changes. ``repr`` and ``x86quant.explain`` name the kernel.
+    """
 
     op = "linear_dynamic"
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(weight, weight_scale, bias, activation)
+        self._packed: tuple[Any, Any] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., in_features] to [..., out_features], float32."""
+        # Tracers want the op, not what runs it.
+        if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+            pack = self.pack()
+            if pack is not None:
+                out: torch.Tensor = torch.ops.x86quant.run_linear_dynamic(pack, x)
+                return out
+        return super().forward(x)
+
+    def pack(self) -> Any | None:
+        """The packed weight; None where the extension is missing."""
+        state = self._buffers  # attribute look-ups of a module are slow
+        tensors = (state["weight"], state["weight_scale"], state["bias"])
+        now = (self.activation, linear_packs.stamp(*tensors))
+        if self._packed is None or self._packed[0] != now:
+            check_weight(self.op, *tensors)
+            pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
+            self._packed = (now, pack)
+        return self._packed[1]
+
+    @property
+    def choices(self) -> tuple[tuple[int | None, Choice], ...]:
+        """The kernels that run it: each with the rows up to which it is used, and why."""
+        return linear_packs.choose_linear_dynamic(self.weight, self.bias, self.activation)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Packed weights hold for this CPU and these rules only.
+        return {**self.__dict__, "_packed": None}
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        kernels = dict.fromkeys(choice.kernel for _, choice in self.choices)
+        return f"{super().extra_repr()}, kernel={' or '.join(kernels)}"
 
     def chunk(self, parts: int) -> tuple[DynamicLinear, ...]:
         """Linears that each compute an equal share of the output features; they share memory."""

@@ -66,7 +66,25 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     )
 
 
-@register(ARGUMENTS)
+def _linear_dynamic_packed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``linear_dynamic`` by weights that were packed when they were first seen."""
+    from x86quant.linear_packs import cached_pack  # the ops alone need no kernels
+
+    check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
+    pack = cached_pack(weight, weight_scale, bias, activation)
+    if pack is None:
+        return linear_dynamic(x, weight, weight_scale, bias, activation)
+    out: torch.Tensor = torch.ops.x86quant.run_linear_dynamic(pack, x)
+    return out
+
+
+@register(ARGUMENTS, cpu=_linear_dynamic_packed)
 def linear_dynamic(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -113,28 +131,40 @@ def check_operands(
     activation: str | None,
 ) -> None:
     """Raise InvalidInputError unless the operands of a float linear fit each other."""
+    check_weight(op, weight, weight_scale, bias)
+    check_activation(op, activation)
+    if x.dtype != torch.float32:
+        raise InvalidInputError(
+            f"x86quant::{op}: x must be float32, got {x.dtype}; convert it with x.float()"
+        )
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise InvalidInputError(
+            f"x86quant::{op}: expected {weight.shape[1]} input features, "
+            f"got shape {tuple(x.shape)}"
+        )
+
+
+def check_weight(
+    op: str, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Raise InvalidInputError unless the constant operands of a float linear fit each other."""
     if weight.dtype != torch.int8 or weight.dim() != 2:
         raise InvalidInputError(
             f"x86quant::{op}: weight must be int8 of shape [out, in], "
             f"got {weight.dtype} {tuple(weight.shape)}"
         )
-    out_features, in_features = weight.shape
-    if x.dtype != torch.float32:
-        raise InvalidInputError(
-            f"x86quant::{op}: x must be float32, got {x.dtype}; convert it with x.float()"
-        )
-    if x.dim() == 0 or x.shape[-1] != in_features:
-        raise InvalidInputError(
-            f"x86quant::{op}: expected {in_features} input features, got shape {tuple(x.shape)}"
-        )
     for name, tensor in (("weight_scale", weight_scale), ("bias", bias)):
         if tensor is None:
             continue
-        if tensor.dtype != torch.float32 or tuple(tensor.shape) != (out_features,):
+        if tensor.dtype != torch.float32 or tuple(tensor.shape) != (weight.shape[0],):
             raise InvalidInputError(
-                f"x86quant::{op}: {name} must be float32 of shape ({out_features},), one an "
+                f"x86quant::{op}: {name} must be float32 of shape ({weight.shape[0]},), one an "
                 f"output feature, got {tensor.dtype} {tuple(tensor.shape)}"
             )
+
+
+def check_activation(op: str, activation: str | None) -> None:
+    """Raise InvalidInputError unless ``activation`` names one that can be fused."""
     if activation is not None and activation not in ACTIVATIONS:
         raise InvalidInputError(
             f"x86quant::{op}: unknown activation {activation!r}; use one of "
