@@ -125,7 +125,7 @@ class DynamicLinear(Int8Linear):
         if type(x) is torch.Tensor and not torch.compiler.is_compiling():
             pack = self.pack()
             if pack is not None:
-                out: torch.Tensor = torch.ops.x86quant.run_linear_dynamic(pack, x)
+                out: torch.Tensor = pack.run(x)
                 return out
         return super().forward(x)
 

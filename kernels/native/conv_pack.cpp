@@ -221,8 +221,20 @@ Position position_in(const Packed& h, const Run& r, int64_t b, int64_t channels)
   return {tap / (kh * kw), tap / kw % kh, tap % kw, b % channels};
 }
 
+// pack_quad where a weight is a plain matrix: adjacent bytes of K stay adjacent.
+void pack_matrix_quad(const Packed& h, const Weights& w, const Block& block, int64_t quad, int8_t* at) {
+  const int64_t in = h.conv.in_channels, bytes = min64(4, in - quad * 4);
+  if (bytes <= 0) return;
+  for (int vec = 0; vec < block.vecs; ++vec)
+    for (int lane = 0; lane < h.lanes; ++lane, at += 4)
+      if (const int64_t oc = channel_of(block.vecs, vec, lane); oc < block.count)
+        memcpy(at, w.data + (block.out_c + oc) * in + quad * 4, static_cast<size_t>(bytes));
+}
+
 // One quad of a run for all channels of a block: vecs x lanes x 4 bytes.
 void pack_quad(const Packed& h, const Weights& w, const Block& block, const Run& run, int64_t quad, int8_t* at) {
+  if (h.mode == kDirect && h.algo == XQ_ALGO_DENSE && h.conv.groups == 1)
+    return pack_matrix_quad(h, w, block, quad, at);
   const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups;
   const bool grouped = h.algo == XQ_ALGO_GROUPED;
   const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, 2 * h.lanes / out));

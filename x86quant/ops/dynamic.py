@@ -80,7 +80,7 @@ def _linear_dynamic_packed(
     pack = cached_pack(weight, weight_scale, bias, activation)
     if pack is None:
         return linear_dynamic(x, weight, weight_scale, bias, activation)
-    out: torch.Tensor = torch.ops.x86quant.run_linear_dynamic(pack, x)
+    out: torch.Tensor = pack.run(x)
     return out
 
 
