@@ -19,11 +19,14 @@ from x86quant.isa import apply_isa_cap
 
 if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
+    from x86quant.artifacts import load, save
     from x86quant.compiler import CompiledModule, compile
     from x86quant.cpu_info import Cpu, cpu
     from x86quant.errors import (
+        ArtifactError,
         CpuError,
         ExtensionError,
+        FloatOpsError,
         InvalidInputError,
         RuleError,
         UnsupportedError,
@@ -50,11 +53,14 @@ apply_isa_cap()
 
 _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
+    "artifacts": ("load", "save"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
     "errors": (
+        "ArtifactError",
         "CpuError",
         "ExtensionError",
+        "FloatOpsError",
         "InvalidInputError",
         "RuleError",
         "UnsupportedError",
@@ -77,12 +83,14 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "ArtifactError",
     "Choice",
     "CompiledModule",
     "Cpu",
     "CpuError",
     "Explanation",
     "ExtensionError",
+    "FloatOpsError",
     "InvalidInputError",
     "LayerChoice",
     "OpSpec",
@@ -105,9 +113,11 @@ __all__ = [
     "get_default_qat_qconfig_mapping",
     "get_default_qconfig_mapping",
     "is_enabled",
+    "load",
     "override",
     "read_table",
     "reroute",
+    "save",
     "use_rules",
 ]
 
