@@ -32,8 +32,10 @@ _REDUCTIONS = """
 """
 _SHAPES = """
     broadcast_to cat chunk clone concat concatenate expand expand_as flatten flip gather
-    index_select masked_select movedim moveaxis narrow permute repeat repeat_interleave reshape roll rot90
-    scatter scatter_add select squeeze stack split swapaxes swapdims t take_along_dim tile transpose unbind
+    index_select masked_select movedim moveaxis narrow permute repeat repeat_interleave reshape
+    roll rot90
+    scatter scatter_add select squeeze stack split swapaxes swapdims t take_along_dim tile
+    transpose unbind
     unflatten unfold unsqueeze view view_as
 """
 _PRODUCTS = "addbmm addmm addmv baddbmm bmm dot einsum linear matmul mm mv outer tensordot"

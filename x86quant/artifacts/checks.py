@@ -33,6 +33,12 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "mul": ("lut",),
 }
 
+#: The least value of each number of these arguments.
+_LEAST = {
+    "kernel_size": 1, "stride": 1, "dilation": 1, "groups": 1, "padding": 0, "output_padding": 0,
+    "output_size": -1, "size": 1, "scale_factor": 0, "eps": 0,
+}  # fmt: skip
+
 #: Ops without qparams of their own whose result is codes all the same.
 _KEEP_CODES = frozenset({"lut", "max_pool"})
 
@@ -84,7 +90,7 @@ def _is_a(kind: str, value: Any, sizes: bool = False) -> bool:
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Scales are positive and finite, zero points are codes, whatever the op."""
+    """Scales are positive and finite, zero points are codes, sizes are sizes, whatever the op."""
     for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, Node) or part is None:
             continue
@@ -94,8 +100,8 @@ def _check_value(name: str, value: Any) -> None:
                 raise ArtifactError(f"its {name} is {part}, and a scale is positive and finite")
         elif name.endswith(("_zp", "_zps")) and not 0 <= part <= 255:
             raise ArtifactError(f"its {name} is {part}, and a zero point is in 0..255")
-        elif name in ("eps", "scale_factor") and not (math.isfinite(part) and part >= 0):
-            raise ArtifactError(f"its {name} is {part}, which is not a number of that kind")
+        elif name in _LEAST and not (math.isfinite(part) and part >= _LEAST[name]):
+            raise ArtifactError(f"its {name} is {part}, and must be at least {_LEAST[name]}")
 
 
 def _check_clamp(kwargs: dict[str, Any]) -> None:
@@ -129,11 +135,11 @@ def _check_conv(kwargs: dict[str, Any], found: _Found) -> None:
     dims = weight.dim() - 2
     if dims not in (1, 2, 3) or not all(weight.shape):
         raise ArtifactError(f"its weight has the impossible shape {tuple(weight.shape)}")
-    for name, least in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
-        if len(kwargs[name]) != dims or min(kwargs[name]) < least:
-            raise ArtifactError(f"its {name} must be {dims} numbers of at least {least}")
+    for name in ("stride", "padding", "dilation", "output_padding"):
+        if len(kwargs[name]) != dims:
+            raise ArtifactError(f"its {name} must be {dims} numbers")
     groups = kwargs["groups"]
-    if groups < 1 or weight.shape[0] % groups:
+    if weight.shape[0] % groups:
         raise ArtifactError(f"its {weight.shape[0]} channels do not fall into {groups} groups")
     _check_channels(found, weight.shape[1] * groups if kwargs["transposed"] else weight.shape[0])
 

@@ -19,7 +19,10 @@ from x86quant.errors import ArtifactError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
-    """How a class is built: constructor arguments that are attributes, and ones to work out."""
+    """How a class is built: constructor arguments that are attributes, and ones to work out.
+
+    Loaded models are in eval mode, so dropout within a layer is left out.
+    """
 
     attributes: tuple[str, ...] = ()
     computed: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
@@ -48,8 +51,7 @@ _CONV_TRANSPOSED = Kind((*_CONV.attributes, "output_padding"), _BIAS)
 _BATCH_NORM = Kind(("num_features", "eps", "momentum", "affine", "track_running_stats"))
 _RECURRENT = Kind(
     (
-        "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout",
-        "bidirectional",
+        "input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional",
     ),
     counts=("num_layers",),
 )  # fmt: skip
@@ -90,7 +92,7 @@ KINDS: dict[type[nn.Module], Kind] = {
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell), _CELL),
     nn.RNNCell: Kind((*_CELL.attributes, "nonlinearity")),
     nn.MultiheadAttention: Kind(
-        ("embed_dim", "num_heads", "dropout", "batch_first", "kdim", "vdim", "add_zero_attn"),
+        ("embed_dim", "num_heads", "batch_first", "kdim", "vdim", "add_zero_attn"),
         {
             "bias": lambda module: module.in_proj_bias is not None,
             "add_bias_kv": lambda module: module.bias_k is not None,
@@ -189,7 +191,7 @@ def build(name: str, arguments: Mapping[str, Any], state: dict[str, torch.Tensor
         with torch.device("meta"):
             module = cls(**values)
         module.load_state_dict(state, assign=True)
-    except (TypeError, ValueError, RuntimeError, AssertionError, OverflowError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
         # Constructors of torch raise any of these for arguments that make no sense.
         raise ArtifactError(f"a {name} cannot be built as described: {error}") from error
     return module.requires_grad_(False).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import keyword
 import os
 import re
@@ -93,15 +94,19 @@ def describe(path: str | os.PathLike[str]) -> Description:
 
 def _opened(path: Path) -> tuple[Description, CompiledModule]:
     try:
-        manifest, tensors = container.unpack(container.read_bytes(path))
-        model = build(manifest, tensors)
-        return _description(manifest, tensors, model), model
+        return from_bytes(container.read_bytes(path))
     except ArtifactError as error:
         raise ArtifactError(f"{path} cannot be loaded: {error}") from error
 
 
-def build(manifest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CompiledModule:
-    """The model that ``manifest`` and ``tensors`` describe."""
+def from_bytes(data: bytes) -> tuple[Description, CompiledModule]:
+    """The content of a file as what it says about itself, and the model."""
+    manifest, tensors = container.unpack(data)
+    model = _built(manifest, tensors)
+    return _description(manifest, tensors, model), model
+
+
+def _built(manifest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CompiledModule:
     _check_keys("the manifest", manifest, _MANIFEST)
     reader = _Reader(_restored(manifest["orders"], tensors))
     for path, content in _typed(dict, manifest["attributes"], "attributes").items():
@@ -211,7 +216,7 @@ class _Reader:
         }
         if bad := [k for k in kwargs if not _NAME.fullmatch(k) or keyword.iskeyword(k)]:
             raise ArtifactError(f"{bad[0][:80]!r} is not the name of an argument")
-        _check_arity(op, args, kwargs)
+        _check_arity(op, target, args, kwargs)
         node = self._graph.create_node(op, target, args, kwargs, name=name)
         if node.name != name:
             raise ArtifactError(f"the name {name!r} is taken")
@@ -270,9 +275,8 @@ class _Reader:
         if self._unused:
             raise ArtifactError(f"the tensor {min(self._unused)[:80]!r} belongs to nothing")
         targets = [n.target for n in self._nodes if n.op == "placeholder"]
-        first = next((i for i, n in enumerate(self._nodes) if n.op != "placeholder"), 0)
-        if len(set(targets)) != len(targets) or first != len(targets):
-            raise ArtifactError("its inputs do not come first, each with its own name")
+        if len(set(targets)) != len(targets):
+            raise ArtifactError("two of its inputs have one name")
         return GraphModule(self._root, self._graph, class_name="LoadedGraph").eval()
 
 
@@ -292,8 +296,12 @@ def _qparams(node: Node, value: object) -> QParams:
     return QParams(scale, zero_point)
 
 
-def _check_arity(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """How many arguments the ops of a graph that are no calls have."""
+def _check_arity(op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """How many arguments nodes have that are no calls, or are operators in generated code."""
+    if getattr(target, "__module__", None) == "_operator":
+        wanted = len(inspect.signature(target).parameters)
+        if len(args) != wanted or kwargs:
+            raise ArtifactError(f"the operator {target.__name__} takes {wanted} arguments")
     most = {"placeholder": 1, "get_attr": 0, "output": 1}.get(op)
     if most is not None and (len(args) > most or kwargs):
         raise ArtifactError(f"a {op} has at most {most} arguments")

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from x86quant.artifacts import container, modules
 from x86quant.artifacts.allowed import ATTRIBUTES, FUNCTIONS, METHODS
 from x86quant.artifacts.graphs import graph_of
-from x86quant.artifacts.reader import build
+from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.values import encode
 from x86quant.compiler import CompiledModule
 from x86quant.errors import ArtifactError
@@ -53,6 +53,17 @@ def save(
         ArtifactError: the model holds something that has no form in an artifact; the message
             names it and what to do.
     """
+    data = to_bytes(model, example_inputs, metadata)
+    from_bytes(data)  # whatever is written loads
+    write_aside(Path(path), data)
+
+
+def to_bytes(
+    model: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What ``save`` writes."""
     writer = _Writer(graph_of(model, example_inputs))
     manifest = {
         **_about(model, metadata),
@@ -61,9 +72,7 @@ def save(
         "modules": writer.modules,
         "orders": writer.tensors.orders,
     }
-    data = container.pack(manifest, writer.tensors.stored)
-    build(*container.unpack(data))  # whatever is written loads
-    write_aside(Path(path), data)
+    return container.pack(manifest, writer.tensors.stored)
 
 
 def _about(model: object, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
