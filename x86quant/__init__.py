@@ -19,6 +19,7 @@ from x86quant.isa import apply_isa_cap
 
 if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
+    from x86quant.artifacts import load, save
     from x86quant.compiler import CompiledModule, compile
     from x86quant.cpu_info import Cpu, cpu
     from x86quant.dynamic import (
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
         to_dynamic,
     )
     from x86quant.errors import (
+        ArtifactError,
         CpuError,
         ExtensionError,
+        FloatOpsError,
         InvalidInputError,
         RuleError,
         UnsupportedError,
@@ -56,12 +59,15 @@ apply_isa_cap()
 
 _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
+    "artifacts": ("load", "save"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
     "dynamic": ("DynamicLinear", "DynamicMultiheadAttention", "WeightOnlyLinear", "to_dynamic"),
     "errors": (
+        "ArtifactError",
         "CpuError",
         "ExtensionError",
+        "FloatOpsError",
         "InvalidInputError",
         "RuleError",
         "UnsupportedError",
@@ -84,6 +90,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "ArtifactError",
     "Choice",
     "CompiledModule",
     "Cpu",
@@ -92,6 +99,7 @@ __all__ = [
     "DynamicMultiheadAttention",
     "Explanation",
     "ExtensionError",
+    "FloatOpsError",
     "InvalidInputError",
     "LayerChoice",
     "OpSpec",
@@ -115,9 +123,11 @@ __all__ = [
     "get_default_qat_qconfig_mapping",
     "get_default_qconfig_mapping",
     "is_enabled",
+    "load",
     "override",
     "read_table",
     "reroute",
+    "save",
     "to_dynamic",
     "use_rules",
 ]

@@ -7,6 +7,8 @@
     ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
     ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
     ├── UnsupportedError   no kernel can run this op; names every kernel and its reasons
+    ├── ArtifactError      a model cannot be saved, or a file is damaged, hostile or too new
+    ├── FloatOpsError      assert_int8 found float compute that was not allowed (an AssertionError)
     └── ExtensionError     the compiled part is missing or does not fit the installed torch
 
 ``X86QuantWarning`` is the category of every warning.
@@ -33,6 +35,14 @@ class InvalidInputError(X86QuantError, ValueError):
 
 class UnsupportedError(X86QuantError, NotImplementedError):
     """No registered kernel can run this op."""
+
+
+class ArtifactError(X86QuantError, ValueError):
+    """A model cannot be saved; or a file is damaged, hostile or of another version."""
+
+
+class FloatOpsError(X86QuantError, AssertionError):
+    """Convolutions or matrix products ran in float where int8 was asserted."""
 
 
 class ExtensionError(X86QuantError, ImportError):
