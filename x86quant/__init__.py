@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from x86quant.dynamic import (
         DynamicLinear,
         DynamicMultiheadAttention,
+        WeightOnlyEmbedding,
         WeightOnlyLinear,
         to_dynamic,
     )
@@ -58,7 +59,13 @@ _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
-    "dynamic": ("DynamicLinear", "DynamicMultiheadAttention", "WeightOnlyLinear", "to_dynamic"),
+    "dynamic": (
+        "DynamicLinear",
+        "DynamicMultiheadAttention",
+        "WeightOnlyEmbedding",
+        "WeightOnlyLinear",
+        "to_dynamic",
+    ),
     "errors": (
         "CpuError",
         "ExtensionError",
@@ -99,6 +106,7 @@ __all__ = [
     "RuleError",
     "RuleTable",
     "UnsupportedError",
+    "WeightOnlyEmbedding",
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",
