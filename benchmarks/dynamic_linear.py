@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.environment import print_environment
 from x86quant.dynamic import DynamicLinear, WeightOnlyLinear

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from x86quant.dynamic import (
         DynamicLinear,
         DynamicMultiheadAttention,
+        WeightOnlyEmbedding,
         WeightOnlyLinear,
         to_dynamic,
     )
@@ -62,7 +63,13 @@ _HOME = {
     "artifacts": ("load", "save"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
-    "dynamic": ("DynamicLinear", "DynamicMultiheadAttention", "WeightOnlyLinear", "to_dynamic"),
+    "dynamic": (
+        "DynamicLinear",
+        "DynamicMultiheadAttention",
+        "WeightOnlyEmbedding",
+        "WeightOnlyLinear",
+        "to_dynamic",
+    ),
     "errors": (
         "ArtifactError",
         "CpuError",
@@ -107,6 +114,7 @@ __all__ = [
     "RuleError",
     "RuleTable",
     "UnsupportedError",
+    "WeightOnlyEmbedding",
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",

@@ -19,7 +19,7 @@ from torch import nn
 
 from x86quant import linear_packs
 from x86quant.errors import InvalidInputError
-from x86quant.ops.dynamic import check_activation, check_weight
+from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.router import Choice
 
 _Self = TypeVar("_Self", bound="Int8Linear")
@@ -39,6 +39,10 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = (largest / _WEIGHT_MAX).clamp(min=torch.finfo(torch.float32).tiny)
     codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
     return codes.to(torch.int8), scale
+
+
+def _float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.detach().to(torch.float32).clone()
 
 
 class Int8Linear(nn.Module):
@@ -74,8 +78,7 @@ class Int8Linear(nn.Module):
     @classmethod
     def from_float(cls: type[_Self], linear: nn.Linear, activation: str | None = None) -> _Self:
         """The int8 form of a float ``linear``, with ``activation`` fused behind it."""
-        bias = None if linear.bias is None else linear.bias.detach().to(torch.float32).clone()
-        return cls(*quantize_weight(linear.weight), bias, activation)
+        return cls(*quantize_weight(linear.weight), _float_bias(linear.bias), activation)
 
     @property
     def in_features(self) -> int:
@@ -125,13 +128,19 @@ class DynamicLinear(Int8Linear):
         if type(x) is torch.Tensor and not torch.compiler.is_compiling():
             pack = self.pack()
             if pack is not None:
-                out: torch.Tensor = pack.run(x)
+                try:
+                    out: torch.Tensor = pack.run(x)
+                except (RuntimeError, ValueError):
+                    check_operands(
+                        self.op, x, self.weight, self.weight_scale, self.bias, self.activation
+                    )
+                    raise
                 return out
         return super().forward(x)
 
     def pack(self) -> Any | None:
         """The packed weight; None where the extension is missing."""
-        state = self._buffers  # attribute look-ups of a module are slow
+        state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
         tensors = (state["weight"], state["weight_scale"], state["bias"])
         now = (self.activation, linear_packs.stamp(*tensors))
         if self._packed is None or self._packed[0] != now:
@@ -171,6 +180,37 @@ class WeightOnlyLinear(Int8Linear):
     op = "linear_weight_only"
 
 
+class WeightOnlyEmbedding(nn.Module):
+    """An embedding table in int8, one scale a row; what is looked up is float.
+
+    Attributes:
+        weight: int8 [num_embeddings, embedding_dim].
+        weight_scale: float32 [num_embeddings].
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, weight_scale: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("weight_scale", weight_scale)
+
+    @classmethod
+    def from_float(cls, embedding: nn.Embedding) -> WeightOnlyEmbedding:
+        """The int8 form of a float ``embedding``."""
+        return cls(*quantize_weight(embedding.weight))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the table for ``ids`` of any shape."""
+        codes = F.embedding(ids, self.weight)
+        return codes * F.embedding(ids, self.weight_scale.unsqueeze(1))
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        return ", ".join(map(str, self.weight.shape))
+
+
 class DynamicMultiheadAttention(nn.Module):
     """``nn.MultiheadAttention`` with both projections in int8, the attention itself in float.
 
@@ -197,6 +237,7 @@ class DynamicMultiheadAttention(nn.Module):
         self.num_heads = num_heads
         self.batch_first = batch_first
         self.dropout = dropout
+        self._split: tuple[Any, tuple[DynamicLinear, ...]] | None = None
 
     @staticmethod
     def refusal(attention: nn.MultiheadAttention) -> str | None:
@@ -212,8 +253,7 @@ class DynamicMultiheadAttention(nn.Module):
         """The int8 form of a float ``attention``."""
         if (why := cls.refusal(attention)) is not None:
             raise InvalidInputError(f"the attention cannot be quantized: {why}")
-        bias = attention.in_proj_bias
-        bias = None if bias is None else bias.detach().to(torch.float32).clone()
+        bias = _float_bias(attention.in_proj_bias)
         return cls(
             DynamicLinear(*quantize_weight(attention.in_proj_weight), bias),
             DynamicLinear.from_float(attention.out_proj),
@@ -262,13 +302,24 @@ class DynamicMultiheadAttention(nn.Module):
     def _project(self, *sequences: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values; one sequence is all three."""
         if len(sequences) == 1:
-            return self.in_proj(sequences[0]).chunk(3, -1)
-        parts = self.in_proj.chunk(3)
-        return tuple(part(x) for part, x in zip(parts, sequences, strict=True))
+            joint: torch.Tensor = self.in_proj(sequences[0])
+            return joint.chunk(3, -1)
+        return tuple(part(x) for part, x in zip(self._parts(), sequences, strict=True))
+
+    def _parts(self) -> tuple[DynamicLinear, ...]:
+        """The input projection of queries, of keys and of values, each on its own."""
+        whole = self.in_proj
+        now = linear_packs.stamp(whole.weight, whole.weight_scale, whole.bias)
+        if self._split is None or self._split[0] != now:
+            self._split = (now, whole.chunk(3))
+        return self._split[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_split": None}  # views of the state
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, embed] as [batch, heads, length, embed / heads]."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
 def _additive_mask(
@@ -281,7 +332,7 @@ def _additive_mask(
     if attn_mask is not None:
         attn_mask = _in_float(attn_mask, like)
         if attn_mask.dim() == 3:
-            attn_mask = attn_mask.unflatten(0, (-1, heads))
+            attn_mask = attn_mask.reshape(-1, heads, *attn_mask.shape[1:])
     if key_padding_mask is None:
         return attn_mask
     padding = _in_float(key_padding_mask, like)
@@ -330,6 +381,7 @@ def to_dynamic(
     model: nn.Module,
     *,
     weight_only: bool = False,
+    embeddings: bool = False,
     keep: Callable[[str, nn.Module], bool] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -342,7 +394,8 @@ def to_dynamic(
     Args:
         model: a float model; it is not changed unless ``inplace``.
         weight_only: keep activations in float (``WeightOnlyLinear``), and attentions whole.
-        keep: ``keep(name, module)`` says which linears and attentions stay in float.
+        embeddings: embedding tables to int8 too (``WeightOnlyEmbedding``), which saves memory.
+        keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
     if not inplace:
@@ -356,6 +409,9 @@ def to_dynamic(
             kept = _has_hooks(module) or (keep is not None and keep(name, module))
             if type(module) is nn.Linear and not kept:
                 done[module] = kind.from_float(module)
+            elif type(module) is nn.Embedding and embeddings and not kept:
+                if module.max_norm is None:  # a table with one is rewritten as it is read
+                    done[module] = WeightOnlyEmbedding.from_float(module)
             elif type(module) is nn.MultiheadAttention:
                 if not (kept or weight_only or DynamicMultiheadAttention.refusal(module)):
                     done[module] = DynamicMultiheadAttention.from_float(module)

@@ -90,7 +90,7 @@ class _Cached:
 
     @property
     def alive(self) -> bool:
-        return not any(storage.expired() for storage in self.storages)
+        return not any(storage.expired() for storage in self.storages)  # type: ignore[no-untyped-call]
 
 
 _CACHE: dict[tuple[Any, ...], _Cached] = {}
@@ -114,7 +114,10 @@ def cached_pack(
     now = stamp(*tensors)
     found = _CACHE.get(key)
     if found is None or found.stamp != now or not found.alive:
-        storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors)
+        storages = tuple(
+            StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+            for t in tensors
+        )
         pack = pack_linear_dynamic(weight, weight_scale, bias, activation)
         found = _Cached(pack, now, storages)
         _CACHE[key] = found

@@ -24,9 +24,7 @@ CLAMP = "int lo=0, int hi=255"
 LUT = "Tensor? lut=None"
 
 
-def register(
-    arguments: str, cpu: Callable[..., torch.Tensor] | None = None
-) -> Callable[[_F], _F]:
+def register(arguments: str, cpu: Callable[..., torch.Tensor] | None = None) -> Callable[[_F], _F]:
     """Register the decorated function as ``x86quant::<its name>(arguments) -> Tensor``.
 
     The function is plain torch, so it serves fake tensors too: shapes, strides and errors of the

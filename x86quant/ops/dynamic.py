@@ -29,9 +29,7 @@ import torch.nn.functional as F  # noqa: N812
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
 
-ARGUMENTS = (
-    "Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, str? activation=None"
-)
+ARGUMENTS = "Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, str? activation=None"
 
 #: What may be fused behind a linear, by name.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -106,7 +104,31 @@ def linear_dynamic(
     return out if activation is None else ACTIVATIONS[activation](out)
 
 
-@register(ARGUMENTS)
+#: Up to as many rows, converting the weight costs more than torch's mixed product.
+_FEW_ROWS = 8
+
+
+def _linear_weight_only_mixed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``linear_weight_only`` with the weight read as int8 where there are few rows."""
+    check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
+    rows = math.prod(x.shape[:-1])
+    if not 0 < rows <= _FEW_ROWS or weight.numel() == 0:
+        return linear_weight_only(x, weight, weight_scale, bias, activation)
+    flat = x.reshape(rows, weight.shape[1]).contiguous()
+    out = torch._weight_int8pack_mm(flat, weight.contiguous(), weight_scale)
+    if bias is not None:
+        out += bias
+    out = out.reshape(*x.shape[:-1], weight.shape[0])
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
+@register(ARGUMENTS, cpu=_linear_weight_only_mixed)
 def linear_weight_only(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -139,8 +161,7 @@ def check_operands(
         )
     if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise InvalidInputError(
-            f"x86quant::{op}: expected {weight.shape[1]} input features, "
-            f"got shape {tuple(x.shape)}"
+            f"x86quant::{op}: expected {weight.shape[1]} input features, got shape {tuple(x.shape)}"
         )
 
 
