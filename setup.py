@@ -23,7 +23,6 @@ FLAGS = [
 ]
 
 
-
 def extension() -> list[CppExtension]:
     """The compiled part; nothing where there is no compiler to make it."""
     compiler = os.environ.get("CXX", "c++").split()[0]
