@@ -170,7 +170,7 @@ def cell_parts(pack: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor, bool]:
 
 
 def _explain_compiled(model: CompiledModule, inputs: Sequence[Any] | None) -> CompiledExplanation:
-    steps, elided, _ = record(model, inputs)
+    steps, elided = record(model, inputs)
     return CompiledExplanation(tuple(map(_step_choice, steps)), model.reports, elided)
 
 

@@ -18,12 +18,26 @@ from x86quant import extension
 from x86quant.compiler import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.files import write_aside
-from x86quant.profiling.recorder import Recorder, RunStep, record
+from x86quant.profiling.recorder import Recorder, RunStep
 from x86quant.profiling.roofline import Roofline, measure_roofline, using_threads
 from x86quant.profiling.trace import chrome_trace
 from x86quant.text_table import text_table
 
 _WARMUP = 3
+_TOTALS = (
+    "wall_us",
+    "least_wall_us",
+    "run_us",
+    "steps_us",
+    "between_us",
+    "between_share",
+    "bound_us",
+    "timer_us",
+    "peak_bytes",
+    "naive_bytes",
+    "runs",
+    "threads",
+)
 _TIMER_STEPS, _TIMER_ROUNDS = 1000, 15
 
 
@@ -139,8 +153,8 @@ class Profile:
     Attributes:
         steps: in the order they run.
         wall_us: the time of a whole run without timers, median over the runs.
-        kernels_us: the time of all steps of a run together, median over the runs. It need not be
-            the sum of the steps' own medians, for a disturbance hits another step in every run.
+        least_wall_us: the same of the fastest run.
+        between_us: the time of a timed run less its steps and timers, median over the runs.
         timer_us: what one timer takes; taken off every native step.
         peak_bytes: of the arenas, the sum over segments.
         naive_bytes: what the same tensors would take side by side.
@@ -150,7 +164,8 @@ class Profile:
 
     steps: tuple[ProfiledStep, ...]
     wall_us: float
-    kernels_us: float
+    least_wall_us: float
+    between_us: float
     timer_us: float
     peak_bytes: int
     naive_bytes: int
@@ -165,14 +180,19 @@ class Profile:
         return len(self.steps)
 
     @property
-    def between_us(self) -> float:
-        """Time between kernels; below 0 when it is less than the noise."""
-        return self.wall_us - self.kernels_us
+    def steps_us(self) -> float:
+        """The sum of the steps' medians."""
+        return sum(step.microseconds for step in self.steps)
+
+    @property
+    def run_us(self) -> float:
+        """A run by its parts: the steps, and the time between them."""
+        return self.steps_us + self.between_us
 
     @property
     def between_share(self) -> float:
         """Time between kernels, as a share of the run."""
-        return self.between_us / self.wall_us
+        return self.between_us / self.run_us
 
     @property
     def bound_us(self) -> float:
@@ -191,19 +211,13 @@ class Profile:
         groups: dict[str, list[ProfiledStep]] = {}
         for step in self.steps:
             groups.setdefault(key(step.step), []).append(step)
-        total = sum(step.microseconds for step in self.steps)
-        made = [_group(name, steps, total) for name, steps in groups.items()]
+        made = [_group(name, steps, self.steps_us) for name, steps in groups.items()]
         return Summary(by, tuple(sorted(made, key=lambda group: -group.microseconds)))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        fields = ("wall_us", "kernels_us", "between_us", "between_share", "bound_us", "timer_us")
         return {
-            **{name: getattr(self, name) for name in fields},
-            "peak_bytes": self.peak_bytes,
-            "naive_bytes": self.naive_bytes,
-            "runs": self.runs,
-            "threads": self.threads,
+            **{name: getattr(self, name) for name in _TOTALS},
             "roofline": dataclasses.asdict(self.roofline),
             "by_kernel": self.by_kernel().to_dicts(),
             "by_kind": self.by_kind().to_dicts(),
@@ -223,13 +237,13 @@ class Profile:
         saved = self.naive_bytes / max(self.peak_bytes, 1)
         return "\n".join(
             [
-                f"run      {self.wall_us:.1f} µs (median of {self.runs}, without timers)",
-                f"kernels  {self.kernels_us:.1f} µs; between kernels {self.between_us:.1f} µs, "
-                f"{self.between_share:.1%} of the run",
+                f"run      {self.run_us:.1f} µs: steps {self.steps_us:.1f}, between kernels "
+                f"{self.between_us:.1f} ({self.between_share:.1%})",
+                f"plain    {self.wall_us:.1f} µs without timers, median of {self.runs}; "
+                f"{self.least_wall_us:.1f} at best",
                 f"timer    {self.timer_us * 1e3:.0f} ns a step, taken off",
                 f"roofline {self.roofline}",
-                f"         allows {self.bound_us:.1f} µs: {self.bound_us / self.wall_us:.0%} "
-                "of the run",
+                f"allows   {self.bound_us:.1f} µs: {self.bound_us / self.run_us:.0%} of the run",
                 f"arena    {self.peak_bytes / 1024:.0f} KiB; {self.naive_bytes / 1024:.0f} KiB "
                 f"side by side ({saved:.1f} times)",
             ]
@@ -237,7 +251,7 @@ class Profile:
 
     def __str__(self) -> str:
         header = ("layer", "kind", "output", "kernel", "rule", "µs", "time", "GOPS", "GB/s", "roof")
-        total = sum(step.microseconds for step in self.steps)
+        total = self.steps_us
         rows = [
             (
                 step.step.layer,
@@ -281,25 +295,27 @@ def profile(
     roofline = measure_roofline(used)
     timer_us = measure_timer()
     with using_threads(used), torch.no_grad():
-        steps, _, plans = record(compiled, inputs)
-        native = [bool(step.segment) for step in steps]
-        walls, times = _measure(compiled, inputs, runs)
-    times = [
-        [max(t - timer_us, 0.0) if n else t for t, n in zip(run, native, strict=True)]
-        for run in times
-    ]
-    peak = sum(plan.peak_bytes for plan in plans.values())
+        recorder = Recorder(compiled, inputs)
+        walls, timed_walls, times = _measure(compiled, inputs, recorder, runs)
+    steps, plans = recorder.steps(), recorder.plans()
+    between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
+    peak = sum(plan.peak_bytes for plan in plans)
     model_bytes = peak + sum(step.weight_bytes for step in steps)
     return Profile(
         steps=tuple(
-            ProfiledStep(step, statistics.median(taken), _bound(roofline, step, model_bytes))
+            ProfiledStep(
+                step,
+                max(0.0, statistics.median(taken) - (timer_us if step.segment else 0.0)),
+                _bound(roofline, step, model_bytes),
+            )
             for step, taken in zip(steps, zip(*times, strict=True), strict=True)
         ),
         wall_us=statistics.median(walls),
-        kernels_us=statistics.median(map(sum, times)),
+        least_wall_us=min(walls),
+        between_us=statistics.median(between),
         timer_us=timer_us,
         peak_bytes=peak,
-        naive_bytes=sum(plan.naive_bytes for plan in plans.values()),
+        naive_bytes=sum(plan.naive_bytes for plan in plans),
         runs=runs,
         threads=used,
         roofline=roofline,
@@ -331,18 +347,18 @@ def _idle_program(steps: int) -> Any:
 
 
 def _measure(
-    compiled: CompiledModule, inputs: Sequence[Any], runs: int
-) -> tuple[list[float], list[list[float]]]:
-    """Microseconds of whole runs, and of the steps of others, taken in turn."""
-    walls, times = [], []
+    compiled: CompiledModule, inputs: Sequence[Any], recorder: Recorder, runs: int
+) -> tuple[list[float], list[float], list[list[float]]]:
+    """Microseconds of runs without timers, of runs with them, and of the steps of these."""
+    walls, timed_walls, times = [], [], []
     for turn in range(-_WARMUP, runs):
-        recorder = Recorder(compiled, describe=False)
         wall = _wall(lambda: compiled(*inputs))
-        recorder.run(*inputs)
+        timed_wall = _wall(recorder.run)
         if turn >= 0:
             walls.append(wall)
-            times.append(recorder.times)
-    return walls, times
+            timed_walls.append(timed_wall)
+            times.append(list(recorder.times))
+    return walls, timed_walls, times
 
 
 def _wall(function: Callable[[], object]) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
 
 from x86quant.compiler import CompiledModule
 from x86quant.errors import InvalidInputError
@@ -96,92 +98,118 @@ class Elided:
     reason: str
 
 
-class Recorder(Interpreter):
-    """One run of ``compiled``, step by step.
+class Recorder:
+    """Runs ``compiled`` on ``inputs``, timing its steps, by the path that a plain run takes.
+
+    It has a copy of the graph in which segments and torch ops are replaced by what calls and times
+    them; weights and plans are those of ``compiled``, which is not touched.
 
     Attributes:
-        times: microseconds of every step, in order.
-        steps: what they are, if ``describe``; then as many as ``times``.
-        plans: of the native segments, by name.
+        times: microseconds of every step of the last run, in order.
     """
 
-    def __init__(self, compiled: CompiledModule, *, describe: bool) -> None:
-        super().__init__(compiled.runtime)
-        self._segments = {segment.name: segment for segment in compiled.segments}
-        self._describe = describe
+    def __init__(self, compiled: CompiledModule, inputs: Sequence[Any]) -> None:
         self.times: list[float] = []
-        self.steps: list[RunStep] = []
-        self.plans: dict[str, Plan] = {}
+        self._calls: list[_TimedSegment | _TimedNode] = []
+        self._inputs = tuple(inputs)
+        self._timed = compiled.with_runtime(self._instrumented(compiled))
 
-    def run_node(self, n: Node) -> Any:
-        """Run ``n``; what computes tensors is a step."""
-        if n.op in ("placeholder", "get_attr", "output") or self._takes_a_result(n):
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        segment = self._segment_of(n)
-        if segment is not None:
-            return self._run_segment(segment, args)
-        start = perf_counter()
-        result = getattr(self, n.op)(n.target, args, kwargs)
-        elapsed = (perf_counter() - start) * 1e6
-        if _tensors(result):
-            self.times.append(elapsed)
-            if self._describe:
-                self.steps.append(self._torch_step(n, _tensors((args, kwargs)), _tensors(result)))
-        return result
+    def run(self) -> Any:
+        """Run once more."""
+        self.times.clear()
+        return self._timed(*self._inputs)
 
-    def _segment_of(self, node: Node) -> Segment | None:
-        return self._segments.get(str(node.target)) if node.op == "call_module" else None
+    def steps(self) -> tuple[RunStep, ...]:
+        """What the steps of a run are; as many as ``times``."""
+        return tuple(step for call in self._calls for step in call.steps())
 
-    def _takes_a_result(self, node: Node) -> bool:
-        """Whether ``node`` takes one of a segment's results."""
-        return (
-            node.target is operator.getitem
-            and isinstance(node.args[0], Node)
-            and self._segment_of(node.args[0]) is not None
-        )
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the native segments, in order."""
+        return tuple(call.plan for call in self._calls if isinstance(call, _TimedSegment))
 
-    def _run_segment(self, segment: Segment, args: Sequence[Any]) -> list[Any]:
-        results, plan, times = segment.timed(*args)
-        self.times += times
-        self.plans[segment.name] = plan
-        if self._describe:
-            nodes = {node.name: node for node in segment.graph_module.graph.nodes}
-            self.steps += [_native_step(s, nodes[s.name], segment.name) for s in plan.steps]
+    def _instrumented(self, compiled: CompiledModule) -> GraphModule:
+        runtime = compiled.runtime
+        segments = {segment.name: segment for segment in compiled.segments}
+        graph, calls = Graph(), nn.Module()
+        output = graph.graph_copy(runtime.graph, val_map={})
+        originals = [node for node in runtime.graph.nodes if node.op != "output"]
+        for index, (node, original) in enumerate(zip(graph.nodes, originals, strict=True)):
+            call: _TimedSegment | _TimedNode
+            if node.op == "call_module" and str(node.target) in segments:
+                call = _TimedSegment(segments[str(node.target)], self.times)
+            elif node.op.startswith("call_") and not _picks_an_item(node):
+                call = _TimedNode(runtime, original, self.times)
+            else:
+                continue
+            self._calls.append(call)
+            calls.add_module(str(index), call)
+            node.op, node.target = "call_module", f"_timed.{index}"
+        graph.output(output)
+        root = nn.Module()
+        for name, buffer in runtime.named_buffers(recurse=False):
+            root.register_buffer(name, buffer)
+        root.add_module("_timed", calls)
+        return GraphModule(root, graph, class_name="Timed").eval()
+
+
+class _TimedSegment(nn.Module):
+    """Runs a segment and notes the time of each step."""
+
+    plan: Plan
+
+    def __init__(self, segment: Segment, times: list[float]) -> None:
+        super().__init__()
+        self._segment = segment
+        self._times = times
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        results, self.plan, times = self._segment.timed(*inputs)
+        self._times += times
         return results
 
-    def _torch_step(
-        self, node: Node, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> RunStep:
-        assert isinstance(self.module, GraphModule)
-        op, kernel, reason = _run_by_torch(self.module, node)
-        return RunStep(
-            name=node.name,
-            layer=label(node),
-            op=op,
-            kernel=kernel,
-            rule="",
-            reason=reason,
-            inputs=tuple(tuple(x.shape) for x in inputs),
-            output=tuple(outputs[0].shape),
-            activation_bytes=sum(x.nbytes for x in inputs + outputs),
-        )
+    def steps(self) -> Iterator[RunStep]:
+        nodes = {node.name: node for node in self._segment.graph_module.graph.nodes}
+        for step in self.plan.steps:
+            yield _native_step(step, nodes[step.name], self._segment.name)
+
+
+class _TimedNode(nn.Module):
+    """Runs a node that is in no segment, and notes its time if it computes tensors."""
+
+    def __init__(self, runtime: GraphModule, node: Node, times: list[float]) -> None:
+        super().__init__()
+        self._times = times
+        self._call = _callable(runtime, node)
+        self._describe = functools.partial(_torch_step, runtime, node)
+        self._steps: list[RunStep] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        start = perf_counter()
+        result = self._call(*args, **kwargs)
+        elapsed = (perf_counter() - start) * 1e6
+        if self._steps is None:
+            outputs = _tensors(result)
+            self._steps = [self._describe(_tensors((args, kwargs)), outputs)] if outputs else []
+        if self._steps:
+            self._times.append(elapsed)
+        return result
+
+    def steps(self) -> Iterator[RunStep]:
+        return iter(self._steps or ())
 
 
 def record(
     compiled: CompiledModule, inputs: Sequence[Any] | None
-) -> tuple[tuple[RunStep, ...], tuple[Elided, ...], dict[str, Plan]]:
-    """The steps of ``compiled`` for ``inputs``, what needs none, and the plans of its segments.
+) -> tuple[tuple[RunStep, ...], tuple[Elided, ...]]:
+    """The steps of ``compiled`` for ``inputs``, and what needs none.
 
     Without ``inputs`` it is run on zeros of the shapes it was compiled for.
     """
-    given = example_inputs(compiled) if inputs is None else tuple(inputs)
+    recorder = Recorder(compiled, example_inputs(compiled) if inputs is None else inputs)
     with torch.no_grad():
-        compiled(*given)  # checks the inputs
-        recorder = Recorder(compiled, describe=True)
-        recorder.run(*given)
-    elided = (e for segment in compiled.segments for e in _elided(segment, recorder.steps))
-    return tuple(recorder.steps), tuple(elided), recorder.plans
+        recorder.run()
+    steps = recorder.steps()
+    return steps, tuple(e for segment in compiled.segments for e in _elided(segment, steps))
 
 
 def example_inputs(compiled: CompiledModule) -> tuple[torch.Tensor, ...]:
@@ -196,6 +224,34 @@ def example_inputs(compiled: CompiledModule) -> tuple[torch.Tensor, ...]:
             )
         inputs.append(torch.zeros(node.meta["shape"], dtype=node.meta["input_dtype"]))
     return tuple(inputs)
+
+
+def _callable(runtime: GraphModule, node: Node) -> Callable[..., Any]:
+    """What ``node`` calls with its arguments."""
+    if node.op == "call_module":
+        return runtime.get_submodule(str(node.target))
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+    assert callable(node.target)
+    return node.target
+
+
+def _torch_step(
+    runtime: GraphModule, node: Node, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> RunStep:
+    op, kernel, reason = _run_by_torch(runtime, node)
+    return RunStep(
+        name=node.name,
+        layer=label(node),
+        op=op,
+        kernel=kernel,
+        rule="",
+        reason=reason,
+        inputs=tuple(tuple(x.shape) for x in inputs),
+        output=tuple(outputs[0].shape),
+        activation_bytes=sum(x.nbytes for x in inputs + outputs),
+    )
 
 
 def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:

@@ -21,7 +21,7 @@ def chrome_trace(profile: Profile) -> str:
         _name("process_name", _RUN, "x86quant"),
         _name("thread_name", _RUN, "run"),
         _name("thread_name", _STEPS, "steps"),
-        _event("run", "run", _RUN, 0.0, profile.wall_us, {"threads": profile.threads}),
+        _event("run", "run", _RUN, 0.0, profile.run_us, {"threads": profile.threads}),
     ]
     at = 0.0
     for step in profile.steps:
