@@ -85,7 +85,8 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("add_conv", &Program::add_conv)
       .def("add_op", &Program::add_op)
       .def("add_copy", &Program::add_copy)
-      .def("add_output", &Program::add_output);
+      .def("add_output", &Program::add_output)
+      .def("repeat", &Program::repeat);
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",
         [](std::string kernel, at::Tensor weight, at::Tensor mult, std::optional<at::Tensor> bias,

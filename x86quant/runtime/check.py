@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from x86quant.lowering.graph_tools import is_op, label, op_name
+from x86quant.lowering.graph_tools import attribute, is_op, label, op_name
 from x86quant.runtime.partition import partition
 from x86quant.runtime.segment import Segment
 
@@ -23,7 +23,8 @@ class OpCheck:
         op: its op.
         layer: the layer it stands for.
         kernel: what ran it.
-        steps: the largest difference of codes; of a float result, in units of 1e-5 of its range.
+        steps: the largest difference of codes; behind a table, in units of the largest jump
+            between neighbours; of a float result, in units of 1e-5 of its range.
         different: the fraction of codes that differ at all.
     """
 
@@ -71,6 +72,8 @@ class _Comparer(Interpreter):
         difference = (actual.double() - expected.double()).abs()
         if expected.is_floating_point():
             difference /= expected.abs().max().clamp(min=1e-30) * 1e-5
+        elif node.kwargs.get("lut") is not None:
+            difference /= self._largest_jump(node)
         self.checks.append(
             OpCheck(
                 node.name,
@@ -81,6 +84,11 @@ class _Comparer(Interpreter):
                 different=float((difference > 0).double().mean()),
             )
         )
+
+    def _largest_jump(self, node: Node) -> float:
+        """How far apart the results of neighbouring codes are, at most and at least 1."""
+        table = attribute(self.module, str(cast(Node, node.kwargs["lut"]).target)).double()
+        return max(1.0, float(table.diff().abs().max()))
 
 
 def _alone(root: torch.nn.Module, node: Node) -> GraphModule:

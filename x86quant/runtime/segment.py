@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.runtime.packs import Packs
+from x86quant.runtime.parts import plan_in_parts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.planner import plan_segment
 
@@ -59,7 +60,8 @@ class Segment(nn.Module):
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                plan = plan_segment(self.graph_module, inputs, self._packs, threads)
+                what = (self.graph_module, inputs, self._packs, threads)
+                plan = plan_in_parts(*what) or plan_segment(*what)
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)

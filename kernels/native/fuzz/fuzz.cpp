@@ -1,5 +1,6 @@
 // Random convolutions and ops, each on heap blocks of exactly its size, compared with the plain
 // loops. Meant for AddressSanitizer and UBSan: see sanitize.py.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -156,6 +157,56 @@ bool op_agrees(Random& r, const std::vector<int>& isas) {
   return true;
 }
 
+// Between float and codes, and per channel. Floats lie channels-last or channels-first.
+bool channel_op_agrees(Random& r, const std::vector<int>& isas) {
+  xq_op op{};
+  const int kinds[4] = {XQ_OP_QUANTIZE, XQ_OP_DEQUANTIZE, XQ_OP_AFFINE, XQ_OP_LAYER_NORM};
+  op.kind = kinds[r.upto(4) - 1];
+  op.groups = 1;
+  for (int i = 0; i < 3; ++i) op.kernel[i] = op.stride[i] = op.dilation[i] = 1;
+  const int64_t n = r.upto(2), h = r.upto(9), w = r.upto(40), c = r.upto(150), size = n * h * w * c;
+  const bool planes = r.one_in(2), quantize = op.kind == XQ_OP_QUANTIZE, dequantize = op.kind == XQ_OP_DEQUANTIZE;
+  Bytes codes = r.bytes(static_cast<size_t>(size)), lut = r.bytes(256);
+  std::vector<float> reals(static_cast<size_t>(size)), scale(static_cast<size_t>(c)), shift(scale.size());
+  const float odd[4] = {NAN, INFINITY, -INFINITY, 3e38f};
+  for (float& x : reals) x = r.one_in(40) ? odd[r.upto(4) - 1] : static_cast<float>(r.byte() - 128) / 7.0f;
+  for (float& x : scale) x = static_cast<float>(r.byte() - 128) / 90.0f;
+  for (float& x : shift) x = static_cast<float>(r.byte() - 128);
+  op.a_mult = 1.3f, op.a_zp = r.byte(), op.out_zp = r.byte(), op.hi = 255, op.eps = 0.1f;
+  op.lut = !dequantize && r.one_in(3) ? lut.data() : nullptr;
+  const bool plain = op.kind == XQ_OP_LAYER_NORM && r.one_in(3);
+  op.scale_c = plain ? nullptr : scale.data();
+  op.shift_c = plain && r.one_in(2) ? nullptr : shift.data();
+  auto floats = [&](std::vector<float>& f) {
+    Bytes none;
+    xq_tensor t = view(none, n, 1, h, w, planes ? 1 : c);
+    t.data = reinterpret_cast<uint8_t*>(f.data()), t.c = c;
+    t.stride_n = h * w * c * 4, t.stride_d = t.stride_h * 4, t.stride_h *= 4, t.stride_w *= 4;
+    return t;
+  };
+  op.a_stride_c = op.out_stride_c = planes ? h * w * 4 : 4;
+  auto run = [&](int isa) {
+    Bytes result(static_cast<size_t>(size));
+    std::vector<float> real_result(dequantize ? result.size() : 0);
+    op.isa = isa;
+    op.a = quantize ? floats(reals) : view(codes, n, 1, h, w, c);
+    op.out = dequantize ? floats(real_result) : view(result, n, 1, h, w, c);
+    if (xq_op_check(&op) != XQ_OK) std::abort();
+    xq_op_run(&op, 0, xq_op_items(&op));
+    if (!dequantize) return result;
+    Bytes bytes(real_result.size() * 4);
+    std::memcpy(bytes.data(), real_result.data(), bytes.size());
+    return bytes;
+  };
+  const Bytes want = run(XQ_ISA_REFERENCE);
+  for (int isa : isas)
+    if (run(isa) != want) {
+      std::printf("op %d differs on isa %d\n", op.kind, isa);
+      return false;
+    }
+  return true;
+}
+
 }  // namespace
 
 // Arguments: first seed, last seed, then the ISAs as numbers.
@@ -168,7 +219,7 @@ int main(int argc, char** argv) {
   const int first = std::atoi(argv[1]), last = std::atoi(argv[2]);
   for (int seed = first; seed < last; ++seed) {
     Random r{std::mt19937(static_cast<unsigned>(seed))};
-    if (!conv_agrees(r, isas) || !op_agrees(r, isas)) return std::printf("seed %d\n", seed), 1;
+    if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas)) return std::printf("seed %d\n", seed), 1;
   }
   std::printf("%d seeds agree\n", last - first);
   return 0;
