@@ -15,6 +15,7 @@ from tests.test_lowering import IMAGE, Residual
 from tests.test_runtime import compiled
 from x86quant.cpu_info import cpu
 from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
+from x86quant.profiling.recorder import RunStep
 from x86quant.profiling.roofline import Level, using_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
@@ -82,6 +83,17 @@ def test_it_restores_the_number_of_threads(module: x86quant.CompiledModule) -> N
     assert torch.get_num_threads() == before
 
 
+def test_parts_of_a_batch_count_all() -> None:
+    """A batch that runs in parts has the products of all of them."""
+    wide = compiled(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), 4, 8, 20, 20)
+    done = x86quant.profile(wide, (torch.randn(4, 8, 20, 20),), runs=1, threads=2)
+    (first, _) = (s.step for s in done if s.step.choice)
+    assert first.parts == wide.segments[0].plans[-1].parts > 1
+    assert first.output[0] * first.parts == 4
+    assert first.multiply_adds == 4 * 18 * 18 * 8 * 8 * 9
+    assert first.shape.endswith(f"{first.parts} parts")
+
+
 def test_json_round_trip(measured: Profile) -> None:
     data = json.loads(measured.to_json())
     assert data == measured.to_dict() | {"roofline": data["roofline"]}
@@ -126,20 +138,33 @@ def test_roofline_is_measured_once_for_this_isa() -> None:
     assert measure_roofline(1) is roofline
 
 
+def step_of(products: int, activations: int, weights: int, parts: int = 1) -> RunStep:
+    return RunStep(
+        *["x"] * 6,
+        inputs=(),
+        output=(),
+        parts=parts,
+        multiply_adds=products,
+        activation_bytes=activations,
+        weight_bytes=weights,
+    )
+
+
 @pytest.mark.parametrize(
-    ("step", "microseconds"),
+    ("step", "model_bytes", "microseconds"),
     [
-        ((1000, 1, 1, 1), 0.02),  # operations: 2000 at 100 GOPS
-        ((0, 1000, 0, 1000), 0.02),  # activations in L2
-        ((0, 1001, 0, 1001), 1001 / 20e3),  # just not
-        ((0, 0, 1000, 9000), 0.2),  # weights of a model that only memory holds
-        ((0, 500, 1000, 2000), 0.01 + 0.05),
+        (step_of(1000, 1, 1), 1, 0.02),  # operations: 2000 at 100 GOPS
+        (step_of(0, 1000, 0), 1000, 0.02),  # activations in L2
+        (step_of(0, 1001, 0), 1001, 1001 / 20e3),  # just not
+        (step_of(0, 4000, 0, parts=4), 1000, 0.08),  # in L2, one part after another
+        (step_of(0, 0, 1000), 9000, 0.2),  # weights of a model that only memory holds
+        (step_of(0, 500, 1000), 2000, 0.01 + 0.05),
     ],
 )
 def test_bound_is_the_slower_of_operations_and_bytes(
-    step: tuple[int, int, int, int], microseconds: float
+    step: RunStep, model_bytes: int, microseconds: float
 ) -> None:
-    assert ROOF.bound_us(*step) == pytest.approx(microseconds)
+    assert ROOF.bound_us(step, model_bytes) == pytest.approx(microseconds)
 
 
 def test_the_timer_is_taken_off_native_steps_only(

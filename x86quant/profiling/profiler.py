@@ -86,6 +86,7 @@ class ProfiledStep:
             "op": step.op,
             "kind": step.kind,
             "shape": step.shape,
+            "parts": step.parts,
             "kernel": step.kernel,
             "rule": step.rule,
             "reason": step.reason,
@@ -156,7 +157,7 @@ class Profile:
         least_wall_us: the same of the fastest run.
         between_us: the time of a timed run less its steps and timers, median over the runs.
         timer_us: what one timer takes; taken off every native step.
-        peak_bytes: of the arenas, the sum over segments.
+        peak_bytes: of the arenas in use at once, the sum over segments.
         naive_bytes: what the same tensors would take side by side.
         runs, threads: how it was measured.
         roofline: what this CPU can do.
@@ -299,14 +300,14 @@ def profile(
         walls, timed_walls, times = _measure(compiled, inputs, recorder, runs)
     steps, plans = recorder.steps(), recorder.plans()
     between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
-    peak = sum(plan.peak_bytes for plan in plans)
-    model_bytes = peak + sum(step.weight_bytes for step in steps)
+    peak = sum(plan.peak_bytes * min(plan.parts, used) for plan in plans)
+    model_bytes = peak + sum(step.weight_bytes // step.parts for step in steps)
     return Profile(
         steps=tuple(
             ProfiledStep(
                 step,
-                max(0.0, statistics.median(taken) - (timer_us if step.segment else 0.0)),
-                _bound(roofline, step, model_bytes),
+                max(0.0, statistics.median(taken) - timer_us * _timers(step, used)),
+                roofline.bound_us(step, model_bytes),
             )
             for step, taken in zip(steps, zip(*times, strict=True), strict=True)
         ),
@@ -315,7 +316,7 @@ def profile(
         between_us=statistics.median(between),
         timer_us=timer_us,
         peak_bytes=peak,
-        naive_bytes=sum(plan.naive_bytes for plan in plans),
+        naive_bytes=sum(plan.naive_bytes * plan.parts for plan in plans),
         runs=runs,
         threads=used,
         roofline=roofline,
@@ -330,7 +331,7 @@ def measure_timer() -> float:
     x = [torch.zeros(1, dtype=torch.uint8)]
     timed, untimed, call = [], [], []
     for _ in range(_TIMER_ROUNDS):
-        timed.append(sum(torch.ops.x86quant.run_program_timed(steps, x)[1]))
+        timed.append(float(torch.ops.x86quant.run_program_timed(steps, x)[1].sum()))
         untimed.append(_wall(lambda: torch.ops.x86quant.run_program(steps, x)))
         call.append(_wall(lambda: torch.ops.x86quant.run_program(none, x)))
     extra: float = min(timed) - (min(untimed) - min(call))
@@ -357,7 +358,7 @@ def _measure(
         if turn >= 0:
             walls.append(wall)
             timed_walls.append(timed_wall)
-            times.append(list(recorder.times))
+            times.append(recorder.times())
     return walls, timed_walls, times
 
 
@@ -367,10 +368,9 @@ def _wall(function: Callable[[], object]) -> float:
     return (perf_counter() - start) * 1e6
 
 
-def _bound(roofline: Roofline, step: RunStep, model_bytes: int) -> float:
-    return roofline.bound_us(
-        step.multiply_adds, step.activation_bytes, step.weight_bytes, model_bytes
-    )
+def _timers(step: RunStep, threads: int) -> float:
+    """How many times the timer's cost is in the time of ``step``: none for a torch op."""
+    return step.parts / min(step.parts, threads) if step.segment else 0.0
 
 
 def _check(compiled: object, inputs: object, runs: int, threads: int | None) -> None:

@@ -29,6 +29,8 @@ _ONLY_KERNEL = "the only kernel there is for it"
 #: What a node may need beside its own step: codes laid out, expanded, requantized.
 _HELPERS = frozenset({"copy", "requantize", "shuffle"})
 _Shape = tuple[int, ...]
+#: Of one torch op, or of all steps of a segment.
+_Times = list[float | torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,8 @@ class RunStep:
         kernel: what runs it; "torch" for a float op.
         rule: what chose the kernel; empty where there is no choice.
         reason: why this kernel, or why it runs in float.
-        inputs, output: shapes.
+        inputs, output: shapes, of one part of the batch.
+        parts: how many parts of the batch it runs for; what follows is for all of them.
         multiply_adds: products it computes.
         activation_bytes: bytes of its inputs and its output.
         weight_bytes: bytes of its weights.
@@ -59,6 +62,7 @@ class RunStep:
     reason: str
     inputs: tuple[_Shape, ...]
     output: _Shape
+    parts: int = 1
     multiply_adds: int = 0
     activation_bytes: int = 0
     weight_bytes: int = 0
@@ -82,10 +86,11 @@ class RunStep:
     @property
     def shape(self) -> str:
         """Its shapes in one line."""
-        flow = f"{' + '.join(map(_by, self.inputs))} → {_by(self.output)}"
+        parts = f", {self.parts} parts" if self.parts > 1 else ""
         if self.choice is None:
-            return flow
-        return f"{self.choice.spec.replace(rows=None)}: {_by(self.inputs[0])} → {_by(self.output)}"
+            return f"{' + '.join(map(_by, self.inputs))} → {_by(self.output)}{parts}"
+        spec = self.choice.spec.replace(rows=None)
+        return f"{spec}: {_by(self.inputs[0])} → {_by(self.output)}{parts}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,20 +109,27 @@ class Recorder:
     It has a copy of the graph in which segments and torch ops are replaced by what calls and times
     them; weights and plans are those of ``compiled``, which is not touched.
 
-    Attributes:
-        times: microseconds of every step of the last run, in order.
     """
 
     def __init__(self, compiled: CompiledModule, inputs: Sequence[Any]) -> None:
-        self.times: list[float] = []
+        self._times: _Times = []
         self._calls: list[_TimedSegment | _TimedNode] = []
         self._inputs = tuple(inputs)
         self._timed = compiled.with_runtime(self._instrumented(compiled))
 
     def run(self) -> Any:
         """Run once more."""
-        self.times.clear()
+        self._times.clear()
         return self._timed(*self._inputs)
+
+    def times(self) -> list[float]:
+        """Microseconds of every step of the last run, in order."""
+        # Unpacked here and not while it runs: that would count as time between kernels.
+        return [
+            time
+            for entry in self._times
+            for time in (entry.tolist() if isinstance(entry, torch.Tensor) else [entry])
+        ]
 
     def steps(self) -> tuple[RunStep, ...]:
         """What the steps of a run are; as many as ``times``."""
@@ -136,9 +148,9 @@ class Recorder:
         for index, (node, original) in enumerate(zip(graph.nodes, originals, strict=True)):
             call: _TimedSegment | _TimedNode
             if node.op == "call_module" and str(node.target) in segments:
-                call = _TimedSegment(segments[str(node.target)], self.times)
+                call = _TimedSegment(segments[str(node.target)], self._times)
             elif node.op.startswith("call_") and not _picks_an_item(node):
-                call = _TimedNode(runtime, original, self.times)
+                call = _TimedNode(runtime, original, self._times)
             else:
                 continue
             self._calls.append(call)
@@ -157,26 +169,26 @@ class _TimedSegment(nn.Module):
 
     plan: Plan
 
-    def __init__(self, segment: Segment, times: list[float]) -> None:
+    def __init__(self, segment: Segment, times: _Times) -> None:
         super().__init__()
         self._segment = segment
         self._times = times
 
     def forward(self, *inputs: Any) -> list[Any]:
         results, self.plan, times = self._segment.timed(*inputs)
-        self._times += times
+        self._times.append(times)
         return results
 
     def steps(self) -> Iterator[RunStep]:
         nodes = {node.name: node for node in self._segment.graph_module.graph.nodes}
         for step in self.plan.steps:
-            yield _native_step(step, nodes[step.name], self._segment.name)
+            yield _native_step(step, nodes[step.name], self._segment.name, self.plan.parts)
 
 
 class _TimedNode(nn.Module):
     """Runs a node that is in no segment, and notes its time if it computes tensors."""
 
-    def __init__(self, runtime: GraphModule, node: Node, times: list[float]) -> None:
+    def __init__(self, runtime: GraphModule, node: Node, times: _Times) -> None:
         super().__init__()
         self._times = times
         self._call = _callable(runtime, node)
@@ -264,7 +276,7 @@ def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
     return as_float.op, TORCH, "moves data between torch ops"
 
 
-def _native_step(step: Step, node: Node, segment: str) -> RunStep:
+def _native_step(step: Step, node: Node, segment: str, parts: int) -> RunStep:
     choice = step.choice
     wanted = _called(node)
     helper = step.op in _HELPERS and step.op != wanted
@@ -278,9 +290,10 @@ def _native_step(step: Step, node: Node, segment: str) -> RunStep:
         reason=reason if choice is None else choice.reason,
         inputs=tuple(value.shape for value in step.inputs),
         output=step.output.shape,
-        multiply_adds=step.multiply_adds,
-        activation_bytes=step.moved_bytes - step.weight_bytes,
-        weight_bytes=step.weight_bytes,
+        parts=parts,
+        multiply_adds=parts * step.multiply_adds,
+        activation_bytes=parts * (step.moved_bytes - step.weight_bytes),
+        weight_bytes=parts * step.weight_bytes,
         fused=() if helper else tuple(_fused(node)),
         choice=choice,
         segment=segment,

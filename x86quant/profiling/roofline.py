@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule
 from x86quant import extension
 from x86quant.cpu_info import Cpu, cpu
 from x86quant.lowering.graph_tools import add_constant, emit
+from x86quant.profiling.recorder import RunStep
 from x86quant.runtime import Segment
 
 #: Convolutions whose operands stay in L1 and L2, as (channels, pixels a side, kernel): the shapes
@@ -64,18 +65,17 @@ class Roofline:
         """The fastest level that holds ``nbytes``."""
         return next(v for v in self.levels if v.holds is None or nbytes <= v.holds)
 
-    def bound_us(
-        self, multiply_adds: int, activation_bytes: int, weight_bytes: int, model_bytes: int
-    ) -> float:
-        """Microseconds that a step needs at least: for its operations, or for its bytes.
+    def bound_us(self, step: RunStep, model_bytes: int) -> float:
+        """Microseconds that ``step`` needs at least: for its operations, or for its bytes.
 
         Activations come from the level that holds those of the step, for they were just written.
         Weights come from the level that holds all of the model, for a run streams them in turn.
         """
-        operations = 2 * multiply_adds / self.gops
+        at_once = step.activation_bytes // step.parts * min(step.parts, self.threads)
+        operations = 2 * step.multiply_adds / self.gops
         moved = (
-            activation_bytes / self.level(activation_bytes).gb_per_s
-            + weight_bytes / self.level(model_bytes).gb_per_s
+            step.activation_bytes / self.level(at_once).gb_per_s
+            + step.weight_bytes / self.level(model_bytes).gb_per_s
         )
         return max(operations, moved) / 1e3
 
@@ -113,7 +113,7 @@ def _gops(shape: tuple[int, int, int]) -> float:
     segment = _convolution(channels, kernel)
     x = torch.randint(256, (1, channels, pixels, pixels), dtype=torch.uint8)
     x = x.contiguous(memory_format=torch.channels_last)
-    best = min(sum(segment.timed(x)[2]) for _ in range(_PEAK_ROUNDS))
+    best = min(float(segment.timed(x)[2].sum()) for _ in range(_PEAK_ROUNDS))
     (step,) = segment.plan([x]).steps
     return 2 * step.multiply_adds / best / 1e3
 

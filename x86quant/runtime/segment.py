@@ -46,8 +46,8 @@ class Segment(nn.Module):
         plan = self.plan(inputs)
         return plan.gather(torch.ops.x86quant.run_program(plan.program, tensors))
 
-    def timed(self, *inputs: Any) -> tuple[list[Any], Plan, list[float]]:
-        """The outputs, the plan, and the microseconds of each of its steps."""
+    def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:
+        """The outputs, the plan, and the microseconds of each of its steps, in float64."""
         plan = self.plan(inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         outputs, times = torch.ops.x86quant.run_program_timed(plan.program, tensors)
