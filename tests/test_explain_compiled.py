@@ -116,3 +116,8 @@ def test_unknown_input_shapes_ask_for_inputs() -> None:
         node.meta.pop("shape", None)
     with pytest.raises(x86quant.InvalidInputError, match="pass the inputs"):
         x86quant.explain(module)
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(x86quant.InvalidInputError, match="empty"):
+        x86quant.explain(compiled(Residual(), *IMAGE), (torch.zeros(0, 4, 10, 9),))

@@ -383,8 +383,6 @@ def _check(compiled: object, inputs: object, runs: int, threads: int | None) -> 
         raise InvalidInputError(
             f"profile takes a tuple of inputs, not {type(inputs).__name__}; one input x is (x,)"
         )
-    if any(isinstance(x, torch.Tensor) and not x.numel() for x in inputs):
-        raise InvalidInputError("profile needs inputs that are not empty")
     if runs < 1 or (threads is not None and threads < 1):
         raise InvalidInputError(
             f"runs and threads must be at least 1, not runs={runs}, threads={threads}"

@@ -108,10 +108,11 @@ class Recorder:
 
     It has a copy of the graph in which segments and torch ops are replaced by what calls and times
     them; weights and plans are those of ``compiled``, which is not touched.
-
     """
 
     def __init__(self, compiled: CompiledModule, inputs: Sequence[Any]) -> None:
+        if any(isinstance(x, torch.Tensor) and not x.numel() for x in inputs):
+            raise InvalidInputError("an input is empty: nothing native runs for it")
         self._times: _Times = []
         self._calls: list[_TimedSegment | _TimedNode] = []
         self._inputs = tuple(inputs)
