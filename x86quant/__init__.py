@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
     from x86quant.compiler import CompiledModule, compile
     from x86quant.cpu_info import Cpu, cpu
+    from x86quant.dynamic import (
+        DynamicLinear,
+        DynamicMultiheadAttention,
+        WeightOnlyEmbedding,
+        WeightOnlyLinear,
+        to_dynamic,
+    )
     from x86quant.errors import (
         CpuError,
         ExtensionError,
@@ -52,6 +59,13 @@ _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
+    "dynamic": (
+        "DynamicLinear",
+        "DynamicMultiheadAttention",
+        "WeightOnlyEmbedding",
+        "WeightOnlyLinear",
+        "to_dynamic",
+    ),
     "errors": (
         "CpuError",
         "ExtensionError",
@@ -81,6 +95,8 @@ __all__ = [
     "CompiledModule",
     "Cpu",
     "CpuError",
+    "DynamicLinear",
+    "DynamicMultiheadAttention",
     "Explanation",
     "ExtensionError",
     "InvalidInputError",
@@ -90,6 +106,8 @@ __all__ = [
     "RuleError",
     "RuleTable",
     "UnsupportedError",
+    "WeightOnlyEmbedding",
+    "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",
     "choose",
@@ -108,6 +126,7 @@ __all__ = [
     "override",
     "read_table",
     "reroute",
+    "to_dynamic",
     "use_rules",
 ]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from x86quant import extension
+from x86quant.dynamic import DynamicLinear
 from x86quant.pack_sites import PackSite, pack_sites
 from x86quant.router import Choice
 
@@ -89,12 +90,18 @@ class Explanation:
 def explain(model: torch.nn.Module) -> Explanation:
     """Which kernel runs each packed layer of ``model``, and why.
 
-    Works for models built by any stock workflow: eager, FX, dynamic, QAT, scripted.
+    Works for models built by any stock workflow: eager, FX, dynamic, QAT, scripted; and for the
+    linears that ``to_dynamic`` makes.
     """
     extension.load()
-    return Explanation(
-        tuple(choice for site in pack_sites(model) for choice in _explain_site(site))
-    )
+    stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
+    ours = [
+        choice
+        for name, module in model.named_modules()
+        if isinstance(module, DynamicLinear)
+        for choice in _layer_choices(name, module.choices)
+    ]
+    return Explanation((*stock, *ours))
 
 
 def explain_pack(kind: str, pack: Any) -> Explanation:
@@ -131,6 +138,12 @@ def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
         yield LayerChoice(layer, kind, kind, kernel, "", _NOT_ROUTED)
         return
     segments = [(limit, Choice.from_json(data)) for limit, data in json.loads(record)]
+    yield from _layer_choices(layer, segments)
+
+
+def _layer_choices(
+    layer: str, segments: Sequence[tuple[int | None, Choice]]
+) -> Iterator[LayerChoice]:
     above = 0
     for limit, choice in segments:
         yield LayerChoice(

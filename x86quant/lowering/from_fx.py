@@ -31,6 +31,7 @@ from x86quant.lowering.graph_tools import (
     dequantized,
     emit,
     scale_and_zp,
+    symmetric_int8,
 )
 
 _CODES = {torch.quint8: 0, torch.qint8: 128}
@@ -114,7 +115,7 @@ class Builder:
         """
         if not weight.is_quantized:
             return self.constant(f"{hint}_weight", weight)
-        quantized = _symmetric_int8(weight)
+        quantized = symmetric_int8(weight)
         if quantized is None:
             node = self.constant(f"{hint}_weight", weight.dequantize())
             node.meta["why"] = f"its weight is {weight.dtype} with a zero point, not symmetric int8"
@@ -286,19 +287,6 @@ class Builder:
         if self._seen[node].qparams is None:
             return result
         return self.graph.call_method("dequantize", (result,))
-
-
-def _symmetric_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Codes and one scale per output channel, or None when it is something else."""
-    if weight.dtype != torch.qint8:
-        return None
-    if _per_tensor(weight):
-        if weight.q_zero_point() != 0:
-            return None
-        return weight.int_repr(), torch.tensor([weight.q_scale()])
-    if weight.q_per_channel_zero_points().count_nonzero():
-        return None
-    return weight.int_repr(), weight.q_per_channel_scales().to(torch.float32)
 
 
 def _mutated(node: Node, model: GraphModule) -> Node | None:
