@@ -37,7 +37,14 @@ if TYPE_CHECKING:
         X86QuantError,
         X86QuantWarning,
     )
-    from x86quant.explanation import Explanation, LayerChoice, explain, explain_pack
+    from x86quant.explanation import (
+        CompiledExplanation,
+        Explanation,
+        LayerChoice,
+        explain,
+        explain_pack,
+    )
+    from x86quant.profiling import Profile, profile
     from x86quant.qconfig import (
         get_backend_config,
         get_default_dynamic_qconfig_mapping,
@@ -75,7 +82,14 @@ _HOME = {
         "X86QuantError",
         "X86QuantWarning",
     ),
-    "explanation": ("Explanation", "LayerChoice", "explain", "explain_pack"),
+    "explanation": (
+        "CompiledExplanation",
+        "Explanation",
+        "LayerChoice",
+        "explain",
+        "explain_pack",
+    ),
+    "profiling": ("Profile", "profile"),
     "qconfig": (
         "get_backend_config",
         "get_default_dynamic_qconfig_mapping",
@@ -92,6 +106,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Choice",
+    "CompiledExplanation",
     "CompiledModule",
     "Cpu",
     "CpuError",
@@ -102,6 +117,7 @@ __all__ = [
     "InvalidInputError",
     "LayerChoice",
     "OpSpec",
+    "Profile",
     "Rule",
     "RuleError",
     "RuleTable",
@@ -124,6 +140,7 @@ __all__ = [
     "get_default_qconfig_mapping",
     "is_enabled",
     "override",
+    "profile",
     "read_table",
     "reroute",
     "to_dynamic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Sequence
@@ -73,6 +74,12 @@ class CompiledModule(nn.Module):
     def segments(self) -> tuple[Segment, ...]:
         """The parts that run natively."""
         return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
+
+    def with_runtime(self, runtime: GraphModule) -> CompiledModule:
+        """A module with the same tensors and checks that runs ``runtime``."""
+        other = copy.copy(self)
+        other._runtime = _Runtime(runtime)
+        return other
 
     def extra_repr(self) -> str:
         """One line: how many nodes run in int8 and in float."""

@@ -28,6 +28,11 @@ class FloatNode:
     layer: str
     reason: str
 
+    @classmethod
+    def of(cls, gm: GraphModule, node: Node) -> FloatNode:
+        """What is known of ``node``, a node of ``gm``."""
+        return cls(node.name, _target(gm, node), label(node), node.meta.get("why", _NO_OP))
+
     def __str__(self) -> str:
         return f"{self.layer}: {self.op} runs in float: {self.reason}"
 
@@ -50,14 +55,9 @@ class Lowering:
     def float_nodes(self) -> tuple[FloatNode, ...]:
         """The nodes that no pass could turn into an int8 op."""
         return tuple(
-            FloatNode(
-                node.name,
-                _target(self.graph_module, node),
-                label(node),
-                node.meta.get("why", _NO_OP),
-            )
+            FloatNode.of(self.graph_module, node)
             for node in self.graph_module.graph.nodes
-            if _computes_in_float(node)
+            if computes_in_float(node)
         )
 
     def __str__(self) -> str:
@@ -89,7 +89,8 @@ def _drop_unused_buffers(gm: GraphModule) -> None:
         delattr(gm, name)
 
 
-def _computes_in_float(node: Node) -> bool:
+def computes_in_float(node: Node) -> bool:
+    """Whether ``node`` is a float op of torch: no op of ours, no view of codes, no size."""
     if node.op in ("placeholder", "get_attr", "output") or is_op(node):
         return False
     return not is_shape_node(node)
