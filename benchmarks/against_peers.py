@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers import OURS, PEERS, report
@@ -71,8 +72,8 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def measure_network(
     network: str,
-    settings: Settings,
     *,
+    settings: Settings,
     longest: float,
     worker: Sequence[str] = WORKER,
 ) -> NetworkResult:
@@ -141,7 +142,13 @@ def _run_worker(
             process.wait()
 
 
-def run(networks: Sequence[str], store: Store, *, longest: float, json_output: bool) -> int:
+def run(
+    networks: Sequence[str],
+    store: Store,
+    measure: Callable[[str], NetworkResult],
+    *,
+    json_output: bool = False,
+) -> int:
     """Measure what is not there yet, reporting after each network; returns the exit status."""
     results = store.load()
     for number, network in enumerate(networks, 1):
@@ -150,7 +157,7 @@ def run(networks: Sequence[str], store: Store, *, longest: float, json_output: b
             print(f"[{number}/{len(networks)}] {network}: kept from {date}", file=sys.stderr)
             continue
         print(f"[{number}/{len(networks)}] {network}", file=sys.stderr, flush=True)
-        results[network] = measure_network(network, store.settings, longest=longest)
+        results[network] = measure(network)
         store.keep(results[network])
         _write_report(_ordered(results), store)
     chosen = [results[network] for network in networks]
@@ -224,8 +231,9 @@ def main() -> int:
         options.size,
     )
     store = Store(options.out, settings, fresh=options.fresh)
+    measure = functools.partial(measure_network, settings=settings, longest=options.prepare_seconds)
     try:
-        return run(options.models, store, longest=options.prepare_seconds, json_output=options.json)
+        return run(options.models, store, measure, json_output=options.json)
     except (SettingsDifferError, WorkerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

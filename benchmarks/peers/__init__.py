@@ -28,6 +28,9 @@ PEERS: Mapping[str, str] = {
     "fp32": "fp32",
 }
 STOCK_ENGINES = ("x86", "fbgemm", "onednn")
+# No environment variable holds these to a lower instruction-set level. The others' oneDNN,
+# OpenVINO's own included, FBGEMM and Inductor's code generator all obey one.
+IGNORE_ISA = ("onnxruntime",)
 
 Run: TypeAlias = "Callable[[], torch.Tensor]"
 Bind: TypeAlias = "Callable[[torch.Tensor], Run]"
@@ -39,12 +42,10 @@ class Peer(Protocol):
     Attributes:
         packages: import name -> what to ``pip install``, for what x86quant does not itself need.
         int8: whether it computes in int8, and so has an SQNR worth showing.
-        obeys_isa: whether the variables that ``--isa`` sets hold it to that level.
     """
 
     packages: Mapping[str, str]
     int8: bool
-    obeys_isa: bool
 
     def version(self) -> str:
         """What was measured."""

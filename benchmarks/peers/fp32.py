@@ -16,7 +16,6 @@ class Fp32:
 
     packages: Mapping[str, str] = {}
     int8 = False
-    obeys_isa = True
 
     def version(self) -> str:
         return f"torch {torch.__version__}, eager"

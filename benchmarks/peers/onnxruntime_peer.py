@@ -21,7 +21,6 @@ class OnnxRuntime:
 
     packages: Mapping[str, str] = {"onnx": "onnx", "onnxruntime": "onnxruntime"}
     int8 = True
-    obeys_isa = False  # MLAS asks the CPU and nothing else
 
     def version(self) -> str:
         return f"onnxruntime {metadata.version('onnxruntime')}"

@@ -16,7 +16,6 @@ class OpenVino:
 
     packages: Mapping[str, str] = {"openvino": "openvino", "nncf": "nncf"}
     int8 = True
-    obeys_isa = True  # its oneDNN reads the same variable
 
     def version(self) -> str:
         return f"openvino {metadata.version('openvino')}, nncf {metadata.version('nncf')}"

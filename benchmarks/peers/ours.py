@@ -18,7 +18,6 @@ class Ours:
 
     packages: Mapping[str, str] = {}
     int8 = True
-    obeys_isa = True
 
     def version(self) -> str:
         return f"x86quant {x86quant.__version__}, rules {x86quant.current_rules().name}"

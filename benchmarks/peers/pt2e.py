@@ -16,7 +16,6 @@ class Pt2e:
 
     packages: Mapping[str, str] = {"torchao": "torchao==0.18.0"}
     int8 = True
-    obeys_isa = True
 
     def version(self) -> str:
         return f"torchao {metadata.version('torchao')}, Inductor of torch {torch.__version__}"

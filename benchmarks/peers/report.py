@@ -12,11 +12,10 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.peers import OURS, STOCK_ENGINES
+from benchmarks.peers import IGNORE_ISA, OURS, STOCK_ENGINES
 from benchmarks.peers.results import NetworkResult, Settings
 from x86quant.files import write_aside
 
-ISA_NOT_OBEYED = ("onnxruntime",)
 # SQNRs are averages over a few images; they agree to this many dB.
 SQNR_TOLERANCE = 0.1
 
@@ -179,7 +178,7 @@ def _table(
     cell: Callable[[NetworkResult, str], str],
     last: list[str] | None = None,
 ) -> str:
-    heads = [f"{n}*" if settings.isa and n in ISA_NOT_OBEYED else n for n in settings.peers]
+    heads = [f"{n}*" if settings.isa and n in IGNORE_ISA else n for n in settings.peers]
     rows = [["network", *heads]]
     rows += [[r.network, *(cell(r, name) for name in settings.peers)] for r in results]
     rows += [last] if last else []
@@ -201,7 +200,7 @@ def _notes(results: Sequence[NetworkResult], settings: Settings) -> list[str]:
     if settings.isa:
         notes += [
             f"*{name} cannot be held to {settings.isa}: it uses all the CPU has"
-            for name in ISA_NOT_OBEYED
+            for name in IGNORE_ISA
             if name in settings.peers
         ]
     reasons: dict[tuple[str, str, str], list[str]] = {}
@@ -265,6 +264,8 @@ def write(results: Sequence[NetworkResult], settings: Settings, folder: Path) ->
 def plot(results: Sequence[NetworkResult], settings: Settings, path: Path) -> None:
     """One line a network, one mark a peer: how many times as long as ours it takes.
 
+    Nothing is drawn where nothing ran beside ours.
+
     Raises:
         ImportError: matplotlib is not installed.
     """
@@ -273,15 +274,16 @@ def plot(results: Sequence[NetworkResult], settings: Settings, path: Path) -> No
     mpl.use("Agg")
     from matplotlib import pyplot
 
+    marks = {
+        name: points
+        for name in settings.peers
+        if name != OURS and (points := _points(results, name))
+    }
+    if not marks:
+        return
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.42 * len(results)), layout="constrained")
-    for name, marker in zip(settings.peers, "|Ds^v<>o", strict=False):
-        points = [
-            (ratio, line)
-            for line, result in enumerate(results)
-            if name != OURS and (ratio := result.ratio(name, OURS)) is not None
-        ]
-        if points:
-            axes.scatter(*zip(*points, strict=True), marker=marker, label=name, s=45)
+    for (name, points), marker in zip(marks.items(), "Ds^v<>o", strict=False):
+        axes.scatter(*zip(*points, strict=True), marker=marker, label=name, s=45)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     ticks = [t for t in (0.5, 1, 1.3, 2, 3, 5, 10, 20, 50, 100) if t <= max(axes.get_xlim())]
@@ -300,3 +302,11 @@ def plot(results: Sequence[NetworkResult], settings: Settings, path: Path) -> No
     finally:
         temporary.unlink(missing_ok=True)
         pyplot.close(figure)
+
+
+def _points(results: Sequence[NetworkResult], name: str) -> list[tuple[float, int]]:
+    return [
+        (ratio, line)
+        for line, result in enumerate(results)
+        if (ratio := result.ratio(name, OURS)) is not None
+    ]

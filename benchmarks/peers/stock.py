@@ -24,7 +24,6 @@ class Stock:
 
     packages: Mapping[str, str] = {}
     int8 = True
-    obeys_isa = True
 
     def __init__(self, engine: str) -> None:
         self.engine = engine
