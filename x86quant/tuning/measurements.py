@@ -235,12 +235,19 @@ def write_measurements(path: str | os.PathLike[str], measured: MeasurementSet) -
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for measurement in sorted(measured.measurements, key=_order):
-        writer.writerow(_to_row(measurement).values())
+        writer.writerow(to_cells(measurement).values())
     write_aside(Path(path), text.getvalue())
 
 
-def _to_row(m: Measurement) -> dict[str, str]:
-    case, spec = m.case, m.case.spec
+def to_cells(measurement: Measurement) -> dict[str, str]:
+    """A measurement as column -> text."""
+    cells = case_to_cells(measurement.case) | _result_to_cells(measurement)
+    return {column: cells[column] for column in COLUMNS}
+
+
+def case_to_cells(case: Case) -> dict[str, str]:
+    """The columns that say what a case is."""
+    spec = case.spec
     return {
         "machine": case.machine,
         "isa": case.isa,
@@ -263,6 +270,12 @@ def _to_row(m: Measurement) -> dict[str, str]:
         "batch": "" if spec.batch is None else str(spec.batch),
         "rows": str(spec.rows),
         "spatial": _by(spec.spatial or ()),
+        "cache": case.cache,
+    }
+
+
+def _result_to_cells(m: Measurement) -> dict[str, str]:
+    return {
         "kernel_name": m.kernel_name,
         "status": m.status,
         "median_us": _microseconds(m.median_us),
@@ -270,7 +283,6 @@ def _to_row(m: Measurement) -> dict[str, str]:
         "high_us": _microseconds(m.high_us),
         "min_us": _microseconds(m.min_us),
         "rounds": str(m.rounds),
-        "cache": case.cache,
         "tie": _yes(m.tie),
         "note": " ".join(m.note.split()),
     }
@@ -303,7 +315,7 @@ def read_measurements(path: str | os.PathLike[str]) -> MeasurementSet:
     measurements: list[Measurement] = []
     seen: dict[tuple[Case, str], int] = {}
     for row in rows(lines, where, COLUMNS):
-        measurement = _from_row(row)
+        measurement = from_cells(row)
         key = (measurement.case, measurement.kernel_name)
         if key in seen:
             row.fail(
@@ -403,64 +415,70 @@ class Row:
         return number
 
 
-def rows(lines: list[str], where: str, columns: tuple[str, ...]) -> Iterator[Row]:
-    """The lines below the header, whose ``columns`` must be these, in any order."""
+def rows(
+    lines: list[str], where: str, columns: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> Iterator[Row]:
+    """The lines below the header, whose ``columns`` must be these, in any order.
+
+    Columns that are ``optional`` and not there read as empty cells.
+    """
     head = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
     reader = csv.reader([f"{line}\n" for line in lines[head:]], strict=True)
     header: list[str] | None = None
+    empty = dict.fromkeys(optional, "")
     try:
         for cells in reader:
             line = head + reader.line_num
             if not any(cells):
                 continue
             if header is None:
-                header = _checked_header(cells, where, line, columns)
+                header = _checked_header(cells, where, line, columns, optional)
                 continue
             if len(cells) != len(header):
                 raise MeasurementError(
                     f"{where}:{line}: {len(cells)} cells where the header has {len(header)}; "
                     "the line is cut short or holds a stray comma"
                 )
-            yield Row(where, line, dict(zip(header, cells, strict=True)))
+            yield Row(where, line, empty | dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         line = head + reader.line_num
         raise MeasurementError(
             f"{where}:{line}: not valid CSV: {error}; close the quote or save it anew"
         ) from None
     if header is None:
-        raise MeasurementError(f"{where}: empty; the first line must be {','.join(columns)}")
+        raise MeasurementError(f"{where}: empty; its header must be {','.join(columns)}")
 
 
-def _checked_header(cells: list[str], where: str, line: int, columns: tuple[str, ...]) -> list[str]:
+def _checked_header(
+    cells: list[str],
+    where: str,
+    line: int,
+    columns: tuple[str, ...],
+    optional: tuple[str, ...],
+) -> list[str]:
     names = [cell.strip() for cell in cells]
+    legal = ",".join((*columns, *optional))
     for name in columns:
-        if names.count(name) != 1:
-            wrong = "no" if name not in names else "more than one"
+        if name not in names:
+            raise MeasurementError(f"{where}:{line}: no column {name!r}; the columns are {legal}")
+    for name in names:
+        if name not in columns and name not in optional:
             raise MeasurementError(
-                f"{where}:{line}: {wrong} column {name!r}; the header must be {','.join(columns)}"
+                f"{where}:{line}: unknown column {name!r}; the columns are {legal}"
             )
-    unknown = [name for name in names if name not in columns]
-    if unknown:
-        raise MeasurementError(
-            f"{where}:{line}: unknown column {unknown[0]!r}; the columns are {','.join(columns)}"
-        )
+        if names.count(name) > 1:
+            raise MeasurementError(
+                f"{where}:{line}: more than one column {name!r}; the columns are {legal}"
+            )
     return names
 
 
-def _from_row(row: Row) -> Measurement:
-    case = Case(
-        row.text("machine") or row.fail("machine", "empty; write vendor-family-model"),
-        row.text("isa", LEVELS),
-        row.text("caller", get_args(Caller)),  # type: ignore[arg-type]
-        _read_spec(row),
-        row.text("cache", get_args(Cache)),  # type: ignore[arg-type]
-        _read_nets(row),
-    )
-    status: Status = row.text("status", get_args(Status))  # type: ignore[assignment]
+def from_cells(row: Row) -> Measurement:
+    """The measurement that ``to_cells`` gave; MeasurementError if something is wrong with it."""
     measurement = Measurement(
-        case,
+        case_from_cells(row),
         row.text("kernel_name") or row.fail("kernel_name", "empty; name the kernel"),
-        status,
+        row.text("status", get_args(Status)),  # type: ignore[arg-type]
         median_us=row.number("median_us"),
         low_us=row.number("low_us"),
         high_us=row.number("high_us"),
@@ -471,6 +489,18 @@ def _from_row(row: Row) -> Measurement:
     )
     _check_results(row, measurement)
     return measurement
+
+
+def case_from_cells(row: Row) -> Case:
+    """The case that ``case_to_cells`` gave."""
+    return Case(
+        row.text("machine") or row.fail("machine", "empty; write vendor-family-model"),
+        row.text("isa", LEVELS),
+        row.text("caller", get_args(Caller)),  # type: ignore[arg-type]
+        _read_spec(row),
+        row.text("cache", get_args(Cache)),  # type: ignore[arg-type]
+        _read_nets(row),
+    )
 
 
 def _read_spec(row: Row) -> OpSpec:
