@@ -7,17 +7,22 @@ from types import MappingProxyType
 
 from .base import Kernel
 from .fbgemm import FbgemmKernel
-from .native import NativeKernel
+from .native import NativeGraphKernel, NativeKernel
 from .onednn import OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
-__all__ = ["Kernel", "all_kernels"]
+__all__ = ["Kernel", "all_kernels", "graph_kernels"]
 
 
 def all_kernels() -> Mapping[str, Kernel]:
-    """Every kernel by name, in the order of fallback: the last runs everything."""
+    """Every kernel of the stock operators, in the order of fallback: the last runs everything."""
     return _KERNELS
+
+
+def graph_kernels() -> Mapping[str, Kernel]:
+    """Every kernel of compiled models, in the order of fallback: the first runs everything."""
+    return _GRAPH_KERNELS
 
 
 def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
@@ -36,3 +41,5 @@ def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
 _KERNELS = _register(
     (FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel())
 )
+
+_GRAPH_KERNELS = _register((NativeGraphKernel(),))

@@ -180,7 +180,11 @@ def compare(
 ) -> tuple[CompiledModule, list[LayerCheck], nn.Module]:
     converted = stock(model, x, convert)
     lowering = lower(converted, (x,))
-    return CompiledModule(lowering), verify(lowering.graph_module, converted, (x,)), converted
+    return (
+        CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes),
+        verify(lowering.graph_module, converted, (x,)),
+        converted,
+    )
 
 
 @pytest.mark.parametrize("convert", [convert_fx, convert_to_reference_fx])

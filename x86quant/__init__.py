@@ -19,6 +19,7 @@ from x86quant.isa import apply_isa_cap
 
 if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
+    from x86quant.compiler import CompiledModule, compile
     from x86quant.cpu_info import Cpu, cpu
     from x86quant.errors import (
         CpuError,
@@ -49,6 +50,7 @@ apply_isa_cap()
 
 _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
+    "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
     "errors": (
         "CpuError",
@@ -76,6 +78,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Choice",
+    "CompiledModule",
     "Cpu",
     "CpuError",
     "Explanation",
@@ -90,6 +93,7 @@ __all__ = [
     "X86QuantError",
     "X86QuantWarning",
     "choose",
+    "compile",
     "cpu",
     "current_rules",
     "disable",

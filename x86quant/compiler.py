@@ -1,39 +1,52 @@
-"""``compile``: a stock-converted model in, a module of ``x86quant`` ops out."""
+"""``compile``: a stock-converted model in, a module that runs in int8 out."""
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from x86quant.errors import InvalidInputError
-from x86quant.lowering import FloatNode, Lowering, lower
+from x86quant import extension
+from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
+from x86quant.lowering import FloatNode, lower
 from x86quant.lowering.passes import Report
+from x86quant.runtime import Segment, partition
 
 
 class CompiledModule(nn.Module):
     """A lowered model: float in, float out, the same results as the model it was made from.
 
     Attributes:
-        graph_module: the graph of ``x86quant`` ops that runs.
+        graph_module: the graph of ``x86quant`` ops: what runs, and what is exported and saved.
         reports: what each pass did.
         float_nodes: the nodes that still run as torch float ops, each with its reason.
     """
 
-    def __init__(self, lowering: Lowering) -> None:
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        reports: tuple[Report, ...] = (),
+        float_nodes: tuple[FloatNode, ...] = (),
+    ) -> None:
         super().__init__()
-        self.graph_module = lowering.graph_module
-        self.reports: tuple[Report, ...] = lowering.reports
-        self.float_nodes: tuple[FloatNode, ...] = lowering.float_nodes
+        self.graph_module = graph_module
+        self.reports = reports
+        self.float_nodes = float_nodes
         placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
         self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
+        self._lock = threading.Lock()
+        self._runtime: _Runtime | None = None
         self.eval()
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph on positional ``inputs`` like those it was compiled for."""
+        if torch.compiler.is_compiling():  # tracers want the ops, not what runs them
+            return self.graph_module(*inputs)
         required = sum(not spec.optional for spec in self._inputs)
         if not required <= len(inputs) <= len(self._inputs):
             raise InvalidInputError(
@@ -42,12 +55,55 @@ class CompiledModule(nn.Module):
             )
         for spec, value in zip(self._inputs, inputs, strict=False):
             spec.check(value)
-        return self.graph_module(*inputs)
+        return self.runtime(*inputs)
+
+    @property
+    def runtime(self) -> GraphModule:
+        """What runs: segments of native code, and torch for whatever is left.
+
+        Without the compiled extension it is the graph itself, in plain torch.
+        """
+        if self._runtime is None:
+            with self._lock:
+                if self._runtime is None:
+                    self._runtime = _Runtime(_build_runtime(self.graph_module))
+        return self._runtime.module
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The parts that run natively."""
+        return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
 
     def extra_repr(self) -> str:
         """One line: how many nodes run in int8 and in float."""
         calls = [n for n in self.graph_module.graph.nodes if n.op.startswith("call_")]
         return f"nodes={len(calls)}, float_nodes={len(self.float_nodes)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Packed weights and plans belong to this process; a copy makes its own.
+        return {**self.__dict__, "_lock": None, "_runtime": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+
+
+class _Runtime:
+    """Holds the runtime apart from the module's children: it has the same tensors again."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+
+
+def _build_runtime(graph_module: GraphModule) -> GraphModule:
+    try:
+        extension.load()
+    except ExtensionError as error:
+        warnings.warn(
+            f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=4
+        )
+        return graph_module
+    return partition(graph_module, Segment)
 
 
 class _InputSpec:
@@ -101,4 +157,8 @@ def compile(model: nn.Module, example_inputs: Sequence[Any]) -> CompiledModule:
         InvalidInputError: ``example_inputs`` is not a sequence of inputs.
         UnsupportedError: the model cannot be traced.
     """
-    return CompiledModule(lower(model, example_inputs))
+    lowering = lower(model, example_inputs)
+    compiled = CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes)
+    with torch.no_grad():
+        compiled(*example_inputs)  # packs the weights and plans: errors come now, the rest is fast
+    return compiled

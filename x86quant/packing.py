@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from x86quant import extension
 from x86quant.active_rules import current_overrides, current_rules
 from x86quant.cpu_info import cpu
 from x86quant.errors import InvalidInputError
-from x86quant.kernels import all_kernels
+from x86quant.kernels import Kernel, all_kernels
 from x86quant.kernels.saturation import weight_facts
 from x86quant.router import Choice, Erratum, choose, choose_by_rows, read_errata
 from x86quant.spec import OpSpec, WeightFacts
@@ -202,8 +203,8 @@ def _choose_segments(spec: OpSpec, saturation: Saturation) -> tuple[Segments, in
 
 def _segments(spec: OpSpec) -> Segments:
     if spec.transposed:  # how many rows it multiplies follows from no output size
-        return ((None, choose(spec, **_context())),)
-    return choose_by_rows(spec, **_context())
+        return ((None, choose(spec, **choice_context(all_kernels()))),)
+    return choose_by_rows(spec, **choice_context(all_kernels()))
 
 
 def _kernel_for_one_column(spec: OpSpec, segments: Segments) -> str:
@@ -226,19 +227,18 @@ def _kernel_for_one_column(spec: OpSpec, segments: Segments) -> str:
     if not any(kernels[name].not_supported_reasons(narrow, cpu()) for name in used):
         return ""
     # An override means the layer as a whole; here it may name the kernel that is wrong.
-    return choose(narrow, **{**_context(), "overrides": ()}).kernel
+    return choose(narrow, **{**choice_context(all_kernels()), "overrides": ()}).kernel
 
 
 def _row_limits(segments: Segments) -> list[int]:
     return [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments]
 
 
-def _context() -> dict[str, Any]:
-    """What every choice is made from: the CPU, the rules in force, the kernels."""
-    kernels = all_kernels()
+def choice_context(kernels: Mapping[str, Kernel]) -> dict[str, Any]:
+    """What every choice among ``kernels`` is made from: the CPU, the rules in force, errata."""
     return {
         "cpu": cpu(),
-        "table": current_rules(cpu(), kernels),
+        "table": current_rules(cpu(), all_kernels()),
         "kernels": kernels,
         "overrides": current_overrides(),
         "errata": _errata(),

@@ -28,3 +28,11 @@ class NativeKernel(Kernel):
         if spec.op == "linear":
             found.append("linear layers, which may turn out dynamic, are not supported")
         return found
+
+
+class NativeGraphKernel(NativeKernel):
+    """The same in compiled models, where linears are known to be static."""
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        return reasons.common(spec) + reasons.asymmetric_weights(spec)

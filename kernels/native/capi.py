@@ -1,6 +1,7 @@
 """The C interface of ``native.h`` through ctypes and numpy, for tests and measurements.
 
-Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; any other strides do.
+Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; any other strides do. The
+input of ``quantize`` and the output of ``dequantize`` are float32 of any strides.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ OPS = (
     "adaptive_pool",
     "nearest",
     "bilinear",
+    "quantize",
+    "dequantize",
+    "affine",
+    "layer_norm",
 )
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 Triple = tuple[int, int, int]
 _I32x3 = ctypes.c_int32 * 3
 
@@ -51,12 +57,14 @@ class Tensor(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, array: Bytes | None) -> Tensor:
+    def of(cls, array: Bytes | Floats | None) -> Tensor:
         """A view of ``array``, which must outlive it."""
         if array is None:
             return cls()
-        if array.ndim != 5 or array.dtype != np.uint8:
-            raise ValueError(f"need a uint8 array (n, d, h, w, c), got {array.dtype} {array.shape}")
+        if array.ndim != 5 or array.dtype not in (np.uint8, np.float32):
+            raise ValueError(
+                f"need a uint8 or float32 array (n, d, h, w, c), got {array.dtype} {array.shape}"
+            )
         return cls(array.ctypes.data, *array.shape, *array.strides[:4])
 
 
@@ -130,6 +138,11 @@ class Op(ctypes.Structure):
         ("count_include_pad", ctypes.c_int32),
         ("align_corners", ctypes.c_int32),
         ("scale", ctypes.c_float * 3),
+        ("a_stride_c", ctypes.c_int64),
+        ("out_stride_c", ctypes.c_int64),
+        ("scale_c", ctypes.c_void_p),
+        ("shift_c", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
     ]
 
 
@@ -252,17 +265,20 @@ class Library:
         items = self.lib.xq_conv_items(ctypes.byref(call))
         self.lib.xq_conv_run(ctypes.byref(call), 0, items, scratch.ctypes.data)
 
-    def op(self, kind: str, isa: str, a: Bytes, out: Bytes, **fields: Any) -> None:
+    def op(
+        self, kind: str, isa: str, a: Bytes | Floats, out: Bytes | Floats, **fields: Any
+    ) -> None:
         """Run all items of one op; ``fields`` are those of ``xq_op``."""
         op = Op(OPS.index(kind), ISAS[isa], Tensor.of(a), Tensor(), Tensor.of(out))
         op.hi, op.groups = 255, 1
+        op.a_stride_c, op.out_stride_c = a.strides[4], out.strides[4]
         for name in ("kernel", "stride", "dilation"):
             setattr(op, name, _I32x3(1, 1, 1))
         for name, value in fields.items():
             if name == "b":
                 op.b = Tensor.of(value)
-            elif name == "lut":
-                op.lut = value.ctypes.data
+            elif name in ("lut", "scale_c", "shift_c"):
+                setattr(op, name, value.ctypes.data)
             elif name == "scale":
                 op.scale = (ctypes.c_float * 3)(*value)
             else:

@@ -118,7 +118,15 @@ XQ_API void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, vo
 
 // ------------------------------------------------------------------------ ops on uint8 tensors
 //
-// One struct for all: a and b in, out out. Items are rows (n, d, h) of out unless said otherwise.
+// One struct for all: a and b in, out out. Below, q(v) is clamp(round_half_even(v) + out_zp, lo, hi),
+// then lut[q] where lut is not null; NaN becomes lo. Ops that do not round take no table, but LUT.
+//
+// Items are rows (n, d, h) of out; an average over one row of windows splits into blocks of channels
+// too. Rows that follow one another in memory cost no more than one long row, so a matrix of rows is
+// best described as h = rows, w = 1: its rows are then items.
+//
+// out may be a itself (or b, where it has out's shape) in COPY, LUT, REQUANT, ADD, MUL, AFFINE and
+// LAYER_NORM. Floats need no alignment.
 
 typedef enum xq_op_kind {
   XQ_OP_COPY = 0,        // out = a (concat and slices: by views)
@@ -128,16 +136,28 @@ typedef enum xq_op_kind {
   XQ_OP_MUL = 4,         // out = q((a - a_zp) * (b - b_zp) * a_mult); b may have d = h = w = 1
   XQ_OP_SHUFFLE = 5,     // channel i of group g of a becomes channel i * groups + g of out
   XQ_OP_MAX_POOL = 6,    // over a window; padding never wins
-  XQ_OP_AVG_POOL = 7,    // out = q(fma(sum of (a - a_zp), a_mult / count)); see count_include_pad
+  XQ_OP_AVG_POOL = 7,    // out = q(sum of (a - a_zp) * (a_mult / count)); see count_include_pad
   XQ_OP_ADAPTIVE_POOL = 8,  // average over PyTorch's adaptive windows; global pool: out 1 × 1
   XQ_OP_NEAREST = 9,     // source index floor(dst * scale), as PyTorch's "nearest"
   XQ_OP_BILINEAR = 10,   // d = 1; align_corners as in PyTorch
+  XQ_OP_QUANTIZE = 11,   // out = q(a * a_mult); a is float32, its channels a_stride_c bytes apart
+  XQ_OP_DEQUANTIZE = 12, // out = (a - a_zp) * a_mult; out is float32, its channels out_stride_c apart
+  XQ_OP_AFFINE = 13,     // out = q(fma(a - a_zp, scale_c[c], shift_c[c]))
+  XQ_OP_LAYER_NORM = 14, // over the channels of each pixel, see below
 } xq_op_kind;
 
+// LAYER_NORM: with the mean and the variance (over c, not c - 1) of a pixel's codes, in float64,
+//
+//     rstd = 1 / sqrt(variance + eps)
+//     out  = q(fma(fma(a, float(rstd), float(-mean * rstd)), scale_c[c], shift_c[c]))
+//
+// The variance is exact before it is rounded to float64. eps is in squared steps of a, so
+// eps = real eps / x_scale²; scale_c = weight / out_scale and shift_c = bias / out_scale. Without
+// scale_c every channel takes a_mult (1 / out_scale), without shift_c 0. At most 2^18 channels.
 typedef struct xq_op {
   int32_t kind;
   int32_t isa;
-  xq_tensor a, b, out;
+  xq_tensor a, b, out;   // of float32 tensors, data is cast; strides are in bytes as everywhere
   const uint8_t* lut;
   float a_mult, b_mult;
   int32_t a_zp, b_zp, out_zp, lo, hi;
@@ -146,6 +166,11 @@ typedef struct xq_op {
   int32_t count_include_pad;
   int32_t align_corners;
   float scale[3];        // of NEAREST and BILINEAR: source pixels a destination pixel
+  int64_t a_stride_c;    // of QUANTIZE, bytes: 4 for channels-last, the size of a plane for NCHW
+  int64_t out_stride_c;  // of DEQUANTIZE
+  const float* scale_c;  // of AFFINE and LAYER_NORM: one a channel
+  const float* shift_c;
+  float eps;             // of LAYER_NORM
 } xq_op;
 
 XQ_API int xq_op_check(const xq_op* op);

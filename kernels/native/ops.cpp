@@ -13,6 +13,28 @@ bool same_pixels(const xq_tensor& a, const xq_tensor& b) {
   return a.n == b.n && a.d == b.d && a.h == b.h && a.w == b.w;
 }
 
+constexpr int64_t kMostNormalized = int64_t{1} << 18;  // C² · 255² then fits a double's 53 bits
+constexpr int64_t kPoolBlock = 128;  // channels of an item where a pool has one row a image
+
+// Blocks of channels that an item's row splits into.
+int64_t channel_blocks(const xq_op& op) {
+  const bool average = op.kind == XQ_OP_AVG_POOL || op.kind == XQ_OP_ADAPTIVE_POOL;
+  return average && op.out.d * op.out.h == 1 ? ceil_div(op.out.c, kPoolBlock) : 1;
+}
+
+// The op on one block of channels only.
+xq_op block_of(xq_op op, int64_t block) {
+  const int64_t first = block * kPoolBlock;
+  op.a.c = op.out.c = min64(kPoolBlock, op.out.c - first);
+  op.a.data += first, op.out.data += first;
+  return op;
+}
+
+void run_rows(const xq_op& op, int64_t begin, int64_t end) {
+  if (op.isa == XQ_ISA_REFERENCE || op.kind >= XQ_OP_QUANTIZE) return op_reference(op, begin, end);
+  kernels_of(op.isa).op_rows(op, begin, end);
+}
+
 bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
 
 bool pool_fits(const xq_op& op) {
@@ -40,7 +62,11 @@ bool shapes_fit(const xq_op& op) {
   switch (op.kind) {
     case XQ_OP_COPY:
     case XQ_OP_LUT:
-    case XQ_OP_REQUANT: return same_pixels(a, out);
+    case XQ_OP_REQUANT:
+    case XQ_OP_QUANTIZE:
+    case XQ_OP_DEQUANTIZE:
+    case XQ_OP_AFFINE: return same_pixels(a, out);
+    case XQ_OP_LAYER_NORM: return same_pixels(a, out) && a.c <= kMostNormalized;
     case XQ_OP_ADD: return same_pixels(a, out) && same_pixels(b, out) && b.c == out.c;
     case XQ_OP_MUL: return same_pixels(a, out) && (same_pixels(b, out) || point) && b.c == out.c;
     case XQ_OP_SHUFFLE: return same_pixels(a, out) && op.groups >= 1 && a.c % op.groups == 0;
@@ -58,11 +84,13 @@ bool shapes_fit(const xq_op& op) {
 using namespace xq;
 
 int xq_op_check(const xq_op* op) {
-  if (!op || op->kind < XQ_OP_COPY || op->kind > XQ_OP_BILINEAR) return XQ_BAD_ARGUMENT;
+  if (!op || op->kind < XQ_OP_COPY || op->kind > XQ_OP_LAYER_NORM) return XQ_BAD_ARGUMENT;
   if (op->isa < XQ_ISA_REFERENCE || op->isa > XQ_ISA_AMX_INT8) return XQ_BAD_ARGUMENT;
   if (!sane(op->a) || !sane(op->out)) return XQ_BAD_ARGUMENT;
   if ((op->kind == XQ_OP_ADD || op->kind == XQ_OP_MUL) && !sane(op->b)) return XQ_BAD_ARGUMENT;
   if (op->kind == XQ_OP_LUT && !op->lut) return XQ_BAD_ARGUMENT;
+  if (op->kind == XQ_OP_AFFINE && !(op->scale_c && op->shift_c)) return XQ_BAD_ARGUMENT;
+  if (op->kind == XQ_OP_LAYER_NORM && !(op->eps >= 0)) return XQ_BAD_ARGUMENT;
   if (!byte_range(op->a_zp) || !byte_range(op->b_zp) || !byte_range(op->out_zp)) return XQ_BAD_ARGUMENT;
   if (!byte_range(op->lo) || !byte_range(op->hi) || op->lo > op->hi) return XQ_BAD_ARGUMENT;
   if (!shapes_fit(*op)) return XQ_BAD_SHAPE;
@@ -71,10 +99,12 @@ int xq_op_check(const xq_op* op) {
   return empty_in && wanted ? XQ_BAD_SHAPE : XQ_OK;
 }
 
-int64_t xq_op_items(const xq_op* op) { return op->out.n * op->out.d * op->out.h; }
+int64_t xq_op_items(const xq_op* op) { return op->out.n * op->out.d * op->out.h * channel_blocks(*op); }
 
 void xq_op_run(const xq_op* op, int64_t begin, int64_t end) {
   if (op->out.w == 0 || op->out.c == 0 || begin >= end) return;
-  if (op->isa == XQ_ISA_REFERENCE) return op_reference(*op, begin, end);
-  kernels_of(op->isa).op_rows(*op, begin, end);
+  const int64_t blocks = channel_blocks(*op);
+  if (blocks == 1) return run_rows(*op, begin, end);
+  for (int64_t item = begin; item < end; ++item)
+    run_rows(block_of(*op, item % blocks), item / blocks, item / blocks + 1);
 }

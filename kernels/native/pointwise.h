@@ -31,8 +31,9 @@ struct Rows {
   }
   I quantize(const F v[4]) const {
     I sums[4];
-    for (int i = 0; i < 4; ++i) sums[i] = V::to_int(V::min(v[i], limit));
-    return V::min8(V::max8(V::narrow(sums, zp16), lo), hi);
+    for (int i = 0; i < 4; ++i) sums[i] = V::to_int(V::min(limit, v[i]));
+    const I bytes = V::min8(V::max8(V::narrow(sums, zp16), lo), hi);
+    return op.lut ? V::look_up(op.lut, bytes) : bytes;
   }
   static void floats(I bytes, I zp, F v[4]) {
     I wide[4];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "moments.h"
 #include "resample.h"
 
 namespace xq {
@@ -21,9 +22,9 @@ uint8_t* pixel(const xq_tensor& t, int64_t n, int64_t d, int64_t h, int64_t w) {
 }
 
 uint8_t quantize(float v, int32_t zp, int32_t lo, int32_t hi) {
-  // Clamped as a float first: a value beyond int32 must not wrap.
+  // Clamped as a float first: a value beyond int32 must not wrap. NaN becomes the lower bound.
   const float limit = static_cast<float>(hi - zp);
-  const float rounded = std::nearbyint(std::max(std::min(v, limit), -1024.0f));
+  const float rounded = std::nearbyint(std::max(-1024.0f, std::min(v, limit)));
   return static_cast<uint8_t>(std::clamp(static_cast<int32_t>(rounded) + zp, lo, hi));
 }
 
@@ -98,10 +99,15 @@ int32_t box_sum(const xq_op& op, int64_t n, const Range win[3], int64_t c) {
   return sum;
 }
 
+uint8_t finish(const xq_op& op, float v) {
+  const uint8_t code = quantize(v, op.out_zp, op.lo, op.hi);
+  return op.lut ? op.lut[code] : code;
+}
+
 uint8_t average(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   const PoolBox box = pool_box(op, at.d, at.h, w);
   const float sum = static_cast<float>(box_sum(op, at.n, box.axis, c));
-  return quantize(sum * box.mult, op.out_zp, op.lo, op.hi);
+  return finish(op, sum * box.mult);
 }
 
 uint8_t bilinear(const xq_op& op, const Index& at, int64_t w, int64_t c) {
@@ -112,7 +118,7 @@ uint8_t bilinear(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   auto mix = [](float p, float a, float b) { return std::fma(p, b, (1 - p) * a); };
   const float top = mix(x.part, value(y.low, x.low), value(y.low, x.high));
   const float bottom = mix(x.part, value(y.high, x.low), value(y.high, x.high));
-  return quantize(mix(y.part, top, bottom) * op.a_mult, op.out_zp, op.lo, op.hi);
+  return finish(op, mix(y.part, top, bottom) * op.a_mult);
 }
 
 uint8_t one_value(const xq_op& op, const Index& at, int64_t w, int64_t c) {
@@ -133,12 +139,41 @@ uint8_t one_value(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   if (op.kind == XQ_OP_COPY) return a;
   if (op.kind == XQ_OP_LUT) return op.lut[a];
   const float x = static_cast<float>(a - op.a_zp);
-  if (op.kind == XQ_OP_REQUANT) return quantize(x * op.a_mult, op.out_zp, op.lo, op.hi);
+  if (op.kind == XQ_OP_AFFINE) return finish(op, std::fma(x, op.scale_c[c], op.shift_c[c]));
+  if (op.kind == XQ_OP_REQUANT) return finish(op, x * op.a_mult);
   const bool wide = op.b.h == op.out.h && op.b.w == op.out.w && op.b.d == op.out.d;
   const uint8_t b = wide ? pixel(op.b, at.n, at.d, at.h, w)[c] : pixel(op.b, at.n, 0, 0, 0)[c];
   const float y = static_cast<float>(b - op.b_zp);
   const float v = op.kind == XQ_OP_ADD ? std::fma(x, op.a_mult, y * op.b_mult) : x * y * op.a_mult;
-  return quantize(v, op.out_zp, op.lo, op.hi);
+  return finish(op, v);
+}
+
+void layer_norm(const xq_op& op, const uint8_t* a, uint8_t* out) {
+  int64_t sum = 0, squares = 0;
+  for (int64_t c = 0; c < op.a.c; ++c) sum += a[c], squares += a[c] * a[c];
+  const Norm norm = norm_of(sum, squares, op.a.c, op.eps);
+  for (int64_t c = 0; c < op.a.c; ++c) {
+    const float v = std::fma(static_cast<float>(a[c]), norm.mult, norm.shift);
+    const float scale = op.scale_c ? op.scale_c[c] : op.a_mult, shift = op.shift_c ? op.shift_c[c] : 0.0f;
+    out[c] = finish(op, std::fma(v, scale, shift));
+  }
+}
+
+void one_pixel(const xq_op& op, const Index& at, int64_t w) {
+  uint8_t* out = pixel(op.out, at.n, at.d, at.h, w);
+  if (op.kind == XQ_OP_LAYER_NORM) return layer_norm(op, pixel(op.a, at.n, at.d, at.h, w), out);
+  for (int64_t c = 0; c < op.out.c; ++c) {
+    if (op.kind == XQ_OP_QUANTIZE) {
+      float v;
+      memcpy(&v, pixel(op.a, at.n, at.d, at.h, w) + c * op.a_stride_c, sizeof v);
+      out[c] = finish(op, v * op.a_mult);
+    } else if (op.kind == XQ_OP_DEQUANTIZE) {
+      const float v = static_cast<float>(pixel(op.a, at.n, at.d, at.h, w)[c] - op.a_zp) * op.a_mult;
+      memcpy(out + c * op.out_stride_c, &v, sizeof v);
+    } else {
+      out[c] = one_value(op, at, w, c);
+    }
+  }
 }
 
 }  // namespace
@@ -146,10 +181,7 @@ uint8_t one_value(const xq_op& op, const Index& at, int64_t w, int64_t c) {
 void op_reference(const xq_op& op, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const Index at = row_index(op.out, row);
-    for (int64_t w = 0; w < op.out.w; ++w) {
-      uint8_t* out = pixel(op.out, at.n, at.d, at.h, w);
-      for (int64_t c = 0; c < op.out.c; ++c) out[c] = one_value(op, at, w, c);
-    }
+    for (int64_t w = 0; w < op.out.w; ++w) one_pixel(op, at, w);
   }
 }
 

@@ -216,6 +216,8 @@ void set_native_isa(const std::string& isa) {
   isa_in_use = found->second;
 }
 
+int native_isa() { return isa_in_use; }
+
 template <int N>
 ConvPack<N> native_conv(const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                         const ConvGeometry& geometry) {

@@ -7,6 +7,8 @@ namespace x86quant {
 
 // The instruction-set level the native kernels use, by its name in x86quant.isa.
 void set_native_isa(const std::string& isa);
+// An xq_isa.
+int native_isa();
 
 // Runs static convolutions; one output channel's scale or one for all; symmetric weights.
 template <int N>

@@ -1,4 +1,4 @@
-"""The ``x86quant`` command: one module a sub-command, each with ``HELP``, ``configure`` and ``run``.
+"""The ``x86quant`` command: a module for each sub-command, with ``HELP``, ``configure``, ``run``.
 
 Exit status: 0 done, 1 the answer is no (a check failed, a target was missed), 2 wrong usage or
 input, 130 interrupted.

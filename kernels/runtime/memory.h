@@ -1,0 +1,53 @@
+// Memory of a running program: where tensors lie, and buffers that are reused between runs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/alloc_cpu.h>
+
+#include <memory>
+#include <vector>
+
+#include "../native/native.h"
+
+namespace x86quant::runtime {
+
+// 64-byte aligned memory.
+class Buffer {
+ public:
+  explicit Buffer(size_t size = 0)
+      : size_(size), memory_(size ? c10::alloc_cpu(size) : nullptr, &c10::free_cpu) {}
+  uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_;
+  std::unique_ptr<void, void (*)(void*)> memory_;
+};
+
+// At least `size` bytes that belong to the calling thread until it asks again.
+inline uint8_t* thread_scratch(size_t size) {
+  thread_local Buffer buffer;
+  if (buffer.size() < size) {
+    buffer = Buffer();  // freed first: the two never coexist
+    buffer = Buffer(size);
+  }
+  return buffer.data();
+}
+
+// The addresses a run works on: the arena, then the call's inputs, then its outputs.
+using Bases = std::vector<uint8_t*>;
+
+// A tensor of a program: what it looks like, and the base and offset of its first byte.
+struct Place {
+  xq_tensor view{};
+  int32_t base = -1;  // none
+  int64_t offset = 0;
+
+  xq_tensor at(const Bases& bases) const {
+    xq_tensor t = view;
+    t.data = base < 0 ? nullptr : bases[base] + offset;
+    return t;
+  }
+};
+
+}  // namespace x86quant::runtime

@@ -1,0 +1,70 @@
+// The native kernels as a provider of the runtime.
+#include "../routed/native_pack.h"
+#include "conv_kernel.h"
+#include "memory.h"
+#include "parallel.h"
+
+namespace x86quant::runtime {
+namespace {
+
+class NativeConv final : public PackedConv {
+ public:
+  explicit NativeConv(const ConvDescription& d) : conv_(d.conv) {
+    const int isa = native_isa();
+    const size_t size = xq_conv_packed_size(&d.conv, isa);
+    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this convolution");
+    if (isa == XQ_ISA_AMX_INT8) succeed(xq_enable_amx());
+    packed_ = Buffer(size);
+    succeed(xq_conv_pack(&d.conv, isa, d.weight.const_data_ptr<int8_t>(), &d.requant,
+                         packed_.data()));
+  }
+
+  void check(const ConvCall& call) const override {
+    const xq_conv_call native = native_call(call);
+    succeed(xq_conv_check(&native));
+  }
+
+  void run(const ConvCall& call) const override {
+    xq_conv_call native = native_call(call);
+    native.threads = useful_threads(multiply_adds(call.out) / kMultiplyAddsEach);
+    const size_t scratch = xq_conv_scratch(&native);
+    split(xq_conv_items(&native), native.threads, [&](int64_t begin, int64_t end) {
+      xq_conv_run(&native, begin, end, thread_scratch(scratch));
+    });
+  }
+
+  int64_t bytes() const override { return static_cast<int64_t>(packed_.size()); }
+
+ private:
+  // Fewer than these are not worth waking a thread for.
+  static constexpr int64_t kMultiplyAddsEach = 500'000;
+
+  static void succeed(int status) {
+    TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+  }
+
+  int64_t multiply_adds(const xq_tensor& out) const {
+    return out.n * out.d * out.h * out.w * out.c * (conv_.in_channels / conv_.groups) *
+           conv_.kernel[0] * conv_.kernel[1] * conv_.kernel[2];
+  }
+
+  xq_conv_call native_call(const ConvCall& call) const {
+    xq_conv_call native{};
+    native.packed = packed_.data();
+    native.in = call.in;
+    native.out = call.out;
+    native.residual = call.residual;
+    native.threads = 1;
+    return native;
+  }
+
+  xq_conv conv_;
+  Buffer packed_;
+};
+
+const RegisterConvKernel native("native", [](ConvDescription d) {
+  return c10::intrusive_ptr<PackedConv>(c10::make_intrusive<NativeConv>(d));
+});
+
+}  // namespace
+}  // namespace x86quant::runtime

@@ -1,0 +1,70 @@
+// A planned segment of a graph: steps on an arena, run in one call without Python.
+#pragma once
+
+#include <torch/custom_class.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "conv_kernel.h"
+#include "memory.h"
+
+namespace x86quant::runtime {
+
+class Step {
+ public:
+  virtual ~Step() = default;
+  virtual void run(const Bases& bases) const = 0;
+};
+
+// A tensor of the plan as Python writes it: base, offset, n, d, h, w, c, and the strides of n, d, h
+// and w in bytes. Base 0 is the arena, then come the inputs, then the outputs. Empty: no tensor.
+using Words = std::vector<int64_t>;
+
+// Built step by step, then run any number of times, from any number of threads at a time.
+class Program : public torch::CustomClassHolder {
+ public:
+  Program(int64_t arena_bytes, int64_t inputs);
+
+  void add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, const Words& out,
+                const Words& residual);
+  // Fields of xq_op by name.
+  void add_op(int64_t kind, const c10::Dict<std::string, Words>& tensors,
+              const c10::Dict<std::string, Words>& integers,
+              const c10::Dict<std::string, std::vector<double>>& reals,
+              const c10::Dict<std::string, at::Tensor>& tables);
+  // Strides in bytes; `from` and `to` are a base and an offset.
+  void add_copy(const Words& sizes, const Words& from, const Words& from_strides, const Words& to,
+                const Words& to_strides);
+  // An output of this shape and these strides, in elements.
+  void add_output(const Words& sizes, const Words& strides, bool is_float);
+
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+  // The same; `microseconds` receives the time of every step.
+  std::vector<at::Tensor> run_timed(const std::vector<at::Tensor>& inputs,
+                                    std::vector<double>& microseconds) const;
+
+ private:
+  struct Output {
+    Words sizes, strides;
+    at::ScalarType dtype;
+  };
+
+  // An arena lent to one run.
+  class Lease;
+
+  Bases bases(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) const;
+  std::vector<at::Tensor> new_outputs() const;
+  Place place(const Words& words) const;
+
+  size_t arena_bytes_;
+  size_t inputs_;
+  std::vector<Output> outputs_;
+  std::vector<std::unique_ptr<Step>> steps_;
+  mutable std::mutex lock_;
+  mutable std::vector<Buffer> idle_;  // arenas no run is using
+};
+
+}  // namespace x86quant::runtime

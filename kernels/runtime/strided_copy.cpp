@@ -1,0 +1,41 @@
+#include "strided_copy.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace x86quant::runtime {
+
+StridedCopy::StridedCopy(const std::vector<int64_t>& sizes, const std::vector<int64_t>& from_strides,
+                         const std::vector<int64_t>& to_strides) {
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (sizes[i] != 1) axes_.push_back({sizes[i], from_strides[i], to_strides[i]});
+  // Writes go forward through memory.
+  std::stable_sort(axes_.begin(), axes_.end(),
+                   [](const Axis& a, const Axis& b) { return a.to > b.to; });
+  // Axes that continue one another on both sides are one.
+  for (size_t i = axes_.size(); i-- > 1;) {
+    Axis &outer = axes_[i - 1], &inner = axes_[i];
+    if (outer.from != inner.size * inner.from || outer.to != inner.size * inner.to) continue;
+    outer = {outer.size * inner.size, inner.from, inner.to};
+    axes_.erase(axes_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void StridedCopy::run(const uint8_t* from, uint8_t* to) const { copy(0, from, to); }
+
+void StridedCopy::copy(std::size_t index, const uint8_t* from, uint8_t* to) const {
+  if (index == axes_.size()) {
+    *to = *from;
+    return;
+  }
+  const Axis axis = axes_[index];
+  if (index + 1 < axes_.size()) {
+    for (int64_t i = 0; i < axis.size; ++i) copy(index + 1, from + i * axis.from, to + i * axis.to);
+  } else if (axis.from == 1 && axis.to == 1) {
+    std::memcpy(to, from, static_cast<size_t>(axis.size));
+  } else {
+    for (int64_t i = 0; i < axis.size; ++i) to[i * axis.to] = from[i * axis.from];
+  }
+}
+
+}  // namespace x86quant::runtime

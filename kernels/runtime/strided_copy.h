@@ -1,0 +1,26 @@
+// Copies bytes between two strided arrays of the same shape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace x86quant::runtime {
+
+class StridedCopy {
+ public:
+  // Strides in bytes; they may differ in any way.
+  StridedCopy(const std::vector<int64_t>& sizes, const std::vector<int64_t>& from_strides,
+              const std::vector<int64_t>& to_strides);
+  void run(const uint8_t* from, uint8_t* to) const;
+
+ private:
+  struct Axis {
+    int64_t size, from, to;
+  };
+  void copy(std::size_t axis, const uint8_t* from, uint8_t* to) const;
+
+  std::vector<Axis> axes_;  // outermost first
+};
+
+}  // namespace x86quant::runtime

@@ -1,0 +1,178 @@
+"""Convolutions and linears of a segment: described, routed by the rules, packed once a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from x86quant.kernels import graph_kernels
+from x86quant.kernels.saturation import weight_facts
+from x86quant.lowering.graph_tools import attribute, op_name
+from x86quant.packing import choice_context
+from x86quant.router import Choice, choose
+from x86quant.spec import OpSpec, WeightFacts
+
+_DIMS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Weights ready for one kernel.
+
+    Attributes:
+        choice: the kernel, and why.
+        handle: the extension's object.
+        nbytes: memory of the packed weights.
+    """
+
+    choice: Choice
+    handle: Any
+    nbytes: int
+
+
+class Packs:
+    """The packed weights of ``graph_module``; plans for different input shapes share them."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._root = graph_module
+        self._facts: dict[Node, WeightFacts] = {}
+        self._handles: dict[tuple[Node, str], Any] = {}
+
+    def get(self, node: Node, input_shape: tuple[int, ...], output_shape: tuple[int, ...],
+            threads: int) -> Packed:  # fmt: skip
+        """The pack for a conv or linear ``node`` on an input of ``input_shape``."""
+        spec = self._spec(node, input_shape, output_shape, threads)
+        choice = choose(spec, **choice_context(graph_kernels()))
+        key = (node, choice.kernel)
+        if key not in self._handles:
+            self._handles[key] = self._pack(node, choice.kernel)
+        handle = self._handles[key]
+        return Packed(choice, handle, handle.bytes())
+
+    def _tensor(self, node: Node, name: str) -> torch.Tensor | None:
+        argument = node.kwargs[name]
+        if argument is None:
+            return None
+        assert isinstance(argument, Node)
+        tensor: torch.Tensor = attribute(self._root, str(argument.target))
+        return tensor
+
+    def weight(self, node: Node) -> torch.Tensor:
+        """The plain int8 weight of ``node``."""
+        weight = self._tensor(node, "weight")
+        assert weight is not None
+        return weight
+
+    def _spec(
+        self, node: Node, input_shape: tuple[int, ...], output_shape: tuple[int, ...], threads: int
+    ) -> OpSpec:
+        kwargs: Any = node.kwargs
+        weight = self.weight(node)
+        convolution = op_name(node) == "conv"
+        transposed = convolution and kwargs["transposed"]
+        groups = kwargs["groups"] if convolution else 1
+        if node not in self._facts:
+            self._facts[node] = weight_facts(weight, groups=groups, transposed=transposed)
+        common: dict[str, Any] = {
+            "bias": kwargs["bias"] is not None,
+            "dynamic": False,
+            "post_op": _post_op(node),
+            "threads": threads,
+            "weights": self._facts[node],
+            "caller": "graph",
+        }
+        if not convolution:
+            rows = 1
+            for size in output_shape[:-1]:
+                rows *= size
+            return OpSpec("linear", weight.shape[1], weight.shape[0], rows=rows, **common)
+        dims = weight.dim() - 2
+        first, second = weight.shape[:2]
+        rows = output_shape[0]
+        for size in output_shape[2:]:
+            rows *= size
+        return OpSpec(
+            f"conv{dims}d",  # type: ignore[arg-type]
+            first if transposed else second * groups,
+            second * groups if transposed else first,
+            groups=groups,
+            kernel=tuple(weight.shape[2:]),
+            stride=tuple(kwargs["stride"]),
+            padding=tuple(kwargs["padding"]),
+            dilation=tuple(kwargs["dilation"]),
+            output_padding=tuple(kwargs["output_padding"]),
+            transposed=transposed,
+            batch=output_shape[0],
+            rows=rows,
+            spatial=input_shape[2:],
+            **common,
+        )
+
+    def _pack(self, node: Node, kernel: str) -> Any:
+        kwargs: Any = node.kwargs
+        weight = self.weight(node)
+        convolution = op_name(node) == "conv"
+        groups, transposed = 1, False
+        lists: tuple[list[int], ...] = ([], [], [])
+        if convolution:
+            groups, transposed = kwargs["groups"], kwargs["transposed"]
+            lists = (kwargs["stride"], kwargs["padding"], kwargs["dilation"])
+        if transposed:
+            weight = _output_channels_first(weight, groups)
+        kernel_size = [1] * (_DIMS - weight.dim() + 2) + list(weight.shape[2:])
+        geometry = [*kernel_size]
+        for values, missing in zip(lists, (1, 0, 1), strict=True):
+            geometry += [missing] * (_DIMS - len(values)) + list(values)
+        scales = self._tensor(node, "weight_scales")
+        assert scales is not None
+        out_scale = kwargs["out_scale"]
+        # As the op defines them: products in double, then rounded to float.
+        mult = (scales.double() * (kwargs["x_scale"] / out_scale)).float()
+        residual = kwargs["residual"] is not None
+        return torch.ops.x86quant.pack_graph_conv(
+            kernel,
+            weight.reshape(weight.shape[0], weight.shape[1], *kernel_size),
+            mult.expand(weight.shape[0]).contiguous(),
+            _bias_in_steps(self._tensor(node, "bias"), mult, out_scale),
+            self._tensor(node, "lut"),
+            [*geometry, groups, int(transposed)],
+            [
+                kwargs["x_zp"],
+                kwargs["out_zp"],
+                kwargs["lo"],
+                kwargs["hi"],
+                int(residual),
+                kwargs["residual_zp"] if residual else 0,
+            ],
+            kwargs["residual_scale"] / out_scale if residual else 0.0,
+        )
+
+
+def _bias_in_steps(
+    bias: torch.Tensor | None, mult: torch.Tensor, out_scale: float
+) -> torch.Tensor | None:
+    """The bias in units of the output scale; an int32 one is in units of the accumulator."""
+    if bias is None:
+        return None
+    if bias.dtype == torch.int32:
+        return (bias.double() * mult.double()).float()
+    return bias.float() * (1.0 / out_scale)
+
+
+def _output_channels_first(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """(in, out / groups, …) of a transposed convolution as (out, in / groups, …)."""
+    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    return grouped.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def _post_op(node: Node) -> str:
+    """What is fused behind the convolution: "add", "lut", "relu" (any clamp), or "none"."""
+    kwargs: Any = node.kwargs
+    if kwargs["residual"] is not None:
+        return "add"
+    if kwargs["lut"] is not None:
+        return "lut"
+    return "relu" if (kwargs["lo"], kwargs["hi"]) != (0, 255) else "none"

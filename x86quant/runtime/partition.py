@@ -1,0 +1,126 @@
+"""Cuts a lowered graph into segments that run natively and nodes that torch runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from x86quant.lowering.graph_tools import attribute
+from x86quant.runtime.segment import Segment
+from x86quant.runtime.supported import runner
+
+
+def partition(lowered: GraphModule, make: Callable[[GraphModule, str], Segment]) -> GraphModule:
+    """A module that does what ``lowered`` does, with its native nodes gathered into segments.
+
+    ``make`` builds a segment from a graph module and its name. Each node gets a stage: even ones
+    are native, odd ones are not, and stages never decrease along an edge. So everything native of
+    one stage can run together without waiting for anything that comes later.
+    """
+    stages = _stages(lowered.graph)
+    root = nn.Module()
+    graph = Graph()
+    values: dict[Node, Node] = {}
+    by_stage: dict[int, list[Node]] = {}
+    output: Node | None = None
+    for node in lowered.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = graph.node_copy(node)
+        elif node.op == "output":
+            output = node
+        elif node.op != "get_attr":
+            by_stage.setdefault(stages[node], []).append(node)
+    assert output is not None
+
+    def value_of(node: Node) -> Node:
+        if node not in values:  # a constant
+            name = str(node.target).replace(".", "_")
+            if not hasattr(root, name):
+                root.register_buffer(name, attribute(lowered, str(node.target)))
+            values[node] = graph.get_attr(name)
+        return values[node]
+
+    for stage in sorted(by_stage):
+        nodes = by_stage[stage]
+        if stage % 2:
+            for node in nodes:
+                values[node] = graph.node_copy(node, value_of)
+                if node.op == "call_module":
+                    _keep_module(root, lowered, str(node.target))
+        else:
+            _add_segment(lowered, nodes, make, root, graph, values, value_of)
+    graph.output(torch.fx.node.map_arg(output.args[0], value_of))
+    return GraphModule(root, graph, class_name="Partitioned").eval()
+
+
+def _stages(graph: Graph) -> dict[Node, int]:
+    """The stage of every node that computes something."""
+    stages: dict[Node, int] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        stage = max((stages.get(before, 0) for before in node.all_input_nodes), default=0)
+        wanted = {"native": 0, "torch": 1, "either": stage % 2}[runner(node)]
+        stages[node] = stage if stage % 2 == wanted else stage + 1
+    return stages
+
+
+def _add_segment(
+    lowered: GraphModule,
+    nodes: list[Node],
+    make: Callable[[GraphModule, str], Segment],
+    root: nn.Module,
+    graph: Graph,
+    values: dict[Node, Node],
+    value_of: Callable[[Node], Node],
+) -> None:
+    """Move ``nodes`` into a segment and call it in ``graph``."""
+    inside = set(nodes)
+    inputs = [
+        n
+        for n in dict.fromkeys(before for node in nodes for before in node.all_input_nodes)
+        if n not in inside and n.op != "get_attr"
+    ]
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    name = f"segment_{sum(key.startswith('segment_') for key, _ in root.named_children())}"
+    root.add_module(name, make(_extract(lowered, nodes, inputs, outputs), name))
+    call = graph.call_module(name, tuple(value_of(n) for n in inputs))
+    for index, node in enumerate(outputs):
+        values[node] = graph.call_function(operator.getitem, (call, index))
+
+
+def _extract(
+    lowered: GraphModule, nodes: list[Node], inputs: list[Node], outputs: list[Node]
+) -> GraphModule:
+    """``nodes`` as a graph module of their own; it shares the buffers of ``lowered``."""
+    graph = Graph()
+    values: dict[Node, Node] = {}
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        values[node].meta = dict(node.meta)
+
+    def value_of(node: Node) -> Node:
+        if node not in values and node.op == "get_attr":
+            values[node] = graph.node_copy(node)
+        return values[node]
+
+    for node in nodes:
+        values[node] = graph.node_copy(node, value_of)
+        values[node].meta = dict(node.meta)
+    graph.output(tuple(values[node] for node in outputs))
+    return GraphModule(lowered, graph, class_name="SegmentGraph").eval()
+
+
+def _keep_module(root: nn.Module, lowered: GraphModule, target: str) -> None:
+    """Give ``root`` the submodule that ``lowered`` has under ``target``."""
+    at = root
+    *parents, name = target.split(".")
+    for parent in parents:
+        if not hasattr(at, parent):
+            at.add_module(parent, nn.Module())
+        at = at.get_submodule(parent)
+    at.add_module(name, lowered.get_submodule(target))

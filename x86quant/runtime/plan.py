@@ -1,0 +1,138 @@
+"""What a plan is: tensors in an arena and steps on them, as plain values that print."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from x86quant.router import Choice
+
+
+@dataclasses.dataclass(eq=False)
+class Buffer:
+    """A stretch of memory that several tensors may share.
+
+    Attributes:
+        name: the node it was made for.
+        nbytes: its size.
+        first, last: the steps that write it first and use it last.
+        base: 0 for the arena, 1… for inputs, then outputs.
+        offset: bytes from the base, set by the memory planner for buffers of the arena.
+    """
+
+    name: str
+    nbytes: int
+    first: int
+    last: int
+    base: int = 0
+    offset: int = 0
+
+
+@dataclasses.dataclass(eq=False, frozen=True)
+class Value:
+    """A tensor: a buffer, and how its elements lie in it.
+
+    ``meta`` is a tensor without data whose shape, strides and storage offset say so, and to which
+    views can be applied.
+    """
+
+    buffer: Buffer
+    meta: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its logical shape."""
+        return tuple(self.meta.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.meta.numel() * self.meta.element_size()
+
+    def __str__(self) -> str:
+        size = "×".join(map(str, self.shape))
+        return f"{self.buffer.name}[{size}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One thing a segment does.
+
+    Attributes:
+        name: the node of the graph.
+        layer: the module of the model it came from.
+        op: "conv", "linear", "add", "copy", …
+        inputs: what it reads; the output comes apart.
+        choice: for convolutions and linears, the kernel and why.
+        multiply_adds: products of the op, for its share of the roofline.
+        weight_bytes: bytes of weights it streams.
+    """
+
+    name: str
+    layer: str
+    op: str
+    inputs: tuple[Value, ...]
+    output: Value
+    choice: Choice | None = None
+    multiply_adds: int = 0
+    weight_bytes: int = 0
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs it."""
+        return "native" if self.choice is None else self.choice.kernel
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written once."""
+        return self.weight_bytes + self.output.nbytes + sum(value.nbytes for value in self.inputs)
+
+    def __str__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        return f"{self.op:<18} {self.output} ← {inputs}  [{self.kernel}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a segment runs for inputs of one shape.
+
+    Attributes:
+        steps: in order.
+        peak_bytes: the size of the arena.
+        naive_bytes: what the same tensors take side by side.
+        numbers: for each output, None for a tensor, or a 1-tuple with a number.
+        program: the compiled form, an object of the extension.
+    """
+
+    steps: tuple[Step, ...]
+    peak_bytes: int
+    naive_bytes: int
+    numbers: tuple[tuple[Any] | None, ...]
+    program: Any
+
+    def gather(self, tensors: list[torch.Tensor]) -> list[Any]:
+        """All outputs: ``tensors`` that the program returned, and numbers, in their order."""
+        if not any(self.numbers):
+            return list(tensors)
+        remaining = iter(tensors)
+        return [next(remaining) if n is None else n[0] for n in self.numbers]
+
+    def __str__(self) -> str:
+        saved = self.naive_bytes / max(self.peak_bytes, 1)
+        head = (
+            f"{len(self.steps)} steps, arena {self.peak_bytes / 1024:.0f} KiB "
+            f"({saved:.1f} times less than {self.naive_bytes / 1024:.0f} KiB side by side)"
+        )
+        return "\n".join([head, *map(str, self.steps)])
+
+
+def multiply_adds(output: tuple[int, ...], weight: tuple[int, ...], spatial_of_input: int) -> int:
+    """Products of a convolution with ``weight`` (out, in / groups, *kernel) and this output.
+
+    ``spatial_of_input`` is 0, or for a transposed convolution the pixels of one input image.
+    """
+    pixels = spatial_of_input or math.prod(output[2:])
+    return output[0] * pixels * math.prod(weight)

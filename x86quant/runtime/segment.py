@@ -1,0 +1,79 @@
+"""A segment: part of a lowered graph that runs in one native call."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from x86quant import extension
+from x86quant.runtime.packs import Packs
+from x86quant.runtime.plan import Plan
+from x86quant.runtime.planner import plan_segment
+
+#: Plans kept; the least recently used goes first.
+MAX_PLANS = 16
+
+_Key = tuple[Any, ...]
+
+
+class Segment(nn.Module):
+    """Runs ``graph_module``, whose nodes are all native, by a plan for each set of input shapes.
+
+    Thread safe: plans are made under a lock and run without one.
+    """
+
+    def __init__(self, graph_module: GraphModule, name: str) -> None:
+        super().__init__()
+        extension.load()
+        self.graph_module = graph_module
+        self.name = name
+        self._packs = Packs(graph_module)
+        self._plans: collections.OrderedDict[_Key, Plan] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        """The segment's outputs: tensors, and numbers where it computes sizes."""
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if not all(x.numel() for x in tensors):  # an empty batch: torch's ops know the shapes
+            return list(self.graph_module(*inputs))
+        plan = self.plan(inputs)
+        return plan.gather(torch.ops.x86quant.run_program(plan.program, tensors))
+
+    def timed(self, *inputs: Any) -> tuple[list[Any], Plan, list[float]]:
+        """The outputs, the plan, and the microseconds of each of its steps."""
+        plan = self.plan(inputs)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        outputs, times = torch.ops.x86quant.run_program_timed(plan.program, tensors)
+        return plan.gather(outputs), plan, times
+
+    def plan(self, inputs: Sequence[Any]) -> Plan:
+        """The plan for inputs like these, made when there is none."""
+        threads = torch.get_num_threads()
+        key = (threads, *(_signature(x) for x in inputs))
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = plan_segment(self.graph_module, inputs, self._packs, threads)
+                self._plans[key] = plan
+                if len(self._plans) > MAX_PLANS:
+                    self._plans.popitem(last=False)
+            else:
+                self._plans.move_to_end(key)
+        return plan
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far and kept."""
+        with self._lock:
+            return tuple(self._plans.values())
+
+
+def _signature(x: Any) -> Any:
+    """What a plan depends on: shape, strides and dtype of a tensor, or a number's value."""
+    return (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x
