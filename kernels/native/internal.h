@@ -122,7 +122,18 @@ struct DepthwiseTask {
   uint8_t* scratch;
 };
 
-// What an ISA file provides.
+// Whether an output pixel depends on the input pixels in its place only.
+static inline bool pixelwise(const xq_op& op) {
+  return op.kind <= XQ_OP_SHUFFLE || op.kind >= XQ_OP_QUANTIZE;
+}
+
+// Whether b has a value for every pixel, not one for each image.
+static inline bool b_is_wide(const xq_op& op) {
+  return op.b.d == op.out.d && op.b.h == op.out.h && op.b.w == op.out.w;
+}
+
+// What an ISA file provides. In pixelwise ops the stride_w of a tensor with one pixel a row must have
+// been settled: it is the step to the next row's.
 struct IsaKernels {
   void (*dense)(const DenseTask&);
   void (*depthwise)(const DepthwiseTask&);

@@ -30,8 +30,24 @@ xq_op block_of(xq_op op, int64_t block) {
   return op;
 }
 
-void run_rows(const xq_op& op, int64_t begin, int64_t end) {
-  if (op.isa == XQ_ISA_REFERENCE || op.kind >= XQ_OP_QUANTIZE) return op_reference(op, begin, end);
+// Floats in neither of the two usual layouts.
+bool odd_strides(const xq_op& op) {
+  if (op.out.c == 1) return false;
+  if (op.kind == XQ_OP_QUANTIZE) return op.a_stride_c != 4 && op.a.stride_w != 4;
+  return op.kind == XQ_OP_DEQUANTIZE && op.out_stride_c != 4 && op.out.stride_w != 4;
+}
+
+// With one pixel a row, the step between pixels shows in another stride.
+void settle_step(xq_tensor& t) {
+  if (t.w == 1) t.stride_w = t.h > 1 ? t.stride_h : t.d > 1 ? t.stride_d : t.stride_n;
+}
+
+void run_rows(xq_op op, int64_t begin, int64_t end) {
+  if (pixelwise(op)) {
+    settle_step(op.a), settle_step(op.out);
+    if (b_is_wide(op)) settle_step(op.b);
+  }
+  if (op.isa == XQ_ISA_REFERENCE || odd_strides(op)) return op_reference(op, begin, end);
   kernels_of(op.isa).op_rows(op, begin, end);
 }
 

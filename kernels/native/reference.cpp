@@ -141,8 +141,7 @@ uint8_t one_value(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   const float x = static_cast<float>(a - op.a_zp);
   if (op.kind == XQ_OP_AFFINE) return finish(op, std::fma(x, op.scale_c[c], op.shift_c[c]));
   if (op.kind == XQ_OP_REQUANT) return finish(op, x * op.a_mult);
-  const bool wide = op.b.h == op.out.h && op.b.w == op.out.w && op.b.d == op.out.d;
-  const uint8_t b = wide ? pixel(op.b, at.n, at.d, at.h, w)[c] : pixel(op.b, at.n, 0, 0, 0)[c];
+  const uint8_t b = b_is_wide(op) ? pixel(op.b, at.n, at.d, at.h, w)[c] : pixel(op.b, at.n, 0, 0, 0)[c];
   const float y = static_cast<float>(b - op.b_zp);
   const float v = op.kind == XQ_OP_ADD ? std::fma(x, op.a_mult, y * op.b_mult) : x * y * op.a_mult;
   return finish(op, v);

@@ -50,6 +50,7 @@ struct Vec256 {
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm256_cvtps_epi32(v); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static I sub32(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
@@ -67,6 +68,17 @@ struct Vec256 {
     v[0] = _mm256_unpacklo_epi16(a, zero), v[1] = _mm256_unpackhi_epi16(a, zero);
     v[2] = _mm256_unpacklo_epi16(b, zero), v[3] = _mm256_unpackhi_epi16(b, zero);
   }
+  // Bytes added to 16-bit sums, and such sums to int32 in the order of widen.
+  static void add_wide(I bytes, I& low, I& high) {
+    const I zero = _mm256_setzero_si256();
+    low = _mm256_add_epi16(low, _mm256_unpacklo_epi8(bytes, zero));
+    high = _mm256_add_epi16(high, _mm256_unpackhi_epi8(bytes, zero));
+  }
+  static void add_quads(I low, I high, I v[4]) {
+    const I zero = _mm256_setzero_si256();
+    v[0] = add32(v[0], _mm256_unpacklo_epi16(low, zero)), v[1] = add32(v[1], _mm256_unpackhi_epi16(low, zero));
+    v[2] = add32(v[2], _mm256_unpacklo_epi16(high, zero)), v[3] = add32(v[3], _mm256_unpackhi_epi16(high, zero));
+  }
   template <int VECS>
   static I pixels_apart(I v) {
     if constexpr (VECS == 2) return _mm256_permute4x64_epi64(v, 0xd8);
@@ -79,6 +91,15 @@ struct Vec256 {
     return pixels_apart<VECS>(v);
   }
 
+  // memcpy of less than WIDTH bytes without a call.
+  template <int WIDTH>
+  static void copy_some(uint8_t* to, const uint8_t* from, int count) {
+    if (WIDTH > 16 && count & 16) memcpy(to, from, 16), to += 16, from += 16;
+    if (WIDTH > 8 && count & 8) memcpy(to, from, 8), to += 8, from += 8;
+    if (count & 4) memcpy(to, from, 4), to += 4, from += 4;
+    if (count & 2) memcpy(to, from, 2), to += 2, from += 2;
+    if (count & 1) *to = *from;
+  }
   template <int VECS>
   static void store_pixels(uint8_t* to, int64_t stride, I v, int pixels, int count) {
     constexpr int kWidth = VECS * kLanes;
@@ -87,7 +108,7 @@ struct Vec256 {
     store(bytes, v);
     for (int i = 0; i < pixels; ++i) {
       if (count >= kWidth) memcpy(to + i * stride, bytes + i * kWidth, kWidth);
-      else memcpy(to + i * stride, bytes + i * kWidth, static_cast<size_t>(count));
+      else copy_some<kWidth>(to + i * stride, bytes + i * kWidth, count);
     }
   }
   template <int VECS>
@@ -97,7 +118,7 @@ struct Vec256 {
     alignas(32) uint8_t bytes[32] = {};
     for (int i = 0; i < pixels; ++i) {
       if (count >= kWidth) memcpy(bytes + i * kWidth, from + i * stride, kWidth);
-      else memcpy(bytes + i * kWidth, from + i * stride, static_cast<size_t>(count));
+      else copy_some<kWidth>(bytes + i * kWidth, from + i * stride, count);
     }
     return load(bytes);
   }
@@ -107,6 +128,92 @@ struct Vec256 {
     store(bytes, at);
     for (uint8_t& b : bytes) b = table[b];
     return load(bytes);
+  }
+
+  // As in vec512.h, without VBMI.
+  struct Table {
+    I rows[16];
+    explicit Table(const uint8_t* table) {
+      __m128i before = _mm_setzero_si128();
+      for (int i = 0; i < 16; ++i) {
+        const __m128i now = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table) + i);
+        rows[i] = _mm256_broadcastsi128_si256(i % 8 ? _mm_xor_si128(now, before) : now);
+        before = now;
+      }
+    }
+    I look_up(I at) const {
+      const I flipped = _mm256_xor_si256(at, _mm256_set1_epi8(-128));
+      I found = _mm256_setzero_si256();
+      for (int i = 0; i < 8; ++i) {
+        const I step = _mm256_set1_epi8(static_cast<char>(16 * i));
+        const I low = _mm256_shuffle_epi8(rows[i], _mm256_subs_epi8(at, step));
+        const I high = _mm256_shuffle_epi8(rows[i + 8], _mm256_subs_epi8(flipped, step));
+        found = _mm256_xor_si256(found, _mm256_xor_si256(low, high));
+      }
+      return found;
+    }
+  };
+
+  static I first_lanes(int64_t count) {
+    const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count < 8 ? static_cast<int>(count) : 8), lane);
+  }
+  static F load_floats(const void* p, int64_t count) {
+    const float* f = static_cast<const float*>(p);
+    return count >= 8 ? _mm256_loadu_ps(f) : _mm256_maskload_ps(f, first_lanes(count));
+  }
+  static void store_floats(void* p, F v, int64_t count) {
+    float* f = static_cast<float*>(p);
+    if (count >= 8) _mm256_storeu_ps(f, v);
+    else _mm256_maskstore_ps(f, first_lanes(count), v);
+  }
+  static I widen_at(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I narrow_in_order(const I v[4], I zp16) { return pixels_apart<1>(narrow(v, zp16)); }
+
+  static I add_sums(I acc, I bytes) {
+    return _mm256_add_epi64(acc, _mm256_sad_epu8(bytes, _mm256_setzero_si256()));
+  }
+  static I add_squares(I acc, I bytes) {
+    const I zero = _mm256_setzero_si256();
+    const I a = _mm256_unpacklo_epi8(bytes, zero), b = _mm256_unpackhi_epi8(bytes, zero);
+    return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(a, a), _mm256_madd_epi16(b, b)));
+  }
+  static void totals(I sums, I squares, int64_t* sum, int64_t* square) {
+    squares = _mm256_add_epi64(_mm256_and_si256(squares, _mm256_set1_epi64x(0xffffffff)), _mm256_srli_epi64(squares, 32));
+    const I both = _mm256_add_epi64(_mm256_unpacklo_epi64(sums, squares), _mm256_unpackhi_epi64(sums, squares));
+    const __m128i total = _mm_add_epi64(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    *sum = _mm_cvtsi128_si64(total), *square = _mm_extract_epi64(total, 1);
+  }
+
+  static I transpose_bytes(I v) {
+    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                      0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+  }
+  static void transpose_quads(I v[4]) {
+    const I a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
+    const I c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
+    v[0] = _mm256_unpacklo_epi64(a, c), v[1] = _mm256_unpackhi_epi64(a, c);
+    v[2] = _mm256_unpacklo_epi64(b, d), v[3] = _mm256_unpackhi_epi64(b, d);
+  }
+  static void store_lanes(uint8_t* to, int64_t stride, I v, int pixels, int count) {
+    store_pixels<2>(to, stride, v, pixels, count);
+  }
+  static I load_lanes(const uint8_t* from, int64_t stride, int pixels, int count) {
+    return load_pixels<2>(from, stride, pixels, count);
+  }
+  static I join_triples(I v) {
+    const __m128i order = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    v = _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order));
+    return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 7, 7));
+  }
+  static void store_triples(uint8_t* p, I v) {
+    _mm256_maskstore_epi32(reinterpret_cast<int*>(p), first_lanes(6), v);
+  }
+  static void interleave(I a, I b, I v[2]) {
+    const I low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
+    v[0] = _mm256_permute2x128_si256(low, high, 0x20), v[1] = _mm256_permute2x128_si256(low, high, 0x31);
   }
 
   static void weave4(const uint8_t* const row[4], int count, I v[4]) {

@@ -52,6 +52,7 @@ struct Vec512 {
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm512_cvtps_epi32(v); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I add32(I a, I b) { return _mm512_add_epi32(a, b); }
@@ -69,6 +70,17 @@ struct Vec512 {
     const I a = _mm512_unpacklo_epi8(bytes, zero), b = _mm512_unpackhi_epi8(bytes, zero);
     v[0] = _mm512_unpacklo_epi16(a, zero), v[1] = _mm512_unpackhi_epi16(a, zero);
     v[2] = _mm512_unpacklo_epi16(b, zero), v[3] = _mm512_unpackhi_epi16(b, zero);
+  }
+  // Bytes added to 16-bit sums, and such sums to int32 in the order of widen.
+  static void add_wide(I bytes, I& low, I& high) {
+    const I zero = _mm512_setzero_si512();
+    low = _mm512_add_epi16(low, _mm512_unpacklo_epi8(bytes, zero));
+    high = _mm512_add_epi16(high, _mm512_unpackhi_epi8(bytes, zero));
+  }
+  static void add_quads(I low, I high, I v[4]) {
+    const I zero = _mm512_setzero_si512();
+    v[0] = add32(v[0], _mm512_unpacklo_epi16(low, zero)), v[1] = add32(v[1], _mm512_unpackhi_epi16(low, zero));
+    v[2] = add32(v[2], _mm512_unpacklo_epi16(high, zero)), v[3] = add32(v[3], _mm512_unpackhi_epi16(high, zero));
   }
   // narrow() leaves 4 / VECS pixels interleaved by 128-bit lane: take them apart, and back.
   template <int VECS>
@@ -130,6 +142,105 @@ struct Vec512 {
     }
   }
 
+  // A table of 256 bytes, kept in registers where they are plenty. Without VBMI, 16 shuffles look a byte
+  // up in 16 bytes each: row i answers for all bytes from 16 i on, so it holds the difference to row
+  // i - 1. Subtracting with saturation makes an index negative, which a shuffle answers with 0, below
+  // its row; the upper half of the table is looked up with the sign flipped.
+  struct Table {
+    I rows[VBMI ? 4 : 16];
+    explicit Table(const uint8_t* table) {
+      if constexpr (VBMI) {
+        for (int i = 0; i < 4; ++i) rows[i] = load(table + 64 * i);
+      } else {
+        __m128i before = _mm_setzero_si128();
+        for (int i = 0; i < 16; ++i) {
+          const __m128i now = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table) + i);
+          rows[i] = _mm512_broadcast_i32x4(i % 8 ? _mm_xor_si128(now, before) : now);
+          before = now;
+        }
+      }
+    }
+    I look_up(I at) const {
+      if constexpr (VBMI) {
+        const I low = _mm512_permutex2var_epi8(rows[0], at, rows[1]);
+        const I high = _mm512_permutex2var_epi8(rows[2], at, rows[3]);
+        return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high);
+      } else {
+        const I flipped = _mm512_xor_si512(at, _mm512_set1_epi8(-128));
+        I found = _mm512_setzero_si512();
+        for (int i = 0; i < 8; ++i) {
+          const I step = _mm512_set1_epi8(static_cast<char>(16 * i));
+          const I low = _mm512_shuffle_epi8(rows[i], _mm512_subs_epi8(at, step));
+          const I high = _mm512_shuffle_epi8(rows[i + 8], _mm512_subs_epi8(flipped, step));
+          found = _mm512_ternarylogic_epi32(found, low, high, 0x96);
+        }
+        return found;
+      }
+    }
+  };
+
+  // Up to kLanes floats; the rest is 0.
+  static F load_floats(const void* p, int64_t count) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), p);
+  }
+  static void store_floats(void* p, F v, int64_t count) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), v);
+  }
+  // Bytes in memory as int32 in their order, and back; widen and narrow are not in order.
+  static I widen_at(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static I narrow_in_order(const I v[4], I zp16) { return pixels_apart<1>(narrow(v, zp16)); }
+
+  // Sums of bytes and of their squares, 64-bit and 32-bit lanes.
+  static I add_sums(I acc, I bytes) {
+    return _mm512_add_epi64(acc, _mm512_sad_epu8(bytes, _mm512_setzero_si512()));
+  }
+  static I add_squares(I acc, I bytes) {
+    const I zero = _mm512_setzero_si512();
+    const I a = _mm512_unpacklo_epi8(bytes, zero), b = _mm512_unpackhi_epi8(bytes, zero);
+    return _mm512_add_epi32(acc, _mm512_add_epi32(_mm512_madd_epi16(a, a), _mm512_madd_epi16(b, b)));
+  }
+  static void totals(I sums, I squares, int64_t* sum, int64_t* square) {
+    squares = _mm512_add_epi64(_mm512_and_si512(squares, _mm512_set1_epi64(0xffffffff)), _mm512_srli_epi64(squares, 32));
+    const I both = _mm512_add_epi64(_mm512_unpacklo_epi64(sums, squares), _mm512_unpackhi_epi64(sums, squares));
+    const __m256i half = _mm256_add_epi64(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+    const __m128i total = _mm_add_epi64(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    *sum = _mm_cvtsi128_si64(total), *square = _mm_extract_epi64(total, 1);
+  }
+
+  // Within each 128 bits: 4 × 4 bytes, and 4 × 4 quads over four vectors, transposed.
+  static I transpose_bytes(I v) {
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
+                                      0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+  }
+  static void transpose_quads(I v[4]) {
+    const I a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+    const I c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    v[0] = _mm512_unpacklo_epi64(a, c), v[1] = _mm512_unpackhi_epi64(a, c);
+    v[2] = _mm512_unpacklo_epi64(b, d), v[3] = _mm512_unpackhi_epi64(b, d);
+  }
+  // 128-bit lanes to and from `pixels` (up to 4) places, `count` (up to 16) bytes each.
+  static void store_lanes(uint8_t* to, int64_t stride, I v, int pixels, int count) {
+    store_pixels<1>(to, stride, v, pixels, count);
+  }
+  static I load_lanes(const uint8_t* from, int64_t stride, int pixels, int count) {
+    return load_pixels<1>(from, stride, pixels, count);
+  }
+  // The first 3 bytes of each quad, joined.
+  static I join_triples(I v) {
+    const __m128i order = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    v = _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15), v);
+  }
+  static void store_triples(uint8_t* p, I v) { _mm512_mask_storeu_epi32(p, 0xfff, v); }
+  // a's and b's bytes by turns.
+  static void interleave(I a, I b, I v[2]) {
+    const I low = _mm512_unpacklo_epi8(a, b), high = _mm512_unpackhi_epi8(a, b);
+    v[0] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
+    v[1] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
+  }
+
   // Bytes of 4 rows, transposed: v[i] holds 4 bytes a channel, channels ordered as channel_of(4).
   static void weave4(const uint8_t* const row[4], int count, I v[4]) {
     const uint64_t keep = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
@@ -148,8 +259,7 @@ struct Vec512 {
     v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(keep, row[2]), 2);
     v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(keep, row[3]), 3);
     v = pixels_apart<1>(v);
-    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
-                                      0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+    return transpose_bytes(v);
   }
   // The first BYTES bytes; then lane i of a result is the quad at byte 4 * at[i] of them.
   template <int BYTES>

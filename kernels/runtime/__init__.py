@@ -1,1 +1,1 @@
-"""The runtime's C++: convolution packs behind one interface, steps, and the program that runs them."""
+"""The runtime in C++: convolution packs, steps, and the program that runs them."""
