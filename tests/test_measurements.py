@@ -17,8 +17,8 @@ from x86quant.tuning.measurements import (
     Measurement,
     MeasurementSet,
     merge,
-    read_measurements,
-    write_measurements,
+    read,
+    write,
 )
 
 CONV = OpSpec(
@@ -73,8 +73,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_reads_back(path: Path) -> None:
-    write_measurements(path, SEVERAL)
-    found = read_measurements(path)
+    write(path, SEVERAL)
+    found = read(path)
     assert set(found.measurements) == set(SEVERAL.measurements)
     assert {m.case.nets for m in found.measurements} == {case().nets}
     assert found.provenance == SEVERAL.provenance
@@ -82,9 +82,9 @@ def test_what_is_written_reads_back(path: Path) -> None:
 
 
 def test_order_of_measurements_does_not_change_the_bytes(path: Path) -> None:
-    write_measurements(path, SEVERAL)
+    write(path, SEVERAL)
     before = path.read_bytes()
-    write_measurements(path, measured(*reversed(SEVERAL.measurements)))
+    write(path, measured(*reversed(SEVERAL.measurements)))
     assert path.read_bytes() == before
 
 
@@ -92,6 +92,11 @@ def test_cases_group_the_candidates_whatever_the_networks_are() -> None:
     elsewhere = timed("onednn", 3, case(nets=(("vgg", 1),)))
     cases = measured(timed("fbgemm", 9), elsewhere).cases()
     assert [m.kernel_name for m in cases[case()]] == ["fbgemm", "onednn"]
+
+
+def test_a_set_iterates_over_measurements_that_know_their_op() -> None:
+    assert [m.spec().op for m in SEVERAL] == ["conv2d", "conv2d", "conv2d", "linear"]
+    assert len(SEVERAL) == 4
 
 
 def test_networks_and_where() -> None:
@@ -125,28 +130,28 @@ def test_merging_a_merged_set_changes_nothing() -> None:
 def test_empty_file(path: Path) -> None:
     path.write_text("")
     with pytest.raises(MeasurementError, match=r"m\.csv:1: no cpu, .* 'unknown' if need be"):
-        read_measurements(path)
+        read(path)
 
 
 def test_missing_file(path: Path) -> None:
     with pytest.raises(MeasurementError, match=r"m\.csv: cannot be read: No such file"):
-        read_measurements(path)
+        read(path)
 
 
 def test_not_text(path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(MeasurementError, match=r"not UTF-8 text .* save it as UTF-8"):
-        read_measurements(path)
+        read(path)
 
 
 def spoilt(path: Path, old: str, new: str) -> str:
     """The error that reading a good file with one change gives."""
-    write_measurements(path, SEVERAL)
+    write(path, SEVERAL)
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(MeasurementError) as caught:
-        read_measurements(path)
+        read(path)
     return str(caught.value)
 
 
@@ -199,11 +204,11 @@ def test_errors_name_file_line_column_and_remedy(
 
 def test_provenance_must_be_whole_to_be_written(path: Path) -> None:
     with pytest.raises(MeasurementError, match="the provenance lacks torch"):
-        write_measurements(path, MeasurementSet((), {k: "x" for k in PROVENANCE if k != "torch"}))
+        write(path, MeasurementSet((), {k: "x" for k in PROVENANCE if k != "torch"}))
     assert not path.exists()
 
 
 def test_notes_of_several_lines_are_joined(path: Path) -> None:
     note = "RuntimeError: a\n  b"
-    write_measurements(path, measured(Measurement(case(), "fbgemm", "failed", note=note)))
-    assert read_measurements(path).measurements[0].note == "RuntimeError: a b"
+    write(path, measured(Measurement(case(), "fbgemm", "failed", note=note)))
+    assert read(path).measurements[0].note == "RuntimeError: a b"

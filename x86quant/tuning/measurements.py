@@ -148,6 +148,10 @@ class Measurement:
     tie: bool = False
     note: str = ""
 
+    def spec(self) -> OpSpec:
+        """The op that was measured."""
+        return self.case.spec
+
 
 @dataclasses.dataclass(frozen=True)
 class MeasurementSet:
@@ -156,6 +160,12 @@ class MeasurementSet:
     measurements: tuple[Measurement, ...]
     provenance: Mapping[str, str] = dataclasses.field(default_factory=dict)
     path: str = dataclasses.field(default="", compare=False)
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.measurements)
+
+    def __len__(self) -> int:
+        return len(self.measurements)
 
     def cases(self) -> dict[Case, tuple[Measurement, ...]]:
         """The candidates of every case, in the order of the file."""
@@ -224,7 +234,7 @@ def _order(measurement: Measurement) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------------- writing
 
 
-def write_measurements(path: str | os.PathLike[str], measured: MeasurementSet) -> None:
+def write(path: str | os.PathLike[str], measured: MeasurementSet) -> None:
     """Write a CSV file whole or not at all; the same set gives the same bytes."""
     missing = [key for key in PROVENANCE if key not in measured.provenance]
     if missing:
@@ -303,7 +313,7 @@ def _microseconds(value: float | None) -> str:
 # ---------------------------------------------------------------------------- reading
 
 
-def read_measurements(path: str | os.PathLike[str]) -> MeasurementSet:
+def read(path: str | os.PathLike[str]) -> MeasurementSet:
     """Read and check a CSV file.
 
     Raises:
