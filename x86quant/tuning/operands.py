@@ -28,6 +28,10 @@ FULL = (-128, 127)
 X_ZERO_POINT = 131
 Y_ZERO_POINT = 120
 X_SCALE = 0.02
+RESIDUAL_ZERO_POINT = 125
+# Looked up where a table is fused. Falling, so that its effect shows; one step of a code is one
+# step of what is looked up, so that the tolerance stays one step.
+TABLE = torch.arange(255, -1, -1, dtype=torch.uint8)
 
 # The reference multiplies in float64, a hundred times slower than what it checks. Beyond this
 # many multiply-adds it looks at the first, a middle and the last part of the output instead,
@@ -50,7 +54,8 @@ class Operands:
         weight: int8 codes.
         weight_scale: one an output channel, or one for a transposed convolution.
         bias: in real numbers.
-        y_scale: scale of the output.
+        y_scale: scale of the output, and of the residual.
+        residual: codes to add to the result, where that is fused.
         expected: parts of the output, and the codes (real numbers when dynamic) they hold.
     """
 
@@ -60,6 +65,7 @@ class Operands:
     weight_scale: Tensor
     bias: Tensor
     y_scale: float
+    residual: Tensor | None
     expected: tuple[tuple[Window, Tensor], ...]
 
     def quantized_weight(self) -> Tensor:
@@ -115,21 +121,30 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     x = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     # Dynamic quantization finds the same scale and zero point again if both ends occur.
     x.view(-1)[0], x.view(-1)[-1] = 0, 255
-    if spec.dims in (2, 3):
-        x = x.contiguous(
-            memory_format=torch.channels_last if spec.dims == 2 else torch.channels_last_3d
-        )
+    x = _channels_last(x)
     scales = torch.rand(spec.out_channels if spec.per_channel else 1, generator=generator) + 0.5
     facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
     fan_in = spec.in_channels // spec.groups * math.prod(spec.kernel)
     # Three standard deviations of the sums reach the ends of 0..255.
     spread = math.sqrt(fan_in) * (high - low) / math.sqrt(12) * 255 / math.sqrt(12)
     bias = torch.randn(spec.out_channels, generator=generator) * spread * X_SCALE
+    residual = None
+    if spec.post_op == "add":
+        residual = _channels_last(
+            torch.randint(0, 256, result_shape(spec), generator=generator, dtype=torch.uint8)
+        )
+    y_scale = 3 * spread * X_SCALE / 128
     operands = Operands(
-        spec.replace(weights=facts), x, weight, scales, bias, 3 * spread * X_SCALE / 128, ()
+        spec.replace(weights=facts), x, weight, scales, bias, y_scale, residual, ()
     )
     expected = tuple((window, _expected(operands, window)) for window in _windows(spec))
     return dataclasses.replace(operands, expected=expected)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """``x`` with channels innermost in memory, for two and three spatial dimensions."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
 
 
 def _windows(spec: OpSpec) -> Iterator[Window]:
@@ -145,8 +160,9 @@ def _windows(spec: OpSpec) -> Iterator[Window]:
         # One sample a window: the first, one in the middle, the last.
         sides = [_parts(size[0], 1), [slice(0, size[1])] * 3]
         sides += [_parts(n, _PART[spec.dims]) for n in size[2:]]
-    for window in dict.fromkeys(zip(*sides, strict=True)):
-        yield window
+    windows = zip(*sides, strict=True)
+    # Small sizes give the same part three times.
+    yield from {str(window): window for window in windows}.values()
 
 
 def _parts(size: int, length: int) -> list[slice]:
@@ -158,21 +174,20 @@ def _parts(size: int, length: int) -> list[slice]:
 
 def _expected(o: Operands, window: Window) -> Tensor:
     accumulator = _accumulate(o, window)
-    axis = 1
     channels = window[1]
     scale = o.weight_scale[channels] if o.spec.per_channel else o.weight_scale
     bias = o.bias[channels]
+    along = (1, -1) + (1,) * o.spec.dims
     if o.spec.dynamic:
-        return (accumulator.double() * (scale.double() * X_SCALE) + bias).float()
-    y = reference.requantize(
-        accumulator,
-        (scale * X_SCALE / o.y_scale).float(),
-        bias / o.y_scale,
-        Y_ZERO_POINT,
-        channel_axis=axis,
-        relu=o.spec.post_op == "relu",
-    )
-    return y
+        y = (accumulator.double() * (scale.double() * X_SCALE) + bias).float()
+        return y.relu() if o.spec.post_op == "relu" else y
+    steps = accumulator.float() * (scale * X_SCALE / o.y_scale).float().view(along)
+    steps = steps + (bias / o.y_scale).view(along)
+    if o.residual is not None:
+        steps = steps + (o.residual[window].float() - RESIDUAL_ZERO_POINT)
+    lowest = Y_ZERO_POINT if o.spec.post_op == "relu" else 0
+    codes = (torch.round(steps) + Y_ZERO_POINT).clamp(lowest, 255).to(torch.uint8)
+    return TABLE[codes.long()] if o.spec.post_op == "lut" else codes
 
 
 def _accumulate(o: Operands, window: Window) -> Tensor:
