@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -25,7 +25,6 @@ from x86quant.lowering.graph_tools import add_constant, emit
 from x86quant.packing import ConvGeometry, choice_context, pack_conv, pack_linear
 from x86quant.router import refusals
 from x86quant.runtime import Plan, Segment
-from x86quant.spec import OpSpec
 from x86quant.tuning.measurements import Caller, Status
 from x86quant.tuning.operands import (
     FULL,
@@ -37,12 +36,6 @@ from x86quant.tuning.operands import (
     Y_ZERO_POINT,
     Operands,
 )
-
-#: What each caller fuses behind an op; None is nothing.
-POST_OPS: Mapping[Caller, tuple[str | None, ...]] = {
-    "stock": (None, "relu"),
-    "graph": (None, "relu", "add", "lut"),
-}
 
 #: Operands with weights in a range.
 MakeOperands = Callable[[tuple[int, int]], Operands]
@@ -80,16 +73,6 @@ class Candidate:
     status: Status = "unsupported"
     note: str = ""
     operands: Operands | None = None
-
-
-def supports(caller: Caller, spec: OpSpec) -> bool:
-    """Whether ``caller`` has an op like this at all."""
-    if spec.post_op not in POST_OPS[caller]:
-        return False
-    if caller == "graph":
-        return not spec.dynamic
-    # The stock operators have no transposed convolution with a fused ReLU.
-    return not (spec.transposed and spec.post_op)
 
 
 def candidates(caller: Caller, operands: MakeOperands) -> tuple[Candidate, ...]:

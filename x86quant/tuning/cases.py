@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from x86quant.conditions import did_you_mean
@@ -24,6 +24,12 @@ from x86quant.tuning.shapes import multiply_adds, nonsense, with_rows
 #: The public networks' layers that come with x86quant.
 LAYERS = SHIPPED / "layers.csv"
 
+#: What each caller fuses behind an op; None is nothing.
+POST_OPS: Mapping[Caller, tuple[str | None, ...]] = {
+    "stock": (None, "relu"),
+    "graph": (None, "relu", "add", "lut"),
+}
+
 _AXES = "dhw"
 _COLUMNS = ("op", "net", "layer", "groups", "ic", "oc") + tuple(
     prefix + axis for prefix in "ikspd" for axis in _AXES
@@ -34,7 +40,7 @@ _FIELDS = {"k": "kernel", "s": "stride", "p": "padding", "d": "dilation", "o": "
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A layer of a network, whatever its batch. ``spec`` has a spatial size and no rows."""
+    """A layer of a network. ``spec`` has a spatial size; batch and rows only where they are fixed."""
 
     spec: OpSpec
     net: str
@@ -45,7 +51,10 @@ class Shape:
 class Grid:
     """What each shape is measured with; every combination is a case.
 
+    A shape whose batch or rows are known keeps them.
+
     Attributes:
+        callers: who calls the kernels.
         threads: numbers of threads.
         batches: batch sizes of convolutions.
         rows: rows of linears.
@@ -55,6 +64,7 @@ class Grid:
         most_work: multiply-adds above which a case with more than the smallest batch is left out.
     """
 
+    callers: tuple[Caller, ...] = get_args(Caller)
     threads: tuple[int, ...] = (1,)
     batches: tuple[int, ...] = (1, 8)
     rows: tuple[int, ...] = (1, 4, 16, 64, 256)
@@ -137,48 +147,55 @@ def select(
     return tuple(s for s in shapes if (not ops or s.spec.op in ops) and (not nets or s.net in nets))
 
 
-def expand(
-    shapes: Iterable[Shape], grid: Grid, *, machine: str, isa: str, caller: Caller = "stock"
-) -> tuple[Case, ...]:
+def supports(caller: Caller, spec: OpSpec) -> bool:
+    """Whether ``caller`` has an op like this at all."""
+    if spec.post_op not in POST_OPS[caller]:
+        return False
+    if caller == "graph":
+        return not spec.dynamic
+    # The stock operators have no transposed convolution with a fused ReLU.
+    return not (spec.transposed and spec.post_op)
+
+
+def jobs(
+    shapes: Iterable[Shape], grid: Grid, *, machine: str, isa: str
+) -> tuple[tuple[Case, ...], ...]:
     """Every case of the shapes, each once, with all networks it occurs in.
 
-    The smallest batch of every shape comes first, so that a budget that ends too early has still
-    seen all shapes. Cases that share their operands are neighbours.
+    Cases of one job share their op, and so their operands. The smallest batch of every shape comes
+    first, so that a budget that ends too early has still seen all shapes.
     """
     nets: dict[OpSpec, dict[str, int]] = {}
     for shape in shapes:
         counts = nets.setdefault(shape.spec, {})
         counts[shape.net] = counts.get(shape.net, 0) + shape.count
     sized = [
-        (order, spec, tuple(sorted(counts.items())))
+        (order, spec.replace(threads=threads, post_op=post_op), tuple(sorted(counts.items())))
         for shape_spec, counts in nets.items()
         for order, spec in enumerate(_sizes(shape_spec, grid))
-    ]
-    return tuple(
-        Case(
-            machine,
-            isa,
-            caller,
-            spec.replace(threads=threads, post_op=post_op),
-            cache,
-            occurs,
-        )
-        for _, spec, occurs in sorted(sized, key=lambda item: item[0])
         for threads in grid.threads
         for post_op in grid.post_ops
-        for cache in grid.caches
+    ]
+    found = (
+        tuple(
+            Case(machine, isa, caller, spec, cache, occurs)
+            for caller in grid.callers
+            if supports(caller, spec)
+            for cache in grid.caches
+        )
+        for _, spec, occurs in sorted(sized, key=lambda item: item[0])
     )
+    return tuple(job for job in found if job)
 
 
 def _sizes(spec: OpSpec, grid: Grid) -> Iterator[OpSpec]:
     """A shape at every batch size, or number of rows, that is not too much work."""
-    if spec.rows is not None:  # a model's layer, whose size is given
-        yield spec
-        return
     if spec.op == "linear":
-        options = [spec.replace(rows=n, dynamic=d) for n in grid.rows for d in grid.dynamic]
+        sizes = grid.rows if spec.rows is None else (spec.rows,)
+        options = [spec.replace(rows=n, dynamic=d) for n in sizes for d in grid.dynamic]
     else:
-        options = [with_rows(spec.replace(batch=n, dynamic=False)) for n in grid.batches]
+        sizes = grid.batches if spec.batch is None else (spec.batch,)
+        options = [with_rows(spec.replace(batch=n, dynamic=False)) for n in sizes]
     for number, option in enumerate(options):
         if number == 0 or multiply_adds(option) <= grid.most_work:
             yield option

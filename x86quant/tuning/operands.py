@@ -134,9 +134,7 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
             torch.randint(0, 256, result_shape(spec), generator=generator, dtype=torch.uint8)
         )
     y_scale = 3 * spread * X_SCALE / 128
-    operands = Operands(
-        spec.replace(weights=facts), x, weight, scales, bias, y_scale, residual, ()
-    )
+    operands = Operands(spec.replace(weights=facts), x, weight, scales, bias, y_scale, residual, ())
     expected = tuple((window, _expected(operands, window)) for window in _windows(spec))
     return dataclasses.replace(operands, expected=expected)
 
