@@ -178,7 +178,7 @@ def _stock_operator(operands: Operands) -> Callable[[Tensor, Any], Tensor]:
         return dynamic
     # Past the overload's resolution, which a model's call has behind it too.
     op = getattr(torch.ops.quantized, name)
-    return lambda x, pack: op(x, pack, scale, Y_ZERO_POINT)  # type: ignore[no-any-return]
+    return lambda x, pack: op(x, pack, scale, Y_ZERO_POINT)
 
 
 # ---------------------------------------------------------------------------- compiled models

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from x86quant.conditions import did_you_mean
 from x86quant.errors import InvalidInputError, MeasurementError
@@ -31,16 +31,15 @@ POST_OPS: Mapping[Caller, tuple[str | None, ...]] = {
 }
 
 _AXES = "dhw"
-_COLUMNS = ("op", "net", "layer", "groups", "ic", "oc") + tuple(
-    prefix + axis for prefix in "ikspd" for axis in _AXES
-)
+_SIDES = tuple(prefix + axis for prefix in "ikspd" for axis in _AXES)
+_COLUMNS = ("op", "net", "layer", "groups", "ic", "oc", *_SIDES)
 _OPTIONAL = ("transposed", "od", "oh", "ow")
 _FIELDS = {"k": "kernel", "s": "stride", "p": "padding", "d": "dilation", "o": "output_padding"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A layer of a network. ``spec`` has a spatial size; batch and rows only where they are fixed."""
+    """A layer of a network. ``spec`` has batch and rows only where they are fixed."""
 
     spec: OpSpec
     net: str
@@ -88,7 +87,7 @@ def read_shapes(path: str | os.PathLike[str]) -> tuple[Shape, ...]:
 def _read_shape(row: Row) -> Shape:
     op = row.text("op", ("linear", "conv1d", "conv2d", "conv3d"))
     dims = 0 if op == "linear" else int(op[4])
-    sizes = {field: _sides(row, prefix, dims) for prefix, field in _FIELDS.items()}
+    sizes: dict[str, Any] = {field: _sides(row, prefix, dims) for prefix, field in _FIELDS.items()}
     spec = OpSpec(
         op=op,  # type: ignore[arg-type]
         in_channels=row.integer("ic"),

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from x86quant.errors import MeasurementError, TuningError
 from x86quant.tuning.measurements import Measurement, Row, from_cells, to_cells
@@ -78,10 +79,9 @@ class Journal:
                 self.measurements.append(from_cells(Row(str(self.path), number, cells)))
         return True
 
-    def _object(self, line: bytes, number: int) -> dict[str, object]:
+    def _object(self, line: bytes, number: int) -> dict[str, Any]:
         try:
-            found = json.loads(line)
-            return {"provenance": {}, "measurements": [], **found}
+            return {"provenance": {}, "measurements": [], **json.loads(line)}
         except (ValueError, TypeError):
             raise MeasurementError(
                 f"{self.path}:{number}: damaged; delete this line, or the file"

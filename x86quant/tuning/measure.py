@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import perf_counter
 
 import torch
 
 from x86quant.cpu_info import cpu
+from x86quant.spec import OpSpec
 from x86quant.tuning.candidates import Candidate, MakeOperands, Runner, candidates
 from x86quant.tuning.measurements import Caller, Case, Measurement, Status
-from x86quant.tuning.operands import Operands, make_operands, result_shape
-from x86quant.tuning.ranking import Timed, settle, ties
+from x86quant.tuning.operands import make_operands, result_shape
+from x86quant.tuning.ranking import Block, Timed, settle, summary, ties
 from x86quant.tuning.shapes import input_shape, weight_shape
 
 # Rotated operands overflow this many second-level caches, unless the op is so small that it
@@ -22,6 +25,9 @@ from x86quant.tuning.shapes import input_shape, weight_shape
 _CACHES = 2
 _MOST_COPIES = 24
 _USUAL_L2 = 2 * 2**20
+# A checked call this much slower than the quickest, and this long in seconds, was timed enough.
+_HOPELESS = 8
+_LONG = 0.02
 
 #: Which kernels not to try again: (caller, kernel) -> what became of it.
 Excluded = Mapping[tuple[str, str], str]
@@ -54,50 +60,64 @@ def measure(
     torch.set_num_threads(spec.threads or before)
     try:
         for caller in dict.fromkeys(case.caller for case in cases):
-            of_caller = [case for case in cases if case.caller == caller]
             tried = _try_all(find(caller, operands), excluded or {}, announce)
-            for case in of_caller:
-                found += _measure_case(case, tried, limit, announce)
+            timed: dict[int, dict[str, Timed]] = {}
+            for case in (case for case in cases if case.caller == caller):
+                # Operands that overflow the caches by themselves are never hot: one timing is both.
+                copies = copies_to_rotate(case.spec) if case.cache == "rotated" else 1
+                if copies not in timed:
+                    timed[copies] = _time(tried, caller, copies, limit, announce)
+                found += _results(case, tried, timed[copies])
     finally:
         torch.set_num_threads(before)
     return found
 
 
+@dataclasses.dataclass(frozen=True)
 class _Tried:
-    """A candidate after its check: ready to time, or with what became of it."""
+    """A candidate after its check: what became of it, and if it is right, how to time it.
 
-    def __init__(
-        self, candidate: Candidate, status: Status, note: str, runner: Runner | None = None
-    ) -> None:
-        self.candidate, self.status, self.note, self.runner = candidate, status, note, runner
+    ``first`` is the time of the checked call, in which libraries lay out weights too.
+    """
+
+    name: str
+    status: Status
+    note: str
+    runner: Runner | None = None
+    first: float = 0.0
 
 
-def _try_all(found: Sequence[Candidate], excluded: Excluded, announce: Announce) -> list[_Tried]:
+def _try_all(
+    found: Sequence[Candidate], excluded: Excluded, announce: Announce
+) -> tuple[_Tried, ...]:
     tried = []
     for candidate in found:
         crash = excluded.get((candidate.caller, candidate.name))
         if crash is not None:
-            tried.append(_Tried(candidate, "failed", crash))
+            tried.append(_Tried(candidate.name, "failed", crash))
             continue
         announce(candidate.caller, candidate.name)
         tried.append(_try(candidate))
         announce("", "")
-    return tried
+    return tuple(tried)
 
 
 def _try(candidate: Candidate) -> _Tried:
     """Pack, run, compare with the reference."""
     if candidate.make is None:
-        return _Tried(candidate, candidate.status, candidate.note)
+        return _Tried(candidate.name, candidate.status, candidate.note)
     assert candidate.operands is not None
     try:
         runner = candidate.make()
-        difference = candidate.operands.difference(runner.result())
+        start = perf_counter()
+        result = runner.result()
+        first = perf_counter() - start
     except Exception as error:  # whatever a kernel raises is its result, not ours
-        return _Tried(candidate, "failed", _in_a_line(error))
+        return _Tried(candidate.name, "failed", _in_a_line(error))
+    difference = candidate.operands.difference(result)
     if difference is not None:
-        return _Tried(candidate, "wrong", difference)
-    return _Tried(candidate, "ok", candidate.note, runner)
+        return _Tried(candidate.name, "wrong", difference)
+    return _Tried(candidate.name, "ok", candidate.note, runner, first)
 
 
 def _in_a_line(error: Exception) -> str:
@@ -105,31 +125,28 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:300]
 
 
-def _measure_case(
-    case: Case, tried: Sequence[_Tried], limit: float, announce: Announce
-) -> Iterator[Measurement]:
-    """Time what is right; every candidate gives one measurement."""
-    rotated = case.cache == "rotated"
-    blocks = {}
+def _time(
+    tried: Sequence[_Tried], caller: Caller, copies: int, limit: float, announce: Announce
+) -> dict[str, Timed]:
+    """Time what is right, on one set of operands or on ``copies`` in turn."""
+    timed: dict[str, Timed] = {}
+    blocks: dict[str, Block] = {}
+    quickest = min((one.first for one in tried if one.runner is not None), default=0.0)
     for one in tried:
         if one.runner is None:
             continue
-        name = one.candidate.name
-        if rotated:
-            announce(case.caller, name)
-            assert one.candidate.operands is not None
-            one.runner.spread(copies(one.candidate.operands))
-        blocks[name] = functools.partial(_block, one.runner, case.caller, name, rotated, announce)
+        if one.first > max(_HOPELESS * quickest, _LONG):
+            timed[one.name] = summary([one.first])
+            continue
+        announce(caller, one.name)
+        one.runner.spread(copies)
+        blocks[one.name] = functools.partial(
+            _block, one.runner, caller, one.name, copies > 1, announce
+        )
     with _no_garbage_collection():
-        timed = settle(blocks, limit=limit)
+        timed |= settle(blocks, limit=limit)
     announce("", "")
-    equal = ties(timed)
-    for one in tried:
-        name = one.candidate.name
-        if name not in timed:
-            yield Measurement(case, name, one.status, note=one.note)
-        else:
-            yield _measurement(case, name, timed[name], name in equal, one.note)
+    return timed
 
 
 def _block(
@@ -137,6 +154,18 @@ def _block(
 ) -> float:
     announce(caller, name)
     return runner.seconds(calls, rotated=rotated)
+
+
+def _results(
+    case: Case, tried: Sequence[_Tried], timed: Mapping[str, Timed]
+) -> Iterator[Measurement]:
+    """A measurement for every candidate."""
+    equal = ties(timed)
+    for one in tried:
+        if one.name in timed:
+            yield _measurement(case, one.name, timed[one.name], one.name in equal, one.note)
+        else:
+            yield Measurement(case, one.name, one.status, note=one.note)
 
 
 def _measurement(case: Case, name: str, timed: Timed, tie: bool, note: str) -> Measurement:
@@ -154,12 +183,11 @@ def _measurement(case: Case, name: str, timed: Timed, tie: bool, note: str) -> M
     )
 
 
-def copies(operands: Operands) -> int:
-    """Sets of operands that together overflow the second-level cache."""
-    spec = operands.spec
+def copies_to_rotate(spec: OpSpec) -> int:
+    """Sets of operands that together overflow the second-level cache; 1 if one does by itself."""
     nbytes = sum(map(math.prod, (input_shape(spec), weight_shape(spec), result_shape(spec))))
     enough = math.ceil(_CACHES * (cpu().l2 or _USUAL_L2) / nbytes)
-    return max(2, min(enough, _MOST_COPIES))
+    return min(enough, _MOST_COPIES)
 
 
 @contextmanager

@@ -34,10 +34,7 @@ def load_model(name: str) -> nn.Module:
     Raises:
         InvalidInputError: there is none, or it is no model.
     """
-    if ":" in name:
-        factory = _factory(*name.rsplit(":", 1))
-    else:
-        factory = _torchvision(name)
+    factory = _factory(*name.rsplit(":", 1)) if ":" in name else _torchvision(name)
     model = factory()
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"--model {name}: got a {type(model).__name__}, not an nn.Module")
@@ -107,7 +104,7 @@ def model_shapes(
 
 def _tensors(inputs: Sequence[int] | Sequence[Tensor]) -> list[Tensor]:
     if all(isinstance(size, int) for size in inputs):
-        return [torch.zeros(*inputs)]  # type: ignore[arg-type]
+        return [torch.zeros(*inputs)]
     return list(inputs)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """Operands of one op, and what a few parts of its result have to be.
 
-Weights and activations take every value they can: 0..255 and −128..127. A kernel that is legal
-only for weights that cannot saturate 16-bit sums gets −64..64 instead.
+Weights and activations take every value they can: 0..255 and -128..127. A kernel that is legal
+only for weights that cannot saturate 16-bit sums gets -64..64 instead.
 """
 
 from __future__ import annotations
@@ -189,24 +189,30 @@ def _expected(o: Operands, window: Window) -> Tensor:
 
 
 def _accumulate(o: Operands, window: Window) -> Tensor:
+    """Exact integer sums of the part of the output that ``window`` shows."""
     spec = o.spec
+    accumulator: Tensor
     if spec.op == "linear":
         rows, channels = window
-        return reference.accumulate_linear(o.x[rows], X_ZERO_POINT, o.weight[channels])
-    geometry = {"stride": spec.stride, "dilation": spec.dilation, "groups": spec.groups}
-    if spec.transposed:
-        return reference.accumulate_conv(
-            o.x,
-            X_ZERO_POINT,
-            o.weight,
-            padding=spec.padding,
-            transposed=True,
-            output_padding=spec.output_padding,
-            **geometry,  # type: ignore[arg-type]
-        )
-    x = _input_of(o.x[window[0]], spec, window[2:])
-    zero = (0,) * spec.dims
-    return reference.accumulate_conv(x, X_ZERO_POINT, o.weight, padding=zero, **geometry)  # type: ignore[arg-type]
+        accumulator = reference.accumulate_linear(o.x[rows], X_ZERO_POINT, o.weight[channels])
+        return accumulator
+    geometry: dict[str, Any] = {
+        "stride": spec.stride,
+        "dilation": spec.dilation,
+        "groups": spec.groups,
+    }
+    x = o.x
+    if spec.transposed:  # always looked at whole
+        geometry |= {
+            "padding": spec.padding,
+            "transposed": True,
+            "output_padding": spec.output_padding,
+        }
+    else:
+        x = _input_of(o.x[window[0]], spec, window[2:])
+        geometry["padding"] = (0,) * spec.dims
+    accumulator = reference.accumulate_conv(x, X_ZERO_POINT, o.weight, **geometry)
+    return accumulator
 
 
 def _input_of(x: Tensor, spec: OpSpec, window: Window) -> Tensor:
@@ -219,7 +225,8 @@ def _input_of(x: Tensor, spec: OpSpec, window: Window) -> Tensor:
         start, end = part.start * s - p, (part.stop - 1) * s - p + d * (k - 1) + 1
         crops.append(slice(max(start, 0), max(min(end, n), 0)))
         pads.append((max(-start, 0), max(end - max(n, start), 0)))
-    cropped = x[(slice(None), slice(None), *crops)]
+    parts: Window = (slice(None), slice(None), *crops)
+    cropped = x[parts]
     # F.pad begins with the last dimension.
     flat = list(itertools.chain.from_iterable(reversed(pads)))
     return F.pad(cropped, flat, value=X_ZERO_POINT)
