@@ -172,8 +172,7 @@ def _print_outcome(outcome: Outcome, request: Request) -> None:
         )
     if not outcome.quiet.enough:
         print(
-            f"  warning: the machine was not quiet: {outcome.quiet}. Times may mislead: stop other "
-            "work and measure again.",
+            f"  warning: the machine was not quiet: {outcome.quiet}; the file says so too",
             file=sys.stderr,
         )
 

@@ -25,7 +25,7 @@ from x86quant.lowering.graph_tools import add_constant, emit
 from x86quant.packing import ConvGeometry, choice_context, pack_conv, pack_linear
 from x86quant.router import refusals
 from x86quant.runtime import Plan, Segment
-from x86quant.tuning.measurements import Caller, Status
+from x86quant.tuning.measurements import NARROW_WEIGHTS, Caller, Status
 from x86quant.tuning.operands import (
     FULL,
     NARROW,
@@ -91,7 +91,7 @@ def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candid
     weights = FULL
     if reasons and not _reasons(caller, kernel, operands(FULL), shape_alone=True):
         # Some layers have weights that cannot saturate: they want to know how fast it is.
-        weights, note = NARROW, f"timed with weights of at most {NARROW[1]}: {reasons[0]}"
+        weights, note = NARROW, f"{NARROW_WEIGHTS}: {reasons[0]}"
         reasons = _reasons(caller, kernel, operands(NARROW))
     if reasons:
         return Candidate(caller, kernel.name, note="; ".join(reasons))

@@ -17,7 +17,7 @@ from x86quant.spec import OpSpec
 from x86quant.tuning.candidates import Candidate, MakeOperands, Runner, candidates
 from x86quant.tuning.measurements import Caller, Case, Measurement, Status
 from x86quant.tuning.operands import make_operands, result_shape
-from x86quant.tuning.ranking import Block, Timed, settle, summary, ties
+from x86quant.tuning.ranking import LONGEST_STALL, Block, Timed, settle, summary, ties
 from x86quant.tuning.shapes import input_shape, weight_shape
 
 # Rotated operands overflow this many second-level caches, unless the op is so small that it
@@ -25,9 +25,8 @@ from x86quant.tuning.shapes import input_shape, weight_shape
 _CACHES = 2
 _MOST_COPIES = 24
 _USUAL_L2 = 2 * 2**20
-# A checked call this much slower than the quickest, and this long in seconds, was timed enough.
+# A checked call this much slower than the quickest was timed enough, if it is too long for a stall.
 _HOPELESS = 8
-_LONG = 0.02
 
 #: Which kernels not to try again: (caller, kernel) -> what became of it.
 Excluded = Mapping[tuple[str, str], str]
@@ -135,7 +134,7 @@ def _time(
     for one in tried:
         if one.runner is None:
             continue
-        if one.first > max(_HOPELESS * quickest, _LONG):
+        if one.first > max(_HOPELESS * quickest, LONGEST_STALL):
             timed[one.name] = summary([one.first])
             continue
         announce(caller, one.name)

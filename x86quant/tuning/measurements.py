@@ -34,6 +34,10 @@ Cache = Literal["hot", "rotated"]
 #: or ended its process; ``unsupported`` says itself that it cannot; ``skipped`` was not tried.
 Status = Literal["ok", "wrong", "failed", "unsupported", "skipped"]
 
+#: How a note begins where a kernel was timed with weights that cannot saturate 16-bit sums,
+#: because it is refused for others.
+NARROW_WEIGHTS = "narrow weights only"
+
 #: Candidates within this share of the best are as good as the best.
 TIE = 0.03
 
@@ -151,6 +155,11 @@ class Measurement:
     def spec(self) -> OpSpec:
         """The op that was measured."""
         return self.case.spec
+
+    @property
+    def narrow_weights(self) -> bool:
+        """Whether the kernel runs this op only with weights that cannot saturate 16-bit sums."""
+        return self.note.startswith(NARROW_WEIGHTS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,12 @@ def load_model(name: str) -> nn.Module:
         InvalidInputError: there is none, or it is no model.
     """
     factory = _factory(*name.rsplit(":", 1)) if ":" in name else _torchvision(name)
-    model = factory()
+    try:
+        model = factory()
+    except TypeError as error:
+        raise InvalidInputError(
+            f"--model {name} cannot be called without arguments: {error}"
+        ) from error
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"--model {name}: got a {type(model).__name__}, not an nn.Module")
     return model.eval()

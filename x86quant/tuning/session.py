@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -81,8 +82,15 @@ def run(
     *,
     worker: Callable[[str], Worker] = Worker,
     clock: Callable[[], float] = time.monotonic,
+    warn: Callable[[str], None] = lambda message: print(message, file=sys.stderr),
 ) -> Outcome:
     """Measure, and write the CSV file.
+
+    Args:
+        request: what to measure.
+        worker: starts the process for an ISA level.
+        clock: seconds.
+        warn: told at once when the machine is too busy for times to mean much.
 
     Raises:
         TuningError: another tune writes the same file, there is an unfinished one, the disk is
@@ -97,6 +105,8 @@ def run(
             if request.resume and earlier is not None:
                 known |= {m.case for m in earlier}
             quiet = look()
+            if not quiet.enough:
+                warn(f"the machine is not quiet: {quiet}; stop other work for times that hold")
             unmeasured = 0
             for number, level in enumerate(request.levels):
                 deadline = None

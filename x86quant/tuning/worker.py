@@ -44,6 +44,9 @@ PATIENCE = 120.0
 _MARK_BYTES = 256
 # Seconds to wait for the end of a process that is done, or writes a core file.
 _GRACE = 10.0
+# Seconds for a process to start: it imports torch.
+_START = 120.0
+_READY = b"ready\n"
 
 
 class Worker:
@@ -100,10 +103,7 @@ class Worker:
                 return [from_cells(row) for row in rows]
             why, culprit = answer, self._marked()
             if culprit is None or culprit in excluded:
-                raise TuningError(
-                    f"the measuring process for {self._isa} failed: {why}, at {cases[0]}. "
-                    f"Its last words:\n{self._last_words()}"
-                )
+                raise self._failure(why, f"at {cases[0]}")
             excluded[culprit] = why
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | str:
@@ -116,7 +116,7 @@ class Worker:
             process.stdin.flush()
         except BrokenPipeError:
             return self._stop()
-        if not select.select([process.stdout], [], [], self._patience)[0]:
+        if not _readable(process, self._patience):
             process.kill()
             self._stop()
             return f"it did not finish within {self._patience:.0f} s"
@@ -139,7 +139,16 @@ class Worker:
             # Ctrl-C is for the parent, which ends this process when it is done.
             start_new_session=True,
         )
+        assert self._process.stdout is not None
+        if not _readable(self._process, _START) or self._process.stdout.readline() != _READY:
+            raise self._failure(self._stop(), "before it measured anything")
         return self._process
+
+    def _failure(self, why: str, when: str) -> TuningError:
+        return TuningError(
+            f"the measuring process for {self._isa} failed: {why}, {when}. Its last words:\n"
+            f"{self._last_words()}"
+        )
 
     def _stop(self) -> str:
         """Let go of the process; how it ended, in words."""
@@ -170,6 +179,11 @@ class Worker:
         return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-8:])
 
 
+def _readable(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    assert process.stdout is not None
+    return bool(select.select([process.stdout], [], [], timeout)[0])
+
+
 # ---------------------------------------------------------------------------- the other side
 
 
@@ -187,6 +201,8 @@ def main(mark: str) -> int:
         def announce(caller: str, kernel: str) -> None:
             marked[:] = f"{caller} {kernel}".encode().ljust(_MARK_BYTES)
 
+        answers.write(_READY)
+        answers.flush()
         for line in sys.stdin:
             request = json.loads(line)
             measurements = measure(
