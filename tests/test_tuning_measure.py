@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import functools
 import io
+import json
 import os
 import re
 import signal
@@ -605,8 +606,11 @@ class InstantWorker:
         return [Measurement(c, "onednn", "ok", 3.0, 2.5, 3.25, 2.0, rounds=9) for c in cases]
 
 
+_run = session.run
+
+
 def run(asked: session.Request, worker: InstantWorker) -> session.Outcome:
-    return session.run(
+    return _run(
         asked, worker=worker, clock=lambda: worker.now, warn=lambda message: None  # type: ignore[arg-type]
     )  # fmt: skip
 
@@ -740,7 +744,7 @@ def test_tune_measures_at_a_lower_level_and_writes_a_file(
     out = tmp_path / "m.csv"
     status = cli.main(
         ["tune", "--shapes", str(shapes_csv), "--out", str(out), "--isa", "avx2", "--batch", "1",
-         "--rows", "4", "--budget", "1m"]
+         "--rows", "4", "--budget", "1m", "--json"]
     )  # fmt: skip
     assert status == 0
     found = read(out)
@@ -751,7 +755,9 @@ def test_tune_measures_at_a_lower_level_and_writes_a_file(
     onednn = [m for m in found if (m.kernel_name, m.case.caller) == ("onednn", "stock")]
     assert all(m.narrow_weights for m in onednn)  # without VNNI it saturates at full range
     assert onednn
-    assert "measurements" in capsys.readouterr().out
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["cases"], printed["unmeasured"]) == (len(found.cases()), 0)
+    assert printed["bad"] == printed["tables"] == []
     assert not user_table.user_table_path("avx2").exists()
 
 
@@ -764,6 +770,18 @@ def test_tune_says_what_is_wrong_with_its_input(
     assert "bad.csv:2: column groups: 0 is too small" in capsys.readouterr().err
     assert cli.main(["tune", "--shape", "1,3,8,8"]) == 2
     assert "--shape is the input of a --model" in capsys.readouterr().err
+
+
+def test_a_model_becomes_entries_of_the_users_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "run", functools.partial(run, worker=InstantWorker()))
+    name = f"{Net.__module__}:Net"
+    status = cli.main(["tune", "--model", name, "--shape", "1,3,16,16", "--isa", "avx2"])
+    assert status == 0
+    table = read_table(user_table.user_table_path("avx2"), all_kernels())
+    assert {e.spec.op for e in table.entries} == {"conv2d", "linear"}
+    assert f"{user_table.user_table_path('avx2')}: installed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

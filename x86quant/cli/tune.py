@@ -10,6 +10,7 @@ Kill it at any moment: --resume goes on where it was.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -78,6 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--budget", type=seconds, metavar="15m", help="stop measuring after this long, all in all"
     )
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--out", metavar="FILE.csv", help="write measurements here, install nothing"
     )
@@ -88,10 +90,16 @@ def run(options: argparse.Namespace) -> int:
     from x86quant.tuning.session import run as tune
 
     request = _request(options)
-    outcome = tune(request)
-    _print_outcome(outcome, request)
-    if options.out is None:
-        _install(options, request, outcome)
+    try:
+        outcome = tune(request)
+    except KeyboardInterrupt:
+        print("\nwhat was measured is kept; --resume goes on", file=sys.stderr)
+        raise
+    tables = _install(options, request, outcome) if options.out is None else []
+    if options.json:
+        print(json.dumps(_as_json(outcome, request, tables), indent=2))
+    else:
+        _print_outcome(outcome, request, tables)
     return 0
 
 
@@ -155,32 +163,46 @@ def _levels(wanted: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(name for name in reached if name in wanted)
 
 
-def _print_outcome(outcome: Outcome, request: Request) -> None:
+def _print_outcome(outcome: Outcome, request: Request, tables: Sequence[Path]) -> None:
     from x86quant.tuning.progress import clock_time
 
-    cases = outcome.measured.cases()
     print(
-        f"{request.out}: {len(cases)} cases, {len(outcome.measured)} measurements, "
-        f"{clock_time(outcome.seconds)} minutes"
+        f"{request.out}: {len(outcome.measured.cases())} cases, {len(outcome.measured)} "
+        f"measurements, in {clock_time(outcome.seconds)}"
     )
     for m in outcome.of_status("wrong", "failed"):
         print(f"  {m.status}: {m.kernel_name} on {m.case}: {m.note}")
+    for path in tables:
+        print(f"{path}: installed")
     if outcome.unmeasured:
         print(
-            f"  out of time: {outcome.unmeasured} cases were not measured; --resume goes on",
+            f"out of time: {outcome.unmeasured} cases were not measured; --resume goes on",
             file=sys.stderr,
         )
     if not outcome.quiet.enough:
-        print(
-            f"  warning: the machine was not quiet: {outcome.quiet}; the file says so too",
-            file=sys.stderr,
-        )
+        print(f"the machine was not quiet: {outcome.quiet}; the file says so too", file=sys.stderr)
 
 
-def _install(options: argparse.Namespace, request: Request, outcome: Outcome) -> None:
+def _as_json(outcome: Outcome, request: Request, tables: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "measurements": str(request.out),
+        "cases": len(outcome.measured.cases()),
+        "unmeasured": outcome.unmeasured,
+        "seconds": round(outcome.seconds, 1),
+        "quiet": outcome.quiet.enough,
+        "bad": [
+            {"kernel": m.kernel_name, "case": str(m.case), "status": m.status, "note": m.note}
+            for m in outcome.of_status("wrong", "failed")
+        ],
+        "tables": [str(path) for path in tables],
+    }
+
+
+def _install(options: argparse.Namespace, request: Request, outcome: Outcome) -> list[Path]:
     from x86quant.cpu_info import cpu
     from x86quant.tuning import user_table
 
+    installed = []
     for level in request.levels:
         here = cpu().capped(level)
         if options.model:
@@ -192,7 +214,8 @@ def _install(options: argparse.Namespace, request: Request, outcome: Outcome) ->
             table = user_table.fitted(outcome.measured, here)
         else:
             continue
-        print(f"{user_table.install(table, here)}: {table.name}")
+        installed.append(user_table.install(table, here))
+    return installed
 
 
 # ---------------------------------------------------------------------------- arguments

@@ -12,7 +12,10 @@ from time import perf_counter
 
 import torch
 
+from x86quant.active_rules import use_rules
 from x86quant.cpu_info import cpu
+from x86quant.kernels.reference import ReferenceKernel
+from x86quant.rule_table import Rule, RuleTable
 from x86quant.spec import OpSpec
 from x86quant.tuning.candidates import Candidate, MakeOperands, Runner, candidates
 from x86quant.tuning.measurements import Caller, Case, Measurement, Status
@@ -22,11 +25,15 @@ from x86quant.tuning.shapes import input_shape, weight_shape
 
 # Rotated operands overflow this many second-level caches, unless the op is so small that it
 # would take more copies than these to.
-_CACHES = 2
+_CACHES = 1.5
 _MOST_COPIES = 24
 _USUAL_L2 = 2 * 2**20
 # A checked call this much slower than the quickest was timed enough, if it is too long for a stall.
 _HOPELESS = 8
+
+# In force while candidates are packed. Overrides name the kernels, so rules decide nothing; but
+# those of a real table would be looked through for every number of rows.
+_NO_RULES = RuleTable("tune", (Rule("*", {}, (ReferenceKernel.name,)),))
 
 #: Which kernels not to try again: (caller, kernel) -> what became of it.
 Excluded = Mapping[tuple[str, str], str]
@@ -55,9 +62,7 @@ def measure(
     spec = cases[0].spec
     operands = functools.cache(functools.partial(make_operands, spec))
     found: list[Measurement] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(spec.threads or before)
-    try:
+    with _threads(spec.threads), use_rules(_NO_RULES):
         for caller in dict.fromkeys(case.caller for case in cases):
             tried = _try_all(find(caller, operands), excluded or {}, announce)
             timed: dict[int, dict[str, Timed]] = {}
@@ -67,8 +72,6 @@ def measure(
                 if copies not in timed:
                     timed[copies] = _time(tried, caller, copies, limit, announce)
                 found += _results(case, tried, timed[copies])
-    finally:
-        torch.set_num_threads(before)
     return found
 
 
@@ -187,6 +190,16 @@ def copies_to_rotate(spec: OpSpec) -> int:
     nbytes = sum(map(math.prod, (input_shape(spec), weight_shape(spec), result_shape(spec))))
     enough = math.ceil(_CACHES * (cpu().l2 or _USUAL_L2) / nbytes)
     return min(enough, _MOST_COPIES)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
