@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         X86QuantWarning,
     )
     from x86quant.explanation import Explanation, LayerChoice, explain, explain_pack
+    from x86quant.int8_proof import ComputeReport, assert_int8, compute_ops
     from x86quant.qconfig import (
         get_backend_config,
         get_default_dynamic_qconfig_mapping,
@@ -68,6 +69,7 @@ _HOME = {
         "X86QuantWarning",
     ),
     "explanation": ("Explanation", "LayerChoice", "explain", "explain_pack"),
+    "int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
     "qconfig": (
         "get_backend_config",
         "get_default_dynamic_qconfig_mapping",
@@ -86,6 +88,7 @@ __all__ = [
     "ArtifactError",
     "Choice",
     "CompiledModule",
+    "ComputeReport",
     "Cpu",
     "CpuError",
     "Explanation",
@@ -100,8 +103,10 @@ __all__ = [
     "UnsupportedError",
     "X86QuantError",
     "X86QuantWarning",
+    "assert_int8",
     "choose",
     "compile",
+    "compute_ops",
     "cpu",
     "current_rules",
     "disable",
