@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.compiler import CompiledModule
 from x86quant.errors import FloatOpsError, InvalidInputError
+from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.graph_tools import label
 from x86quant.runtime import segment
 from x86quant.runtime.plan import Plan
@@ -302,10 +303,8 @@ def _node_layer(gm: GraphModule, frame: FrameType) -> str:
     node = next((node for node in gm.graph.nodes if node.name == name), None)
     if node is None:
         return name
-    stack = node.meta.get("nn_module_stack")
-    if stack and "layer" not in node.meta:  # exported graphs keep the module's path here
-        path = str(list(stack.values())[-1][0])
-        return re.sub(r"^L\['self'\]\.?|^L__self___?", "", path) or label(node)
+    if "layer" not in node.meta and (path := exported_layer(node)):
+        return path
     return label(node)
 
 
