@@ -19,6 +19,7 @@ from x86quant.isa import apply_isa_cap
 
 if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
+    from x86quant.artifacts import load, save
     from x86quant.compiler import CompiledModule, compile
     from x86quant.cpu_info import Cpu, cpu
     from x86quant.dynamic import (
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
         to_dynamic,
     )
     from x86quant.errors import (
+        ArtifactError,
         CpuError,
         ExtensionError,
+        FloatOpsError,
         InvalidInputError,
         RuleError,
         UnsupportedError,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         explain,
         explain_pack,
     )
+    from x86quant.int8_proof import ComputeReport, assert_int8, compute_ops
     from x86quant.profiling import Profile, profile
     from x86quant.qconfig import (
         get_backend_config,
@@ -64,6 +68,7 @@ apply_isa_cap()
 
 _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
+    "artifacts": ("load", "save"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
     "dynamic": (
@@ -74,8 +79,10 @@ _HOME = {
         "to_dynamic",
     ),
     "errors": (
+        "ArtifactError",
         "CpuError",
         "ExtensionError",
+        "FloatOpsError",
         "InvalidInputError",
         "RuleError",
         "UnsupportedError",
@@ -89,6 +96,7 @@ _HOME = {
         "explain",
         "explain_pack",
     ),
+    "int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
     "profiling": ("Profile", "profile"),
     "qconfig": (
         "get_backend_config",
@@ -105,15 +113,18 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "ArtifactError",
     "Choice",
     "CompiledExplanation",
     "CompiledModule",
+    "ComputeReport",
     "Cpu",
     "CpuError",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",
     "ExtensionError",
+    "FloatOpsError",
     "InvalidInputError",
     "LayerChoice",
     "OpSpec",
@@ -126,8 +137,10 @@ __all__ = [
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",
+    "assert_int8",
     "choose",
     "compile",
+    "compute_ops",
     "cpu",
     "current_rules",
     "disable",
@@ -139,10 +152,12 @@ __all__ = [
     "get_default_qat_qconfig_mapping",
     "get_default_qconfig_mapping",
     "is_enabled",
+    "load",
     "override",
     "profile",
     "read_table",
     "reroute",
+    "save",
     "to_dynamic",
     "use_rules",
 ]

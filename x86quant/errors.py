@@ -9,6 +9,8 @@
     ├── UnsupportedError   no kernel can run this op; names every kernel and its reasons
     ├── MeasurementError   a file of measurements or shapes is wrong; says file, line and remedy
     ├── TuningError        tuning cannot start or go on (another one runs, the disk is full)
+    ├── ArtifactError      a model cannot be saved, or a file is damaged, hostile or too new
+    ├── FloatOpsError      assert_int8 found float compute that was not allowed (an AssertionError)
     └── ExtensionError     the compiled part is missing or does not fit the installed torch
 
 ``X86QuantWarning`` is the category of every warning.
@@ -43,6 +45,12 @@ class MeasurementError(X86QuantError, ValueError):
 
 class TuningError(X86QuantError, RuntimeError):
     """A tuning run cannot start or go on."""
+class ArtifactError(X86QuantError, ValueError):
+    """A model cannot be saved; or a file is damaged, hostile or of another version."""
+
+
+class FloatOpsError(X86QuantError, AssertionError):
+    """Convolutions or matrix products ran in float where int8 was asserted."""
 
 
 class ExtensionError(X86QuantError, ImportError):
