@@ -695,11 +695,12 @@ def stock(spec: OpSpec, kernel: str, median: float, cache: str = "hot") -> Measu
     return dataclasses.replace(graph(spec, kernel, median), case=of)
 
 
-def test_entries_rank_kernels_over_both_caches() -> None:
+def test_entries_rank_kernels_over_both_caches_and_leave_out_wrong_ones() -> None:
     (entry,) = user_table.entries([
         stock(CONV, "onednn", 10), stock(CONV, "fbgemm", 12),
         stock(CONV, "onednn", 30, "rotated"), stock(CONV, "fbgemm", 14, "rotated"),
-        Measurement(case(CONV, isa=cpu().isa), "qnnpack", "wrong", note="off by 9"),
+        stock(CONV, "qnnpack", 1),
+        Measurement(case(CONV, isa=cpu().isa, cache="rotated"), "qnnpack", "wrong", note="off"),
     ])  # fmt: skip
     assert entry.use == ("fbgemm", "onednn")
     assert (entry.spec.rows, entry.spec.batch, entry.spec.dynamic) == (None, None, None)

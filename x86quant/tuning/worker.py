@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ from x86quant.tuning.measurements import (
 _COMMAND = (sys.executable, "-m", "x86quant.tuning.worker")
 #: Seconds after which a kernel counts as hanging.
 PATIENCE = 120.0
+_LOOK_EVERY = 5.0
 _MARK_BYTES = 256
 # Seconds to wait for the end of a process that is done, or writes a core file.
 _GRACE = 10.0
@@ -61,8 +63,6 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         # Files rather than pipes: nobody needs to read along, and they outlive a crash.
         self._mark: IO[bytes] = tempfile.NamedTemporaryFile(prefix="x86quant-tune-")  # noqa: SIM115
-        self._mark.write(bytes(_MARK_BYTES))
-        self._mark.flush()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __enter__(self) -> Worker:
@@ -116,7 +116,7 @@ class Worker:
             process.stdin.flush()
         except BrokenPipeError:
             return self._stop()
-        if not _readable(process, self._patience):
+        if not self._answers(process):
             process.kill()
             self._stop()
             return f"it did not finish within {self._patience:.0f} s"
@@ -126,10 +126,24 @@ class Worker:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait for an answer, or an end; False when one kernel runs longer than our patience."""
+        running, since = self._marked(), time.monotonic()
+        while not _readable(process, min(self._patience, _LOOK_EVERY)):
+            now = time.monotonic()
+            if self._marked() != running:
+                running, since = self._marked(), now
+            elif now - since >= self._patience:
+                return False
+        return True
+
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, ISA_VARIABLE: self._isa}
         # Which table is in force is no matter here, and a broken one must not stop us.
         environment.pop(RULES_VARIABLE, None)
+        self._mark.seek(0)  # what the process before ran is no fault of this one
+        self._mark.write(bytes(_MARK_BYTES))
+        self._mark.flush()
         self._process = subprocess.Popen(
             [*self._command, self._mark.name],
             stdin=subprocess.PIPE,
