@@ -45,6 +45,8 @@ class MeasurementError(X86QuantError, ValueError):
 
 class TuningError(X86QuantError, RuntimeError):
     """A tuning run cannot start or go on."""
+
+
 class ArtifactError(X86QuantError, ValueError):
     """A model cannot be saved; or a file is damaged, hostile or of another version."""
 

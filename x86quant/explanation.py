@@ -137,7 +137,8 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
     """Which kernel runs each layer of ``model``, and why.
 
     Works for models built by any stock workflow (eager, FX, dynamic, QAT, scripted), for the
-    linears that ``to_dynamic`` makes, and for compiled models, of which every step is listed, with what was fused into it, and float ops too.
+    linears that ``to_dynamic`` makes, and for compiled models, of which every step is listed,
+    with what was fused into it, and float ops too.
 
     Args:
         model: the quantized model.
