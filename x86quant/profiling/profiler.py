@@ -299,13 +299,14 @@ def profile(
         walls, timed_walls, times = _measure(compiled, inputs, recorder, runs)
     steps, plans = recorder.steps(), recorder.plans()
     between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
-    peak = sum(plan.peak_bytes for plan in plans)
+    # Parts of a batch that run side by side have an arena each.
+    peak = sum(plan.peak_bytes * min(used, plan.parts) for plan in plans)
     model_bytes = peak + sum(step.weight_bytes for step in steps)
     return Profile(
         steps=tuple(
             ProfiledStep(
                 step,
-                max(0.0, statistics.median(taken) - (timer_us if step.segment else 0.0)),
+                max(0.0, statistics.median(taken) - _timers(step, used) * timer_us),
                 _bound(roofline, step, model_bytes),
             )
             for step, taken in zip(steps, zip(*times, strict=True), strict=True)
@@ -315,11 +316,16 @@ def profile(
         between_us=statistics.median(between),
         timer_us=timer_us,
         peak_bytes=peak,
-        naive_bytes=sum(plan.naive_bytes for plan in plans),
+        naive_bytes=sum(plan.naive_bytes * plan.parts for plan in plans),
         runs=runs,
         threads=used,
         roofline=roofline,
     )
+
+
+def _timers(step: RunStep, threads: int) -> float:
+    """How many timers are in the time of a step; parts that run side by side share the time."""
+    return step.parts / min(threads, step.parts) if step.segment else 0.0
 
 
 @functools.cache

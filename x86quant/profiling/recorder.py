@@ -49,6 +49,7 @@ class RunStep:
         fused: what it does besides its op, and the pass that put it there.
         choice: of a convolution or linear, the whole look-up.
         segment: the native segment it is part of; empty for what torch runs.
+        parts: the parts of the batch it runs for, one after or beside another.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RunStep:
     fused: tuple[str, ...] = ()
     choice: Choice | None = None
     segment: str = ""
+    parts: int = 1
 
     @property
     def kind(self) -> str:
@@ -170,7 +172,7 @@ class _TimedSegment(nn.Module):
     def steps(self) -> Iterator[RunStep]:
         nodes = {node.name: node for node in self._segment.graph_module.graph.nodes}
         for step in self.plan.steps:
-            yield _native_step(step, nodes[step.name], self._segment.name)
+            yield _native_step(step, nodes[step.name], self._segment.name, self.plan.parts)
 
 
 class _TimedNode(nn.Module):
@@ -264,7 +266,10 @@ def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
     return as_float.op, TORCH, "moves data between torch ops"
 
 
-def _native_step(step: Step, node: Node, segment: str) -> RunStep:
+def _native_step(step: Step, node: Node, segment: str, parts: int) -> RunStep:
+    def whole(shape: _Shape) -> _Shape:
+        return (shape[0] * parts, *shape[1:]) if parts > 1 else shape
+
     choice = step.choice
     wanted = _called(node)
     helper = step.op in _HELPERS and step.op != wanted
@@ -276,14 +281,15 @@ def _native_step(step: Step, node: Node, segment: str) -> RunStep:
         kernel=step.kernel,
         rule="" if choice is None else choice.rule,
         reason=reason if choice is None else choice.reason,
-        inputs=tuple(value.shape for value in step.inputs),
-        output=step.output.shape,
-        multiply_adds=step.multiply_adds,
-        activation_bytes=step.moved_bytes - step.weight_bytes,
+        inputs=tuple(whole(value.shape) for value in step.inputs),
+        output=whole(step.output.shape),
+        multiply_adds=step.multiply_adds * parts,
+        activation_bytes=(step.moved_bytes - step.weight_bytes) * parts,
         weight_bytes=step.weight_bytes,
         fused=() if helper else tuple(_fused(node)),
         choice=choice,
         segment=segment,
+        parts=parts,
     )
 
 
