@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from .base import Kernel
-from .fbgemm import FbgemmKernel
+from .fbgemm import FbgemmDynamicKernel, FbgemmKernel
 from .native import NativeGraphKernel, NativeKernel
-from .onednn import OnednnKernel
+from .onednn import OnednnDynamicKernel, OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
-__all__ = ["Kernel", "all_kernels", "graph_kernels"]
+__all__ = ["Kernel", "all_kernels", "dynamic_kernels", "graph_kernels"]
 
 
 def all_kernels() -> Mapping[str, Kernel]:
@@ -23,6 +23,11 @@ def all_kernels() -> Mapping[str, Kernel]:
 def graph_kernels() -> Mapping[str, Kernel]:
     """Every kernel of compiled models, in the order of fallback: the first runs everything."""
     return _GRAPH_KERNELS
+
+
+def dynamic_kernels() -> Mapping[str, Kernel]:
+    """Every kernel of linears on float tensors, in the order of fallback."""
+    return _DYNAMIC_KERNELS
 
 
 def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
@@ -43,3 +48,7 @@ _KERNELS = _register(
 )
 
 _GRAPH_KERNELS = _register((NativeGraphKernel(),))
+
+_DYNAMIC_KERNELS = _register(
+    (NativeGraphKernel(), FbgemmDynamicKernel(), OnednnDynamicKernel(), ReferenceKernel())
+)

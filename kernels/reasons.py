@@ -49,6 +49,13 @@ def pair_saturation(spec: OpSpec, layout: str) -> list[str]:
     ]
 
 
+def one_range(spec: OpSpec) -> list[str]:
+    """Several rows of a linear on float tensors, each of which has a range of its own."""
+    if spec.rows == 1:
+        return []
+    return ["quantizes all rows by one range, where each row has its own"]
+
+
 def asymmetric_weights(spec: OpSpec) -> list[str]:
     """A weight zero point other than 0."""
     if spec.weights is None or spec.weights.symmetric:

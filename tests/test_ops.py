@@ -44,6 +44,12 @@ CONV = {
     "output_padding": [0, 0],
 }
 
+FLOAT_LINEAR = {
+    "weight": weights(7, 16),
+    "weight_scale": torch.rand(7) / 100,
+    "bias": torch.randn(7),
+    "activation": "gelu",
+}
 SAMPLES: dict[str, dict[str, Any]] = {
     "quantize": {"x": torch.randn(2, 3, 4, 5), **OUT},
     "dequantize": {"x": X, **IN},
@@ -55,6 +61,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "requantize": {"x": X, **IN, **OUT},
     "lut": {"x": X, "table": TABLE},
     "conv": {"x": X, **CONV, **IN, **OUT, "residual": codes(2, 6, 4, 6), "lut": TABLE},
+    "linear_dynamic": {"x": torch.randn(3, 5, 16), **FLOAT_LINEAR},
+    "linear_weight_only": {"x": torch.randn(3, 5, 16), **FLOAT_LINEAR},
     "linear": {
         "x": codes(3, 5, 16),
         "weight": weights(8, 16),

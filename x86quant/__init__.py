@@ -19,11 +19,21 @@ from x86quant.isa import apply_isa_cap
 
 if TYPE_CHECKING:
     from x86quant.active_rules import current_rules, override, use_rules
+    from x86quant.artifacts import load, save
     from x86quant.compiler import CompiledModule, compile
     from x86quant.cpu_info import Cpu, cpu
+    from x86quant.dynamic import (
+        DynamicLinear,
+        DynamicMultiheadAttention,
+        WeightOnlyEmbedding,
+        WeightOnlyLinear,
+        to_dynamic,
+    )
     from x86quant.errors import (
+        ArtifactError,
         CpuError,
         ExtensionError,
+        FloatOpsError,
         InvalidInputError,
         RuleError,
         UnsupportedError,
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
         explain,
         explain_pack,
     )
+    from x86quant.int8_proof import ComputeReport, assert_int8, compute_ops
     from x86quant.profiling import Profile, profile
     from x86quant.qconfig import (
         get_backend_config,
@@ -57,11 +68,21 @@ apply_isa_cap()
 
 _HOME = {
     "active_rules": ("current_rules", "override", "use_rules"),
+    "artifacts": ("load", "save"),
     "compiler": ("CompiledModule", "compile"),
     "cpu_info": ("Cpu", "cpu"),
+    "dynamic": (
+        "DynamicLinear",
+        "DynamicMultiheadAttention",
+        "WeightOnlyEmbedding",
+        "WeightOnlyLinear",
+        "to_dynamic",
+    ),
     "errors": (
+        "ArtifactError",
         "CpuError",
         "ExtensionError",
+        "FloatOpsError",
         "InvalidInputError",
         "RuleError",
         "UnsupportedError",
@@ -75,6 +96,7 @@ _HOME = {
         "explain",
         "explain_pack",
     ),
+    "int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
     "profiling": ("Profile", "profile"),
     "qconfig": (
         "get_backend_config",
@@ -91,13 +113,18 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "ArtifactError",
     "Choice",
     "CompiledExplanation",
     "CompiledModule",
+    "ComputeReport",
     "Cpu",
     "CpuError",
+    "DynamicLinear",
+    "DynamicMultiheadAttention",
     "Explanation",
     "ExtensionError",
+    "FloatOpsError",
     "InvalidInputError",
     "LayerChoice",
     "OpSpec",
@@ -106,10 +133,14 @@ __all__ = [
     "RuleError",
     "RuleTable",
     "UnsupportedError",
+    "WeightOnlyEmbedding",
+    "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",
+    "assert_int8",
     "choose",
     "compile",
+    "compute_ops",
     "cpu",
     "current_rules",
     "disable",
@@ -121,10 +152,13 @@ __all__ = [
     "get_default_qat_qconfig_mapping",
     "get_default_qconfig_mapping",
     "is_enabled",
+    "load",
     "override",
     "profile",
     "read_table",
     "reroute",
+    "save",
+    "to_dynamic",
     "use_rules",
 ]
 

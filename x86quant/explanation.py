@@ -11,6 +11,7 @@ import torch
 
 from x86quant import extension
 from x86quant.compiler import CompiledModule
+from x86quant.dynamic import DynamicLinear
 from x86quant.lowering.passes import Report
 from x86quant.pack_sites import PackSite, pack_sites
 from x86quant.profiling.recorder import Elided, RunStep, record
@@ -135,8 +136,9 @@ class CompiledExplanation(Explanation):
 def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Explanation:
     """Which kernel runs each layer of ``model``, and why.
 
-    Works for models built by any stock workflow (eager, FX, dynamic, QAT, scripted), and for
-    compiled ones, of which every step is listed, with what was fused into it, and float ops too.
+    Works for models built by any stock workflow (eager, FX, dynamic, QAT, scripted), for the
+    linears that ``to_dynamic`` makes, and for compiled models, of which every step is listed,
+    with what was fused into it, and float ops too.
 
     Args:
         model: the quantized model.
@@ -146,9 +148,14 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
     if isinstance(model, CompiledModule):
         return _explain_compiled(model, inputs)
     extension.load()
-    return Explanation(
-        tuple(choice for site in pack_sites(model) for choice in _explain_site(site))
-    )
+    stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
+    ours = [
+        choice
+        for name, module in model.named_modules()
+        if isinstance(module, DynamicLinear)
+        for choice in _layer_choices(name, module.choices)
+    ]
+    return Explanation((*stock, *ours))
 
 
 def explain_pack(kind: str, pack: Any) -> Explanation:
@@ -205,6 +212,12 @@ def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
         yield LayerChoice(layer, kind, kind, kernel, "", _NOT_ROUTED)
         return
     segments = [(limit, Choice.from_json(data)) for limit, data in json.loads(record)]
+    yield from _layer_choices(layer, segments)
+
+
+def _layer_choices(
+    layer: str, segments: Sequence[tuple[int | None, Choice]]
+) -> Iterator[LayerChoice]:
     above = 0
     for limit, choice in segments:
         yield LayerChoice(

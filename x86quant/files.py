@@ -7,12 +7,12 @@ import uuid
 from pathlib import Path
 
 
-def write_aside(target: Path, text: str) -> None:
-    """Write ``text`` to a file beside ``target`` and move it into place."""
+def write_aside(target: Path, content: str | bytes) -> None:
+    """Write ``content`` to a file beside ``target`` and move it into place."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

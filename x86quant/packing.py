@@ -66,7 +66,7 @@ def pack_linear(
         bias,
         _row_limits(segments),
         [choice.kernel for _, choice in segments],
-        _record(segments),
+        segments_record(segments),
         _label(layer, spec),
         activation_max,
     )
@@ -100,7 +100,7 @@ def pack_conv(
         _row_limits(segments),
         [choice.kernel for _, choice in segments],
         _kernel_for_one_column(spec, segments),
-        _record(segments),
+        segments_record(segments),
         _label(layer, spec),
         activation_max,
     )
@@ -250,7 +250,8 @@ def _errata() -> tuple[Erratum, ...]:
     return read_errata(torch.__version__)
 
 
-def _record(segments: Segments) -> str:
+def segments_record(segments: Segments) -> str:
+    """The choices as the JSON that a pack keeps and ``explain`` reads."""
     return json.dumps([[rows, choice.to_json()] for rows, choice in segments])
 
 

@@ -29,6 +29,14 @@ class FbgemmKernel(Kernel):
         return found
 
 
+class FbgemmDynamicKernel(FbgemmKernel):
+    """The same in linears on float tensors, by the stock dynamic linear."""
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        return super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)
+
+
 def _saturating(taken: Path, cpu: Cpu) -> bool:
     """Whether the path adds products in 16 bits.
 

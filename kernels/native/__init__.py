@@ -31,7 +31,7 @@ class NativeKernel(Kernel):
 
 
 class NativeGraphKernel(NativeKernel):
-    """The same in compiled models, where linears are known to be static."""
+    """The same in compiled models and linears on float tensors, where no linear is in doubt."""
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""

@@ -53,10 +53,10 @@ void amx_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t*
   if constexpr (M == 2 && N == 2) _tile_stored(3, sums + 16 * N * 16 + 16, N * 64);
 }
 
-template <class V>
+template <class V, class Out = Epilogue<V>>
 void dense_amx(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
-  const Epilogue<V> epilogue(p);
+  const Out epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   alignas(64) int32_t sums[32 * 32];
   const TileConfig config;

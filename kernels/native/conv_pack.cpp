@@ -153,7 +153,7 @@ void layout_depthwise(Layout& l) {
   }
 }
 
-Layout layout_of(const xq_conv& conv, int isa) {
+Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   Layout l;
   Packed& h = l.head;
   h.magic = kMagic;
@@ -186,6 +186,7 @@ Layout layout_of(const xq_conv& conv, int isa) {
   h.mult = place(l.scalars * 4);
   h.bias = place(l.scalars * 4);
   h.lut = place(256);
+  if (float_out) h.weight_sums = place(l.scalars * 4);
   if (h.algo == XQ_ALGO_DENSE && !has_vnni(isa)) {
     h.order_stride = h.n_runs;
     for (const Run& r : l.runs) h.order_stride += r.quads;
@@ -220,8 +221,20 @@ Position position_in(const Packed& h, const Run& r, int64_t b, int64_t channels)
   return {tap / (kh * kw), tap / kw % kh, tap % kw, b % channels};
 }
 
+// pack_quad where a weight is a plain matrix: adjacent bytes of K stay adjacent.
+void pack_matrix_quad(const Packed& h, const Weights& w, const Block& block, int64_t quad, int8_t* at) {
+  const int64_t in = h.conv.in_channels, bytes = min64(4, in - quad * 4);
+  if (bytes <= 0) return;
+  for (int vec = 0; vec < block.vecs; ++vec)
+    for (int lane = 0; lane < h.lanes; ++lane, at += 4)
+      if (const int64_t oc = channel_of(block.vecs, vec, lane); oc < block.count)
+        memcpy(at, w.data + (block.out_c + oc) * in + quad * 4, static_cast<size_t>(bytes));
+}
+
 // One quad of a run for all channels of a block: vecs x lanes x 4 bytes.
 void pack_quad(const Packed& h, const Weights& w, const Block& block, const Run& run, int64_t quad, int8_t* at) {
+  if (h.mode == kDirect && h.algo == XQ_ALGO_DENSE && h.conv.groups == 1)
+    return pack_matrix_quad(h, w, block, quad, at);
   const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups;
   const bool grouped = h.algo == XQ_ALGO_GROUPED;
   const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, 2 * h.lanes / out));
@@ -304,10 +317,12 @@ void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   auto* corr = reinterpret_cast<int32_t*>(base + to->corr);
   auto* mult = reinterpret_cast<float*>(base + to->mult);
   auto* bias = reinterpret_cast<float*>(base + to->bias);
+  auto* sums = to->weight_sums ? reinterpret_cast<int32_t*>(base + to->weight_sums) : nullptr;
   auto set = [&](int64_t at, int64_t oc) {
     int64_t sum = 0, size = 0;
     for (int64_t i = 0; i < per; ++i) sum += w.data[oc * per + i], size += std::abs(w.data[oc * per + i]);
     corr[at] = static_cast<int32_t>(static_cast<uint32_t>(-sum * q.in_zp));
+    if (sums) sums[at] = static_cast<int32_t>(sum);
     mult[at] = q.mult[oc];
     bias[at] = q.bias ? q.bias[oc] : 0.0f;
     const double reach = 255.0 * size * std::fabs(q.mult[oc]) + std::fabs(bias[at]) +
@@ -352,6 +367,45 @@ size_t xq_conv_packed_size(const xq_conv* conv, int isa) {
   return static_cast<size_t>(xq::layout_of(*conv, isa).head.size);
 }
 
+namespace xq {
+namespace {
+
+// Writes the blob that `l` lays out.
+void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void* packed) {
+  memset(packed, 0, static_cast<size_t>(l.head.size));
+  auto* head = static_cast<Packed*>(packed);
+  *head = l.head;
+  head->in_zp = q.in_zp, head->out_zp = q.out_zp, head->lo = q.lo, head->hi = q.hi;
+  head->residual = q.residual, head->res_zp = q.res_zp, head->res_mult = q.res_mult;
+  head->has_lut = q.lut != nullptr;
+  char* base = static_cast<char*>(packed);
+  if (q.lut) memcpy(base + head->lut, q.lut, 256);
+  if (!l.blocks.empty()) memcpy(base + head->blocks, l.blocks.data(), l.blocks.size() * sizeof(Block));
+  if (!l.runs.empty()) memcpy(base + head->runs, l.runs.data(), l.runs.size() * sizeof(Run));
+  const Weights w{l.head.conv, weight};
+  pack_scalars(l, w, q, head);
+  auto* to = reinterpret_cast<int8_t*>(base + head->weights);
+  if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
+  else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
+  else pack_dense(l, w, to, reinterpret_cast<int32_t*>(base + head->order));
+}
+
+// A linear as a convolution with a kernel of 1.
+xq_conv pointwise(const xq_linear& linear) {
+  xq_conv c{};
+  c.in_channels = linear.in_features, c.out_channels = linear.out_features, c.groups = 1;
+  for (int i = 0; i < 3; ++i) c.kernel[i] = c.stride[i] = c.dilation[i] = 1;
+  return c;
+}
+
+bool linear_valid(const xq_linear& linear, int isa) {
+  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_SILU &&
+         conv_valid(pointwise(linear), isa);
+}
+
+}  // namespace
+}  // namespace xq
+
 int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* q, void* packed) {
   using namespace xq;
   if (!conv || !weight || !q || !q->mult || !packed) return XQ_BAD_ARGUMENT;
@@ -360,22 +414,24 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
   if (!byte_range(q->in_zp) || !byte_range(q->out_zp) || !byte_range(q->lo) || !byte_range(q->hi) ||
       !byte_range(q->res_zp) || q->lo > q->hi)
     return XQ_BAD_ARGUMENT;
-  const Layout l = layout_of(*conv, isa);
-  memset(packed, 0, static_cast<size_t>(l.head.size));
-  auto* head = static_cast<Packed*>(packed);
-  *head = l.head;
-  head->in_zp = q->in_zp, head->out_zp = q->out_zp, head->lo = q->lo, head->hi = q->hi;
-  head->residual = q->residual, head->res_zp = q->res_zp, head->res_mult = q->res_mult;
-  head->has_lut = q->lut != nullptr;
-  char* base = static_cast<char*>(packed);
-  if (q->lut) memcpy(base + head->lut, q->lut, 256);
-  if (!l.blocks.empty()) memcpy(base + head->blocks, l.blocks.data(), l.blocks.size() * sizeof(Block));
-  if (!l.runs.empty()) memcpy(base + head->runs, l.runs.data(), l.runs.size() * sizeof(Run));
-  const Weights w{*conv, weight};
-  pack_scalars(l, w, *q, head);
-  auto* to = reinterpret_cast<int8_t*>(base + head->weights);
-  if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
-  else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
-  else pack_dense(l, w, to, reinterpret_cast<int32_t*>(base + head->order));
+  pack_blob(layout_of(*conv, isa), weight, *q, packed);
+  return XQ_OK;
+}
+
+size_t xq_linear_packed_size(const xq_linear* linear, int isa) {
+  if (!linear || !xq::linear_valid(*linear, isa)) return 0;
+  return static_cast<size_t>(xq::layout_of(xq::pointwise(*linear), isa, true).head.size);
+}
+
+int xq_linear_pack(const xq_linear* linear, int isa, const int8_t* weight, const float* scale,
+                   const float* bias, void* packed) {
+  using namespace xq;
+  if (!linear || !weight || !scale || !packed) return XQ_BAD_ARGUMENT;
+  if (reinterpret_cast<uintptr_t>(packed) % kAlign) return XQ_BAD_ARGUMENT;
+  if (!linear_valid(*linear, isa)) return XQ_UNSUPPORTED;
+  xq_requant q{};
+  q.mult = scale, q.bias = bias, q.hi = 255;
+  pack_blob(layout_of(pointwise(*linear), isa, true), weight, q, packed);
+  static_cast<Packed*>(packed)->activation = linear->activation;
   return XQ_OK;
 }

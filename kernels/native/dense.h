@@ -3,6 +3,7 @@
 #pragma once
 
 #include "epilogue.h"
+#include "float_epilogue.h"
 
 namespace {
 
@@ -66,10 +67,10 @@ inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
   return xq::max64((rows + tile / 2) / tile * tile, tile);
 }
 
-template <class V>
+template <class V, class Out = Epilogue<V>>
 void dense(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
-  const Epilogue<V> epilogue(p);
+  const Out epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   alignas(64) int32_t sums[12 * 2 * V::kLanes];
   const int64_t chunk = chunk_rows(t, V::kRows);

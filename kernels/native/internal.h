@@ -72,6 +72,9 @@ struct Packed {
   // to multiply in saturating 16-bit pairs, then the quads in the order of the weights, safe ones first.
   int64_t order, order_stride;
   int64_t blocks, runs, corr, mult, bias, lut, weights, size;
+  // Of a linear with float output: the sum of each channel's weights, else 0; and what follows it.
+  int64_t weight_sums;
+  int32_t activation;
 
   template <class T>
   __attribute__((always_inline)) const T* at(int64_t offset) const {
@@ -101,6 +104,18 @@ struct DenseTask {
   const uint8_t* res;
   int64_t res_pixel, res_row;
   int32_t block_begin, block_end;
+  const float* row_scale;     // of a linear with float output, one a row
+  const int32_t* row_zp;
+};
+
+// Rows of floats to be quantized one by one; strides in bytes. Whole vectors of codes are written.
+struct RowsTask {
+  const uint8_t* in;
+  int64_t in_stride, rows, features;
+  uint8_t* codes;
+  int64_t lda;
+  float* scale;
+  int32_t* zp;
 };
 
 // Copies `pieces` stretches of `piece` bytes, found at `offsets` from a pixel, next to one another.
@@ -140,6 +155,8 @@ struct IsaKernels {
   void (*grouped)(const DenseTask&);
   void (*im2col)(const Im2colTask&);
   void (*op_rows)(const xq_op&, int64_t begin, int64_t end);
+  void (*linear)(const DenseTask&);  // dense with float output
+  void (*quantize_rows)(const RowsTask&);
 };
 
 extern const IsaKernels kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmxInt8;
@@ -169,6 +186,18 @@ static inline int64_t depthwise_tile(const Packed& p, int64_t width_out) {
   int64_t columns = kStripBytes / column;
   int64_t fit = (columns - 1 - (p.geo.kernel[2] - 1) * p.geo.dilation[2]) / p.geo.stride[2] + 1;
   return min64(width_out, max64(fit, 6));
+}
+
+// The scale of a row of floats whose range, with 0 in it, is low to high.
+struct RowRange {
+  float scale, inverse;
+};
+
+static inline RowRange range_of(float low, float high, bool finite) {
+  constexpr float kLeast = 1.17549435e-38f;
+  const float wide = static_cast<float>((static_cast<double>(high) - static_cast<double>(low)) / 255.0);
+  const float scale = wide > kLeast ? wide : kLeast;
+  return {finite ? scale : __builtin_nanf(""), finite ? 1.0f / scale : 0.0f};
 }
 
 // reference.cpp

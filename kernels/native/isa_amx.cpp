@@ -7,8 +7,10 @@
 #include "grouped.h"
 #include "im2col.h"
 #include "pointwise.h"
+#include "rows.h"
 
 namespace xq {
 using V = Vec512<true, true>;
-const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>};
+const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
+                               dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>};
 }  // namespace xq

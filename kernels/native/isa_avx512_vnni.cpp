@@ -7,8 +7,10 @@
 #include "grouped.h"
 #include "im2col.h"
 #include "pointwise.h"
+#include "rows.h"
 
 namespace xq {
 using V = Vec512<true, false>;
-const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>};
+const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>};
 }  // namespace xq

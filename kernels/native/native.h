@@ -116,6 +116,58 @@ XQ_API int64_t xq_conv_items(const xq_conv_call* call);
 XQ_API size_t xq_conv_scratch(const xq_conv_call* call);  // bytes for each running thread
 XQ_API void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scratch);
 
+// ------------------------------------------------------------------------------ dynamic linear
+//
+// Float32 in and out. Each row of K floats is quantized on its own:
+//
+//     low, high = min(row, 0), max(row, 0)
+//     scale = max(float((double(high) - low) / 255), FLT_MIN), inv = 1 / scale
+//     zp    = round_half_even(-low * inv)
+//     code  = clamp(round_half_even(x * inv) + zp, 0, 255)
+//
+// and an output is activation(fma(float(sum), scale * w_scale[c], bias[c])), sum = Σ (code - zp) · w.
+// A row that holds NaN or infinity gives NaN. Activations differ from their exact values by less than
+// 1e-6 (1 + |x|).
+//
+// Order of calls: check, then quantize all rows, then run all items. Where xq_linear_by_rows says so, items
+// are ranges of rows which quantize their own, and xq_linear_quantize must not be called.
+
+typedef enum xq_activation {
+  XQ_ACT_NONE = 0,
+  XQ_ACT_RELU = 1,
+  XQ_ACT_GELU = 2,
+  XQ_ACT_GELU_TANH = 3,
+  XQ_ACT_SILU = 4,
+} xq_activation;
+
+typedef struct xq_linear {
+  int32_t in_features, out_features;
+  int32_t activation;     // xq_activation
+} xq_linear;
+
+// Bytes that xq_linear_pack will write, or 0 for a description it refuses.
+XQ_API size_t xq_linear_packed_size(const xq_linear* linear, int isa);
+
+// weight: (out, in), contiguous; scale: one an output; bias: the same, or null. packed: 64-byte aligned.
+XQ_API int xq_linear_pack(const xq_linear* linear, int isa, const int8_t* weight, const float* scale,
+                          const float* bias, void* packed);
+
+typedef struct xq_linear_call {
+  const void* packed;
+  const float* in;
+  float* out;
+  int64_t rows, in_stride, out_stride;  // from row to row, in floats
+  void* codes;            // xq_linear_codes_size bytes, 64-byte aligned, shared by all threads
+  int32_t threads;        // how many threads will share the items: 1 or more
+} xq_linear_call;
+
+XQ_API int xq_linear_check(const xq_linear_call* call);
+XQ_API size_t xq_linear_codes_size(const xq_linear_call* call);
+XQ_API int xq_linear_by_rows(const xq_linear_call* call);
+XQ_API void xq_linear_quantize(const xq_linear_call* call, int64_t row_begin, int64_t row_end);
+XQ_API int64_t xq_linear_items(const xq_linear_call* call);
+XQ_API void xq_linear_run(const xq_linear_call* call, int64_t begin, int64_t end);
+
 // ------------------------------------------------------------------------ ops on uint8 tensors
 //
 // One struct for all: a and b in, out out. Below, q(v) is clamp(round_half_even(v) + out_zp, lo, hi),

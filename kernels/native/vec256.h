@@ -52,7 +52,29 @@ struct Vec256 {
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F if_greater(F a, F b, F x, F y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
+  static float least(F v) {
+    __m128 half = _mm_min_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_min_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_min_ss(half, _mm_movehdup_ps(half)));
+  }
+  static float greatest(F v) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+  }
+  static bool any_nan(F v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
+  template <int VECS>
+  static void channels_in_order(F v[VECS]) {
+    if constexpr (VECS == 2) {
+      const F a = v[0], b = v[1];
+      v[0] = _mm256_permute2f128_ps(a, b, 0x20), v[1] = _mm256_permute2f128_ps(a, b, 0x31);
+    }
+  }
   static I sub32(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I mul32(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
   static I max8(I a, I b) { return _mm256_max_epu8(a, b); }
   static I min8(I a, I b) { return _mm256_min_epu8(a, b); }

@@ -54,7 +54,25 @@ struct Vec512 {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  // Where a > b, x, else y; so y where a or b is NaN.
+  static F if_greater(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
+  static float least(F v) { return _mm512_reduce_min_ps(v); }
+  static float greatest(F v) { return _mm512_reduce_max_ps(v); }
+  static bool any_nan(F v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
+  // Vectors in the order of channel_of to channels in order.
+  template <int VECS>
+  static void channels_in_order(F v[VECS]) {
+    if constexpr (VECS == 2) {
+      const I low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+      const I high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+      const F a = v[0], b = v[1];
+      v[0] = _mm512_permutex2var_ps(a, low, b), v[1] = _mm512_permutex2var_ps(a, high, b);
+    }
+  }
   static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I mul32(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I add32(I a, I b) { return _mm512_add_epi32(a, b); }
   static I max8(I a, I b) { return _mm512_max_epu8(a, b); }
   static I min8(I a, I b) { return _mm512_min_epu8(a, b); }

@@ -40,6 +40,14 @@ class OnednnKernel(Kernel):
         return found
 
 
+class OnednnDynamicKernel(OnednnKernel):
+    """The same in linears on float tensors, by the stock dynamic linear."""
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        return super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)
+
+
 def _exact_depthwise(spec: OpSpec) -> bool:
     """Depthwise kernels of one output a channel multiply in 32 bits, in one and two dimensions."""
     return (

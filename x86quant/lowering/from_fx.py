@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
 from torch.fx.node import map_arg
 
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import normalize, stock
+from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import (
     QParams,
     add_constant,
@@ -31,6 +33,7 @@ from x86quant.lowering.graph_tools import (
     dequantized,
     emit,
     scale_and_zp,
+    symmetric_int8,
 )
 
 _CODES = {torch.quint8: 0, torch.qint8: 128}
@@ -114,7 +117,7 @@ class Builder:
         """
         if not weight.is_quantized:
             return self.constant(f"{hint}_weight", weight)
-        quantized = _symmetric_int8(weight)
+        quantized = symmetric_int8(weight)
         if quantized is None:
             node = self.constant(f"{hint}_weight", weight.dequantize())
             node.meta["why"] = f"its weight is {weight.dtype} with a zero point, not symmetric int8"
@@ -163,6 +166,8 @@ class Builder:
             emitted.meta.setdefault("source", node.name)
             if node.op == "call_module":
                 emitted.meta["layer"] = str(node.target)
+            elif path := exported_layer(node):
+                emitted.meta["layer"] = path
             if seen.is_tensor and emitted.op not in ("get_attr", "placeholder"):
                 emitted.meta.setdefault("shape", seen.shape)
 
@@ -288,19 +293,6 @@ class Builder:
         return self.graph.call_method("dequantize", (result,))
 
 
-def _symmetric_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Codes and one scale per output channel, or None when it is something else."""
-    if weight.dtype != torch.qint8:
-        return None
-    if _per_tensor(weight):
-        if weight.q_zero_point() != 0:
-            return None
-        return weight.int_repr(), torch.tensor([weight.q_scale()])
-    if weight.q_per_channel_zero_points().count_nonzero():
-        return None
-    return weight.int_repr(), weight.q_per_channel_scales().to(torch.float32)
-
-
 def _mutated(node: Node, model: GraphModule) -> Node | None:
     """The argument that a stock node changes in place: later users of it see the result."""
     first = node.args[0] if node.args else None
@@ -348,8 +340,8 @@ def trace(model: nn.Module) -> GraphModule:
         ) from error
 
 
-def from_fx(model: nn.Module, example_inputs: Sequence[Any]) -> GraphModule:
-    """The canonical graph of ``model``, a result of stock ``convert_fx``.
+def from_fx(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> GraphModule:
+    """The canonical graph of ``model``, a result of stock ``convert_fx``, or of PT2E.
 
     ``example_inputs`` is the tuple of positional inputs; the model runs on it once, to learn the
     scale, zero point and shape of every value.
@@ -358,7 +350,7 @@ def from_fx(model: nn.Module, example_inputs: Sequence[Any]) -> GraphModule:
         raise InvalidInputError(
             "x86quant.compiler: example_inputs must be a tuple of inputs; write (x,) for one tensor"
         )
-    traced = trace(model)
+    traced = trace(reference_form(model, example_inputs))
     recorder = _Recorder(traced)
     with torch.no_grad():
         recorder.run(*example_inputs)

@@ -258,3 +258,16 @@ def why(node: Node, reason: str) -> None:
 def label(node: Node) -> str:
     """What a user knows the node by: its layer path, else the name in the original graph."""
     return str(node.meta.get("layer") or node.meta.get("source") or node.name)
+
+
+def symmetric_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Codes and one scale per output channel, or None when it is something else."""
+    if weight.dtype != torch.qint8:
+        return None
+    if weight.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        if weight.q_zero_point() != 0:
+            return None
+        return weight.int_repr(), torch.tensor([weight.q_scale()])
+    if weight.q_per_channel_zero_points().count_nonzero():
+        return None
+    return weight.int_repr(), weight.q_per_channel_scales().to(torch.float32)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.from_fx import from_fx
@@ -65,9 +66,11 @@ class Lowering:
 
 
 def lower(
-    model: nn.Module, example_inputs: Sequence[Any], passes: tuple[ModuleType, ...] = PASSES
+    model: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any],
+    passes: tuple[ModuleType, ...] = PASSES,
 ) -> Lowering:
-    """Lower ``model``, a result of stock ``convert_fx``, with ``passes``."""
+    """Lower ``model``, a result of stock ``convert_fx`` or of PT2E, with ``passes``."""
     canonical = from_fx(model, example_inputs)
     lowered = _copied(canonical)
     reports = run_passes(lowered, passes)

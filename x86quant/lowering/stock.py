@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.ao.nn.intrinsic as nni
 import torch.ao.nn.intrinsic.quantized as nniq
+import torch.ao.nn.intrinsic.quantized.dynamic as nniqd
 import torch.ao.nn.quantized as nnq
+import torch.ao.nn.quantized.dynamic as nnqd
 import torch.ao.nn.quantized.reference as nnqr
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Node
 
+from x86quant.lowering.graph_tools import emit, op, symmetric_int8
 from x86quant.lowering.normalize import IDENTITY
 
 if TYPE_CHECKING:
@@ -87,6 +90,29 @@ def _linear(
 ) -> Any:
     constant = None if bias is None else builder.constant(f"{path}_bias", bias)
     return builder.call(F.linear, x, builder.weight(path, weight), constant)
+
+
+def _dynamic_linear_module(activation: str | None = None) -> ModuleConverter:
+    def convert(builder: Builder, path: str, module: Any, x: Any) -> Any:
+        weight, bias = module.weight(), module.bias()
+        quantized = symmetric_int8(weight)
+        if quantized is None:  # float16, or with a zero point
+            y = _linear(builder, path, x, weight, bias)
+            return y if activation is None else builder.call(F.relu, y)
+        codes, scales = quantized
+        return emit(
+            builder.graph,
+            "linear_dynamic",
+            x=x,
+            weight=builder.constant(f"{path}_weight", codes),
+            weight_scale=builder.constant(
+                f"{path}_weight_scale", scales.to(torch.float32).expand(len(codes)).contiguous()
+            ),
+            bias=_optional(builder, f"{path}_bias", bias),
+            activation=activation,
+        )
+
+    return convert
 
 
 def _conv_module(then: Any = None, adds: bool = False) -> ModuleConverter:
@@ -205,6 +231,8 @@ MODULES: dict[type[nn.Module], ModuleConverter] = {
     nniq.LinearReLU: _linear_module(lambda module: (F.relu,)),
     nniq.LinearLeakyReLU: _linear_module(lambda module: (F.leaky_relu, module.negative_slope)),
     nniq.LinearTanh: _linear_module(lambda module: (torch.tanh,)),
+    nnqd.Linear: _dynamic_linear_module(),
+    nniqd.LinearReLU: _dynamic_linear_module("relu"),
     **dict.fromkeys(
         (
             nnqr.Conv1d,
@@ -262,6 +290,16 @@ def _cat(relu: bool = False) -> FunctionConverter:
     def convert(builder: Builder, node: Node, xs: Any, dim: int = 0, *_: Any, **__: Any) -> Any:
         y = builder.call(torch.cat, list(xs), dim)
         return builder.call(F.relu, y) if relu else y
+
+    return convert
+
+
+def _own(name: str) -> FunctionConverter:
+    """An op of ours, which int8 modules call: the same with its arguments by name."""
+
+    def convert(builder: Builder, node: Node, *args: Any, **kwargs: Any) -> Any:
+        names = [argument.name for argument in op(name)._schema.arguments]
+        return emit(builder.graph, name, **dict(zip(names, args, strict=False)), **kwargs)
 
     return convert
 
@@ -398,6 +436,11 @@ def _quantized_weight(builder: Builder, node: Node, weight: Any, *args: Any) -> 
 
 
 FUNCTIONS: dict[object, FunctionConverter] = {
+    **{
+        target: _own(name)
+        for name in ("linear_dynamic", "linear_weight_only")
+        for target in (getattr(torch.ops.x86quant, name), op(name))
+    },
     torch.quantize_per_tensor: _quantize,
     torch.quantize_per_channel: _quantized_weight,
     torch.dequantize: _dequantize,

@@ -9,13 +9,14 @@ Importing this package registers the ops.
 
 from __future__ import annotations
 
-from x86quant.ops import conv, elementwise, norm, pool, quantization, shape
+from x86quant.ops import conv, dynamic, elementwise, norm, pool, quantization, shape
 from x86quant.ops._register import NAMESPACE, SCHEMAS
 
 __all__ = [
     "NAMESPACE",
     "SCHEMAS",
     "conv",
+    "dynamic",
     "elementwise",
     "norm",
     "pool",

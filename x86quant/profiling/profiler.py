@@ -300,8 +300,9 @@ def profile(
         walls, timed_walls, times = _measure(compiled, inputs, recorder, runs)
     steps, plans = recorder.steps(), recorder.plans()
     between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
-    peak = sum(plan.peak_bytes * min(plan.parts, used) for plan in plans)
-    model_bytes = peak + sum(step.weight_bytes // step.parts for step in steps)
+    # Parts of a batch that run side by side have an arena each.
+    peak = sum(plan.peak_bytes * min(used, plan.parts) for plan in plans)
+    model_bytes = peak + sum(step.weight_bytes for step in steps)
     return Profile(
         steps=tuple(
             ProfiledStep(
@@ -321,6 +322,11 @@ def profile(
         threads=used,
         roofline=roofline,
     )
+
+
+def _timers(step: RunStep, threads: int) -> float:
+    """How many timers are in the time of a step; parts that run side by side share the time."""
+    return step.parts / min(threads, step.parts) if step.segment else 0.0
 
 
 @functools.cache
@@ -366,11 +372,6 @@ def _wall(function: Callable[[], object]) -> float:
     start = perf_counter()
     function()
     return (perf_counter() - start) * 1e6
-
-
-def _timers(step: RunStep, threads: int) -> float:
-    """How many times the timer's cost is in the time of ``step``: none for a torch op."""
-    return step.parts / min(step.parts, threads) if step.segment else 0.0
 
 
 def _check(compiled: object, inputs: object, runs: int, threads: int | None) -> None:

@@ -44,14 +44,14 @@ class RunStep:
         kernel: what runs it; "torch" for a float op.
         rule: what chose the kernel; empty where there is no choice.
         reason: why this kernel, or why it runs in float.
-        inputs, output: shapes, of one part of the batch.
-        parts: how many parts of the batch it runs for; what follows is for all of them.
+        inputs, output: shapes.
         multiply_adds: products it computes.
         activation_bytes: bytes of its inputs and its output.
         weight_bytes: bytes of its weights.
         fused: what it does besides its op, and the pass that put it there.
         choice: of a convolution or linear, the whole look-up.
         segment: the native segment it is part of; empty for what torch runs.
+        parts: the parts of the batch it runs for, one after or beside another.
     """
 
     name: str
@@ -62,13 +62,13 @@ class RunStep:
     reason: str
     inputs: tuple[_Shape, ...]
     output: _Shape
-    parts: int = 1
     multiply_adds: int = 0
     activation_bytes: int = 0
     weight_bytes: int = 0
     fused: tuple[str, ...] = ()
     choice: Choice | None = None
     segment: str = ""
+    parts: int = 1
 
     @property
     def kind(self) -> str:
@@ -278,6 +278,9 @@ def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
 
 
 def _native_step(step: Step, node: Node, segment: str, parts: int) -> RunStep:
+    def whole(shape: _Shape) -> _Shape:
+        return (shape[0] * parts, *shape[1:]) if parts > 1 else shape
+
     choice = step.choice
     wanted = _called(node)
     helper = step.op in _HELPERS and step.op != wanted
@@ -289,15 +292,15 @@ def _native_step(step: Step, node: Node, segment: str, parts: int) -> RunStep:
         kernel=step.kernel,
         rule="" if choice is None else choice.rule,
         reason=reason if choice is None else choice.reason,
-        inputs=tuple(value.shape for value in step.inputs),
-        output=step.output.shape,
-        parts=parts,
-        multiply_adds=parts * step.multiply_adds,
-        activation_bytes=parts * (step.moved_bytes - step.weight_bytes),
-        weight_bytes=parts * step.weight_bytes,
+        inputs=tuple(whole(value.shape) for value in step.inputs),
+        output=whole(step.output.shape),
+        multiply_adds=step.multiply_adds * parts,
+        activation_bytes=(step.moved_bytes - step.weight_bytes) * parts,
+        weight_bytes=step.weight_bytes,
         fused=() if helper else tuple(_fused(node)),
         choice=choice,
         segment=segment,
+        parts=parts,
     )
 
 

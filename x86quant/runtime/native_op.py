@@ -211,7 +211,11 @@ class NativeOp:
         """Normalization over the channels."""
         out_scale = kwargs["out_scale"]
         fields = {
-            name: (tables[source].double() / out_scale).float().contiguous()
+            # One value may stand for all channels; the kernel reads one for each.
+            name: (tables[source].double() / out_scale)
+            .float()
+            .expand(x.shape[channel])
+            .contiguous()
             for name, source in (("scale_c", "weight"), ("shift_c", "bias"))
             if source in tables
         }

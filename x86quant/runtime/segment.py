@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import plan_in_parts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.planner import plan_segment
+
+#: Called with each plan that is about to run; empty unless somebody watches (``int8_proof``).
+OBSERVERS: list[Callable[[Plan], None]] = []
 
 #: Plans kept; the least recently used goes first.
 MAX_PLANS = 16
@@ -44,6 +47,8 @@ class Segment(nn.Module):
         if not all(x.numel() for x in tensors):  # an empty batch: torch's ops know the shapes
             return list(self.graph_module(*inputs))
         plan = self.plan(inputs)
+        for observe in OBSERVERS:
+            observe(plan)
         return plan.gather(torch.ops.x86quant.run_program(plan.program, tensors))
 
     def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:

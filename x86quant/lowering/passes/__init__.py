@@ -15,6 +15,7 @@ from x86quant.lowering.passes import (
     fold_batch_norm,
     fold_constants,
     fold_float_weights,
+    fuse_activation,
     fuse_affine,
     fuse_clamp,
     fuse_requantize,
@@ -59,6 +60,7 @@ PASSES: tuple[ModuleType, ...] = (
     sink_permutes,
     # Epilogues, in the order they run within an op: scale and bias, residual, table.
     fuse_requantize,
+    fuse_activation,
     fuse_affine,
     fuse_residual,
     fuse_table,

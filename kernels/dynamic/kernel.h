@@ -1,0 +1,45 @@
+// What a provider of dynamic linears gives: packed weights that run on float rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace x86quant::dynamic {
+
+struct Description {
+  at::Tensor weight;               // int8 (out, in), contiguous
+  at::Tensor scale;                // float, one an output
+  std::optional<at::Tensor> bias;  // float, one an output
+  std::string activation;          // empty: none
+
+  int64_t in_features() const { return weight.size(1); }
+  int64_t out_features() const { return weight.size(0); }
+};
+
+// Thread safe once constructed.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // x: float (rows, in), rows contiguous in themselves, at least one; out: float (rows, out),
+  // contiguous.
+  virtual void run(const at::Tensor& x, int64_t rows, int64_t row_stride, at::Tensor& out) const = 0;
+  virtual int64_t bytes() const = 0;
+};
+
+using Make = std::function<std::shared_ptr<const Kernel>(const Description&)>;
+
+// Declared once, by a static object beside the kernel.
+struct Register {
+  Register(const std::string& name, Make make);
+};
+
+std::shared_ptr<const Kernel> make(const std::string& name, const Description& description);
+
+// activation(x), in place.
+void activate(at::Tensor& x, const std::string& activation);
+
+}  // namespace x86quant::dynamic

@@ -1,0 +1,82 @@
+// The kernel "native": kernels/native on torch's thread pool.
+#include "../native/native.h"
+
+#include <map>
+
+#include "../routed/native_pack.h"
+#include "../runtime/memory.h"
+#include "../runtime/parallel.h"
+#include "kernel.h"
+
+namespace x86quant::dynamic {
+namespace {
+
+using runtime::Buffer;
+
+void succeed(int status) {
+  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+}
+
+int32_t activation_code(const std::string& name) {
+  static const std::map<std::string, int32_t> codes = {{"", XQ_ACT_NONE},
+                                                       {"relu", XQ_ACT_RELU},
+                                                       {"gelu", XQ_ACT_GELU},
+                                                       {"gelu_tanh", XQ_ACT_GELU_TANH},
+                                                       {"silu", XQ_ACT_SILU}};
+  return codes.at(name);
+}
+
+class NativeLinear final : public Kernel {
+ public:
+  explicit NativeLinear(const Description& d)
+      : linear_{static_cast<int32_t>(d.in_features()), static_cast<int32_t>(d.out_features()),
+                activation_code(d.activation)} {
+    const int isa = native_isa();
+    const size_t size = xq_linear_packed_size(&linear_, isa);
+    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
+    if (isa == XQ_ISA_AMX_INT8) succeed(xq_enable_amx());
+    packed_ = Buffer(size);
+    succeed(xq_linear_pack(&linear_, isa, d.weight.const_data_ptr<int8_t>(),
+                           d.scale.const_data_ptr<float>(),
+                           d.bias ? d.bias->const_data_ptr<float>() : nullptr, packed_.data()));
+  }
+
+  void run(const at::Tensor& x, int64_t rows, int64_t row_stride, at::Tensor& out) const override {
+    xq_linear_call call{};
+    call.packed = packed_.data();
+    call.in = x.const_data_ptr<float>();
+    call.out = out.mutable_data_ptr<float>();
+    call.rows = rows;
+    call.in_stride = row_stride;
+    call.out_stride = linear_.out_features;
+    call.threads = runtime::useful_threads(rows * linear_.in_features * linear_.out_features /
+                                           kMultiplyAddsEach);
+    succeed(xq_linear_check(&call));
+    // The caller's own scratch; the threads that help write into it too.
+    call.codes = runtime::thread_scratch(xq_linear_codes_size(&call));
+    if (!xq_linear_by_rows(&call)) {
+      const int threads = runtime::useful_threads(rows * linear_.in_features / kFloatsEach);
+      runtime::split(rows, threads, [&](int64_t begin, int64_t end) {
+        xq_linear_quantize(&call, begin, end);
+      });
+    }
+    runtime::split(xq_linear_items(&call), call.threads, [&](int64_t begin, int64_t end) {
+      xq_linear_run(&call, begin, end);
+    });
+  }
+
+  int64_t bytes() const override { return static_cast<int64_t>(packed_.size()); }
+
+ private:
+  // Less work than these is not worth waking a thread for.
+  static constexpr int64_t kMultiplyAddsEach = 500'000;
+  static constexpr int64_t kFloatsEach = 100'000;
+
+  xq_linear linear_;
+  Buffer packed_;
+};
+
+const Register native("native", [](const Description& d) { return std::make_shared<NativeLinear>(d); });
+
+}  // namespace
+}  // namespace x86quant::dynamic

@@ -1,0 +1,157 @@
+"""What a graph in an artifact may call: closed lists, by name.
+
+A name is looked up in these lists and nowhere else, so a file can name nothing that is not here.
+Left out on purpose: whatever writes into its arguments, draws random numbers, touches files,
+memory addresses, storages or Python objects.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from x86quant.ops import NAMESPACE, SCHEMAS
+
+Target = Callable[..., Any]
+
+_ELEMENTWISE = """
+    abs acos add addcdiv addcmul asin atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil
+    clamp clamp_max clamp_min clip cos cosh div eq erf erfc exp expm1 floor floor_divide fmod frac
+    ge gt isfinite isinf isnan le lerp log log10 log1p log2 logical_and logical_not logical_or
+    logical_xor logit lt masked_fill maximum minimum mul nan_to_num ne neg pow prelu reciprocal relu
+    remainder round rsqrt rsub sigmoid sign sin sinc sinh sqrt square sub tan tanh tril triu
+    true_divide trunc where xlogy
+"""
+_REDUCTIONS = """
+    all amax amin any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum logsumexp max
+    mean median min norm prod sort std sum topk var var_mean
+"""
+_SHAPES = """
+    broadcast_to cat chunk clone concat concatenate expand expand_as flatten flip gather
+    index_select masked_select movedim moveaxis narrow permute repeat repeat_interleave reshape
+    roll rot90
+    scatter scatter_add select squeeze stack split swapaxes swapdims t take_along_dim tile
+    transpose unbind
+    unflatten unfold unsqueeze view view_as
+"""
+_PRODUCTS = "addbmm addmm addmv baddbmm bmm dot einsum linear matmul mm mv outer tensordot"
+
+# fmt: off
+_TORCH = f"""
+    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
+    adaptive_avg_pool1d arange avg_pool1d batch_norm bilinear bucketize celu celu conv1d conv2d
+    conv3d conv_transpose1d conv_transpose2d conv_transpose3d cdist channel_shuffle
+    cosine_similarity cross detach diag diagonal diff embedding empty_like finfo full full_like
+    group_norm hardshrink hstack instance_norm is_floating_point layer_norm max_pool1d max_pool2d
+    max_pool3d meshgrid ones ones_like pixel_shuffle pixel_unshuffle rms_norm searchsorted selu
+    softmax log_softmax split_with_sizes vstack zeros zeros_like
+"""
+_FUNCTIONAL = """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+    adaptive_max_pool2d adaptive_max_pool3d affine_grid alpha_dropout avg_pool1d avg_pool2d
+    avg_pool3d batch_norm bilinear celu conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d cosine_similarity dropout dropout1d dropout2d dropout3d elu embedding
+    embedding_bag feature_alpha_dropout fold gelu glu grid_sample group_norm hardshrink hardsigmoid
+    hardswish hardtanh instance_norm interpolate layer_norm leaky_relu linear local_response_norm
+    log_softmax logsigmoid lp_pool1d lp_pool2d max_pool1d max_pool2d max_pool3d mish normalize
+    one_hot pad pairwise_distance pixel_shuffle pixel_unshuffle prelu relu relu6 rms_norm
+    scaled_dot_product_attention selu sigmoid silu softmax softmin softplus softshrink softsign tanh
+    tanhshrink threshold unfold upsample
+"""
+_OPERATOR = """
+    add and_ eq floordiv ge getitem gt invert le lt matmul mod mul ne neg not_ or_ pos pow sub
+    truediv xor
+"""
+_ATEN = f"""
+    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
+    _adaptive_avg_pool2d _assert_scalar _assert_tensor_metadata _native_batch_norm_legit_no_training
+    _softmax _log_softmax _to_copy _unsafe_view adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d adaptive_max_pool2d alias arange avg_pool1d avg_pool2d avg_pool3d batch_norm
+    celu constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d convolution detach detach_ dropout elu embedding embedding_bag empty_like full
+    full_like gelu glu grid_sampler grid_sampler_2d group_norm hardshrink hardsigmoid hardswish
+    hardtanh index instance_norm layer_norm leaky_relu lift_fresh_copy log_sigmoid log_softmax
+    max_pool1d max_pool2d max_pool3d mish native_group_norm native_layer_norm new_full new_ones
+    new_zeros one_hot ones ones_like pad pixel_shuffle pixel_unshuffle reflection_pad1d
+    reflection_pad2d relu6 replication_pad2d rms_norm scalar_tensor scaled_dot_product_attention
+    selu silu slice softmax softplus split_with_sizes sym_constrain_range_for_size sym_numel
+    sym_size sym_stride to type_as upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d zeros zeros_like
+"""
+
+#: Methods of tensors.
+METHODS: frozenset[str] = frozenset(f"""
+    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
+    bool contiguous dequantize detach dim double element_size float half hardshrink int int_repr
+    is_contiguous is_floating_point item log_softmax long ndimension new_full new_ones new_zeros
+    numel size softmax split_with_sizes stride to type_as
+""".split())
+# fmt: on
+
+#: What ``getattr`` may read off a value.
+ATTRIBUTES: frozenset[str] = frozenset(
+    {"T", "device", "dtype", "H", "mH", "mT", "ndim", "shape", "layout", "is_quantized"}
+)
+
+
+def _table() -> dict[str, Target]:
+    """Every allowed function by its name."""
+    table: dict[str, Target] = {"getattr": getattr}
+    for prefix, home, names in (
+        ("operator", operator, _OPERATOR),
+        ("torch", torch, _TORCH),
+        ("torch.nn.functional", F, _FUNCTIONAL),
+    ):
+        table.update({f"{prefix}.{n}": getattr(home, n) for n in names.split() if hasattr(home, n)})
+    for name in SCHEMAS:
+        table[f"{NAMESPACE}::{name}"] = getattr(torch.ops.x86quant, name).default
+    for name in _ATEN.split():
+        table.update(_overloads(name))
+    return table
+
+
+def _overloads(name: str) -> dict[str, Target]:
+    """The overloads of an aten op that change none of their arguments."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return {}
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return {
+        f"aten::{name}.{overload._overloadname}": overload
+        for overload in overloads
+        if not overload._schema.is_mutable
+    }
+
+
+class _Functions:
+    """Both directions of the table, made when first needed."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Target] = {}
+        self._names: dict[Target, str] = {}
+
+    def _fill(self) -> None:
+        if not self._by_name:
+            table = _table()
+            # Of several names of one function the first stays.
+            self._names = {function: name for name, function in reversed(table.items())}
+            self._by_name = table
+
+    def name(self, target: object) -> str | None:
+        """The name ``target`` is stored under, or None when it is not allowed."""
+        self._fill()
+        if isinstance(target, torch._ops.OpOverloadPacket):
+            target = getattr(target, "default", target)
+        return self._names.get(target) if callable(target) else None
+
+    def find(self, name: str) -> Target | None:
+        """The function stored as ``name``, or None when it is not allowed."""
+        self._fill()
+        return self._by_name.get(name)
+
+
+FUNCTIONS = _Functions()

@@ -1,0 +1,196 @@
+"""What must hold of a call of an x86quant op before anything relies on it.
+
+The runtime takes a graph that the lowering made at its word. One read from a file gets its word
+checked here: every argument there and of its type, scales and zero points that mean something,
+weights and tables that fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from x86quant.errors import ArtifactError
+from x86quant.lowering.graph_tools import op_name
+
+#: Finds the tensor behind a ``get_attr`` node; None for any other argument.
+Constant = Callable[[object], torch.Tensor | None]
+
+_MAX_INT = 1 << 31
+
+#: Operands that the runtime packs or looks up when it plans, so they must be constants.
+_CONSTANTS: dict[str, tuple[str, ...]] = {
+    "affine": ("scale", "shift", "lut"),
+    "add": ("lut",),
+    "conv": ("weight", "weight_scales", "bias", "lut"),
+    "layer_norm": ("weight", "bias"),
+    "linear": ("weight", "weight_scales", "bias", "lut"),
+    "lut": ("table",),
+    "mul": ("lut",),
+}
+
+#: The least value of each number of these arguments.
+_LEAST = {
+    "kernel_size": 1, "stride": 1, "dilation": 1, "groups": 1, "padding": 0, "output_padding": 0,
+    "output_size": -1, "size": 1, "scale_factor": 0, "eps": 0,
+}  # fmt: skip
+
+#: Ops without qparams of their own whose result is codes all the same.
+_KEEP_CODES = frozenset({"lut", "max_pool"})
+
+
+def yields_codes(node: Node) -> bool:
+    """Whether the x86quant op that ``node`` calls returns uint8 codes."""
+    return op_name(node) in _KEEP_CODES or "out_scale" in node.kwargs
+
+
+def check_op(node: Node, constant: Constant) -> None:
+    """Raise ArtifactError unless the x86quant op ``node`` is called as the runtime expects."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    arguments = {a.name: str(a.type) for a in node.target._schema.arguments}
+    if node.args or node.kwargs.keys() != arguments.keys():
+        raise ArtifactError(f"it must be given {', '.join(arguments)}, each by name")
+    for name, kind in arguments.items():
+        value = node.kwargs[name]
+        if not _is_a(kind, value, sizes=name == "size"):
+            raise ArtifactError(f"its argument {name} must be {kind}, and is {value!s:.80}")
+        _check_value(name, value)
+    op = op_name(node)
+    for name in _CONSTANTS.get(op, ()):
+        if node.kwargs[name] is not None and constant(node.kwargs[name]) is None:
+            raise ArtifactError(f"its argument {name} must be a constant tensor")
+    _check_clamp(node.kwargs)
+    found = {name: constant(value) for name, value in node.kwargs.items()}
+    if op in _WITH_TENSORS:
+        _WITH_TENSORS[op](node.kwargs, found)
+    for name in ("lut", "table"):
+        _check_table(found.get(name))
+
+
+# --- single arguments ------------------------------------------------------------------------
+
+
+def _is_a(kind: str, value: Any, sizes: bool = False) -> bool:
+    if kind.startswith("Optional["):
+        return value is None or _is_a(kind[len("Optional[") : -1], value, sizes)
+    if kind.startswith("List["):
+        inner = kind[len("List[") : -1]
+        return isinstance(value, list | tuple) and all(_is_a(inner, v, sizes) for v in value)
+    if kind == "Tensor":
+        return isinstance(value, Node)
+    if kind == "float":
+        return type(value) in (int, float)
+    if kind == "int":
+        return (type(value) is int and abs(value) < _MAX_INT) or (sizes and isinstance(value, Node))
+    return type(value) is {"bool": bool, "str": str}[kind]
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Scales are positive and finite, zero points are codes, sizes are sizes, whatever the op."""
+    for part in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(part, Node) or part is None:
+            continue
+        if name.endswith(("scale", "scales")) and not isinstance(part, bool):
+            # upsample's scale_factor ends otherwise, and is a factor.
+            if not (math.isfinite(part) and part > 0):
+                raise ArtifactError(f"its {name} is {part}, and a scale is positive and finite")
+        elif name.endswith(("_zp", "_zps")) and not 0 <= part <= 255:
+            raise ArtifactError(f"its {name} is {part}, and a zero point is in 0..255")
+        elif name in _LEAST and not (math.isfinite(part) and part >= _LEAST[name]):
+            raise ArtifactError(f"its {name} is {part}, and must be at least {_LEAST[name]}")
+
+
+def _check_clamp(kwargs: dict[str, Any]) -> None:
+    if "lo" in kwargs and not 0 <= kwargs["lo"] <= kwargs["hi"] <= 255:
+        raise ArtifactError(
+            f"it clamps to {kwargs['lo']}..{kwargs['hi']}, which is not a range within 0..255"
+        )
+
+
+def _check_table(table: torch.Tensor | None) -> None:
+    if table is not None and (table.dtype != torch.uint8 or table.shape != (256,)):
+        raise ArtifactError(
+            f"its table is {table.dtype} {tuple(table.shape)}, and a table is 256 uint8 codes"
+        )
+
+
+# --- constant operands -----------------------------------------------------------------------
+
+_Found = dict[str, torch.Tensor | None]
+
+
+def _check_linear(kwargs: dict[str, Any], found: _Found) -> None:
+    weight = _weight(found)
+    if weight.dim() != 2:
+        raise ArtifactError(f"its weight has shape {tuple(weight.shape)}, and needs two dimensions")
+    _check_channels(found, weight.shape[0])
+
+
+def _check_conv(kwargs: dict[str, Any], found: _Found) -> None:
+    weight = _weight(found)
+    dims = weight.dim() - 2
+    if dims not in (1, 2, 3) or not all(weight.shape):
+        raise ArtifactError(f"its weight has the impossible shape {tuple(weight.shape)}")
+    for name in ("stride", "padding", "dilation", "output_padding"):
+        if len(kwargs[name]) != dims:
+            raise ArtifactError(f"its {name} must be {dims} numbers")
+    groups = kwargs["groups"]
+    if weight.shape[0] % groups:
+        raise ArtifactError(f"its {weight.shape[0]} channels do not fall into {groups} groups")
+    _check_channels(found, weight.shape[1] * groups if kwargs["transposed"] else weight.shape[0])
+
+
+def _weight(found: _Found) -> torch.Tensor:
+    weight = found["weight"]
+    if weight is None or weight.dtype != torch.int8:
+        raise ArtifactError(f"its weight must be int8, not {getattr(weight, 'dtype', None)}")
+    return weight
+
+
+def _check_channels(found: _Found, channels: int) -> None:
+    scales, bias = found["weight_scales"], found["bias"]
+    _check_floats("weight_scales", scales, (1, channels))
+    if scales is not None and not bool((scales >= 0).all()):
+        raise ArtifactError("its weight_scales hold negative numbers")
+    if bias is not None and bias.dtype == torch.int32:
+        if bias.shape != (channels,):
+            raise ArtifactError(f"its bias must have {channels} elements, one a channel")
+    else:
+        _check_floats("bias", bias, (channels,))
+
+
+def _check_floats(name: str, tensor: torch.Tensor | None, lengths: tuple[int, ...]) -> None:
+    """A tensor of finite floats of one dimension, of one of ``lengths``."""
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32 or tensor.dim() != 1 or tensor.shape[0] not in lengths:
+        raise ArtifactError(
+            f"its {name} must be float32 of length {' or '.join(map(str, lengths))}, "
+            f"and is {tensor.dtype} {tuple(tensor.shape)}"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise ArtifactError(f"its {name} holds NaN or infinity")
+
+
+def _check_affine(kwargs: dict[str, Any], found: _Found) -> None:
+    for name in ("scale", "shift"):
+        tensor = found[name]
+        _check_floats(name, tensor, () if tensor is None else (tensor.numel(),))
+
+
+def _check_layer_norm(kwargs: dict[str, Any], found: _Found) -> None:
+    for name in ("weight", "bias"):
+        tensor = found[name]
+        _check_floats(name, tensor, () if tensor is None else (tensor.numel(),))
+
+
+_WITH_TENSORS: dict[str, Callable[[dict[str, Any], _Found], None]] = {
+    "affine": _check_affine,
+    "conv": _check_conv,
+    "layer_norm": _check_layer_norm,
+    "linear": _check_linear,
+}

@@ -1,0 +1,197 @@
+"""Float layers that stay modules in a graph: how each is written down and built again.
+
+A layer is its class, from a closed list, its constructor arguments, and its tensors. It is built
+without memory of its own, then given the tensors, so sizes that do not fit them cost nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.artifacts.values import decode, encode
+from x86quant.errors import ArtifactError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """How a class is built: constructor arguments that are attributes, and ones to work out.
+
+    Loaded models are in eval mode, so dropout within a layer is left out.
+    """
+
+    attributes: tuple[str, ...] = ()
+    computed: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
+    #: Arguments that make constructors loop: never more of them than the layer has tensors.
+    counts: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The names of all constructor arguments."""
+        return frozenset((*self.attributes, *self.computed))
+
+
+def _has_bias(module: Any) -> bool:
+    return module.bias is not None
+
+
+_BIAS: Mapping[str, Callable[[Any], Any]] = {"bias": _has_bias}
+_CONV = Kind(
+    (
+        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups",
+        "padding_mode",
+    ),
+    _BIAS,
+)  # fmt: skip
+_CONV_TRANSPOSED = Kind((*_CONV.attributes, "output_padding"), _BIAS)
+_BATCH_NORM = Kind(("num_features", "eps", "momentum", "affine", "track_running_stats"))
+_RECURRENT = Kind(
+    (
+        "input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional",
+    ),
+    counts=("num_layers",),
+)  # fmt: skip
+_CELL = Kind(("input_size", "hidden_size", "bias"))
+_SHAPED_NORM: Mapping[str, Callable[[Any], Any]] = {
+    "elementwise_affine": lambda module: module.weight is not None
+}
+
+KINDS: dict[type[nn.Module], Kind] = {
+    nn.Identity: Kind(),
+    nn.Linear: Kind(("in_features", "out_features"), _BIAS),
+    nn.Bilinear: Kind(("in1_features", "in2_features", "out_features"), _BIAS),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONV),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _CONV_TRANSPOSED),
+    **dict.fromkeys(
+        (
+            nn.BatchNorm1d,
+            nn.BatchNorm2d,
+            nn.BatchNorm3d,
+            nn.InstanceNorm1d,
+            nn.InstanceNorm2d,
+            nn.InstanceNorm3d,
+        ),
+        _BATCH_NORM,
+    ),
+    nn.LayerNorm: Kind(("normalized_shape", "eps"), {**_SHAPED_NORM, **_BIAS}),
+    nn.RMSNorm: Kind(("normalized_shape", "eps"), _SHAPED_NORM),
+    nn.GroupNorm: Kind(("num_groups", "num_channels", "eps", "affine")),
+    nn.Embedding: Kind(("num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type")),
+    nn.EmbeddingBag: Kind(
+        (
+            "num_embeddings", "embedding_dim", "max_norm", "norm_type", "mode",
+            "include_last_offset", "padding_idx",
+        )
+    ),
+    **dict.fromkeys((nn.LSTM, nn.GRU), _RECURRENT),
+    nn.RNN: Kind((*_RECURRENT.attributes, "nonlinearity"), counts=_RECURRENT.counts),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell), _CELL),
+    nn.RNNCell: Kind((*_CELL.attributes, "nonlinearity")),
+    nn.MultiheadAttention: Kind(
+        ("embed_dim", "num_heads", "batch_first", "kdim", "vdim", "add_zero_attn"),
+        {
+            "bias": lambda module: module.in_proj_bias is not None,
+            "add_bias_kv": lambda module: module.bias_k is not None,
+        },
+    ),
+    nn.PReLU: Kind(("num_parameters",)),
+    **dict.fromkeys(
+        (
+            nn.ReLU,
+            nn.ReLU6,
+            nn.SiLU,
+            nn.Mish,
+            nn.Hardswish,
+            nn.Hardsigmoid,
+            nn.Sigmoid,
+            nn.Tanh,
+            nn.SELU,
+            nn.LogSigmoid,
+            nn.Softsign,
+            nn.Tanhshrink,
+            nn.Softmax2d,
+        ),
+        Kind(),
+    ),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), Kind(("dim",))),
+    nn.GELU: Kind(("approximate",)),
+    **dict.fromkeys((nn.ELU, nn.CELU), Kind(("alpha",))),
+    nn.LeakyReLU: Kind(("negative_slope",)),
+    nn.Hardtanh: Kind(("min_val", "max_val")),
+    nn.Softplus: Kind(("beta", "threshold")),
+    **dict.fromkeys((nn.Hardshrink, nn.Softshrink), Kind(("lambd",))),
+    nn.Threshold: Kind(("threshold", "value")),
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), Kind(("p",))),
+    nn.Flatten: Kind(("start_dim", "end_dim")),
+    nn.PixelShuffle: Kind(("upscale_factor",)),
+    nn.PixelUnshuffle: Kind(("downscale_factor",)),
+    nn.ChannelShuffle: Kind(("groups",)),
+    nn.Upsample: Kind(("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")),
+    **dict.fromkeys(
+        (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+        Kind(("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode")),
+    ),
+    nn.AvgPool1d: Kind(("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")),
+    **dict.fromkeys(
+        (nn.AvgPool2d, nn.AvgPool3d),
+        Kind(
+            (
+                "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
+                "divisor_override",
+            )
+        ),
+    ),
+    **dict.fromkeys(
+        (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), Kind(("output_size",))
+    ),
+    **dict.fromkeys(
+        (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+        Kind(("output_size", "return_indices")),
+    ),
+    **dict.fromkeys((nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), Kind(("padding",))),
+    nn.LocalResponseNorm: Kind(("size", "alpha", "beta", "k")),
+}  # fmt: skip
+
+_BY_NAME: dict[str, type[nn.Module]] = {kind.__qualname__: kind for kind in KINDS}
+
+#: Hooks that would be lost, by the attribute that holds them.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+
+
+def describe(module: nn.Module) -> tuple[str, dict[str, Any]]:
+    """The class name and constructor arguments of ``module``."""
+    kind = KINDS.get(type(module))
+    if kind is None:
+        known = type(module).__name__
+        raise ArtifactError(f"a layer of class {known} has no form in an artifact")
+    if any(getattr(child, hooks) for child in module.modules() for hooks in _HOOKS):
+        raise ArtifactError("its hooks have no form in an artifact: remove them first")
+    arguments = {name: getattr(module, name) for name in kind.attributes}
+    arguments.update({name: compute(module) for name, compute in kind.computed.items()})
+    return type(module).__qualname__, {name: encode(v, {}) for name, v in arguments.items()}
+
+
+def build(name: str, arguments: Mapping[str, Any], state: dict[str, torch.Tensor]) -> nn.Module:
+    """The layer of class ``name`` with ``arguments`` and the tensors ``state``."""
+    cls = _BY_NAME.get(name)
+    if cls is None:
+        raise ArtifactError(f"the layer class {name[:80]!r} is not one an artifact may hold")
+    kind = KINDS[cls]
+    if arguments.keys() != kind.arguments:
+        raise ArtifactError(f"a {name} is built from {sorted(kind.arguments)}")
+    values = {key: decode(value, ()) for key, value in arguments.items()}
+    for key in kind.counts:
+        if type(values[key]) is not int or not 0 < values[key] <= len(state):
+            raise ArtifactError(f"a {name} with {len(state)} tensors has {key} {values[key]}")
+    try:
+        with torch.device("meta"):
+            module = cls(**values)
+        module.load_state_dict(state, assign=True)
+    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
+        # Constructors of torch raise any of these for arguments that make no sense.
+        raise ArtifactError(f"a {name} cannot be built as described: {error}") from error
+    return module.requires_grad_(False).eval()

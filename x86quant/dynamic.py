@@ -1,0 +1,503 @@
+"""Linears for float models: int8 weights, and activations quantized row by row as they come.
+
+    fast = x86quant.to_dynamic(model)      # every nn.Linear and nn.MultiheadAttention it can take
+
+Nothing is calibrated. ``DynamicLinear`` multiplies in int8; ``WeightOnlyLinear`` keeps the
+activations in float and saves memory traffic only. The numerics are those of
+``torch.ops.x86quant.linear_dynamic`` and ``linear_weight_only``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from x86quant import linear_packs
+from x86quant.errors import InvalidInputError
+from x86quant.ops.dynamic import check_activation, check_operands, check_weight
+from x86quant.router import Choice
+
+_Self = TypeVar("_Self", bound="Int8Linear")
+
+_WEIGHT_MAX = 127
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weight`` [N, K] as int8 codes in -127..127 and one float32 scale a row."""
+    real = weight.detach().to(torch.float32)
+    if not bool(torch.isfinite(real).all()):
+        raise InvalidInputError(
+            f"the weight of shape {tuple(weight.shape)} holds NaN or infinity; "
+            "check the float model"
+        )
+    largest = real.abs().amax(1) if real.shape[1] else real.new_zeros(real.shape[0])
+    scale = (largest / _WEIGHT_MAX).clamp(min=torch.finfo(torch.float32).tiny)
+    codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
+    return codes.to(torch.int8), scale
+
+
+def _float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.detach().to(torch.float32).clone()
+
+
+class Int8Linear(nn.Module):
+    """What the two kinds of linear share: unpacked int8 weights as state.
+
+    Attributes:
+        weight: int8 [out_features, in_features].
+        weight_scale: float32 [out_features].
+        bias: float32 [out_features], or None.
+        activation: "relu", "gelu", "gelu_tanh" or "silu", applied to the result; or None.
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    bias: torch.Tensor | None
+    op: ClassVar[str]
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_activation(self.op, activation)
+        self.register_buffer("weight", weight)
+        self.register_buffer("weight_scale", weight_scale)
+        self.register_buffer("bias", bias)
+        self.activation = activation
+        self.eval()
+
+    @classmethod
+    def from_float(cls: type[_Self], linear: nn.Linear, activation: str | None = None) -> _Self:
+        """The int8 form of a float ``linear``, with ``activation`` fused behind it."""
+        return cls(*quantize_weight(linear.weight), _float_bias(linear.bias), activation)
+
+    @property
+    def in_features(self) -> int:
+        """Size of an input row."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Size of an output row."""
+        return self.weight.shape[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., in_features] to [..., out_features], float32."""
+        op = getattr(torch.ops.x86quant, self.op)
+        out: torch.Tensor = op(x, self.weight, self.weight_scale, self.bias, self.activation)
+        return out
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        text = f"in_features={self.in_features}, out_features={self.out_features}"
+        text += f", bias={self.bias is not None}"
+        return text if self.activation is None else f"{text}, activation={self.activation}"
+
+
+class DynamicLinear(Int8Linear):
+    """A linear in int8 whose input is quantized row by row.
+
+    Its weight is packed for the kernel the rules choose at the first call, and again when the
+    state changes. ``repr`` and ``x86quant.explain`` name the kernel.
+    """
+
+    op = "linear_dynamic"
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(weight, weight_scale, bias, activation)
+        self._packed: tuple[Any, Any] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [..., in_features] to [..., out_features], float32."""
+        # Tracers want the op, not what runs it.
+        if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+            pack = self.pack()
+            if pack is not None:
+                try:
+                    out: torch.Tensor = pack.run(x)
+                except (RuntimeError, ValueError):
+                    check_operands(
+                        self.op, x, self.weight, self.weight_scale, self.bias, self.activation
+                    )
+                    raise
+                return out
+        return super().forward(x)
+
+    def pack(self) -> Any | None:
+        """The packed weight; None where the extension is missing."""
+        state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
+        tensors = (state["weight"], state["weight_scale"], state["bias"])
+        now = (self.activation, linear_packs.stamp(*tensors))
+        if self._packed is None or self._packed[0] != now:
+            check_weight(self.op, *tensors)
+            pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
+            self._packed = (now, pack)
+        return self._packed[1]
+
+    @property
+    def choices(self) -> tuple[tuple[int | None, Choice], ...]:
+        """The kernels that run it: each with the rows up to which it is used, and why."""
+        return linear_packs.choose_linear_dynamic(self.weight, self.bias, self.activation)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Packed weights hold for this CPU and these rules only.
+        return {**self.__dict__, "_packed": None}
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        kernels = dict.fromkeys(choice.kernel for _, choice in self.choices)
+        return f"{super().extra_repr()}, kernel={' or '.join(kernels)}"
+
+    def chunk(self, parts: int) -> tuple[DynamicLinear, ...]:
+        """Linears that each compute an equal share of the output features; they share memory."""
+        bias = [None] * parts if self.bias is None else self.bias.chunk(parts)
+        return tuple(
+            DynamicLinear(weight, scale, part_bias, self.activation)
+            for weight, scale, part_bias in zip(
+                self.weight.chunk(parts), self.weight_scale.chunk(parts), bias, strict=True
+            )
+        )
+
+
+class WeightOnlyLinear(Int8Linear):
+    """A linear with int8 weights and float arithmetic: for memory-bound layers."""
+
+    op = "linear_weight_only"
+
+
+class WeightOnlyEmbedding(nn.Module):
+    """An embedding table in int8, one scale a row; what is looked up is float.
+
+    Attributes:
+        weight: int8 [num_embeddings, embedding_dim].
+        weight_scale: float32 [num_embeddings].
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, weight_scale: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("weight_scale", weight_scale)
+
+    @classmethod
+    def from_float(cls, embedding: nn.Embedding) -> WeightOnlyEmbedding:
+        """The int8 form of a float ``embedding``."""
+        return cls(*quantize_weight(embedding.weight))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the table for ``ids`` of any shape."""
+        codes = F.embedding(ids, self.weight)
+        return codes * F.embedding(ids, self.weight_scale.unsqueeze(1))
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        return ", ".join(map(str, self.weight.shape))
+
+
+class DynamicMultiheadAttention(nn.Module):
+    """``nn.MultiheadAttention`` with both projections in int8, the attention itself in float.
+
+    A drop-in replacement in ``forward``. It has no float ``in_proj_weight``, so the fast paths of
+    ``nn.TransformerEncoderLayer``, which would read it, must be off: ``to_dynamic`` sees to that.
+    """
+
+    # nn.TransformerEncoderLayer asks for these before it takes its float fast path.
+    in_proj_bias: None = None
+    _qkv_same_embed_dim = True
+
+    def __init__(
+        self,
+        in_proj: DynamicLinear,
+        out_proj: DynamicLinear,
+        num_heads: int,
+        batch_first: bool,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.in_proj = in_proj
+        self.out_proj = out_proj
+        self.embed_dim = in_proj.in_features
+        self.num_heads = num_heads
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self._split: tuple[Any, tuple[DynamicLinear, ...]] | None = None
+
+    @staticmethod
+    def refusal(attention: nn.MultiheadAttention) -> str | None:
+        """Why ``attention`` has to stay in float, or None."""
+        if not attention._qkv_same_embed_dim:
+            return "its key or value size differs from the query's"
+        if attention.bias_k is not None or attention.add_zero_attn:
+            return "it appends to keys and values (add_bias_kv or add_zero_attn)"
+        return None
+
+    @classmethod
+    def from_float(cls, attention: nn.MultiheadAttention) -> DynamicMultiheadAttention:
+        """The int8 form of a float ``attention``."""
+        if (why := cls.refusal(attention)) is not None:
+            raise InvalidInputError(f"the attention cannot be quantized: {why}")
+        bias = _float_bias(attention.in_proj_bias)
+        return cls(
+            DynamicLinear(*quantize_weight(attention.in_proj_weight), bias),
+            DynamicLinear.from_float(attention.out_proj),
+            attention.num_heads,
+            attention.batch_first,
+            attention.dropout,
+        ).train(attention.training)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As ``nn.MultiheadAttention.forward``; ``is_causal`` is a hint that is not needed."""
+        if is_causal and attn_mask is None:
+            raise InvalidInputError("is_causal is a hint: give the causal attn_mask as well")
+        batched = query.dim() == 3
+        sequences = [(query, key, value), (query,)][query is key is value]
+        if not batched:
+            sequences = tuple(x.unsqueeze(0) for x in sequences)
+        elif not self.batch_first:
+            sequences = tuple(x.transpose(0, 1) for x in sequences)
+        q, k, v = (self._heads(x) for x in self._project(*sequences))
+        mask = _additive_mask(attn_mask, key_padding_mask, self.num_heads, q)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5)
+            weights = torch.softmax(scores if mask is None else scores + mask, -1)
+            weights = F.dropout(weights, dropout)
+            out = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _project(self, *sequences: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values; one sequence is all three."""
+        if len(sequences) == 1:
+            joint: torch.Tensor = self.in_proj(sequences[0])
+            return joint.chunk(3, -1)
+        return tuple(part(x) for part, x in zip(self._parts(), sequences, strict=True))
+
+    def _parts(self) -> tuple[DynamicLinear, ...]:
+        """The input projection of queries, of keys and of values, each on its own."""
+        whole = self.in_proj
+        now = linear_packs.stamp(whole.weight, whole.weight_scale, whole.bias)
+        if self._split is None or self._split[0] != now:
+            self._split = (now, whole.chunk(3))
+        return self._split[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_split": None}  # views of the state
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, embed] as [batch, heads, length, embed / heads]."""
+        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+
+
+def _additive_mask(
+    attn_mask: torch.Tensor | None,
+    key_padding_mask: torch.Tensor | None,
+    heads: int,
+    like: torch.Tensor,
+) -> torch.Tensor | None:
+    """Both masks as one that is added to the scores [batch, heads, queries, keys]."""
+    if attn_mask is not None:
+        attn_mask = _in_float(attn_mask, like)
+        if attn_mask.dim() == 3:
+            attn_mask = attn_mask.reshape(-1, heads, *attn_mask.shape[1:])
+    if key_padding_mask is None:
+        return attn_mask
+    padding = _in_float(key_padding_mask, like)
+    padding = padding.reshape(-1, 1, 1, padding.shape[-1])
+    return padding if attn_mask is None else attn_mask + padding
+
+
+def _in_float(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A mask as torch adds it: where a boolean one is True, minus infinity."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return like.new_zeros(mask.shape).masked_fill_(mask, -torch.inf)
+
+
+# ------------------------------------------------------------------------- whole models
+
+#: Activation modules that a linear before them can absorb, by qualified name, so that those of
+#: other packages need no import.
+_ACTIVATION_MODULES = {
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "transformers.activations.GELUActivation": "gelu",
+    "transformers.activations.NewGELUActivation": "gelu_tanh",
+    "transformers.activations.GELUTanh": "gelu_tanh",
+    "transformers.activations.SiLUActivation": "silu",
+}
+_ACTIVATION_FUNCTIONS: dict[Any, str] = {
+    F.relu: "relu",
+    F.gelu: "gelu",
+    F.silu: "silu",
+    torch.relu: "relu",
+}
+
+
+def activation_name(activation: object) -> str | None:
+    """The name under which a linear can absorb ``activation``, a module or function, or None."""
+    if isinstance(activation, nn.GELU):
+        return {"none": "gelu", "tanh": "gelu_tanh"}[activation.approximate]
+    if isinstance(activation, nn.Module):
+        kind = type(activation)
+        return _ACTIVATION_MODULES.get(f"{kind.__module__}.{kind.__qualname__}")
+    return _ACTIVATION_FUNCTIONS.get(activation)
+
+
+def to_dynamic(
+    model: nn.Module,
+    *,
+    weight_only: bool = False,
+    embeddings: bool = False,
+    keep: Callable[[str, nn.Module], bool] | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """``model`` with its linears in int8, for inference.
+
+    Every ``nn.Linear`` becomes a ``DynamicLinear`` and every ``nn.MultiheadAttention`` a
+    ``DynamicMultiheadAttention``, where that is possible. Activations right behind a linear are
+    fused into it. Subclasses of these layers, parametrized layers and layers with hooks stay.
+
+    Args:
+        model: a float model; it is not changed unless ``inplace``.
+        weight_only: keep activations in float (``WeightOnlyLinear``), and attentions whole.
+        embeddings: embedding tables to int8 too (``WeightOnlyEmbedding``), which saves memory.
+        keep: ``keep(name, module)`` says which layers stay in float.
+        inplace: change ``model`` itself, which saves a copy of its weights.
+    """
+    if not inplace:
+        model = copy.deepcopy(model)
+    kind = WeightOnlyLinear if weight_only else DynamicLinear
+    done: dict[nn.Module, nn.Module] = {}
+
+    def convert(name: str, module: nn.Module) -> nn.Module:
+        if module not in done:
+            done[module] = module
+            kept = _has_hooks(module) or (keep is not None and keep(name, module))
+            if type(module) is nn.Linear and not kept:
+                done[module] = kind.from_float(module)
+            elif type(module) is nn.Embedding and embeddings and not kept:
+                if module.max_norm is None:  # a table with one is rewritten as it is read
+                    done[module] = WeightOnlyEmbedding.from_float(module)
+            elif type(module) is nn.MultiheadAttention:
+                if not (kept or weight_only or DynamicMultiheadAttention.refusal(module)):
+                    done[module] = DynamicMultiheadAttention.from_float(module)
+            else:
+                # Not named_children(), which gives a shared child one of its names only.
+                for child_name, child in module._modules.items():
+                    if child is not None:
+                        path = f"{name}.{child_name}" if name else child_name
+                        module._modules[child_name] = convert(path, child)
+        return done[module]
+
+    model = convert("", model)
+    users = _times_used(model)
+    for module in model.modules():
+        _fuse_children(module, users)
+        _leave_fast_path(module)
+    return model
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _times_used(model: nn.Module) -> dict[nn.Module, int]:
+    """In how many places of ``model`` each module stands."""
+    used: dict[nn.Module, int] = {}
+    for module in model.modules():
+        for child in module._modules.values():
+            if child is not None:
+                used[child] = used.get(child, 0) + 1
+    return used
+
+
+def _fuse_children(module: nn.Module, users: dict[nn.Module, int]) -> None:
+    """Fuse activations that ``module`` applies right behind one of its int8 linears."""
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        _fuse(module, "linear1", "activation", users)
+        return
+    kinds = [type(child) for child in module.children()]
+    names = [activation_name(child) for child in module.children()]
+    if not any(issubclass(kind, Int8Linear) for kind in kinds) or not any(names):
+        return
+    for linear, activation in _consecutive_children(module):
+        _fuse(module, linear, activation, users)
+
+
+def _fuse(module: nn.Module, linear: str, activation: str, users: dict[nn.Module, int]) -> None:
+    first, second = getattr(module, linear), getattr(module, activation)
+    name = activation_name(second)
+    shared = users.get(first, 0) > 1 or (isinstance(second, nn.Module) and _has_hooks(second))
+    if name is None or shared or not isinstance(first, Int8Linear) or first.activation is not None:
+        return
+    first.activation = name
+    setattr(module, activation, nn.Identity())
+
+
+def _consecutive_children(module: nn.Module) -> list[tuple[str, str]]:
+    """Pairs of children such that the second sees the first's result, which nobody else does."""
+    try:
+        graph = _ChildTracer().trace(module)
+    except (torch.fx.proxy.TraceError, AttributeError, TypeError, ValueError):
+        return []  # what it does with its children depends on values
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    targets = [node.target for node in calls]
+    return [
+        (str(node.args[0].target), str(node.target))
+        for node in calls
+        if node.args
+        and isinstance(node.args[0], torch.fx.Node)
+        and node.args[0].op == "call_module"
+        and len(node.args[0].users) == 1
+        and targets.count(node.target) == targets.count(node.args[0].target) == 1
+    ]
+
+
+class _ChildTracer(torch.fx.Tracer):
+    """Sees a module's children as they are called, and nothing inside of them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _leave_fast_path(module: nn.Module) -> None:
+    """Keep torch's transformer layers from reading float weights that are no longer there."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        if any(isinstance(m, Int8Linear) for m in module.modules()):
+            module.activation_relu_or_gelu = 0
+    elif isinstance(module, nn.TransformerEncoder):
+        module.use_nested_tensor = False

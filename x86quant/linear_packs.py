@@ -1,0 +1,136 @@
+"""Packed weights of linears on float tensors: chosen by the rules, made once, found again."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from x86quant import extension
+from x86quant.errors import ExtensionError, X86QuantWarning
+from x86quant.kernels import dynamic_kernels
+from x86quant.kernels.saturation import weight_facts
+from x86quant.packing import NO_ROW_LIMIT, choice_context, segments_record
+from x86quant.router import Choice, choose_by_rows
+from x86quant.spec import OpSpec
+
+Stamp = tuple[tuple[int, int], ...]
+
+
+def choose_linear_dynamic(
+    weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> tuple[tuple[int | None, Choice], ...]:
+    """The kernels for an int8 ``weight`` [N, K], each with the rows up to which it is used."""
+    out_features, in_features = weight.shape
+    spec = OpSpec(
+        "linear",
+        in_features,
+        out_features,
+        bias=bias is not None,
+        dynamic=True,
+        post_op=activation or "none",
+        caller="graph",
+        weights=weight_facts(weight),
+    )
+    return choose_by_rows(spec, **choice_context(dynamic_kernels()))
+
+
+def pack_linear_dynamic(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> Any | None:
+    """Pack the operands of ``linear_dynamic``; None where the extension is missing."""
+    if not _extension_loads():
+        return None
+    segments = choose_linear_dynamic(weight, bias, activation)
+    return torch.ops.x86quant.pack_linear_dynamic(
+        weight,
+        weight_scale,
+        bias,
+        activation,
+        [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments],
+        [choice.kernel for _, choice in segments],
+        segments_record(segments),
+    )
+
+
+@functools.cache
+def _extension_loads() -> bool:
+    try:
+        extension.load()
+    except ExtensionError as error:
+        warnings.warn(
+            f"int8 linears run by the plain ops, slowly: {error}", X86QuantWarning, stacklevel=2
+        )
+        return False
+    return True
+
+
+def stamp(*tensors: torch.Tensor | None) -> Stamp:
+    """Changes when any of ``tensors`` is replaced or written to.
+
+    Writes to tensors made in inference mode are not tracked by torch, and not seen here.
+    """
+    return tuple(
+        (t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors if t is not None
+    )
+
+
+@dataclass(frozen=True)
+class _Cached:
+    pack: Any
+    stamp: Stamp
+    storages: tuple[StorageWeakRef, ...]
+
+    @property
+    def alive(self) -> bool:
+        return not any(storage.expired() for storage in self.storages)  # type: ignore[no-untyped-call]
+
+
+_CACHE: dict[tuple[Any, ...], _Cached] = {}
+_SWEEP_FROM = 64
+_sweep_at = _SWEEP_FROM
+
+
+def cached_pack(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> Any | None:
+    """The pack of these operands, made when they are first seen.
+
+    It lives until its tensors' memory is freed, or rather until the first sweep after that.
+    """
+    tensors = [t for t in (weight, weight_scale, bias) if t is not None]
+    addresses = tuple(t.data_ptr() for t in tensors)
+    key = (addresses, weight.shape, weight.stride(), bias is None, activation)
+    now = stamp(*tensors)
+    found = _CACHE.get(key)
+    if found is None or found.stamp != now or not found.alive:
+        storages = tuple(
+            StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
+            for t in tensors
+        )
+        pack = pack_linear_dynamic(weight, weight_scale, bias, activation)
+        found = _Cached(pack, now, storages)
+        _CACHE[key] = found
+        _sweep()
+    return found.pack
+
+
+def _sweep() -> None:
+    """Drop packs of freed weights, whenever the cache has doubled."""
+    global _sweep_at
+    if len(_CACHE) < _sweep_at:
+        return
+    for key, cached in list(_CACHE.items()):
+        if not cached.alive:
+            _CACHE.pop(key, None)
+    _sweep_at = max(_SWEEP_FROM, 2 * len(_CACHE))

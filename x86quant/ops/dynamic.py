@@ -1,0 +1,193 @@
+"""Linears on float tensors: int8 activations chosen row by row, or int8 weights alone.
+
+``linear_dynamic`` quantizes each row of K floats on its own, to uint8, in float32 arithmetic::
+
+    low, high = min(row, 0), max(row, 0)
+    scale = max(float((double(high) - low) / 255), least normal float)
+    inv   = 1 / scale
+    zp    = clamp(round(-low * inv), 0, 255)
+    code  = clamp(round(row * inv) + zp, 0, 255)                       half to even
+    v     = fma(float(sum((code - zp) * weight)), scale * weight_scale, bias)
+    out   = activation(v)
+
+The sum is an exact int32. A row that holds NaN or infinity gives NaN throughout: it has no range.
+Rows do not see each other, so a batch gives what its rows give one by one.
+
+``linear_weight_only`` keeps the activations as they are::
+
+    out = activation(sum(x * weight) * weight_scale + bias)            float32, in any order
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from x86quant.errors import InvalidInputError
+from x86quant.ops._register import register
+
+ARGUMENTS = "Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, str? activation=None"
+
+#: What may be fused behind a linear, by name.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+_CODE_MAX = 255
+_LEAST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [rows, K], scales [rows, 1] and zero points [rows, 1] of ``x`` [rows, K].
+
+    Codes and zero points are whole numbers in float32. A scale is NaN where a row is not finite.
+    """
+    zero = x.new_zeros((x.shape[0], 1))
+    low = torch.cat([zero, x], 1).amin(1, keepdim=True)
+    high = torch.cat([zero, x], 1).amax(1, keepdim=True)
+    width = (high.double() - low.double()) / _CODE_MAX
+    scale = width.to(torch.float32).clamp(min=_LEAST_SCALE)
+    inverse = 1 / scale
+    zero_point = torch.round(-low * inverse).clamp(0, _CODE_MAX)
+    codes = (torch.round(x * inverse) + zero_point).clamp(0, _CODE_MAX)
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    return (
+        torch.where(finite, codes, 0),
+        torch.where(finite, scale, torch.nan),
+        torch.where(finite, zero_point, 0),
+    )
+
+
+def _linear_dynamic_packed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``linear_dynamic`` by weights that were packed when they were first seen."""
+    from x86quant.linear_packs import cached_pack  # the ops alone need no kernels
+
+    check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
+    pack = cached_pack(weight, weight_scale, bias, activation)
+    if pack is None:
+        return linear_dynamic(x, weight, weight_scale, bias, activation)
+    out: torch.Tensor = pack.run(x)
+    return out
+
+
+@register(ARGUMENTS, cpu=_linear_dynamic_packed)
+def linear_dynamic(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K], quantized row by row, times the transpose of int8 ``weight`` [N, K]."""
+    check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
+    rows = x.reshape(math.prod(x.shape[:-1]), weight.shape[1])
+    codes, scale, zero_point = quantize_rows(rows)
+    # float64 holds every int32 sum exactly, and the product of two float32.
+    sums = (codes.double() - zero_point.double()) @ weight.double().t()
+    steps = scale * weight_scale
+    v = sums.to(torch.float32).double() * steps.double()
+    if bias is not None:
+        v = v + bias.double()
+    out = v.to(torch.float32).reshape(*x.shape[:-1], weight.shape[0])
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
+#: Up to as many rows, converting the weight costs more than torch's mixed product.
+_FEW_ROWS = 8
+
+
+def _linear_weight_only_mixed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``linear_weight_only`` with the weight read as int8 where there are few rows."""
+    check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
+    rows = math.prod(x.shape[:-1])
+    if not 0 < rows <= _FEW_ROWS or weight.numel() == 0:
+        return linear_weight_only(x, weight, weight_scale, bias, activation)
+    flat = x.reshape(rows, weight.shape[1]).contiguous()
+    out = torch._weight_int8pack_mm(flat, weight.contiguous(), weight_scale)
+    if bias is not None:
+        out += bias
+    out = out.reshape(*x.shape[:-1], weight.shape[0])
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
+@register(ARGUMENTS, cpu=_linear_weight_only_mixed)
+def linear_weight_only(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K] times the transpose of int8 ``weight`` [N, K], summed in float32."""
+    check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
+    out = F.linear(x, weight.to(x.dtype)) * weight_scale
+    if bias is not None:
+        out = out + bias
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
+def check_operands(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> None:
+    """Raise InvalidInputError unless the operands of a float linear fit each other."""
+    check_weight(op, weight, weight_scale, bias)
+    check_activation(op, activation)
+    if x.dtype != torch.float32:
+        raise InvalidInputError(
+            f"x86quant::{op}: x must be float32, got {x.dtype}; convert it with x.float()"
+        )
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise InvalidInputError(
+            f"x86quant::{op}: expected {weight.shape[1]} input features, got shape {tuple(x.shape)}"
+        )
+
+
+def check_weight(
+    op: str, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Raise InvalidInputError unless the constant operands of a float linear fit each other."""
+    if weight.dtype != torch.int8 or weight.dim() != 2:
+        raise InvalidInputError(
+            f"x86quant::{op}: weight must be int8 of shape [out, in], "
+            f"got {weight.dtype} {tuple(weight.shape)}"
+        )
+    for name, tensor in (("weight_scale", weight_scale), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype != torch.float32 or tuple(tensor.shape) != (weight.shape[0],):
+            raise InvalidInputError(
+                f"x86quant::{op}: {name} must be float32 of shape ({weight.shape[0]},), one an "
+                f"output feature, got {tensor.dtype} {tuple(tensor.shape)}"
+            )
+
+
+def check_activation(op: str, activation: str | None) -> None:
+    """Raise InvalidInputError unless ``activation`` names one that can be fused."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise InvalidInputError(
+            f"x86quant::{op}: unknown activation {activation!r}; use one of "
+            f"{', '.join(ACTIVATIONS)}, or None"
+        )
