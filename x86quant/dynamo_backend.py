@@ -14,20 +14,19 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.compiler import CompiledModule
 from x86quant.lowering import lower
 from x86quant.lowering.from_export import is_decomposed
-from x86quant.lowering.graph_tools import by_name, is_op
+from x86quant.lowering.graph_tools import own_call
 
 
 def x86quant(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend: what runs in place of ``gm``, a graph made by Dynamo."""
     nodes = gm.graph.nodes
-    if not any(is_op(node) or _is_packet(node) or is_decomposed(node) for node in nodes):
+    if not any(own_call(node) or is_decomposed(node) for node in nodes):
         return gm
     return _Lazy(gm)
 
@@ -53,12 +52,6 @@ class _Lazy:
                 self._weights = weights
             compiled = self._compiled
         return compiled(*inputs)
-
-
-def _is_packet(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverloadPacket) and str(node.target).startswith(
-        "x86quant."
-    )
 
 
 def _is_weight(node: Node) -> bool:
@@ -96,6 +89,7 @@ def _compiled(gm: GraphModule, inputs: tuple[Any, ...]) -> CompiledModule:
         lowering = lower(gm, inputs)
         return CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes)
     for node in list(gm.graph.nodes):
-        by_name(node)
+        if (call := own_call(node)) is not None:
+            node.target, node.args, node.kwargs = call[0], (), call[1]
     gm.recompile()
     return CompiledModule(gm)

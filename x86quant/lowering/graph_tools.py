@@ -82,24 +82,18 @@ def is_op(node: object, *names: str) -> bool:
     return namespace == "x86quant" and (not names or name in names)
 
 
-def by_name(node: Node) -> None:
-    """Let a ``node`` that calls one of our ops in any spelling keep its arguments as others do."""
-    if isinstance(node.target, torch._ops.OpOverloadPacket) and node.op == "call_function":
-        default = getattr(node.target, "default", None)
-        if isinstance(default, torch._ops.OpOverload) and default.namespace == "x86quant":
-            node.target = default
-    if is_op(node):
-        node.args, node.kwargs = (), named_arguments(node)
-
-
-def named_arguments(node: Node) -> dict[str, Any]:
-    """All arguments of a call of one of our ops, by name, defaults filled in."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    schema = node.target._schema.arguments
+def own_call(node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]] | None:
+    """The op of ours that ``node`` calls, in any spelling, and all its arguments by name."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, "default", target)
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "x86quant":
+        return None
+    schema = target._schema.arguments
     found: dict[str, Any] = {a.name: a.default_value for a in schema if a.has_default_value()}
     found.update(zip((a.name for a in schema), node.args, strict=False))
     found.update(node.kwargs)
-    return {a.name: found[a.name] for a in schema if a.name in found}
+    return target, {a.name: found[a.name] for a in schema if a.name in found}
 
 
 def op_name(node: Node) -> str:
