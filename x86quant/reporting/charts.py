@@ -21,9 +21,10 @@ def bars(
     for i, (label, value, text) in enumerate(zip(labels, values, texts, strict=True)):
         y, length = i * _ROW, max(0.0, value) / largest * room
         style = html.escape(classes[i]) if classes else "bar"
+        name = html.escape(_short(label))
         rows.append(
             f"<g><title>{html.escape(f'{label}: {text}')}</title>"
-            f'<text x="{_LABEL - 8}" y="{y + 12}" text-anchor="end">{html.escape(_short(label))}</text>'
+            f'<text x="{_LABEL - 8}" y="{y + 12}" text-anchor="end">{name}</text>'
             f'<rect class="{style}" x="{_LABEL}" y="{y + 3}" width="{length:.1f}" height="{_BAR}"/>'
             f'<text x="{_LABEL + length + 6:.1f}" y="{y + 12}">{html.escape(text)}</text></g>'
         )
