@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import x86quant
 from tests import isa
@@ -260,6 +261,11 @@ def test_a_float_weight_that_is_not_finite_is_refused() -> None:
         DynamicLinear.from_float(linear)
 
 
+def test_other_float_types_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"bfloat16, expected float32; call model.float"):
+        to_dynamic(nn.Linear(4, 4).bfloat16())
+
+
 # ------------------------------------------------------------------------- the op
 
 
@@ -294,6 +300,22 @@ def test_export_keeps_the_op(kind: type[Int8Linear]) -> None:
     assert f"x86quant.{kind.op}.default" in targets
     wide = torch.randn(11, 6)
     assert torch.equal(program.module()(wide), model(wide))
+
+
+@pytest.mark.parametrize("kind", [DynamicLinear, WeightOnlyLinear])
+def test_tracers_see_the_op(kind: type[Int8Linear]) -> None:
+    model, x, other = kind.from_float(nn.Linear(6, 5)), torch.randn(3, 6), torch.randn(2, 6)
+    traced = torch.jit.trace(model, x)
+    assert f"x86quant::{kind.op}" in str(traced.inlined_graph)
+    assert torch.equal(traced(other), model(other))
+    graph = make_fx(model)(x)
+    assert f"x86quant.{kind.op}" in graph.code
+    assert torch.equal(torch.fx.symbolic_trace(model)(other), model(other))
+
+
+def test_a_lazy_negation_is_seen() -> None:
+    linear, x = layer(6, 5), torch.randn(3, 6)
+    assert torch.equal(linear(torch._neg_view(x)), linear(-x))
 
 
 # ------------------------------------------------------------------------- routing
