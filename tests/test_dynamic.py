@@ -67,6 +67,16 @@ def check(linear: DynamicLinear, x: torch.Tensor) -> None:
     assert bool((error <= 1e-6 * (1 + plain.abs())).all())
 
 
+def weight_only_is_close(linear: Int8Linear, x: torch.Tensor) -> None:
+    """``linear_weight_only`` of these weights is the linear of their real values."""
+    operands = (linear.weight, linear.weight_scale, linear.bias)
+    got = torch.ops.x86quant.linear_weight_only(x, *operands, "gelu")
+    weight = linear.weight.double() * linear.weight_scale.double()[:, None]
+    want = F.gelu(F.linear(x.double(), weight, linear.bias.double()))
+    reach = F.linear(x.abs().double(), weight.abs())
+    assert bool(((got - want).abs() <= 1e-6 * (1 + reach)).all())
+
+
 # ------------------------------------------------------------------------- numerics
 
 
@@ -86,7 +96,7 @@ def test_any_shape_equals_the_reference(
 
 AT_A_LEVEL = """
 import torch, x86quant
-from tests.test_dynamic import check, layer, saturating
+from tests.test_dynamic import check, layer, saturating, weight_only_is_close
 
 assert x86quant.cpu().isa == {level!r}
 torch.manual_seed(0)
@@ -98,6 +108,9 @@ for inputs, outputs in ((1, 1), (3, 5), (64, 32), (100, 33), (257, 70), (768, 64
             assert {{c.kernel for _, c in linear.choices}} == {{"native"}}
 for linear, x in saturating():
     check(linear, x)
+for inputs, outputs in ((1, 1), (3, 5), (64, 32), (100, 33), (257, 70)):
+    for rows in (1, 2, 3, 4, 5, 16, 17):
+        weight_only_is_close(layer(inputs, outputs, "gelu"), torch.randn(rows, inputs))
 x = torch.randn(5, 100)
 x[1, 3], x[2, 99], x[3] = float("nan"), float("-inf"), 0
 y = layer(100, 33)(x)
