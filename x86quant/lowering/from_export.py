@@ -29,14 +29,14 @@ _QTYPES = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 def reference_form(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> nn.Module:
     """``model`` itself, or if it is exported or made by PT2E, as a graph that ``from_fx`` reads."""
-    if isinstance(model, GraphModule) and any(map(_is_decomposed, model.graph.nodes)):
+    if isinstance(model, GraphModule) and any(map(is_decomposed, model.graph.nodes)):
         model = torch.export.export(model, tuple(example_inputs))
     if not isinstance(model, ExportedProgram):
         return model
     # No decompositions: this only turns ops that write in place into ones that do not.
     gm = flat(model.run_decompositions({}).module(check_guards=False))
     for node in list(gm.graph.nodes):
-        if not node._erased and _is_decomposed(node):
+        if not node._erased and is_decomposed(node):
             _convert(gm, node)
     gm.graph.eliminate_dead_code()
     gm.recompile()
@@ -72,7 +72,8 @@ def exported_layer(node: Node) -> str:
     return _ROOT.sub("", path)
 
 
-def _is_decomposed(node: Node) -> bool:
+def is_decomposed(node: Node) -> bool:
+    """Whether ``node`` calls one of PT2E's ops."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "quantized_decomposed"
 
@@ -83,16 +84,30 @@ def _convert(gm: GraphModule, node: Node) -> None:
     schema = node.target._schema
     values: dict[str, Any] = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
     values.update(node.kwargs)
-    convert = _CONVERTERS.get(schema.name.split("::")[1])
-    if convert is None:
-        return
+    name = schema.name.split("::")[1]
+    convert = _CONVERTERS.get(name)
     with gm.graph.inserting_before(node):
-        new = convert(gm, values)
+        if name.startswith("quantize") and _constant(gm, values["input"]) is not None:
+            new = _folded(gm, node, values)
+        else:
+            new = None if convert is None else convert(gm, values)
     if new is None:
         return
     new.meta.update({k: node.meta[k] for k in ("nn_module_stack",) if k in node.meta})
     node.replace_all_uses_with(new)
     gm.graph.erase_node(node)
+
+
+def _folded(gm: GraphModule, node: Node, values: dict[str, Any]) -> Node | None:
+    """The codes of a constant, which PT2E may leave to be computed at each run."""
+    found = {}
+    for name, value in values.items():
+        constant = _constant(gm, value)
+        if constant is None and isinstance(value, Node):
+            return None
+        found[name] = value if constant is None else constant
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return add_constant(gm, gm.graph, "codes", node.target(**found))
 
 
 def _quantize_per_tensor(gm: GraphModule, values: dict[str, Any]) -> Node | None:
