@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -10,20 +11,58 @@ from torch import nn
 
 def torchvision_model(name: str, size: int = 224) -> nn.Module:
     """The float network in eval mode, its batch norms settled on noise; nothing is downloaded."""
+    model = _random_model(name)
+    settle(model, [torch.randn(8, 3, size, size) for _ in range(2)])
+    return model
+
+
+def network_for_images(name: str, size: int = 224) -> nn.Module:
+    """The same, settled on :func:`images` and with every block's share of the result felt."""
+    model = _random_model(name)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("layer_scale"):
+            # A fresh ConvNeXt's is 1e-6: its blocks could compute anything, unnoticed.
+            nn.init.constant_(parameter, 0.3)
+    settle(model, [images(8, size, seed) for seed in (1, 2)])
+    return model
+
+
+def images(count: int, size: int, seed: int) -> torch.Tensor:
+    """Noise with the spectrum of photographs, of unit variance: ``(count, 3, size, size)``.
+
+    White noise looks the same everywhere, and so do the results of a network on it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.fft.rfft2(torch.randn(count, 3, size, size, generator=generator))
+    rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)[None]
+    frequency = (rows.square() + columns.square()).sqrt().clamp(min=1 / size)
+    pictures = torch.fft.irfft2(white / frequency, s=(size, size))
+    return pictures / pictures.std()
+
+
+def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
+    """Give batch norms the statistics of ``batches``, and leave the model in eval mode.
+
+    Without, random weights blow the activations up layer by layer.
+    """
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = None  # a plain average over the batches
+    with torch.no_grad():
+        for batch in batches:
+            model(batch)
+    model.eval()
+
+
+def _random_model(name: str) -> nn.Module:
     _declare_missing_ops()
     import torchvision
 
     torch.manual_seed(0)
     options = {"aux_logits": False, "init_weights": True} if name == "googlenet" else {}
-    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options).train()
-    # Let batch norm see data, or random weights blow the activations up layer by layer.
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = None  # a plain average over the batches below
-    with torch.no_grad():
-        for _ in range(2):
-            model(torch.randn(8, 3, size, size))
-    return model.eval()
+    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options)
+    return model
 
 
 def _declare_missing_ops() -> None:

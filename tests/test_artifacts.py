@@ -231,7 +231,9 @@ _RUN = """
     import sys, torch, x86quant
     model = x86quant.load(sys.argv[1])
     with torch.no_grad():
-        torch.save((model(torch.load(sys.argv[2])), x86quant.cpu().isa), sys.argv[3])
+        out = model(torch.load(sys.argv[2]))
+    kernels = [s.kernel for m in model.segments for p in m.plans for s in p.steps if s.choice]
+    torch.save((out, x86quant.cpu().isa, kernels), sys.argv[3])
 """
 
 
@@ -269,8 +271,11 @@ def test_moves_between_isa_levels(tmp_path: Path) -> None:
             check=True,
             env=isa.environment(level),
         )
-        out, ran_on = torch.load(tmp_path / "out")
+        out, ran_on, kernels = torch.load(tmp_path / "out")
         assert ran_on == level
+        assert len(kernels) == 3
+        # FBGEMM adds products in 16 bits on these levels: refused, whatever was best before.
+        assert not any("fbgemm" in kernel for kernel in kernels), level
         assert float((out - exact).abs().max()) <= 1.01 * step.kwargs["out_scale"], level
 
 

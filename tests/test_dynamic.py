@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import x86quant
 from tests import isa
@@ -66,6 +67,16 @@ def check(linear: DynamicLinear, x: torch.Tensor) -> None:
     assert bool((error <= 1e-6 * (1 + plain.abs())).all())
 
 
+def weight_only_is_close(linear: Int8Linear, x: torch.Tensor) -> None:
+    """``linear_weight_only`` of these weights is the linear of their real values."""
+    operands = (linear.weight, linear.weight_scale, linear.bias)
+    got = torch.ops.x86quant.linear_weight_only(x, *operands, "gelu")
+    weight = linear.weight.double() * linear.weight_scale.double()[:, None]
+    want = F.gelu(F.linear(x.double(), weight, linear.bias.double()))
+    reach = F.linear(x.abs().double(), weight.abs())
+    assert bool(((got - want).abs() <= 1e-6 * (1 + reach)).all())
+
+
 # ------------------------------------------------------------------------- numerics
 
 
@@ -85,7 +96,7 @@ def test_any_shape_equals_the_reference(
 
 AT_A_LEVEL = """
 import torch, x86quant
-from tests.test_dynamic import check, layer, saturating
+from tests.test_dynamic import check, layer, saturating, weight_only_is_close
 
 assert x86quant.cpu().isa == {level!r}
 torch.manual_seed(0)
@@ -97,6 +108,9 @@ for inputs, outputs in ((1, 1), (3, 5), (64, 32), (100, 33), (257, 70), (768, 64
             assert {{c.kernel for _, c in linear.choices}} == {{"native"}}
 for linear, x in saturating():
     check(linear, x)
+for inputs, outputs in ((1, 1), (3, 5), (64, 32), (100, 33), (257, 70)):
+    for rows in (1, 2, 3, 4, 5, 16, 17):
+        weight_only_is_close(layer(inputs, outputs, "gelu"), torch.randn(rows, inputs))
 x = torch.randn(5, 100)
 x[1, 3], x[2, 99], x[3] = float("nan"), float("-inf"), 0
 y = layer(100, 33)(x)
@@ -260,6 +274,11 @@ def test_a_float_weight_that_is_not_finite_is_refused() -> None:
         DynamicLinear.from_float(linear)
 
 
+def test_other_float_types_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"bfloat16, expected float32; call model.float"):
+        to_dynamic(nn.Linear(4, 4).bfloat16())
+
+
 # ------------------------------------------------------------------------- the op
 
 
@@ -294,6 +313,22 @@ def test_export_keeps_the_op(kind: type[Int8Linear]) -> None:
     assert f"x86quant.{kind.op}.default" in targets
     wide = torch.randn(11, 6)
     assert torch.equal(program.module()(wide), model(wide))
+
+
+@pytest.mark.parametrize("kind", [DynamicLinear, WeightOnlyLinear])
+def test_tracers_see_the_op(kind: type[Int8Linear]) -> None:
+    model, x, other = kind.from_float(nn.Linear(6, 5)), torch.randn(3, 6), torch.randn(2, 6)
+    traced = torch.jit.trace(model, x)
+    assert f"x86quant::{kind.op}" in str(traced.inlined_graph)
+    assert torch.equal(traced(other), model(other))
+    graph = make_fx(model)(x)
+    assert f"x86quant.{kind.op}" in graph.code
+    assert torch.equal(torch.fx.symbolic_trace(model)(other), model(other))
+
+
+def test_a_lazy_negation_is_seen() -> None:
+    linear, x = layer(6, 5), torch.randn(3, 6)
+    assert torch.equal(linear(torch._neg_view(x)), linear(-x))
 
 
 # ------------------------------------------------------------------------- routing

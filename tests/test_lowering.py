@@ -322,7 +322,7 @@ def test_a_float_layer_in_a_quantized_model_just_runs() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
-def test_dynamic_quantization_keeps_running_as_stock_modules() -> None:
+def test_dynamic_linears_become_ours_and_other_dynamic_modules_run_as_they_are() -> None:
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -339,9 +339,9 @@ def test_dynamic_quantization_keeps_running_as_stock_modules() -> None:
     mapping.set_object_type(nn.Embedding, None)
     converted = convert_fx(prepare_fx(Tagger().eval(), mapping, (tokens,)))
     compiled = compile(converted, (tokens,))
-    assert [node.op for node in compiled.float_nodes] == ["Embedding", "LSTM", "Linear", "topk"]
-    for ours, theirs in zip(compiled(tokens), converted(tokens), strict=True):
-        assert torch.equal(ours, theirs)
+    assert [node.op for node in compiled.float_nodes] == ["Embedding", "LSTM", "topk"]
+    # The stock linear quantizes all rows by one range, to 7 bits.
+    assert torch.allclose(compiled(tokens)[0], converted(tokens)[0], atol=0.02)
 
 
 def test_several_inputs_and_structured_outputs() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import dataclasses
 import io
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -28,7 +29,7 @@ from tests.test_lowering import IMAGE, MODELS, Convolutions, Residual, stock
 from x86quant import extension
 from x86quant.compiler import CompiledModule
 from x86quant.errors import ExtensionError, X86QuantWarning
-from x86quant.runtime import Plan
+from x86quant.runtime import Plan, parts
 from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.packs import Packs
@@ -293,6 +294,87 @@ def test_weights_are_packed_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Packs, "_pack", lambda self, node, kernel: packed.append(node))
     module(torch.randn(1, 4, 12, 8))
     assert packed == []
+
+
+# ------------------------------------------------------------------------ batches in parts
+
+
+class Pixels(nn.Module):
+    """Work for the threads: many products for each weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.body(x)
+        return y, y.flatten(1).unflatten(1, (2, -1))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_batch_runs_in_parts_and_gives_the_same() -> None:
+    module = compiled(Pixels(), 6, 4, 32, 32)
+    plan = plan_of(module)
+    assert plan.parts == 2, "a part each for two threads"
+    assert "2 parts" in str(plan)
+    x = torch.randn(6, 4, 32, 32)
+    for actual, expected in zip(module(x), module.graph_module(x), strict=True):
+        assert torch.equal(actual, expected)
+    wide = torch.randn(6, 4, 32, 40)[..., 4:36]
+    assert torch.equal(module(wide)[0], module.graph_module(wide)[0])
+    one = module(x[:1].expand(6, -1, -1, -1))[0]
+    assert torch.equal(one, module(x[:1])[0].expand(6, -1, -1, -1))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_parts_larger_than_the_cache_become_single_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = dataclasses.replace(parts.cpu(), l2=4096)
+    monkeypatch.setattr(parts, "cpu", lambda: tiny)
+    module = compiled(Pixels(), 6, 4, 32, 32)
+    assert plan_of(module).parts == 6
+    x = torch.randn(6, 4, 32, 32)
+    assert torch.equal(module(x)[0], module.graph_module(x)[0])
+
+
+class Mixed(nn.Module):
+    """Each result depends on all images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 6, 1), nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.first(x).transpose(0, 1))
+        return y
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_batch_whose_images_mix_stays_whole() -> None:
+    module = compiled(Mixed(), 6, 4, 32, 32)
+    assert plan_of(module).parts == 1
+    x = torch.randn(6, 4, 32, 32)
+    assert torch.equal(module(x), module.graph_module(x))
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("batch", "why"), [(1, "one image"), (3, "a thread would idle")])
+def test_a_batch_that_cannot_be_shared_stays_whole(batch: int, why: str) -> None:
+    assert plan_of(compiled(Pixels(), batch, 4, 32, 32)).parts == 1, why
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_few_rows_of_a_large_layer_stay_whole() -> None:
+    """Every part would load all weights again."""
+    assert plan_of(compiled(Convolutions(nn.Linear(64, 256)), 8, 64)).parts == 1
+    assert plan_of(compiled(Convolutions(nn.Linear(64, 256)), 256, 64)).parts == 2
 
 
 # ------------------------------------------------------------------------ what torch runs

@@ -40,7 +40,15 @@ if TYPE_CHECKING:
         X86QuantError,
         X86QuantWarning,
     )
-    from x86quant.explanation import Explanation, LayerChoice, explain, explain_pack
+    from x86quant.explanation import (
+        CompiledExplanation,
+        Explanation,
+        LayerChoice,
+        explain,
+        explain_pack,
+    )
+    from x86quant.int8_proof import ComputeReport, assert_int8, compute_ops
+    from x86quant.profiling import Profile, profile
     from x86quant.qconfig import (
         get_backend_config,
         get_default_dynamic_qconfig_mapping,
@@ -81,7 +89,15 @@ _HOME = {
         "X86QuantError",
         "X86QuantWarning",
     ),
-    "explanation": ("Explanation", "LayerChoice", "explain", "explain_pack"),
+    "explanation": (
+        "CompiledExplanation",
+        "Explanation",
+        "LayerChoice",
+        "explain",
+        "explain_pack",
+    ),
+    "int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
+    "profiling": ("Profile", "profile"),
     "qconfig": (
         "get_backend_config",
         "get_default_dynamic_qconfig_mapping",
@@ -99,7 +115,9 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "ArtifactError",
     "Choice",
+    "CompiledExplanation",
     "CompiledModule",
+    "ComputeReport",
     "Cpu",
     "CpuError",
     "DynamicLinear",
@@ -110,6 +128,7 @@ __all__ = [
     "InvalidInputError",
     "LayerChoice",
     "OpSpec",
+    "Profile",
     "Rule",
     "RuleError",
     "RuleTable",
@@ -118,8 +137,10 @@ __all__ = [
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",
+    "assert_int8",
     "choose",
     "compile",
+    "compute_ops",
     "cpu",
     "current_rules",
     "disable",
@@ -133,6 +154,7 @@ __all__ = [
     "is_enabled",
     "load",
     "override",
+    "profile",
     "read_table",
     "reroute",
     "save",

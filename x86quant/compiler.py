@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from x86quant import extension
@@ -73,6 +75,12 @@ class CompiledModule(nn.Module):
     def segments(self) -> tuple[Segment, ...]:
         """The parts that run natively."""
         return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
+
+    def with_runtime(self, runtime: GraphModule) -> CompiledModule:
+        """A module with the same tensors and checks that runs ``runtime``."""
+        other = copy.copy(self)
+        other._runtime = _Runtime(runtime)
+        return other
 
     def extra_repr(self) -> str:
         """One line: how many nodes run in int8 and in float."""
@@ -141,12 +149,13 @@ class _InputSpec:
             )
 
 
-def compile(model: nn.Module, example_inputs: Sequence[Any]) -> CompiledModule:
+def compile(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> CompiledModule:
     """Compile ``model`` into a module of ``x86quant`` ops on plain uint8 and int8 tensors.
 
     Args:
-        model: what stock ``convert_fx`` or ``convert_to_reference_fx`` returned (or an eager-mode
-            converted model that ``torch.fx`` can trace).
+        model: what stock ``convert_fx`` or ``convert_to_reference_fx`` returned, or an eager-mode
+            converted model that ``torch.fx`` can trace, or what PT2E's ``convert_pt2e`` returned,
+            as it is or exported.
         example_inputs: the tuple of positional inputs to run it on once.
 
     Returns:

@@ -29,7 +29,12 @@ _WEIGHT_MAX = 127
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``weight`` [N, K] as int8 codes in -127..127 and one float32 scale a row."""
-    real = weight.detach().to(torch.float32)
+    if weight.dtype != torch.float32:
+        raise InvalidInputError(
+            f"the weight of shape {tuple(weight.shape)} is {weight.dtype}, expected float32; "
+            "call model.float() first"
+        )
+    real = weight.detach()
     if not bool(torch.isfinite(real).all()):
         raise InvalidInputError(
             f"the weight of shape {tuple(weight.shape)} holds NaN or infinity; "
@@ -43,6 +48,17 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.detach().to(torch.float32).clone()
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether ``x`` is memory and nobody watches: tracers and modes want the op, not its kernel."""
+    return (
+        type(x) is torch.Tensor
+        and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and not torch._C._len_torch_dispatch_stack()
+        and not x.is_neg()
+    )
 
 
 class Int8Linear(nn.Module):
@@ -124,8 +140,7 @@ class DynamicLinear(Int8Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., in_features] to [..., out_features], float32."""
-        # Tracers want the op, not what runs it.
-        if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+        if _is_plain(x):
             pack = self.pack()
             if pack is not None:
                 try:

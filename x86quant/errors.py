@@ -7,6 +7,8 @@
     ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
     ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
     ├── UnsupportedError   no kernel can run this op; names every kernel and its reasons
+    ├── MeasurementError   a file of measurements or shapes is wrong; says file, line and remedy
+    ├── TuningError        tuning cannot start or go on (another one runs, the disk is full)
     ├── ArtifactError      a model cannot be saved, or a file is damaged, hostile or too new
     ├── FloatOpsError      assert_int8 found float compute that was not allowed (an AssertionError)
     └── ExtensionError     the compiled part is missing or does not fit the installed torch
@@ -35,6 +37,14 @@ class InvalidInputError(X86QuantError, ValueError):
 
 class UnsupportedError(X86QuantError, NotImplementedError):
     """No registered kernel can run this op."""
+
+
+class MeasurementError(X86QuantError, ValueError):
+    """A file of measurements, or of shapes to measure, is unreadable or wrong."""
+
+
+class TuningError(X86QuantError, RuntimeError):
+    """A tuning run cannot start or go on."""
 
 
 class ArtifactError(X86QuantError, ValueError):

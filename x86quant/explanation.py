@@ -10,9 +10,13 @@ from typing import Any
 import torch
 
 from x86quant import extension
+from x86quant.compiler import CompiledModule
 from x86quant.dynamic import DynamicLinear
+from x86quant.lowering.passes import Report
 from x86quant.pack_sites import PackSite, pack_sites
+from x86quant.profiling.recorder import Elided, RunStep, record
 from x86quant.router import Choice
+from x86quant.text_table import text_table
 
 _STOCK_CLASSES = {"Onednn": "onednn", "Qnnp": "qnnpack", "Packed": "fbgemm"}
 _NOT_ROUTED = (
@@ -35,6 +39,7 @@ class LayerChoice:
         rows: the row counts this choice is for, such as ``≤ 16``; empty for all.
         steps: the look-up, step by step.
         passed_over: kernels that could not run it, each with its reasons.
+        fused: in a compiled model, what it does besides its op, and which pass put it there.
     """
 
     layer: str
@@ -46,6 +51,7 @@ class LayerChoice:
     rows: str = ""
     steps: tuple[str, ...] = ()
     passed_over: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fused: tuple[str, ...] = ()
 
     @property
     def routed(self) -> bool:
@@ -84,15 +90,63 @@ class Explanation:
         if not any(c.rows for c in self.layers):
             header = header[:2] + header[3:]  # type: ignore[assignment]
             rows = [row[:2] + row[3:] for row in rows]  # type: ignore[misc]
-        return _table([header, *rows])
+        return text_table(header, rows)
 
 
-def explain(model: torch.nn.Module) -> Explanation:
-    """Which kernel runs each packed layer of ``model``, and why.
+@dataclasses.dataclass(frozen=True)
+class CompiledExplanation(Explanation):
+    """What a compiled model runs: a row a step, in order.
 
-    Works for models built by any stock workflow: eager, FX, dynamic, QAT, scripted; and for the
-    linears that ``to_dynamic`` makes.
+    Attributes:
+        passes: what each pass of the lowering did.
+        elided: nodes for which nothing runs.
     """
+
+    passes: tuple[Report, ...] = ()
+    elided: tuple[Elided, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values: "layers", "passes" and "elided"."""
+        return {
+            "layers": self.to_dicts(),
+            "passes": [dataclasses.asdict(report) for report in self.passes],
+            "elided": [dataclasses.asdict(node) for node in self.elided],
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        header = ("layer", "op", "shape", "kernel", "rule", "reason", "fused")
+        rows = [
+            (c.layer, c.op, c.shape, c.kernel, c.rule or "–", c.reason, "; ".join(c.fused))
+            for c in self.layers
+        ]
+        parts = [text_table(header, rows)]
+        worked = [report for report in self.passes if report.changed]
+        if worked:
+            parts.append("passes, and how often each applied:\n" + "\n".join(map(str, worked)))
+        if self.elided:
+            table = [(e.layer, e.op, e.reason) for e in self.elided]
+            parts.append("nothing runs for:\n" + text_table(("layer", "op", "reason"), table))
+        return "\n\n".join(parts)
+
+
+def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Explanation:
+    """Which kernel runs each layer of ``model``, and why.
+
+    Works for models built by any stock workflow (eager, FX, dynamic, QAT, scripted), for the
+    linears that ``to_dynamic`` makes, and for compiled models, of which every step is listed,
+    with what was fused into it, and float ops too.
+
+    Args:
+        model: the quantized model.
+        inputs: what a compiled model is explained for; by default, inputs of the shapes it was
+            compiled for. Other models need none.
+    """
+    if isinstance(model, CompiledModule):
+        return _explain_compiled(model, inputs)
     extension.load()
     stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
     ours = [
@@ -120,6 +174,26 @@ def cell_parts(pack: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor, bool]:
     """An RNN layer's parameters: two packed linears, two biases, whether it asks for 7 bits."""
     (_, (bias_ih, bias_hh), _, reduce_range, (packed_ih, packed_hh)), *_ = pack.__getstate__()
     return packed_ih, packed_hh, bias_ih, bias_hh, bool(reduce_range and reduce_range[0])
+
+
+def _explain_compiled(model: CompiledModule, inputs: Sequence[Any] | None) -> CompiledExplanation:
+    steps, elided = record(model, inputs)
+    return CompiledExplanation(tuple(map(_step_choice, steps)), model.reports, elided)
+
+
+def _step_choice(step: RunStep) -> LayerChoice:
+    choice = step.choice
+    return LayerChoice(
+        layer=step.layer,
+        op=step.op,
+        shape=step.shape,
+        kernel=step.kernel,
+        rule=step.rule,
+        reason=step.reason,
+        steps=() if choice is None else choice.steps,
+        passed_over=() if choice is None else choice.passed_over,
+        fused=step.fused,
+    )
 
 
 def _explain_site(site: PackSite) -> Iterator[LayerChoice]:
@@ -162,12 +236,3 @@ def _layer_choices(
 
 def _rows(above: int, limit: int | None) -> str:
     return f"≥ {above}" if limit is None else f"≤ {limit}" if above == 0 else f"{above}–{limit}"
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

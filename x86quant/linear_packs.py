@@ -46,7 +46,7 @@ def pack_linear_dynamic(
     activation: str | None,
 ) -> Any | None:
     """Pack the operands of ``linear_dynamic``; None where the extension is missing."""
-    if not _extension_loads():
+    if not extension_loads():
         return None
     segments = choose_linear_dynamic(weight, bias, activation)
     return torch.ops.x86quant.pack_linear_dynamic(
@@ -61,7 +61,8 @@ def pack_linear_dynamic(
 
 
 @functools.cache
-def _extension_loads() -> bool:
+def extension_loads() -> bool:
+    """Whether there are compiled kernels; says once what it means if there are none."""
     try:
         extension.load()
     except ExtensionError as error:

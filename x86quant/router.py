@@ -183,7 +183,7 @@ def choose(
         UnsupportedError: no kernel can run the op, or not the one that an override names.
         InvalidInputError: an override names no kernel.
     """
-    refused = _refusals(spec, cpu, kernels, errata)
+    refused = refusals(spec, cpu, kernels, errata)
     legal = [name for name in kernels if name not in refused]
     steps = [f"{name} refused: {'; '.join(reasons)}" for name, reasons in refused.items()]
     if not legal:
@@ -199,7 +199,7 @@ def choose(
     raise AssertionError("the fallback names every legal kernel")
 
 
-def _refusals(
+def refusals(
     spec: OpSpec, cpu: Cpu, kernels: Mapping[str, Kernel], errata: Sequence[Erratum]
 ) -> dict[str, tuple[str, ...]]:
     """Steps 1 and 2: the kernels that cannot, or must not, run ``spec``, with all reasons."""

@@ -1,8 +1,5 @@
 // The kernel "native": kernels/native on torch's thread pool.
-#include "../native/native.h"
-
-#include <map>
-
+#include "activation.h"
 #include "../routed/native_pack.h"
 #include "../runtime/memory.h"
 #include "../runtime/parallel.h"
@@ -15,15 +12,6 @@ using runtime::Buffer;
 
 void succeed(int status) {
   TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
-}
-
-int32_t activation_code(const std::string& name) {
-  static const std::map<std::string, int32_t> codes = {{"", XQ_ACT_NONE},
-                                                       {"relu", XQ_ACT_RELU},
-                                                       {"gelu", XQ_ACT_GELU},
-                                                       {"gelu_tanh", XQ_ACT_GELU_TANH},
-                                                       {"silu", XQ_ACT_SILU}};
-  return codes.at(name);
 }
 
 class NativeLinear final : public Kernel {

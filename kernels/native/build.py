@@ -28,6 +28,7 @@ FLAGS = [
     "-Wextra",
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 headers
+    "-Wno-uninitialized",  # the same
 ]
 SANITIZE_FLAGS = [
     "-O1",  # sanitizers make -O3 slow to compile

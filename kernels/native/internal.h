@@ -118,6 +118,16 @@ struct RowsTask {
   int32_t* zp;
 };
 
+struct WeightOnlyTask {
+  const float* in;
+  float* out;
+  const int8_t* weight;
+  const float *scale, *bias;
+  int64_t rows, in_stride, out_stride, features;
+  int32_t activation;
+  int64_t begin, end;         // outputs
+};
+
 // Copies `pieces` stretches of `piece` bytes, found at `offsets` from a pixel, next to one another.
 struct Im2colTask {
   const uint8_t* from;
@@ -157,6 +167,7 @@ struct IsaKernels {
   void (*op_rows)(const xq_op&, int64_t begin, int64_t end);
   void (*linear)(const DenseTask&);  // dense with float output
   void (*quantize_rows)(const RowsTask&);
+  void (*weight_only)(const WeightOnlyTask&);
 };
 
 extern const IsaKernels kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmxInt8;

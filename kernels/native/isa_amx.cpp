@@ -8,9 +8,10 @@
 #include "im2col.h"
 #include "pointwise.h"
 #include "rows.h"
+#include "weight_only.h"
 
 namespace xq {
 using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>};
+                               dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>};
 }  // namespace xq

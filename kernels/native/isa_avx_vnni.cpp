@@ -8,9 +8,10 @@
 #include "im2col.h"
 #include "pointwise.h"
 #include "rows.h"
+#include "weight_only.h"
 
 namespace xq {
 using V = Vec256<true>;
 const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense<V, FloatEpilogue<V>>, quantize_rows<V>};
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>};
 }  // namespace xq

@@ -160,3 +160,19 @@ void xq_linear_run(const xq_linear_call* call, int64_t begin, int64_t end) {
              static_cast<int32_t>((b + 1) * p.n_blocks / parts.by_block));
   }
 }
+
+int xq_weight_only_check(const xq_weight_only* op) {
+  if (!op || !op->scale || op->rows < 0 || op->in_features < 0 || op->out_features < 0) return XQ_BAD_ARGUMENT;
+  if (op->activation < XQ_ACT_NONE || op->activation > XQ_ACT_SILU) return XQ_BAD_ARGUMENT;
+  if (op->isa <= XQ_ISA_REFERENCE || op->isa > XQ_ISA_AMX_INT8) return XQ_UNSUPPORTED;
+  if (op->rows * op->out_features == 0) return XQ_OK;
+  if (!op->out || (op->in_features > 0 && (!op->in || !op->weight))) return XQ_BAD_ARGUMENT;
+  const bool fits = op->in_stride >= op->in_features && op->out_stride >= op->out_features;
+  return fits || op->rows == 1 ? XQ_OK : XQ_BAD_SHAPE;
+}
+
+void xq_weight_only_run(const xq_weight_only* op, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  kernels_of(op->isa).weight_only({op->in, op->out, op->weight, op->scale, op->bias, op->rows, op->in_stride,
+                                   op->out_stride, op->in_features, op->activation, begin, end});
+}

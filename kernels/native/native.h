@@ -168,6 +168,23 @@ XQ_API void xq_linear_quantize(const xq_linear_call* call, int64_t row_begin, in
 XQ_API int64_t xq_linear_items(const xq_linear_call* call);
 XQ_API void xq_linear_run(const xq_linear_call* call, int64_t begin, int64_t end);
 
+// Float rows times int8 weights as they lie, out = activation(fma(Σ x · w, scale[c], bias[c])), in float32
+// and in no particular order. Strides are in floats. Not for XQ_ISA_REFERENCE.
+typedef struct xq_weight_only {
+  const float* in;
+  float* out;
+  const int8_t* weight;   // (out, in), contiguous
+  const float* scale;     // one an output
+  const float* bias;      // the same, or null
+  int64_t rows, in_stride, out_stride;
+  int64_t in_features, out_features;
+  int32_t activation, isa;
+} xq_weight_only;
+
+XQ_API int xq_weight_only_check(const xq_weight_only* op);
+// Outputs [begin, end) of all rows: any split of [0, out_features) from any threads.
+XQ_API void xq_weight_only_run(const xq_weight_only* op, int64_t begin, int64_t end);
+
 // ------------------------------------------------------------------------ ops on uint8 tensors
 //
 // One struct for all: a and b in, out out. Below, q(v) is clamp(round_half_even(v) + out_zp, lo, hi),

@@ -58,6 +58,10 @@ struct Vec512 {
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   // Where a > b, x, else y; so y where a or b is NaN.
   static F if_greater(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
+  static float total(F v) { return _mm512_reduce_add_ps(v); }
+  static I widen_signed(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   static float least(F v) { return _mm512_reduce_min_ps(v); }
   static float greatest(F v) { return _mm512_reduce_max_ps(v); }
   static bool any_nan(F v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }

@@ -1,5 +1,8 @@
 // The runtime as torch sees it: classes `Program` and `PackedConv`, and the op that runs a program.
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
+
+#include <algorithm>
 
 #include "program.h"
 
@@ -69,11 +72,14 @@ std::vector<at::Tensor> run_program(const ProgramPtr& program, const std::vector
   return program->run(inputs);
 }
 
-std::tuple<std::vector<at::Tensor>, std::vector<double>> run_program_timed(
+// The times come as a tensor: thousands of numbers in Python's form would take longer than a step.
+std::tuple<std::vector<at::Tensor>, at::Tensor> run_program_timed(
     const ProgramPtr& program, const std::vector<at::Tensor>& inputs) {
   std::vector<double> microseconds;
   std::vector<at::Tensor> outputs = program->run_timed(inputs, microseconds);
-  return {std::move(outputs), std::move(microseconds)};
+  at::Tensor times = at::empty({static_cast<int64_t>(microseconds.size())}, at::kDouble);
+  std::copy(microseconds.begin(), microseconds.end(), times.mutable_data_ptr<double>());
+  return {std::move(outputs), std::move(times)};
 }
 
 #define PROGRAM "__torch__.torch.classes.x86quant.Program program"
@@ -85,7 +91,8 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("add_conv", &Program::add_conv)
       .def("add_op", &Program::add_op)
       .def("add_copy", &Program::add_copy)
-      .def("add_output", &Program::add_output);
+      .def("add_output", &Program::add_output)
+      .def("repeat", &Program::repeat);
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",
         [](std::string kernel, at::Tensor weight, at::Tensor mult, std::optional<at::Tensor> bias,
@@ -95,7 +102,7 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
         });
   m.def("run_program(" PROGRAM ", Tensor[] inputs) -> Tensor[]",
         [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program(p, inputs); });
-  m.def("run_program_timed(" PROGRAM ", Tensor[] inputs) -> (Tensor[], float[])",
+  m.def("run_program_timed(" PROGRAM ", Tensor[] inputs) -> (Tensor[], Tensor)",
         [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program_timed(p, inputs); });
 }
 

@@ -2,8 +2,10 @@
 
 #include <ATen/ops/empty_strided.h>
 
+#include <atomic>
 #include <chrono>
 
+#include "parallel.h"
 #include "steps.h"
 
 namespace x86quant::runtime {
@@ -99,29 +101,63 @@ Bases Program::bases(const std::vector<at::Tensor>& inputs,
   return bases;
 }
 
+void Program::repeat(int64_t times, const Words& input_bytes, const Words& output_bytes) {
+  TORCH_CHECK_VALUE(times >= 1 && input_bytes.size() == inputs_ && output_bytes.size() == outputs_.size(),
+                    "x86quant: the parts of a plan are malformed");
+  parts_ = times;
+  advance_ = input_bytes;
+  advance_.insert(advance_.end(), output_bytes.begin(), output_bytes.end());
+}
+
+template <class Body>
+void Program::for_each_part(const Bases& bases, const Body& body) const {
+  std::atomic<int64_t> next{0};
+  const int threads = useful_threads(parts_);
+  // Each thread takes the next part when it is done with one, so that a slow one delays nobody.
+  split(threads, threads, [&](int64_t, int64_t) {
+    const Lease arena(*this);
+    for (int64_t part; (part = next.fetch_add(1)) < parts_;) {
+      Bases where = bases;
+      where[0] = arena.data();
+      for (size_t i = 0; part > 0 && i < advance_.size(); ++i) where[i + 1] += part * advance_[i];
+      body(where);
+    }
+  });
+}
+
+void Program::run_steps(const Bases& bases) const {
+  for (const auto& step : steps_) step->run(bases);
+}
+
+void Program::run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const {
+  using Clock = std::chrono::steady_clock;
+  auto before = Clock::now();
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    steps_[i]->run(bases);
+    const auto after = Clock::now();
+    microseconds[i] = std::chrono::duration<double, std::micro>(after - before).count();
+    before = after;
+  }
+}
+
 std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> outputs = new_outputs();
-  Bases where = bases(inputs, outputs);
-  const Lease arena(*this);
-  where[0] = arena.data();
-  for (const auto& step : steps_) step->run(where);
+  for_each_part(bases(inputs, outputs), [&](const Bases& where) { run_steps(where); });
   return outputs;
 }
 
 std::vector<at::Tensor> Program::run_timed(const std::vector<at::Tensor>& inputs,
                                            std::vector<double>& microseconds) const {
-  using Clock = std::chrono::steady_clock;
   std::vector<at::Tensor> outputs = new_outputs();
-  Bases where = bases(inputs, outputs);
-  const Lease arena(*this);
-  where[0] = arena.data();
-  auto before = Clock::now();
-  for (const auto& step : steps_) {
-    step->run(where);
-    const auto after = Clock::now();
-    microseconds.push_back(std::chrono::duration<double, std::micro>(after - before).count());
-    before = after;
-  }
+  microseconds.assign(steps_.size(), 0.0);
+  std::mutex guard;
+  for_each_part(bases(inputs, outputs), [&](const Bases& where) {
+    std::vector<double> part(steps_.size());
+    run_steps_timed(where, part);
+    const std::lock_guard<std::mutex> lock(guard);
+    for (size_t i = 0; i < part.size(); ++i) microseconds[i] += part[i];
+  });
+  for (double& time : microseconds) time /= useful_threads(parts_);
   return outputs;
 }
 

@@ -41,8 +41,13 @@ class Program : public torch::CustomClassHolder {
   // An output of this shape and these strides, in elements.
   void add_output(const Words& sizes, const Words& strides, bool is_float);
 
+  // The steps are for one part of a batch: run them for each of `times` parts, side by side. From
+  // one part to the next, inputs and outputs move on by so many bytes. Outputs are of whole batches.
+  void repeat(int64_t times, const Words& input_bytes, const Words& output_bytes);
+
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
-  // The same; `microseconds` receives the time of every step.
+  // The same; `microseconds` receives the time of every step. Of parts that run side by side it is
+  // the sum over all parts divided by the number of threads.
   std::vector<at::Tensor> run_timed(const std::vector<at::Tensor>& inputs,
                                     std::vector<double>& microseconds) const;
 
@@ -56,11 +61,18 @@ class Program : public torch::CustomClassHolder {
   class Lease;
 
   Bases bases(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) const;
+  // Calls body(bases) for every part, on this thread or on several.
+  template <class Body>
+  void for_each_part(const Bases& bases, const Body& body) const;
+  void run_steps(const Bases& bases) const;
+  void run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const;
   std::vector<at::Tensor> new_outputs() const;
   Place place(const Words& words) const;
 
   size_t arena_bytes_;
   size_t inputs_;
+  int64_t parts_ = 1;
+  Words advance_;  // of every base but the arena, from part to part
   std::vector<Output> outputs_;
   std::vector<std::unique_ptr<Step>> steps_;
   mutable std::mutex lock_;

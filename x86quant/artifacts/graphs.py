@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 
 from x86quant.artifacts.modules import KINDS
 from x86quant.compiler import CompiledModule
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, UnsupportedError
+from x86quant.lowering.from_export import flat
 
 _REMEDY = (
     "export it yourself, torch.export.export(model, inputs, dynamic_shapes=...), "
@@ -71,23 +72,10 @@ class _Leaves(Tracer):
 
 
 def _flat(gm: GraphModule) -> GraphModule:
-    """``gm`` with its results in the output node as they are returned, and positional inputs."""
-    info = getattr(gm.graph._codegen, "pytree_info", None)
-    if info is None:
-        return gm
-    leaves = sum(node.op == "placeholder" for node in gm.graph.nodes)
-    takes_tensors = info.in_spec is None or info.in_spec.num_leaves == leaves
-    positional = info.in_spec is None or not info.in_spec.child(1).num_leaves
-    nested = info.in_spec is not None and info.in_spec.child(0).num_children != leaves
-    if not takes_tensors or not positional or nested:
-        raise ArtifactError(f"its inputs are not plain positional tensors; {_REMEDY}")
-    graph = Graph()
-    results = graph.graph_copy(gm.graph, val_map={})
-    if info.out_spec is not None:
-        flat = list(results) if isinstance(results, list | tuple) else [results]
-        results = pytree.tree_unflatten(flat, info.out_spec)
-    graph.output(results)
-    return GraphModule(gm, graph)
+    try:
+        return flat(gm)
+    except UnsupportedError as error:
+        raise ArtifactError(str(error)) from error
 
 
 def _described(gm: GraphModule, example_inputs: Sequence[Any] | None) -> GraphModule:

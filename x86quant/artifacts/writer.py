@@ -22,7 +22,7 @@ from x86quant.compiler import CompiledModule
 from x86quant.errors import ArtifactError
 from x86quant.files import write_aside
 from x86quant.lowering import FloatNode
-from x86quant.lowering.graph_tools import attribute, label
+from x86quant.lowering.graph_tools import attribute, label, own_call
 from x86quant.lowering.passes import Report
 
 _REMEDY = (
@@ -211,15 +211,8 @@ class _Writer:
 
 def _arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of ``node``; those of x86quant ops all by name, defaults filled in."""
-    packet = isinstance(node.target, torch._ops.OpOverloadPacket)
-    target = getattr(node.target, "default", None) if packet else node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "x86quant":
-        return node.args, dict(node.kwargs)
-    schema = target._schema.arguments
-    by_name = {a.name: a.default_value for a in schema if a.has_default_value()}
-    by_name.update(zip((a.name for a in schema), node.args, strict=False))
-    by_name.update(node.kwargs)
-    return (), {a.name: by_name[a.name] for a in schema if a.name in by_name}
+    call = own_call(node)
+    return (node.args, dict(node.kwargs)) if call is None else ((), call[1])
 
 
 def _meta(node: Node) -> dict[str, Any]:

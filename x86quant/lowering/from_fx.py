@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
 from torch.fx.node import map_arg
 
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import normalize, stock
+from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import (
     QParams,
     add_constant,
@@ -164,6 +166,8 @@ class Builder:
             emitted.meta.setdefault("source", node.name)
             if node.op == "call_module":
                 emitted.meta["layer"] = str(node.target)
+            elif path := exported_layer(node):
+                emitted.meta["layer"] = path
             if seen.is_tensor and emitted.op not in ("get_attr", "placeholder"):
                 emitted.meta.setdefault("shape", seen.shape)
 
@@ -336,8 +340,8 @@ def trace(model: nn.Module) -> GraphModule:
         ) from error
 
 
-def from_fx(model: nn.Module, example_inputs: Sequence[Any]) -> GraphModule:
-    """The canonical graph of ``model``, a result of stock ``convert_fx``.
+def from_fx(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> GraphModule:
+    """The canonical graph of ``model``, a result of stock ``convert_fx``, or of PT2E.
 
     ``example_inputs`` is the tuple of positional inputs; the model runs on it once, to learn the
     scale, zero point and shape of every value.
@@ -346,7 +350,7 @@ def from_fx(model: nn.Module, example_inputs: Sequence[Any]) -> GraphModule:
         raise InvalidInputError(
             "x86quant.compiler: example_inputs must be a tuple of inputs; write (x,) for one tensor"
         )
-    traced = trace(model)
+    traced = trace(reference_form(model, example_inputs))
     recorder = _Recorder(traced)
     with torch.no_grad():
         recorder.run(*example_inputs)

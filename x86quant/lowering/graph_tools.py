@@ -82,6 +82,20 @@ def is_op(node: object, *names: str) -> bool:
     return namespace == "x86quant" and (not names or name in names)
 
 
+def own_call(node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]] | None:
+    """The op of ours that ``node`` calls, in any spelling, and all its arguments by name."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, "default", target)
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "x86quant":
+        return None
+    schema = target._schema.arguments
+    found: dict[str, Any] = {a.name: a.default_value for a in schema if a.has_default_value()}
+    found.update(zip((a.name for a in schema), node.args, strict=False))
+    found.update(node.kwargs)
+    return target, {a.name: found[a.name] for a in schema if a.name in found}
+
+
 def op_name(node: Node) -> str:
     """``conv`` for a node that calls ``x86quant::conv``."""
     assert isinstance(node.target, torch._ops.OpOverload)

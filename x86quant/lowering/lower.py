@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.from_fx import from_fx
@@ -27,6 +28,11 @@ class FloatNode:
     op: str
     layer: str
     reason: str
+
+    @classmethod
+    def of(cls, gm: GraphModule, node: Node) -> FloatNode:
+        """What is known of ``node``, a node of ``gm``."""
+        return cls(node.name, _target(gm, node), label(node), node.meta.get("why", _NO_OP))
 
     def __str__(self) -> str:
         return f"{self.layer}: {self.op} runs in float: {self.reason}"
@@ -50,14 +56,9 @@ class Lowering:
     def float_nodes(self) -> tuple[FloatNode, ...]:
         """The nodes that no pass could turn into an int8 op."""
         return tuple(
-            FloatNode(
-                node.name,
-                _target(self.graph_module, node),
-                label(node),
-                node.meta.get("why", _NO_OP),
-            )
+            FloatNode.of(self.graph_module, node)
             for node in self.graph_module.graph.nodes
-            if _computes_in_float(node)
+            if computes_in_float(node)
         )
 
     def __str__(self) -> str:
@@ -65,9 +66,11 @@ class Lowering:
 
 
 def lower(
-    model: nn.Module, example_inputs: Sequence[Any], passes: tuple[ModuleType, ...] = PASSES
+    model: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any],
+    passes: tuple[ModuleType, ...] = PASSES,
 ) -> Lowering:
-    """Lower ``model``, a result of stock ``convert_fx``, with ``passes``."""
+    """Lower ``model``, a result of stock ``convert_fx`` or of PT2E, with ``passes``."""
     canonical = from_fx(model, example_inputs)
     lowered = _copied(canonical)
     reports = run_passes(lowered, passes)
@@ -89,7 +92,8 @@ def _drop_unused_buffers(gm: GraphModule) -> None:
         delattr(gm, name)
 
 
-def _computes_in_float(node: Node) -> bool:
+def computes_in_float(node: Node) -> bool:
+    """Whether ``node`` is a float op of torch: no op of ours, no view of codes, no size."""
     if node.op in ("placeholder", "get_attr", "output") or is_op(node):
         return False
     return not is_shape_node(node)

@@ -104,11 +104,11 @@ def linear_dynamic(
     return out if activation is None else ACTIVATIONS[activation](out)
 
 
-#: Up to as many rows, converting the weight costs more than torch's mixed product.
-_FEW_ROWS = 8
+#: Up to as many rows the native kernel, which reads int8, beats a float product.
+_FEW_ROWS = 16
 
 
-def _linear_weight_only_mixed(
+def _linear_weight_only_few(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
@@ -116,19 +116,20 @@ def _linear_weight_only_mixed(
     activation: str | None = None,
 ) -> torch.Tensor:
     """``linear_weight_only`` with the weight read as int8 where there are few rows."""
+    from x86quant.linear_packs import extension_loads  # the ops alone need no kernels
+
     check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
     rows = math.prod(x.shape[:-1])
-    if not 0 < rows <= _FEW_ROWS or weight.numel() == 0:
+    if not 0 < rows <= _FEW_ROWS or not extension_loads():
         return linear_weight_only(x, weight, weight_scale, bias, activation)
-    flat = x.reshape(rows, weight.shape[1]).contiguous()
-    out = torch._weight_int8pack_mm(flat, weight.contiguous(), weight_scale)
-    if bias is not None:
-        out += bias
-    out = out.reshape(*x.shape[:-1], weight.shape[0])
-    return out if activation is None else ACTIVATIONS[activation](out)
+    flat = x.reshape(rows, weight.shape[1])
+    out: torch.Tensor = torch.ops.x86quant.weight_only_rows(
+        flat, weight, weight_scale, bias, activation or ""
+    )
+    return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@register(ARGUMENTS, cpu=_linear_weight_only_mixed)
+@register(ARGUMENTS, cpu=_linear_weight_only_few)
 def linear_weight_only(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -105,6 +105,8 @@ class Plan:
         naive_bytes: what the same tensors take side by side.
         numbers: for each output, None for a tensor, or a 1-tuple with a number.
         program: the compiled form, an object of the extension.
+        parts: how many equal parts of the batch run one after or beside another; the steps, the
+            arena and ``naive_bytes`` are those of one part.
     """
 
     steps: tuple[Step, ...]
@@ -112,6 +114,7 @@ class Plan:
     naive_bytes: int
     numbers: tuple[tuple[Any] | None, ...]
     program: Any
+    parts: int = 1
 
     def gather(self, tensors: list[torch.Tensor]) -> list[Any]:
         """All outputs: ``tensors`` that the program returned, and numbers, in their order."""
@@ -125,6 +128,7 @@ class Plan:
         head = (
             f"{len(self.steps)} steps, arena {self.peak_bytes / 1024:.0f} KiB "
             f"({saved:.1f} times less than {self.naive_bytes / 1024:.0f} KiB side by side)"
+            + (f", for each of {self.parts} parts of the batch" if self.parts > 1 else "")
         )
         return "\n".join([head, *map(str, self.steps)])
 

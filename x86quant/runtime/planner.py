@@ -24,19 +24,33 @@ _Emit = Callable[[Any], None]
 
 
 def plan_segment(
-    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int
+    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int, parts: int = 1
 ) -> Plan:
-    """Plan ``graph_module`` for tensors and numbers like ``inputs``."""
-    return _Planner(graph_module, inputs, packs, threads).plan()
+    """Plan ``graph_module`` for tensors and numbers like ``inputs``.
+
+    With ``parts`` these are the first of so many equal parts of a batch; outputs are of all.
+    """
+    return _Planner(graph_module, inputs, packs, threads, parts).plan()
+
+
+def _advance(part: torch.Tensor) -> int:
+    """Bytes from one part of a batch to the next."""
+    return part.shape[0] * part.stride(0) * part.element_size()
 
 
 class _Planner:
     def __init__(
-        self, graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int
+        self,
+        graph_module: GraphModule,
+        inputs: Sequence[Any],
+        packs: Packs,
+        threads: int,
+        parts: int,
     ) -> None:
         self.root = graph_module
         self.packs = packs
         self.threads = threads
+        self.parts = parts
         self.inputs = inputs
         self.shapes = infer_shapes(graph_module, inputs)
         self.values: dict[Node, Any] = {}
@@ -65,15 +79,20 @@ class _Planner:
         arena = [b for b in self.buffers if b.base == 0]
         peak = assign_offsets(arena)
         program = torch.classes.x86quant.Program(peak, self.tensors)
-        for result in results:
-            if isinstance(result, Value):
-                meta = result.meta
-                program.add_output(list(meta.shape), list(meta.stride()), meta.dtype != torch.uint8)
+        outputs = [result.meta for result in results if isinstance(result, Value)]
+        for meta in outputs:
+            sizes = list(meta.shape)
+            if self.parts > 1:
+                sizes[0] *= self.parts
+            program.add_output(sizes, list(meta.stride()), meta.dtype != torch.uint8)
         for emit in self.emitted:
             emit(program)
+        if self.parts > 1:
+            inputs = [x for x in self.inputs if isinstance(x, torch.Tensor)]
+            program.repeat(self.parts, [*map(_advance, inputs)], [*map(_advance, outputs)])
         naive = sum(aligned(b.nbytes) for b in arena)
         numbers = tuple(None if isinstance(r, Value) else (r,) for r in results)
-        return Plan(tuple(self.steps), peak, naive, numbers, program)
+        return Plan(tuple(self.steps), peak, naive, numbers, program, self.parts)
 
     # ---------------------------------------------------------------- values and buffers
 
@@ -106,11 +125,12 @@ class _Planner:
             whole = self._cat_buffer(placement.cat)
             part = whole.meta.narrow(placement.dim, placement.start, placement.size)
             return self._value(whole.buffer, part)
-        meta = layout.like(self.shapes[node], order, dtype)
         base = 0
         if node in self.output_nodes:
             base = 1 + self.tensors + self._output_index(node)
-        return self._new(node.name, meta, base)
+            if self.parts > 1:  # the next part follows this one
+                order = [0, *(i for i in order if i != 0)]
+        return self._new(node.name, layout.like(self.shapes[node], order, dtype), base)
 
     def _output_index(self, node: Node) -> int:
         """The number of ``node`` among the outputs that are tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,12 @@ from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.runtime.packs import Packs
+from x86quant.runtime.parts import plan_in_parts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.planner import plan_segment
+
+#: Called with each plan that is about to run; empty unless somebody watches (``int8_proof``).
+OBSERVERS: list[Callable[[Plan], None]] = []
 
 #: Plans kept; the least recently used goes first.
 MAX_PLANS = 16
@@ -43,10 +47,12 @@ class Segment(nn.Module):
         if not all(x.numel() for x in tensors):  # an empty batch: torch's ops know the shapes
             return list(self.graph_module(*inputs))
         plan = self.plan(inputs)
+        for observe in OBSERVERS:
+            observe(plan)
         return plan.gather(torch.ops.x86quant.run_program(plan.program, tensors))
 
-    def timed(self, *inputs: Any) -> tuple[list[Any], Plan, list[float]]:
-        """The outputs, the plan, and the microseconds of each of its steps."""
+    def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:
+        """The outputs, the plan, and the microseconds of each of its steps, in float64."""
         plan = self.plan(inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         outputs, times = torch.ops.x86quant.run_program_timed(plan.program, tensors)
@@ -59,7 +65,8 @@ class Segment(nn.Module):
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
-                plan = plan_segment(self.graph_module, inputs, self._packs, threads)
+                what = (self.graph_module, inputs, self._packs, threads)
+                plan = plan_in_parts(*what) or plan_segment(*what)
                 self._plans[key] = plan
                 if len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)

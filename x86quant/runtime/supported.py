@@ -87,6 +87,13 @@ def runner(node: Node) -> Runner:
     return "either" if node.target in _VIEW_FUNCTIONS and _codes(node) else "torch"
 
 
+def is_view(node: Node) -> bool:
+    """Whether ``node`` only looks at its input in another shape, or at a part of it."""
+    if node.op == "call_method":
+        return str(node.target) in _VIEW_METHODS
+    return node.target in _VIEW_FUNCTIONS
+
+
 def _is_native(node: Node) -> bool:
     name = op_name(node)
     return name in _NATIVE or (name == "upsample" and node.kwargs["mode"] in _UPSAMPLE_MODES)
@@ -99,12 +106,7 @@ def _codes(node: Node) -> bool:
     """
     if is_op(node):
         return op_name(node) != "dequantize"
-    is_view = (
-        str(node.target) in _VIEW_METHODS
-        if node.op == "call_method"
-        else node.target in _VIEW_FUNCTIONS
-    )
-    return is_view and isinstance(node.args[0], Node) and _codes(node.args[0])
+    return is_view(node) and isinstance(node.args[0], Node) and _codes(node.args[0])
 
 
 def _computes_a_size(node: Node) -> bool:

@@ -1,4 +1,4 @@
-// Random convolutions and ops, each on heap blocks of exactly its size, compared with the plain
+// Random convolutions, linears and ops, each on heap blocks of exactly its size, compared with the plain
 // loops. Meant for AddressSanitizer and UBSan: see sanitize.py.
 #include <cmath>
 #include <cstdio>
@@ -106,6 +106,42 @@ bool conv_agrees(Random& r, const std::vector<int>& isas) {
       if (run_conv(c, isa, weight, q, x, y, residual, threads) != want) {
         std::printf("isa %d differs: %d -> %d groups %d kernel %d %d %d\n", isa, c.in_channels,
                     c.out_channels, c.groups, c.kernel[0], c.kernel[1], c.kernel[2]);
+        return false;
+      }
+  return true;
+}
+
+bool linear_agrees(Random& r, const std::vector<int>& isas) {
+  // Activations are approximations on all but the reference: those that are exact only.
+  const xq_linear l{r.one_in(4) ? r.upto(1500) : r.upto(200), r.upto(150), r.upto(2) - 1};
+  const int64_t rows = r.upto(70), in_stride = l.in_features + r.upto(9) - 1, out_stride = l.out_features + r.upto(9) - 1;
+  const auto floats = [&](int64_t count) {
+    std::vector<float> v(static_cast<size_t>(count));
+    for (float& x : v) x = static_cast<float>(r.byte() - 128) * static_cast<float>(r.byte()) * 0.01f;
+    return v;
+  };
+  // No row and no weight longer than it must be.
+  const std::vector<float> in = floats((rows - 1) * in_stride + l.in_features);
+  const std::vector<float> scale = floats(l.out_features), bias = floats(l.out_features);
+  std::vector<int8_t> weight(static_cast<size_t>(l.out_features) * l.in_features);
+  for (int8_t& w : weight) w = static_cast<int8_t>(r.byte() - 128);
+  const auto run = [&](int isa, int threads) {
+    Aligned packed(xq_linear_packed_size(&l, isa));
+    if (xq_linear_pack(&l, isa, weight.data(), scale.data(), bias.data(), packed.data) != XQ_OK) std::abort();
+    std::vector<float> out(static_cast<size_t>((rows - 1) * out_stride + l.out_features));
+    xq_linear_call call{packed.data, in.data(), out.data(), rows, in_stride, out_stride, nullptr, threads};
+    if (xq_linear_check(&call) != XQ_OK) std::abort();
+    Aligned codes(xq_linear_codes_size(&call));
+    call.codes = codes.data;
+    if (!xq_linear_by_rows(&call)) xq_linear_quantize(&call, 0, rows);
+    xq_linear_run(&call, 0, xq_linear_items(&call));
+    return out;
+  };
+  const std::vector<float> want = run(XQ_ISA_REFERENCE, 1);
+  for (int isa : isas)
+    for (int threads : {1, 3})
+      if (run(isa, threads) != want) {
+        std::printf("isa %d differs: linear %d -> %d, %ld rows\n", isa, l.in_features, l.out_features, static_cast<long>(rows));
         return false;
       }
   return true;
@@ -219,7 +255,9 @@ int main(int argc, char** argv) {
   const int first = std::atoi(argv[1]), last = std::atoi(argv[2]);
   for (int seed = first; seed < last; ++seed) {
     Random r{std::mt19937(static_cast<unsigned>(seed))};
-    if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas)) return std::printf("seed %d\n", seed), 1;
+    if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas) ||
+        !linear_agrees(r, isas))
+      return std::printf("seed %d\n", seed), 1;
   }
   std::printf("%d seeds agree\n", last - first);
   return 0;

@@ -1,0 +1,193 @@
+"""``profile``: every step timed, sums that add up, the roofline, JSON, traces. No time limits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from tests.test_lowering import IMAGE, Residual
+from tests.test_runtime import compiled
+from x86quant.cpu_info import cpu
+from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
+from x86quant.profiling.recorder import RunStep
+from x86quant.profiling.roofline import Level, using_threads
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
+
+ROOF = Roofline(
+    "avx2", 1, 100.0, (Level("L2", 1000, 50.0), Level("L3", 8000, 20.0), Level("memory", None, 5.0))
+)
+
+
+@pytest.fixture(scope="module")
+def module() -> x86quant.CompiledModule:
+    """Segments before and behind a float op."""
+    torch.manual_seed(0)
+    mixed = nn.Sequential(Residual(), nn.Softmax(1), nn.Linear(5, 3))
+    return compiled(mixed, *IMAGE)
+
+
+@pytest.fixture(scope="module")
+def measured(module: x86quant.CompiledModule) -> Profile:
+    return x86quant.profile(module, (torch.randn(IMAGE),), runs=4, threads=1)
+
+
+def test_every_step_is_there_in_order(module: x86quant.CompiledModule, measured: Profile) -> None:
+    explained = [(c.layer, c.op, c.kernel, c.rule) for c in x86quant.explain(module)]
+    profiled = [(s.step.layer, s.step.op, s.step.kernel, s.step.rule) for s in measured]
+    assert profiled == explained
+    assert {"torch", "native"} == {step.step.kernel for step in measured}
+
+
+def test_products_and_bytes_are_those_of_the_layers(measured: Profile) -> None:
+    steps = {s.step.layer: s.step for s in measured if s.step.choice}
+    stem = steps["0.stem.0"]  # 4 -> 8 channels, 3x3, 2 images of 10x9
+    assert stem.multiply_adds == 2 * 10 * 9 * 8 * 4 * 9
+    assert stem.weight_bytes == 8 * 4 * 9
+    assert stem.activation_bytes == 2 * 10 * 9 * (4 + 8)
+    assert stem.kind == "conv 3×3"
+    assert steps["0.left"].kind == "depthwise 3×3"
+
+
+def test_sums_are_consistent(measured: Profile) -> None:
+    total = sum(step.microseconds for step in measured)
+    for summary in (measured.by_kernel(), measured.by_kind()):
+        assert sum(group.microseconds for group in summary) == pytest.approx(total)
+        assert sum(group.steps for group in summary) == len(measured)
+        assert sum(group.share for group in summary) == pytest.approx(1)
+    assert measured.steps_us == pytest.approx(total)
+    assert measured.steps_us + measured.between_us == measured.run_us
+    assert measured.between_share * measured.run_us == pytest.approx(measured.between_us)
+    assert measured.between_us > 0
+    assert measured.least_wall_us <= measured.wall_us
+    assert measured.peak_bytes <= measured.naive_bytes
+    for step in measured:
+        if step.gops is not None:
+            assert step.gops * step.microseconds * 1e3 == pytest.approx(2 * step.step.multiply_adds)
+
+
+def test_it_restores_the_number_of_threads(module: x86quant.CompiledModule) -> None:
+    before = torch.get_num_threads()
+    done = x86quant.profile(module, (torch.randn(IMAGE),), runs=1, threads=before + 1)
+    assert done.threads == before + 1
+    assert done.roofline.threads == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="inside"), using_threads(before + 1):
+        raise RuntimeError("inside")
+    assert torch.get_num_threads() == before
+
+
+def test_parts_of_a_batch_count_all() -> None:
+    """A batch that runs in parts has the products of all of them."""
+    wide = compiled(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), 4, 8, 20, 20)
+    done = x86quant.profile(wide, (torch.randn(4, 8, 20, 20),), runs=1, threads=2)
+    (first, _) = (s.step for s in done if s.step.choice)
+    assert first.parts == wide.segments[0].plans[-1].parts > 1
+    assert first.output == (4, 8, 18, 18)
+    assert first.weight_bytes == 8 * 8 * 9
+    assert first.multiply_adds == 4 * 18 * 18 * 8 * 8 * 9
+    assert first.shape.endswith(f"{first.parts} parts")
+
+
+def test_json_round_trip(measured: Profile) -> None:
+    data = json.loads(measured.to_json())
+    assert data == measured.to_dict() | {"roofline": data["roofline"]}
+    assert data["roofline"]["gops"] == measured.roofline.gops
+    assert [s["layer"] for s in data["steps"]] == [s.step.layer for s in measured]
+    assert data["wall_us"] == measured.wall_us
+
+
+def test_trace_is_valid_and_whole(measured: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    measured.to_chrome_trace(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]  # nothing left beside it
+    trace = json.loads(path.read_text())
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert all({"name", "ph", "pid", "tid", "ts", "dur"} <= event.keys() for event in events)
+    run, *steps = events
+    assert run["dur"] == measured.run_us
+    assert [step["args"]["layer"] for step in steps] == [s.step.layer for s in measured]
+    for before, after in itertools.pairwise(steps):
+        assert after["ts"] == pytest.approx(before["ts"] + before["dur"])  # no overlaps
+
+
+def test_a_trace_that_cannot_be_written_is_an_os_error(measured: Profile, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        measured.to_chrome_trace(tmp_path / "missing" / "trace.json")
+
+
+def test_it_prints_steps_kinds_and_totals(measured: Profile) -> None:
+    text = str(measured)
+    for wanted in ("0.stem.0", "softmax (float)", "depthwise 3×3", "between", "GOPS"):
+        assert wanted in text
+    assert "native" in str(measured.by_kernel())
+
+
+def test_roofline_is_measured_once_for_this_isa() -> None:
+    roofline = measure_roofline(1)
+    assert roofline.isa == cpu().isa
+    assert roofline.gops > 0
+    assert [level.holds is None for level in roofline.levels][-1]
+    assert all(level.gb_per_s > 0 for level in roofline.levels)
+    assert measure_roofline(1) is roofline
+
+
+def step_of(products: int, activations: int, weights: int, parts: int = 1) -> RunStep:
+    return RunStep(
+        *["x"] * 6,
+        inputs=(),
+        output=(),
+        parts=parts,
+        multiply_adds=products,
+        activation_bytes=activations,
+        weight_bytes=weights,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "model_bytes", "microseconds"),
+    [
+        (step_of(1000, 1, 1), 1, 0.02),  # operations: 2000 at 100 GOPS
+        (step_of(0, 1000, 0), 1000, 0.02),  # activations in L2
+        (step_of(0, 1001, 0), 1001, 1001 / 20e3),  # just not
+        (step_of(0, 4000, 0, parts=4), 1000, 0.08),  # in L2, one part after another
+        (step_of(0, 0, 1000), 9000, 0.2),  # weights of a model that only memory holds
+        (step_of(0, 500, 1000), 2000, 0.01 + 0.05),
+    ],
+)
+def test_bound_is_the_slower_of_operations_and_bytes(
+    step: RunStep, model_bytes: int, microseconds: float
+) -> None:
+    assert ROOF.bound_us(step, model_bytes) == pytest.approx(microseconds)
+
+
+def test_the_timer_is_taken_off_native_steps_only(
+    module: x86quant.CompiledModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "measure_timer", lambda: 1e9)
+    done = x86quant.profile(module, (torch.randn(IMAGE),), runs=1, threads=1)
+    zero = {step.step.kernel for step in done if step.microseconds == 0}
+    assert zero == {"native"}
+    assert all(step.microseconds > 0 for step in done if step.step.kernel == "torch")
+    json.loads(done.to_json())  # rates of steps that take no time are null, not infinite
+
+
+def test_bad_arguments_are_named(module: x86quant.CompiledModule) -> None:
+    x = torch.randn(IMAGE)
+    with pytest.raises(x86quant.InvalidInputError, match=r"x86quant\.compile"):
+        x86quant.profile(nn.ReLU(), (x,))  # type: ignore[arg-type]
+    with pytest.raises(x86quant.InvalidInputError, match="tuple of inputs"):
+        x86quant.profile(module, x)
+    with pytest.raises(x86quant.InvalidInputError, match="empty"):
+        x86quant.profile(module, (x[:0],))
+    with pytest.raises(x86quant.InvalidInputError, match="runs=0"):
+        x86quant.profile(module, (x,), runs=0)
+    with pytest.raises(x86quant.InvalidInputError, match="rank"):
+        x86quant.profile(module, (x[0],))

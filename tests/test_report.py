@@ -1,0 +1,122 @@
+"""Reports of compiled models: the facts, the page, the summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.test_lowering import IMAGE
+from tests.test_runtime import FloatMiddle, compiled
+from x86quant.reporting import ModelReport, model_report
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
+
+
+@dataclasses.dataclass
+class Known:
+    sqnr_db: float = 12.5
+    low: float = -1.0
+    high: float = 2.0
+    saturation: float = 0.25
+
+
+@pytest.fixture(scope="module")
+def report() -> ModelReport:
+    torch.backends.quantized.engine = "onednn"
+    module = compiled(FloatMiddle(), *IMAGE)
+    precision = {"first": Known(), "last": Known(sqnr_db=float("inf"), saturation=0.0)}
+    return model_report(
+        module,
+        (torch.randn(IMAGE),),
+        title="<Net> & co",
+        precision=precision,
+        notes=[("Search", "kept <first> in float")],
+        runs=2,
+    )
+
+
+class Page(html.parser.HTMLParser):
+    """Tags in order, all text, and what the page would fetch."""
+
+    void = frozenset({"meta", "rect"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href")]
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_every_step_is_a_layer_with_what_is_known(report: ModelReport) -> None:
+    by_layer = {layer.layer: layer for layer in report.layers if layer.op.startswith("conv")}
+    assert by_layer["first"].sqnr_db == 12.5
+    assert by_layer["first"].saturation == 0.25
+    assert by_layer["last"].sqnr_db is None, "no noise is no number"
+    assert all(layer.microseconds is not None for layer in report.layers)
+    assert [layer.op for layer in report.layers if layer.in_float] == ["cumsum (float)"]
+    assert report.facts["int8 really ran"].startswith("2 convolutions and matrix products in int8")
+    assert report.facts["least precise layer"] == "first: 12.5 dB"
+
+
+def test_the_page_is_whole_escaped_and_needs_nothing_else(
+    report: ModelReport, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    report.write(path)
+    parsed = Page(path.read_text())
+    assert not parsed.open, "every tag is closed"
+    assert not parsed.links
+    assert "script" not in parsed.seen
+    assert parsed.seen.count("svg") == 3  # times, SQNR, saturation
+    assert "<Net> & co" in parsed.text
+    assert "kept <first> in float" in parsed.text
+    assert parsed.seen.count("tr") == 1 + len(report.layers)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_poor_layers_are_marked(report: ModelReport) -> None:
+    page = report.to_html()
+    assert '<td class="n warn">12.5</td>' in page
+    assert '<td class="n warn">25.00%</td>' in page
+    assert '<td class="n">0.00%</td>' in page
+
+
+def test_it_prints_and_round_trips_as_json(report: ModelReport) -> None:
+    text = str(report)
+    assert "25.00%" in text
+    assert "first" in text
+    data = json.loads(report.to_json())
+    assert len(data["layers"]) == len(report.layers)
+    assert data["facts"] == dict(report.facts)
+
+
+def test_times_can_be_left_out() -> None:
+    torch.backends.quantized.engine = "onednn"
+    module = compiled(nn.Sequential(nn.Conv2d(4, 4, 1)), *IMAGE)
+    report = model_report(module, (torch.randn(IMAGE),), runs=0)
+    assert all(layer.microseconds is None for layer in report.layers)
+    assert "time" not in report.facts
+    assert report.to_html().count("<svg") == 0

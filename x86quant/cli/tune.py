@@ -1,0 +1,249 @@
+"""Measure every kernel on this machine, and make rules of it.
+
+Without more, the layers of public networks that come with x86quant are measured at this CPU's own
+level, and the fitted rules become your own table. With --model, the layers of your model become
+exact entries of it. With --out, the measurements are written to that file and nothing else happens.
+
+Kill it at any moment: --resume goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from x86quant.errors import InvalidInputError
+from x86quant.isa import LEVELS
+from x86quant.spec import OP_KINDS
+
+if TYPE_CHECKING:
+    from x86quant.tuning.cases import Grid, Shape
+    from x86quant.tuning.session import Outcome, Request
+
+HELP = "measure kernels on this machine, and make rules of it"
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--shapes", metavar="FILE.csv", help="layers to measure; columns as in rules/layers.csv"
+    )
+    source.add_argument(
+        "--model", metavar="NAME", help="module:factory, or the name of a torchvision model"
+    )
+    parser.add_argument(
+        "--shape",
+        type=_list_of(int, least=1),
+        metavar="N,C,H,W",
+        help="input shape of --model (default: 1,3,224,224)",
+    )
+    parser.add_argument(
+        "--ops", type=_list_of(str, OP_KINDS), default=(), help=f"of {', '.join(OP_KINDS)}"
+    )
+    parser.add_argument("--nets", type=_list_of(str), default=(), help="only these networks")
+    parser.add_argument(
+        "--isa",
+        type=_list_of(str, ("all", *LEVELS)),
+        metavar="LEVEL",
+        help="all, or levels to measure, each in a capped process (default: this CPU's own)",
+    )
+    parser.add_argument(
+        "--threads", type=_list_of(int, least=1), default=(1,), help="numbers of threads (1)"
+    )
+    parser.add_argument(
+        "--batch", type=_list_of(int, least=1), help="batch sizes of convolutions (1,8)"
+    )
+    parser.add_argument(
+        "--rows", type=_list_of(int, least=1), help="rows of linears (1,4,16,64,256)"
+    )
+    parser.add_argument(
+        "--post-ops",
+        type=_list_of(str, ("none", "relu", "add", "lut")),
+        default=("none",),
+        help="what is fused behind the op: none, relu, and in compiled models add, lut (none)",
+    )
+    parser.add_argument(
+        "--callers",
+        type=_list_of(str, ("stock", "graph")),
+        help="who calls: the stock operators, compiled models (both)",
+    )
+    parser.add_argument(
+        "--budget", type=seconds, metavar="15m", help="stop measuring after this long, all in all"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with an unfinished run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--out", metavar="FILE.csv", help="write measurements here, install nothing"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, write, and unless --out is given install a table."""
+    from x86quant.tuning.session import run as tune
+
+    request = _request(options)
+    try:
+        outcome = tune(request)
+    except KeyboardInterrupt:
+        print("\nwhat was measured is kept; --resume goes on", file=sys.stderr)
+        raise
+    tables = _install(options, request, outcome) if options.out is None else []
+    if options.json:
+        print(json.dumps(_as_json(outcome, request, tables), indent=2))
+    else:
+        _print_outcome(outcome, request, tables)
+    return 0
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from x86quant.tuning.cases import select
+    from x86quant.tuning.session import Request
+    from x86quant.tuning.user_table import user_measurements_path
+
+    if options.shape and not options.model:
+        raise InvalidInputError("--shape is the input of a --model; give that too")
+    return Request(
+        shapes=select(_shapes(options), ops=options.ops, nets=options.nets),
+        grid=_grid(options),
+        levels=_levels(options.isa),
+        out=Path(options.out) if options.out else user_measurements_path(),
+        budget=options.budget,
+        resume=options.resume,
+        accumulate=options.out is None,
+    )
+
+
+def _shapes(options: argparse.Namespace) -> tuple[Shape, ...]:
+    from x86quant.tuning.cases import LAYERS, read_shapes
+    from x86quant.tuning.model_shapes import PICTURE, load_model, model_shapes
+
+    if not options.model:
+        return read_shapes(options.shapes or LAYERS)
+    model = load_model(options.model)
+    first, *rest = options.shape or PICTURE
+    found: dict[Shape, None] = {}
+    for batch in options.batch or (first,):
+        found |= dict.fromkeys(model_shapes(model, options.model, (batch, *rest)))
+    return tuple(found)
+
+
+def _grid(options: argparse.Namespace) -> Grid:
+    from x86quant.tuning.cases import Grid
+    from x86quant.tuning.measurements import Caller
+
+    usual = Grid()
+    return Grid(
+        callers=options.callers or get_args(Caller),
+        threads=options.threads,
+        batches=options.batch or usual.batches,
+        rows=options.rows or usual.rows,
+        post_ops=tuple(None if name == "none" else name for name in options.post_ops),
+    )
+
+
+def _levels(wanted: Sequence[str] | None) -> tuple[str, ...]:
+    from x86quant.cpu_info import cpu
+
+    here = cpu()
+    reached = tuple(name for name, level in LEVELS.items() if level.features <= here.features)
+    if wanted is None:
+        return (here.isa,)
+    if "all" in wanted:
+        return reached
+    for name in wanted:
+        here.capped(name)  # says which levels this CPU reaches
+    return tuple(name for name in reached if name in wanted)
+
+
+def _print_outcome(outcome: Outcome, request: Request, tables: Sequence[Path]) -> None:
+    from x86quant.tuning.progress import clock_time
+
+    print(
+        f"{request.out}: {len(outcome.measured.cases())} cases, {len(outcome.measured)} "
+        f"measurements, in {clock_time(outcome.seconds)}"
+    )
+    for m in outcome.of_status("wrong", "failed"):
+        print(f"  {m.status}: {m.kernel_name} on {m.case}: {m.note}")
+    for path in tables:
+        print(f"{path}: installed")
+    if outcome.unmeasured:
+        print(
+            f"out of time: {outcome.unmeasured} cases were not measured; --resume goes on",
+            file=sys.stderr,
+        )
+    if not outcome.quiet.enough:
+        print(f"the machine was not quiet: {outcome.quiet}; the file says so too", file=sys.stderr)
+
+
+def _as_json(outcome: Outcome, request: Request, tables: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "measurements": str(request.out),
+        "cases": len(outcome.measured.cases()),
+        "unmeasured": outcome.unmeasured,
+        "seconds": round(outcome.seconds, 1),
+        "quiet": outcome.quiet.enough,
+        "bad": [
+            {"kernel": m.kernel_name, "case": str(m.case), "status": m.status, "note": m.note}
+            for m in outcome.of_status("wrong", "failed")
+        ],
+        "tables": [str(path) for path in tables],
+    }
+
+
+def _install(options: argparse.Namespace, request: Request, outcome: Outcome) -> list[Path]:
+    from x86quant.cpu_info import cpu
+    from x86quant.tuning import user_table
+
+    installed = []
+    for level in request.levels:
+        here = cpu().capped(level)
+        if options.model:
+            of_model = {shape.net for shape in request.shapes}
+            table = user_table.with_entries(
+                (m for m in outcome.measured if of_model & {net for net, _ in m.case.nets}), here
+            )
+        elif user_table.can_fit():
+            table = user_table.fitted(outcome.measured, here)
+        else:
+            continue
+        installed.append(user_table.install(table, here))
+    return installed
+
+
+# ---------------------------------------------------------------------------- arguments
+
+
+def seconds(text: str) -> float:
+    """``15m``, ``90s``, ``1.5h`` or ``600`` as seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 15m, 90s or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _list_of(
+    kind: Callable[[str], Any], legal: Sequence[str] = (), *, least: int | None = None
+) -> Callable[[str], tuple[Any, ...]]:
+    """A reader of values with commas between them."""
+
+    def read(text: str) -> tuple[Any, ...]:
+        try:
+            values = tuple(kind(part.strip()) for part in text.split(","))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from None
+        for value in values:
+            if legal and value not in legal:
+                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(legal)}")
+            if least is not None and value < least:
+                raise argparse.ArgumentTypeError(f"{value} is too small: at least {least}")
+        return values
+
+    return read

@@ -1,0 +1,1 @@
+"""Measuring kernels on this machine, and making rule tables of what was measured."""

@@ -1,0 +1,232 @@
+"""Operands of one op, and what a few parts of its result have to be.
+
+Weights and activations take every value they can: 0..255 and -128..127. A kernel that is legal
+only for weights that cannot saturate 16-bit sums gets -64..64 instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own convention)
+from torch import Tensor
+
+from x86quant.kernels import reference
+from x86quant.kernels.saturation import weight_facts
+from x86quant.spec import OpSpec
+from x86quant.tuning.shapes import input_shape, output_size, weight_shape
+
+#: The widest weights that no pair of can saturate 16-bit sums: 255 * (64 + 64) fits.
+NARROW = (-64, 64)
+FULL = (-128, 127)
+
+X_ZERO_POINT = 131
+Y_ZERO_POINT = 120
+X_SCALE = 0.02
+RESIDUAL_ZERO_POINT = 125
+# Looked up where a table is fused. Falling, so that its effect shows; one step of a code is one
+# step of what is looked up, so that the tolerance stays one step.
+TABLE = torch.arange(255, -1, -1, dtype=torch.uint8)
+
+# The reference multiplies in float64, a hundred times slower than what it checks. Beyond this
+# many multiply-adds it looks at the first, a middle and the last part of the output instead,
+# where a kernel's blocks begin and end.
+_WHOLE = 50 * 10**6
+_PART = {1: 32, 2: 7, 3: 4}  # output positions a side, by dimensions
+_PART_ROWS = 16
+_PART_CHANNELS = 256
+
+Window = tuple[slice, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Codes, scales and expected results of one op.
+
+    Attributes:
+        spec: the op, with the facts of these weights.
+        x: uint8 codes, channels last in memory for two and three dimensions.
+        weight: int8 codes.
+        weight_scale: one an output channel, or one for a transposed convolution.
+        bias: in real numbers.
+        y_scale: scale of the output, and of the residual.
+        residual: codes to add to the result, where that is fused.
+        expected: parts of the output, and the codes (real numbers when dynamic) they hold.
+    """
+
+    spec: OpSpec
+    x: Tensor
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor
+    y_scale: float
+    residual: Tensor | None
+    expected: tuple[tuple[Window, Tensor], ...]
+
+    def quantized_weight(self) -> Tensor:
+        """The weight as the stock prepacks take it."""
+        if not self.spec.per_channel:
+            make: Any = torch._make_per_tensor_quantized_tensor
+            return make(self.weight, float(self.weight_scale), 0)  # type: ignore[no-any-return]
+        zeros = torch.zeros_like(self.weight_scale, dtype=torch.long)
+        made: Tensor = torch._make_per_channel_quantized_tensor(
+            self.weight, self.weight_scale.double(), zeros, 0
+        )
+        return made
+
+    def quantized_input(self) -> Tensor:
+        """A fresh copy of the input as the stock operators take it: float when dynamic."""
+        if self.spec.dynamic:
+            return (self.x.float() - X_ZERO_POINT) * X_SCALE
+        made: Tensor = torch._make_per_tensor_quantized_tensor(self.x, X_SCALE, X_ZERO_POINT)
+        return made.clone(memory_format=torch.preserve_format)
+
+    def difference(self, y: Tensor) -> str | None:
+        """How ``y`` differs from the reference; None when it is right."""
+        size = result_shape(self.spec)
+        if tuple(y.shape) != size:
+            return f"the result has shape {tuple(y.shape)}, expected {size}"
+        codes = y.int_repr() if y.is_quantized else y
+        for window, want in self.expected:
+            got = codes[window]
+            if self.spec.dynamic:
+                # Codes are hit exactly, so only the order of float additions is left.
+                worst = float((got - want).abs().max() / want.abs().max().clamp(min=1e-6))
+                if not worst <= 1e-3:
+                    return f"off by {worst:.2%} of the largest result"
+            else:
+                steps = int((got.int() - want.int()).abs().max())
+                if steps > 1:
+                    return f"off by {steps} steps of the output scale"
+        return None
+
+
+def result_shape(spec: OpSpec) -> tuple[int, ...]:
+    """Shape of the result of an op whose size is known."""
+    first, *_ = input_shape(spec)
+    return (first, spec.out_channels, *output_size(spec))
+
+
+def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
+    """Random operands, the same each time, with weights in the range given."""
+    generator = torch.Generator().manual_seed(0)
+    low, high = weights
+    weight = torch.randint(low, high + 1, weight_shape(spec), generator=generator, dtype=torch.int8)
+    shape = input_shape(spec)
+    x = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    # Dynamic quantization finds the same scale and zero point again if both ends occur.
+    x.view(-1)[0], x.view(-1)[-1] = 0, 255
+    x = _channels_last(x)
+    scales = torch.rand(spec.out_channels if spec.per_channel else 1, generator=generator) + 0.5
+    facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
+    fan_in = spec.in_channels // spec.groups * math.prod(spec.kernel)
+    # Three standard deviations of the sums reach the ends of 0..255.
+    spread = math.sqrt(fan_in) * (high - low) / math.sqrt(12) * 255 / math.sqrt(12)
+    bias = torch.randn(spec.out_channels, generator=generator) * spread * X_SCALE
+    residual = None
+    if spec.post_op == "add":
+        residual = _channels_last(
+            torch.randint(0, 256, result_shape(spec), generator=generator, dtype=torch.uint8)
+        )
+    y_scale = 3 * spread * X_SCALE / 128
+    operands = Operands(spec.replace(weights=facts), x, weight, scales, bias, y_scale, residual, ())
+    expected = tuple((window, _expected(operands, window)) for window in _windows(spec))
+    return dataclasses.replace(operands, expected=expected)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """``x`` with channels innermost in memory, for two and three spatial dimensions."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x
+
+
+def _windows(spec: OpSpec) -> Iterator[Window]:
+    """Parts of the output ``[rows or batch, channels, *spatial]`` to look at."""
+    size = result_shape(spec)
+    work = math.prod(size) * (spec.in_channels // spec.groups) * math.prod(spec.kernel)
+    if spec.transposed or work <= _WHOLE:
+        yield tuple(slice(0, n) for n in size)
+        return
+    if spec.op == "linear":
+        sides = [_parts(size[0], _PART_ROWS), _parts(size[1], _PART_CHANNELS)]
+    else:
+        # One sample a window: the first, one in the middle, the last.
+        sides = [_parts(size[0], 1), [slice(0, size[1])] * 3]
+        sides += [_parts(n, _PART[spec.dims]) for n in size[2:]]
+    windows = zip(*sides, strict=True)
+    # Small sizes give the same part three times.
+    yield from {str(window): window for window in windows}.values()
+
+
+def _parts(size: int, length: int) -> list[slice]:
+    """The first, a middle and the last ``length`` of ``size``."""
+    length = min(length, size)
+    starts = (0, (size - length) // 2, size - length)
+    return [slice(start, start + length) for start in starts]
+
+
+def _expected(o: Operands, window: Window) -> Tensor:
+    accumulator = _accumulate(o, window)
+    channels = window[1]
+    scale = o.weight_scale[channels] if o.spec.per_channel else o.weight_scale
+    bias = o.bias[channels]
+    along = (1, -1) + (1,) * o.spec.dims
+    if o.spec.dynamic:
+        y = (accumulator.double() * (scale.double() * X_SCALE) + bias).float()
+        return y.relu() if o.spec.post_op == "relu" else y
+    steps = accumulator.float() * (scale * X_SCALE / o.y_scale).float().view(along)
+    steps = steps + (bias / o.y_scale).view(along)
+    if o.residual is not None:
+        steps = steps + (o.residual[window].float() - RESIDUAL_ZERO_POINT)
+    lowest = Y_ZERO_POINT if o.spec.post_op == "relu" else 0
+    codes = (torch.round(steps) + Y_ZERO_POINT).clamp(lowest, 255).to(torch.uint8)
+    return TABLE[codes.long()] if o.spec.post_op == "lut" else codes
+
+
+def _accumulate(o: Operands, window: Window) -> Tensor:
+    """Exact integer sums of the part of the output that ``window`` shows."""
+    spec = o.spec
+    accumulator: Tensor
+    if spec.op == "linear":
+        rows, channels = window
+        accumulator = reference.accumulate_linear(o.x[rows], X_ZERO_POINT, o.weight[channels])
+        return accumulator
+    geometry: dict[str, Any] = {
+        "stride": spec.stride,
+        "dilation": spec.dilation,
+        "groups": spec.groups,
+    }
+    x = o.x
+    if spec.transposed:  # always looked at whole
+        geometry |= {
+            "padding": spec.padding,
+            "transposed": True,
+            "output_padding": spec.output_padding,
+        }
+    else:
+        x = _input_of(o.x[window[0]], spec, window[2:])
+        geometry["padding"] = (0,) * spec.dims
+    accumulator = reference.accumulate_conv(x, X_ZERO_POINT, o.weight, **geometry)
+    return accumulator
+
+
+def _input_of(x: Tensor, spec: OpSpec, window: Window) -> Tensor:
+    """The part of the input that a part of the output is made of, padding filled in."""
+    crops, pads = [], []
+    sides = zip(
+        window, x.shape[2:], spec.kernel, spec.stride, spec.padding, spec.dilation, strict=True
+    )
+    for part, n, k, s, p, d in sides:
+        start, end = part.start * s - p, (part.stop - 1) * s - p + d * (k - 1) + 1
+        crops.append(slice(max(start, 0), max(min(end, n), 0)))
+        pads.append((max(-start, 0), max(end - max(n, start), 0)))
+    parts: Window = (slice(None), slice(None), *crops)
+    cropped = x[parts]
+    # F.pad begins with the last dimension.
+    flat = list(itertools.chain.from_iterable(reversed(pads)))
+    return F.pad(cropped, flat, value=X_ZERO_POINT)

@@ -1,0 +1,176 @@
+"""From measurements to the user's own rule table, in the cache folder.
+
+The layers of a model become entries: exact shapes, above all rules. The layers of many networks
+become rules, by the fit. One table an ISA level holds both; tuning again replaces the half it is
+about and leaves the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import x86quant
+from x86quant.active_rules import automatic_table
+from x86quant.conditions import Pattern, parse_pattern
+from x86quant.cpu_info import Cpu
+from x86quant.errors import RuleError
+from x86quant.features import FEATURES
+from x86quant.rule_table import Entry, RuleTable, read_table
+from x86quant.rule_writer import write_table
+from x86quant.spec import OpSpec
+from x86quant.tuning.journal import writing_failed
+from x86quant.tuning.measurements import Case, Measurement, MeasurementSet
+
+_FIT = "x86quant.tuning.fit"
+
+
+def cache_folder() -> Path:
+    """Where x86quant keeps what belongs to the user: ``$XDG_CACHE_HOME/x86quant``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "x86quant"
+
+
+def user_table_path(isa: str) -> Path:
+    """The user's table for CPUs at this level."""
+    return cache_folder() / "rules" / f"tuned-{isa}.toml"
+
+
+def user_measurements_path() -> Path:
+    """The user's measurements: a file for each pair of versions, whose times compare."""
+    name = f"x86quant-{x86quant.__version__}-torch-{torch.__version__}.csv"
+    return cache_folder() / "measurements" / name
+
+
+def can_fit() -> bool:
+    """Whether the fit is installed."""
+    return importlib.util.find_spec(_FIT) is not None
+
+
+def fitted(measured: MeasurementSet, cpu: Cpu) -> RuleTable:
+    """The table that the fit makes of all measurements at the level of ``cpu``."""
+    fit: Callable[..., RuleTable] = importlib.import_module(_FIT).fit_table
+    table = fit(
+        measured.where(lambda case: case.isa == cpu.isa), name=user_table_path(cpu.isa).stem
+    )
+    installed = _installed(cpu)
+    return dataclasses.replace(table, entries=installed.entries if installed else table.entries)
+
+
+def with_entries(measured: Iterable[Measurement], cpu: Cpu) -> RuleTable:
+    """The user's table, or a new one that extends the shipped one, with these shapes as entries."""
+    new = entries([m for m in measured if m.case.isa == cpu.isa])
+    table = _installed(cpu) or _empty(cpu)
+    kept = tuple(e for e in table.entries if e.spec not in {entry.spec for entry in new})
+    return dataclasses.replace(table, entries=new + kept)
+
+
+def install(table: RuleTable, cpu: Cpu) -> Path:
+    """Put ``table`` where it is found, whole or not at all."""
+    path = user_table_path(cpu.isa)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(table, path)
+    except OSError as error:
+        raise writing_failed(path, error) from error
+    return path
+
+
+def _installed(cpu: Cpu) -> RuleTable | None:
+    """The user's table as it is; None where there is none, or a broken one to be replaced."""
+    try:
+        return read_table(user_table_path(cpu.isa))
+    except RuleError:
+        return None
+
+
+def _empty(cpu: Cpu) -> RuleTable:
+    name = user_table_path(cpu.isa).stem
+    return RuleTable(
+        name,
+        rules=(),
+        description="Shapes measured on this machine.",
+        provenance={"cpu": cpu.name, "torch": torch.__version__, "x86quant": x86quant.__version__},
+        hardware=_hardware(cpu),
+        base=automatic_table(cpu),
+    )
+
+
+def _hardware(cpu: Cpu) -> Pattern:
+    """The class of CPU: never a single machine."""
+    any_op = OpSpec("linear", 1, 1)
+    names = ("vendor", "family", "model", "isa")
+    return Pattern(*parse_pattern("*", {n: FEATURES[n].get(any_op, cpu) for n in names}))
+
+
+# ---------------------------------------------------------------------------- entries
+
+
+def entries(measured: Sequence[Measurement]) -> tuple[Entry, ...]:
+    """An entry for every shape, kernels best first; those of compiled models before the others.
+
+    Stock weights are packed before rows, batch and the like are known. So a stock entry speaks for
+    its shape whatever these are, unless the best kernel differs between the rows measured.
+    """
+    graph: dict[OpSpec, list[Measurement]] = {}
+    stock: dict[OpSpec, list[Measurement]] = {}
+    for m in measured:
+        if m.case.caller == "graph":
+            spec = m.case.spec.replace(caller="graph")
+            graph.setdefault(spec, []).append(m)
+        else:
+            stock.setdefault(_as_packed(m.case.spec), []).append(m)
+    found = [_entry(spec, of_spec) for spec, of_spec in graph.items()]
+    for spec, of_spec in stock.items():
+        found += _by_rows(spec, of_spec)
+    return tuple(entry for entry in found if entry is not None)
+
+
+def _as_packed(spec: OpSpec) -> OpSpec:
+    """What is known of ``spec`` when weights are packed."""
+    unknown = ("dynamic", "post_op", "batch", "rows", "spatial", "threads")
+    return spec.replace(**dict.fromkeys(unknown))
+
+
+def _by_rows(spec: OpSpec, measured: Sequence[Measurement]) -> list[Entry | None]:
+    rows = sorted({m.case.spec.rows or 0 for m in measured})
+    each = [
+        _entry(spec.replace(rows=n), [m for m in measured if m.case.spec.rows == n]) for n in rows
+    ]
+    if len({entry.use[0] for entry in each if entry is not None}) == 1:
+        return [_entry(spec, measured)]
+    return list(each)
+
+
+def _entry(spec: OpSpec, measured: Sequence[Measurement]) -> Entry | None:
+    """The kernels that ran every one of these cases, by the mean of their logarithmic times."""
+    cases = {m.case for m in measured}
+    logs: dict[str, dict[Case, float]] = {}
+    for m in measured:
+        if m.median_us is not None:
+            logs.setdefault(m.kernel_name, {})[m.case] = math.log(m.median_us)
+    means = {
+        name: sum(times.values()) / len(times)
+        for name, times in logs.items()
+        if times.keys() == cases
+    }
+    if not means:
+        return None
+    ranked = sorted(means, key=lambda name: (means[name], name))
+    return Entry(spec, tuple(ranked), _because(ranked, means))
+
+
+def _because(ranked: Sequence[str], means: dict[str, Any]) -> str:
+    best, *others = ranked
+    text = f"measured: {math.exp(means[best]):.1f} µs"
+    if others:
+        text += f", {others[0]} {math.exp(means[others[0]]):.1f}"
+    return text
