@@ -4,9 +4,9 @@ python -m benchmarks.dynamic_linear                  # all shapes, rows 1 to 512
 python -m benchmarks.dynamic_linear --rows 1 128 --csv dynamic.csv
 X86QUANT_ISA=avx2 python -m benchmarks.dynamic_linear
 
-Every candidate is checked against the float result before it is timed; one that is wrong (FBGEMM
-and oneDNN saturate on CPUs without VNNI) shows as nan and does not count. The stock engines
-quantize a whole tensor by one range, ours each row: the last columns say what that costs in accuracy.
+Every candidate is checked against the float result before it is timed. One that is wrong shows as
+nan and does not count: FBGEMM and oneDNN saturate on CPUs without VNNI. The stock engines quantize
+a whole tensor by one range, ours each row: the last columns say what that costs in accuracy.
 """
 
 from __future__ import annotations
