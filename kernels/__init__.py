@@ -12,7 +12,7 @@ from .onednn import OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
-__all__ = ["Kernel", "all_kernels", "graph_kernels"]
+__all__ = ["Kernel", "all_kernels", "graph_kernels", "kernel_names"]
 
 
 def all_kernels() -> Mapping[str, Kernel]:
@@ -23,6 +23,11 @@ def all_kernels() -> Mapping[str, Kernel]:
 def graph_kernels() -> Mapping[str, Kernel]:
     """Every kernel of compiled models, in the order of fallback: the first runs everything."""
     return _GRAPH_KERNELS
+
+
+def kernel_names() -> frozenset[str]:
+    """What a rule table may name: kernels of the stock operators and of compiled models."""
+    return frozenset({*_KERNELS, *_GRAPH_KERNELS})
 
 
 def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:
