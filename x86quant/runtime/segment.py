@@ -61,6 +61,7 @@ class Segment(nn.Module):
         again = self.run_again(inputs)
         if again is not None:
             return again
+        inputs = tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         if not all(x.numel() for x in tensors):  # an empty batch: torch's ops know the shapes
             return list(self.graph_module(*inputs))
