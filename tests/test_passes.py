@@ -252,6 +252,17 @@ def test_fuse_clamp_leaves_a_result_that_others_read() -> None:
     assert changes(gm, "fuse_clamp") == 0
 
 
+def test_fuse_clamp_leaves_a_clamp_that_a_float_op_reads_too() -> None:
+    def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
+        y = F.relu(q(c(x)))
+        return q(torch.cumsum(y, 1), 0.2) + q(y, 0.02, 0)
+
+    gm = canonical(body, conv())
+    assert changes(gm, "fuse_clamp") == 0
+    run_passes(gm)
+    assert difference(body, gm, conv()) <= 0.2 * 1.001
+
+
 def test_a_tanh_table_equals_the_float_op_on_every_code() -> None:
     def body(x: torch.Tensor) -> torch.Tensor:
         return q(torch.tanh(x), 2 / 255, 128)

@@ -5,7 +5,7 @@ The op's own rounding to the intermediate qparams goes with it.
 
 from __future__ import annotations
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import (
     UNBOUNDED,
@@ -35,7 +35,7 @@ def run(gm: GraphModule) -> int:
         producer = dequantized(real)
         if bounds == UNBOUNDED or producer is None or not is_op(producer, *CLAMPING):
             continue
-        if sole_user(producer) is not real or sole_user(real) is None:
+        if sole_user(producer) is not real or not _leads_only_to(real, quantize):
             continue
         if producer.kwargs["lut"] is not None:
             continue
@@ -48,3 +48,11 @@ def run(gm: GraphModule) -> int:
         replace(quantize, producer)
         changed += 1
     return finish(gm, changed)
+
+
+def _leads_only_to(real: Node, quantize: Node) -> bool:
+    """Whether nothing else reads ``real`` or a clamp on its way: it would miss the old codes."""
+    node: Node | None = real
+    while node is not None and node is not quantize:
+        node = sole_user(node)
+    return node is quantize
