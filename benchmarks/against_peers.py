@@ -135,7 +135,8 @@ def _run_worker(
                 return f"took longer than {longest:.0f} s"
             if time.monotonic() - said > HEARTBEAT_SECONDS:
                 said = time.monotonic()
-                print(f"  ... {' '.join(now)}, {lasted:.0f} s", file=sys.stderr, flush=True)
+                what, peer = now
+                print(f"  ... {peer}: {what}, {lasted:.0f} s", file=sys.stderr, flush=True)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from .onednn import OnednnDynamicKernel, OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
-__all__ = ["Kernel", "all_kernels", "dynamic_kernels", "graph_kernels"]
+__all__ = ["Kernel", "all_kernels", "dynamic_kernels", "graph_kernels", "kernel_names"]
 
 
 def all_kernels() -> Mapping[str, Kernel]:
@@ -28,6 +28,11 @@ def graph_kernels() -> Mapping[str, Kernel]:
 def dynamic_kernels() -> Mapping[str, Kernel]:
     """Every kernel of linears on float tensors, in the order of fallback."""
     return _DYNAMIC_KERNELS
+
+
+def kernel_names() -> frozenset[str]:
+    """What a rule table may name."""
+    return frozenset({*_KERNELS, *_GRAPH_KERNELS, *_DYNAMIC_KERNELS})
 
 
 def _register(kernels: Iterable[Kernel]) -> Mapping[str, Kernel]:

@@ -46,17 +46,21 @@ def verdicts(results: Sequence[NetworkResult], isa: str | None = None) -> list[b
 
 
 def test_every_round_begins_with_the_next_and_warm_rounds_do_not_count() -> None:
-    turns: list[str] = []
+    turns: list[tuple[int, str]] = []
     calls: collections.Counter[str] = collections.Counter()
 
     def run(name: str) -> Callable[[], None]:
         return lambda: calls.update([name])
 
-    seconds = worker.measure({n: run(n) for n in "abc"}, rounds=4, turn=turns.append)
+    seconds = worker.measure(
+        {n: run(n) for n in "abc"}, rounds=4, turn=lambda *turn: turns.append(turn)
+    )
     rounds = 4 + worker.WARM_ROUNDS
     assert [len(taken) for taken in seconds.values()] == [4 * worker.CALLS] * 3
     assert calls == dict.fromkeys("abc", rounds * (1 + worker.CALLS))
-    assert ["".join(turns[i : i + 3]) for i in range(0, 9, 3)] == ["bca", "cab", "abc"]
+    order = "".join(name for _, name in turns)
+    assert order.startswith("bcacababc")
+    assert [number for number, _ in turns] == [n for n in range(1, rounds + 1) for _ in "abc"]
 
 
 def test_idle_threads_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +141,7 @@ def test_a_peer_that_fails_is_recorded_and_the_others_go_on(
     assert "pip install 'nothing>=1'" in result.peers["c"].reason
     assert result.peers["d"].reason == "the process died"
     assert result.environment["ours"] == "right 1.0"
-    assert worker.Stage.read(tmp_path / "stage") == ("measuring", "ours")
+    assert worker.Stage.read(tmp_path / "stage") == ("measuring round 4 of 4", "ours")
 
 
 def test_all_batches_have_one_size() -> None:

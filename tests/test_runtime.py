@@ -34,7 +34,7 @@ from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer
-from x86quant.runtime.segment import MAX_PLANS
+from x86quant.runtime.segment import MAX_PLANS, Segment
 
 # Stock PyTorch warns of its own default observers.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
@@ -419,6 +419,50 @@ def test_without_the_extension_one_line_says_so(monkeypatch: pytest.MonkeyPatch)
     assert issubclass(warning.category, X86QuantWarning)
     assert "plain torch, slowly" in str(warning.message)
     assert "\n" not in str(warning.message)
+
+
+# ------------------------------------------------------------------------ the direct call
+
+
+class Tagged(torch.Tensor):
+    """A subclass: what it holds is its own business."""
+
+
+def test_a_second_run_calls_the_program_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = compiled(Residual(), *IMAGE)
+    x = torch.randn(IMAGE)
+    expected = module(x)
+    monkeypatch.setattr(Segment, "plan", None)  # no look-up of plans: it would raise
+    assert torch.equal(module(x), expected)
+    assert torch.equal(module(x.clone()), expected)
+    with pytest.raises(TypeError):
+        module(x[:1])
+
+
+def test_what_the_direct_call_does_not_take_runs_all_the_same() -> None:
+    module = compiled(Residual(), *IMAGE)
+    x = torch.randn(IMAGE)
+    expected = module(x)
+    assert torch.equal(module(x.as_subclass(Tagged)), expected)
+    assert torch.equal(module((-x).conj().resolve_conj()), module.graph_module(-x))
+    assert torch.equal(module(torch._neg_view(-x)), expected)
+    assert torch.equal(module(x.to(memory_format=torch.channels_last)), expected)
+    with pytest.raises(x86quant.InvalidInputError, match="float32"):
+        module(x.double())
+    with pytest.raises(x86quant.InvalidInputError, match="takes 1 inputs"):
+        module(x, x)
+    assert not module(x.requires_grad_()).requires_grad
+
+
+def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
+    """Never a read out of bounds, whoever calls."""
+    module = compiled(Convolutions(nn.Conv2d(4, 4, 3)), 1, 4, 8, 8)
+    program = plan_of(module).program
+    run = torch.ops.x86quant.run_program
+    for wrong in ([], [torch.randn(1, 4, 8, 7)], [torch.randn(1, 4, 8, 8).double()],
+                  [torch.randn(2, 4, 8, 8)[:1].transpose(2, 3)]):  # fmt: skip
+        with pytest.raises(ValueError, match="other inputs"):
+            run(program, wrong)
 
 
 # ------------------------------------------------------------------------ layouts and threads

@@ -1,7 +1,8 @@
 """Which rule table and which overrides are in force.
 
 Looked up in this order: ``with use_rules(...)`` of this thread, ``use_rules(...)`` for the
-process, ``X86QUANT_RULES``, a shipped table made for this CPU, the table "default".
+process, ``X86QUANT_RULES``, the user's own table for this CPU (``x86quant.user_tables``), the
+shipped table for its ISA level or the nearest below, the table "default".
 
 ``use_rules`` and ``override`` work at once, for the whole process, and return a handle. Used in
 a ``with`` statement the handle narrows the setting to the block, in this thread (or asynchronous
@@ -15,17 +16,20 @@ import importlib.metadata
 import os
 import threading
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from x86quant.conditions import did_you_mean
 from x86quant.cpu_info import cpu as this_cpu
 from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
-from x86quant.kernels import all_kernels
+from x86quant.isa import LEVELS
+from x86quant.kernels import all_kernels, kernel_names
 from x86quant.router import Override, make_override
 from x86quant.rule_table import RuleTable, find_table, read_table, shipped_tables
+from x86quant.user_tables import is_user_table, user_tables
 
 if TYPE_CHECKING:
     from x86quant.cpu_info import Cpu
@@ -122,7 +126,7 @@ def use_rules(
     Raises:
         RuleError: the table cannot be found, or is wrong; nothing has changed then.
     """
-    known = all_kernels() if kernels is None else kernels
+    known = kernel_names() if kernels is None else kernels
     if isinstance(name_or_path, RuleTable):
         table = name_or_path
         table.check_kernels(known)
@@ -160,7 +164,7 @@ def current_rules(cpu: Cpu | None = None, kernels: Collection[str] | None = None
     tables = _tables.newest_first()
     if tables:
         return tables[0]
-    known = frozenset(all_kernels() if kernels is None else kernels)
+    known = kernel_names() if kernels is None else frozenset(kernels)
     return _table_of_environment(known) or automatic_table(cpu or this_cpu(), known)
 
 
@@ -175,6 +179,8 @@ def reset() -> None:
     _overrides.clear()
     _table_of_environment.cache_clear()
     automatic_table.cache_clear()
+    shipped_table.cache_clear()
+    _told.clear()
 
 
 @functools.cache
@@ -193,31 +199,81 @@ def _table_of_environment(kernels: frozenset[str] | None) -> RuleTable | None:
 
 @functools.cache
 def automatic_table(cpu: Cpu, kernels: frozenset[str] | None = None) -> RuleTable:
-    """The first shipped table that says it is for this class of CPU, else "default".
+    """The table for ``cpu`` that nobody named: the user's own, else the shipped one.
 
     A broken one, unless it is "default", is skipped with a warning: it must not break a model.
     """
+    for table in _readable(user_tables().values(), kernels):
+        if table.fits(cpu):
+            warn_if_stale(table)
+            return table
+    return shipped_table(cpu, kernels)
+
+
+@functools.cache
+def shipped_table(cpu: Cpu, kernels: frozenset[str] | None = None) -> RuleTable:
+    """The shipped table for the ISA level of ``cpu`` or the nearest below, else "default"."""
     shipped = shipped_tables()
     default = shipped.pop("default")
-    for path in shipped.values():
-        try:
-            table = read_table(path, kernels)
-        except RuleError as error:
-            warnings.warn(f"rule table skipped: {error}", X86QuantWarning, stacklevel=2)
-            continue
-        if table.hardware.when and table.fits(cpu):
-            return table
+    tables = [table for table in _readable(shipped.values(), kernels) if table.hardware.when]
+    for level, needs in reversed(LEVELS.items()):
+        for table in tables if needs.features <= cpu.features else ():
+            if table.fits(cpu.capped(level)):
+                warn_if_stale(table)
+                return table
     return read_table(default, kernels)
 
 
+def _readable(paths: Iterable[Path], kernels: frozenset[str] | None) -> Iterator[RuleTable]:
+    """The tables in these files; a warning, once, for each that is broken."""
+    for path in paths:
+        try:
+            yield read_table(path, kernels)
+        except RuleError as error:
+            _tell(f"broken {path}", f"rule table skipped: {error}")
+
+
 def warn_if_stale(table: RuleTable) -> None:
-    """Warn when a table was measured with another torch: its choices may be slow, not wrong."""
-    measured = str(table.provenance.get("torch", ""))
-    installed = importlib.metadata.version("torch")
-    if measured and measured.split(".")[:2] != installed.split(".")[:2]:
-        warnings.warn(
-            f"rule table {table.name!r} was measured with torch {measured}, not {installed}: "
-            "its choices may be slow; measure again",
-            X86QuantWarning,
-            stacklevel=3,
-        )
+    """Say once that a table was measured with other versions: it may be slow, never wrong."""
+    differ = [
+        f"{name} {measured}, not {installed}"
+        for name, measured, installed in _versions(table)
+        if _release(installed) not in {_release(part) for part in measured.split(" | ")}
+    ]
+    if not differ:
+        return
+    _tell(
+        f"stale {table.path or table.name}",
+        f"rule table {table.name!r} was measured with {' and '.join(differ)}: it still works, but "
+        f"its choices may be slow. Measure again: {refresh_command(table)}",
+    )
+
+
+def refresh_command(table: RuleTable) -> str:
+    """The command that measures again what ``table`` rests on."""
+    if is_user_table(table) or Path(table.path) in shipped_tables().values():
+        return "x86quant tune"
+    return f"x86quant tune --out new.csv && x86quant rules fit new.csv --out {table.path or 'FILE'}"
+
+
+def _versions(table: RuleTable) -> Iterator[tuple[str, str, str]]:
+    """What the table was measured with, and what is installed."""
+    for name in ("torch", "x86quant"):
+        measured = str(table.provenance.get(name, ""))
+        if measured:
+            yield name, measured, importlib.metadata.version(name)
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """What times depend on: kernels change with the second number."""
+    return tuple(version.split(".")[:2])
+
+
+#: What the user was told already.
+_told: set[str] = set()
+
+
+def _tell(what: str, message: str) -> None:
+    if what not in _told:
+        _told.add(what)
+        warnings.warn(message, X86QuantWarning, stacklevel=2)

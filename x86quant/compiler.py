@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import threading
 import warnings
 from collections.abc import Sequence
@@ -54,6 +55,10 @@ class CompiledModule(nn.Module):
         """Run the graph on positional ``inputs`` like those it was compiled for."""
         if torch.compiler.is_compiling():  # tracers want the ops, not what runs them
             return self.graph_module(*inputs)
+        if self._runtime is not None and self._runtime.whole is not None:
+            results = self._runtime.whole.run_again(inputs)
+            if results is not None:
+                return results[0]
         required = sum(not spec.optional for spec in self._inputs)
         if not required <= len(inputs) <= len(self._inputs):
             raise InvalidInputError(
@@ -103,10 +108,34 @@ class CompiledModule(nn.Module):
 
 
 class _Runtime:
-    """Holds the runtime apart from the module's children: it has the same tensors again."""
+    """Holds the runtime apart from the module's children: it has the same tensors again.
+
+    Attributes:
+        module: what runs.
+        whole: the segment that is all there is to run, with one result; None otherwise.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
+        self.whole = _only_segment(module)
+
+
+def _only_segment(module: GraphModule) -> Segment | None:
+    """The segment that does all that ``module`` does."""
+    nodes = list(module.graph.nodes)
+    if len(nodes) < 4:
+        return None
+    *inputs, call, item, output = nodes
+    alone = (
+        all(node.op == "placeholder" for node in inputs)
+        and call.op == "call_module"
+        and call.args == tuple(inputs)
+        and item.target is operator.getitem
+        and item.args == (call, 0)
+        and output.args == (item,)
+    )
+    segment = module.get_submodule(str(call.target)) if alone else None
+    return segment if isinstance(segment, Segment) else None
 
 
 def _build_runtime(graph_module: GraphModule) -> GraphModule:

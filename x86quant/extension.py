@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -29,3 +32,11 @@ def load() -> None:
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
     torch.ops.x86quant.set_native_isa(cpu().isa)
+
+
+@functools.cache
+def try_run() -> Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None]:
+    """What runs a program by its address, past torch's dispatcher; None for other inputs."""
+    load()
+    function: Any = importlib.import_module("x86quant._C").try_run
+    return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], function)

@@ -190,6 +190,13 @@ _FEATURES = (
     ),
     Feature("threads", "int", lambda s, _: s.threads, "threads the op runs on", minimum=1),
     Feature(
+        "caller",
+        "text",
+        lambda s, _: s.caller,
+        '"stock", the operators on quantized tensors, or "graph", a compiled model',
+        values=("stock", "graph"),
+    ),
+    Feature(
         "activation_max",
         "int",
         lambda s, _: s.activation_max,

@@ -115,6 +115,8 @@ def linear_spec(weight: torch.Tensor, bias: torch.Tensor | None, layer: str | No
         out_channels=weight.shape[0],
         per_channel=weight.qscheme() == torch.per_channel_affine,
         bias=bias is not None,
+        threads=torch.get_num_threads(),
+        caller="stock",
         weights=_facts(weight),
     )
 
@@ -142,6 +144,8 @@ def conv_spec(
         transposed=geometry.transposed,
         per_channel=weight.qscheme() == torch.per_channel_affine,
         bias=bias is not None,
+        threads=torch.get_num_threads(),
+        caller="stock",
         weights=_facts(weight, groups, geometry.transposed),
     )
 
@@ -238,7 +242,7 @@ def choice_context(kernels: Mapping[str, Kernel]) -> dict[str, Any]:
     """What every choice among ``kernels`` is made from: the CPU, the rules in force, errata."""
     return {
         "cpu": cpu(),
-        "table": current_rules(cpu(), all_kernels()),
+        "table": current_rules(cpu()),
         "kernels": kernels,
         "overrides": current_overrides(),
         "errata": _errata(),

@@ -3,7 +3,8 @@
 Looked up in this order, each step recorded:
 
 1. legality: every kernel says why it cannot run the op;
-2. errata: kernels known to be wrong or to crash on it are denied, with a reference;
+2. errata: kernels known to be wrong or to crash on it are denied, with a reference; so are those
+   that the table says were wrong when measured;
 3. the user's override;
 4. a measured entry for exactly this shape, on this class of hardware;
 5. the first rule that matches, if the op is like those the rules were fitted to;
@@ -184,6 +185,9 @@ def choose(
         InvalidInputError: an override names no kernel.
     """
     refused = refusals(spec, cpu, kernels, errata)
+    for name, reason in table.denied(spec, cpu).items():
+        if name in kernels:
+            refused[name] = (*refused.get(name, ()), reason)
     legal = [name for name in kernels if name not in refused]
     steps = [f"{name} refused: {'; '.join(reasons)}" for name, reasons in refused.items()]
     if not legal:

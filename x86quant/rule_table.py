@@ -19,6 +19,11 @@ A table is data::
     spec = { op = "linear", in_channels = 768, out_channels = 768, rows = 256 }
     use = "onednn"
 
+    [[deny]]                             # optional: kernels found to be wrong on a shape
+    spec = { op = "conv2d", in_channels = 3, out_channels = 7, kernel = [3, 3] }
+    kernel = "fbgemm"
+    because = "measured: differs from the reference"
+
     [[rule]]
     op = "linear"
     when = { rows = ">= 8" }
@@ -103,26 +108,53 @@ class Entry:
     name: str = dataclasses.field(default="", compare=False)
     line: int = dataclasses.field(default=0, compare=False)
 
-    # What may differ between two specs without their being different shapes.
-    _IGNORED = frozenset({"weights", "bias", "per_channel", "activation_max"})
-    # What may differ in size between an entry and the shape that it is nearest to.
-    _SIZES = frozenset({"in_channels", "out_channels", "groups", "batch", "rows", "spatial"})
-
     def distance(self, spec: OpSpec) -> float:
         """0 for the very shape, else the sum of |ln ratio| of sizes; infinite if incomparable."""
-        total = 0.0
-        for field in dataclasses.fields(OpSpec):
-            mine, theirs = getattr(self.spec, field.name), getattr(spec, field.name)
-            if field.name in self._IGNORED or mine is None or mine == theirs:
-                continue
-            if theirs is None or field.name not in self._SIZES:
-                return math.inf
-            a, b = _volume(mine), _volume(theirs)
-            total += abs(math.log(a / b)) if a and b else math.inf
-        return math.inf if self.spec.depthwise != spec.depthwise else total
+        return _distance(self.spec, spec)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.spec} → {', then '.join(self.use)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Denial:
+    """A kernel that was found to be wrong on a shape, and must not run it.
+
+    Fields of ``spec`` that are None stand for every value, as in an ``Entry``.
+    """
+
+    spec: OpSpec
+    kernel: str
+    because: str = ""
+    name: str = dataclasses.field(default="", compare=False)
+    line: int = dataclasses.field(default=0, compare=False)
+
+    def matches(self, spec: OpSpec) -> bool:
+        """Whether ``spec`` is of this shape."""
+        return _distance(self.spec, spec) == 0
+
+    def __str__(self) -> str:
+        why = f"  ({self.because})" if self.because else ""
+        return f"{self.name}: {self.spec}: never {self.kernel}{why}"
+
+
+# What may differ between two specs without their being different shapes.
+_IGNORED = frozenset({"weights", "bias", "per_channel", "activation_max"})
+# What may differ in size between an entry and the shape that it is nearest to.
+_SIZES = frozenset({"in_channels", "out_channels", "groups", "batch", "rows", "spatial"})
+
+
+def _distance(measured: OpSpec, spec: OpSpec) -> float:
+    total = 0.0
+    for field in dataclasses.fields(OpSpec):
+        mine, theirs = getattr(measured, field.name), getattr(spec, field.name)
+        if field.name in _IGNORED or mine is None or mine == theirs:
+            continue
+        if theirs is None or field.name not in _SIZES:
+            return math.inf
+        a, b = _volume(mine), _volume(theirs)
+        total += abs(math.log(a / b)) if a and b else math.inf
+    return math.inf if measured.depthwise != spec.depthwise else total
 
 
 def _volume(size: int | tuple[int, ...]) -> int:
@@ -144,6 +176,7 @@ class RuleTable:
     hardware: Pattern = _EVERYTHING
     domain: Pattern = _EVERYTHING
     entries: tuple[Entry, ...] = ()
+    denials: tuple[Denial, ...] = ()
     base: RuleTable | None = None
     path: str = dataclasses.field(default="", compare=False)
 
@@ -180,18 +213,31 @@ class RuleTable:
             for pattern in (*table.rules, table.domain):
                 breaks |= pattern.row_breaks(spec, cpu)
             rows = [e.spec.rows for e in table.entries if e.spec.rows is not None]
-            breaks |= {r + after for r in rows for after in (0, 1)}
+            denied = [d.spec.rows for d in table.denials if d.spec.rows is not None]
+            breaks |= {r + after for r in rows + denied for after in (0, 1)}
             breaks |= {2**n for n in range(14)} if rows else set()
         return tuple(sorted(b for b in breaks if b > 1))
 
-    def kernels(self) -> dict[str, Rule | Entry]:
-        """Every kernel named here, with the first rule or entry that names it."""
-        named: dict[str, Rule | Entry] = {}
+    def kernels(self) -> dict[str, Rule | Entry | Denial]:
+        """Every kernel named here, with the first rule, entry or denial that names it."""
+        named: dict[str, Rule | Entry | Denial] = {}
         items: list[Rule | Entry] = [*self.entries, *self.rules]
         for item in items:
             for kernel in item.use:
                 named.setdefault(kernel, item)
+        for denial in self.denials:
+            named.setdefault(denial.kernel, denial)
         return named
+
+    def denied(self, spec: OpSpec, cpu: Cpu) -> dict[str, str]:
+        """The kernels found to be wrong on ``spec``, and why, here or in a table extended."""
+        return {
+            denial.kernel: f"denied by {denial.name}: {denial.because or 'measured to be wrong'}"
+            for table in self.chain()
+            if table.denials and table.fits(cpu)
+            for denial in table.denials
+            if denial.matches(spec)
+        }
 
     def check_kernels(self, known: Collection[str]) -> None:
         """Raise RuleError for a kernel that is not ``known``, here or in a table extended."""
@@ -199,8 +245,8 @@ class RuleTable:
             for kernel, item in table.kernels().items():
                 if kernel not in known:
                     raise RuleError(
-                        f"{table.path}:{item.line}: unknown kernel {kernel!r}; "
-                        f"{did_you_mean(kernel, known)}"
+                        f"{table.path}:{item.line}: {item.name} names the unknown kernel "
+                        f"{kernel!r}; {did_you_mean(kernel, known)}"
                     )
 
     def __str__(self) -> str:
@@ -209,7 +255,7 @@ class RuleTable:
         for label, pattern in (("for", self.hardware), ("fitted to", self.domain)):
             if pattern.when:
                 lines.append(f"  {label} {pattern.describe().removeprefix('any op when ')}")
-        lines += [f"  {item}" for item in (*self.entries, *self.rules)]
+        lines += [f"  {item}" for item in (*self.denials, *self.entries, *self.rules)]
         if self.base is not None:
             lines.append(f"  else as {self.base.name}")
         return "\n".join(lines)
@@ -296,10 +342,12 @@ _TABLE_KEYS = {
     "domain": dict,
     "rule": list,
     "entry": list,
+    "deny": list,
 }
 _RULE_KEYS = {"op", "when", "use", "because"}
 _ENTRY_KEYS = {"spec", "use", "because"}
-SPEC_KEYS = {field.name for field in dataclasses.fields(OpSpec)} - Entry._IGNORED
+_DENIAL_KEYS = {"spec", "kernel", "because"}
+SPEC_KEYS = {field.name for field in dataclasses.fields(OpSpec)} - _IGNORED
 _TYPE_NAMES = {int: "an integer", str: "a text", dict: "a table", list: "an array of tables"}
 
 
@@ -371,8 +419,8 @@ def _read_rules(source: TableText, data: Mapping[str, Any], table: str) -> tuple
     return tuple(rules)
 
 
-def _spec_value(source: TableText, index: int, key: str, value: Any) -> Any:
-    """One field of an entry's spec, of the type that OpSpec declares."""
+def _spec_value(source: TableText, section: str, index: int, key: str, value: Any) -> Any:
+    """One field of a spec, of the type that OpSpec declares."""
     if isinstance(value, list):
         value = tuple(value)
     declared = str(OpSpec.__annotations__[key])
@@ -390,30 +438,30 @@ def _spec_value(source: TableText, index: int, key: str, value: Any) -> Any:
     }[declared]
     if not good:
         source.fail(
-            f"{key} = {value!r} is not {declared.removesuffix(' | None')}", "entry", index, key
+            f"{key} = {value!r} is not {declared.removesuffix(' | None')}", section, index, key
         )
     return value
 
 
-def _read_entry_spec(source: TableText, item: Mapping[str, Any], index: int) -> OpSpec:
+def _read_spec(source: TableText, item: Mapping[str, Any], section: str, index: int) -> OpSpec:
     spec = item.get("spec")
     if not isinstance(spec, dict):
-        source.fail('no spec; write spec = { op = "linear", ... }', "entry", index)
-    source.check_keys(spec, SPEC_KEYS, "entry", index)
+        source.fail('no spec; write spec = { op = "linear", ... }', section, index)
+    source.check_keys(spec, SPEC_KEYS, section, index)
     for needed in ("op", "in_channels", "out_channels"):
         if needed not in spec:
-            source.fail(f"the spec has no {needed}", "entry", index, "spec")
-    fields = {key: _spec_value(source, index, key, value) for key, value in spec.items()}
+            source.fail(f"the spec has no {needed}", section, index, "spec")
+    fields = {key: _spec_value(source, section, index, key, value) for key, value in spec.items()}
     for needed in ("in_channels", "out_channels", "groups"):
         if fields.get(needed) == 0:
-            source.fail(f"{needed} must be at least 1", "entry", index, needed)
+            source.fail(f"{needed} must be at least 1", section, index, needed)
     result = OpSpec(**fields)
     usual = {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0}
     given = {key: getattr(result, key) or (value,) * result.dims for key, value in usual.items()}
     result = result.replace(**given)
     for key in ("kernel", *usual):
         if len(getattr(result, key)) != result.dims:
-            source.fail(f"{key} of a {result.op} needs {result.dims} numbers", "entry", index, key)
+            source.fail(f"{key} of a {result.op} needs {result.dims} numbers", section, index, key)
     return result
 
 
@@ -422,7 +470,7 @@ def _read_entries(source: TableText, data: Mapping[str, Any], table: str) -> tup
     for index, item in enumerate(data.get("entry", [])):
         source.check_keys(item, _ENTRY_KEYS, "entry", index)
         entry = Entry(
-            _read_entry_spec(source, item, index),
+            _read_spec(source, item, "entry", index),
             _use(source, item, "entry", index),
             source.text(item, "because", "entry", index),
             f"{table}:entry#{index + 1}",
@@ -433,6 +481,27 @@ def _read_entries(source: TableText, data: Mapping[str, Any], table: str) -> tup
                 source.fail(f"same spec as line {earlier.line}; delete one", "entry", index)
         entries.append(entry)
     return tuple(entries)
+
+
+def _read_denials(source: TableText, data: Mapping[str, Any], table: str) -> tuple[Denial, ...]:
+    denials: list[Denial] = []
+    for index, item in enumerate(data.get("deny", [])):
+        source.check_keys(item, _DENIAL_KEYS, "deny", index)
+        kernel = source.text(item, "kernel", "deny", index)
+        if not kernel:
+            source.fail('no kernel; write kernel = "..."', "deny", index)
+        denial = Denial(
+            _read_spec(source, item, "deny", index),
+            kernel,
+            source.text(item, "because", "deny", index),
+            f"{table}:deny#{index + 1}",
+            source.line("deny", index),
+        )
+        for earlier in denials:
+            if (earlier.spec, earlier.kernel) == (denial.spec, denial.kernel):
+                source.fail(f"same spec as line {earlier.line}; delete one", "deny", index)
+        denials.append(denial)
+    return tuple(denials)
 
 
 def _read_section(source: TableText, data: Mapping[str, Any], section: str) -> Pattern:
@@ -518,6 +587,7 @@ def parse_table(
         _read_section(source, data, "hardware"),
         _read_section(source, data, "domain"),
         _read_entries(source, data, name),
+        _read_denials(source, data, name),
         base,
         path,
     )

@@ -66,6 +66,10 @@ def dumps(table: RuleTable) -> str:
         if items:
             lines += ["", f"[{section}]"]
             lines += [f"{_key(key)} = {_toml(value)}" for key, value in items.items()]
+    for denial in table.denials:
+        lines += ["", "[[deny]]", f"spec = {_toml(_spec_items(denial.spec))}"]
+        lines.append(f"kernel = {_toml(denial.kernel)}")
+        lines += [f"because = {_toml(denial.because)}"] if denial.because else []
     for entry in table.entries:
         lines += ["", "[[entry]]", f"spec = {_toml(_spec_items(entry.spec))}"]
         lines += _preference(entry)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers import IGNORE_ISA, OURS, STOCK_ENGINES
@@ -33,10 +33,9 @@ class Target:
         return f"{verdict}: {self.aim}: {self.found}"
 
 
-def geometric_mean(values: Iterable[float]) -> float | None:
-    """None of nothing."""
-    logarithms = [math.log(value) for value in values]
-    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def targets(results: Sequence[NetworkResult], settings: Settings) -> list[Target]:
@@ -55,9 +54,9 @@ def targets(results: Sequence[NetworkResult], settings: Settings) -> list[Target
 def _mean_target(results: Sequence[NetworkResult], peer: str, wanted: float) -> Target:
     aim = f"geometric mean at least {wanted:g} times the speed of {peer}"
     ratios = [ratio for r in results if (ratio := r.ratio(peer, OURS)) is not None]
-    mean = geometric_mean(ratios)
-    if mean is None:
+    if not ratios:
         return Target(aim, "no network ran on both", None)
+    mean = geometric_mean(ratios)
     return Target(aim, f"{mean:.2f} times{_coverage(results, ratios)}", mean >= wanted)
 
 
@@ -283,7 +282,8 @@ def plot(results: Sequence[NetworkResult], settings: Settings, path: Path) -> No
         return
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.42 * len(results)), layout="constrained")
     for (name, points), marker in zip(marks.items(), "Ds^v<>o", strict=False):
-        axes.scatter(*zip(*points, strict=True), marker=marker, label=name, s=45)
+        ratios, lines = zip(*points, strict=True)
+        axes.scatter(ratios, lines, marker=marker, label=name, s=45)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     ticks = [t for t in (0.5, 1, 1.3, 2, 3, 5, 10, 20, 50, 100) if t <= max(axes.get_xlim())]

@@ -53,7 +53,7 @@ class Stage:
     @staticmethod
     def read(path: Path) -> tuple[str, str]:
         """What, and which peer; both empty before the first."""
-        what, _, peer = path.read_bytes().decode().strip(" \0").partition(" ")
+        what, _, peer = path.read_bytes().decode().strip(" \0").rpartition(" ")
         return what, peer
 
 
@@ -62,7 +62,7 @@ def measure(
     rounds: int,
     *,
     settle: Callable[[], None] = lambda: None,
-    turn: Callable[[str], None] = lambda name: None,
+    turn: Callable[[int, str], None] = lambda number, name: None,
 ) -> dict[str, tuple[float, ...]]:
     """Time every function, in turn, for many rounds that begin with another each.
 
@@ -73,14 +73,15 @@ def measure(
         runs: what to time, by name.
         rounds: how many count.
         settle: called before each turn, to wait for threads of the one before to go idle.
-        turn: called with the name before each turn.
+        turn: called before each turn, with the number of the round, the first warm one being
+            1, and the name.
     """
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-WARM_ROUNDS, rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            turn(name)
+            turn(number + WARM_ROUNDS + 1, name)
             settle()
             taken = _turn(runs[name])
             if number >= 0:
@@ -194,11 +195,12 @@ class Measurement:
     def _measure(self, runs: Mapping[str, Run]) -> None:
         if not runs:
             return
+        total = WARM_ROUNDS + self.settings.rounds
         times = measure(
             runs,
             self.settings.rounds,
             settle=wait_for_idle_threads if self.settings.threads > 1 else lambda: None,
-            turn=lambda name: self.stage.set("measuring", name),
+            turn=lambda number, name: self.stage.set(f"measuring round {number} of {total}", name),
         )
         for name, seconds in times.items():
             before = self.results[name]

@@ -92,6 +92,8 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("add_op", &Program::add_op)
       .def("add_copy", &Program::add_copy)
       .def("add_output", &Program::add_output)
+      .def("expect", &Program::expect)
+      .def("address", [](const ProgramPtr& p) { return reinterpret_cast<int64_t>(p.get()); })
       .def("repeat", &Program::repeat);
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",

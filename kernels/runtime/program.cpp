@@ -35,7 +35,9 @@ class Program::Lease {
 };
 
 Program::Program(int64_t arena_bytes, int64_t inputs)
-    : arena_bytes_(static_cast<size_t>(arena_bytes)), inputs_(static_cast<size_t>(inputs)) {
+    : arena_bytes_(static_cast<size_t>(arena_bytes)),
+      inputs_(static_cast<size_t>(inputs)),
+      threads_(at::get_num_threads()) {
   TORCH_CHECK_VALUE(arena_bytes >= 0 && inputs >= 0, "x86quant: negative sizes in a plan");
 }
 
@@ -81,18 +83,33 @@ void Program::add_output(const Words& sizes, const Words& strides, bool is_float
   outputs_.push_back({sizes, strides, is_float ? at::kFloat : at::kByte});
 }
 
+void Program::expect(const Words& sizes, const Words& strides, bool is_float) {
+  expected_.push_back({sizes, strides, is_float ? at::kFloat : at::kByte});
+}
+
+bool Program::takes(const std::vector<at::Tensor>& inputs) const {
+  if (inputs.size() != inputs_ || inputs_ != expected_.size()) return false;
+  for (size_t i = 0; i < inputs_; ++i) {
+    const at::Tensor& x = inputs[i];
+    const Layout& wanted = expected_[i];
+    if (!x.is_cpu() || x.layout() != at::kStrided || x.scalar_type() != wanted.dtype ||
+        x.sizes() != wanted.sizes || x.strides() != wanted.strides || x.is_neg())
+      return false;
+  }
+  return true;
+}
+
 std::vector<at::Tensor> Program::new_outputs() const {
   std::vector<at::Tensor> outputs;
   outputs.reserve(outputs_.size());
-  for (const Output& output : outputs_)
+  for (const Layout& output : outputs_)
     outputs.push_back(at::empty_strided(output.sizes, output.strides, output.dtype));
   return outputs;
 }
 
 Bases Program::bases(const std::vector<at::Tensor>& inputs,
                      const std::vector<at::Tensor>& outputs) const {
-  TORCH_CHECK_VALUE(inputs.size() == inputs_, "x86quant: the plan takes ", inputs_, " inputs, got ",
-                    inputs.size());
+  TORCH_CHECK_VALUE(takes(inputs), "x86quant: the plan is for other inputs");
   Bases bases;
   bases.reserve(1 + inputs.size() + outputs.size());
   bases.push_back(nullptr);  // the arena

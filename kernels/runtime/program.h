@@ -41,6 +41,13 @@ class Program : public torch::CustomClassHolder {
   // An output of this shape and these strides, in elements.
   void add_output(const Words& sizes, const Words& strides, bool is_float);
 
+  // The next input is of this shape and these strides, in elements; float32, else uint8.
+  void expect(const Words& sizes, const Words& strides, bool is_float);
+  // Whether the program is for inputs like these.
+  bool takes(const std::vector<at::Tensor>& inputs) const;
+  // As many as torch had when the plan was made.
+  int threads() const { return threads_; }
+
   // The steps are for one part of a batch: run them for each of `times` parts, side by side. From
   // one part to the next, inputs and outputs move on by so many bytes. Outputs are of whole batches.
   void repeat(int64_t times, const Words& input_bytes, const Words& output_bytes);
@@ -52,7 +59,7 @@ class Program : public torch::CustomClassHolder {
                                     std::vector<double>& microseconds) const;
 
  private:
-  struct Output {
+  struct Layout {
     Words sizes, strides;
     at::ScalarType dtype;
   };
@@ -71,9 +78,11 @@ class Program : public torch::CustomClassHolder {
 
   size_t arena_bytes_;
   size_t inputs_;
+  std::vector<Layout> expected_;
+  int threads_;
   int64_t parts_ = 1;
   Words advance_;  // of every base but the arena, from part to part
-  std::vector<Output> outputs_;
+  std::vector<Layout> outputs_;
   std::vector<std::unique_ptr<Step>> steps_;
   mutable std::mutex lock_;
   mutable std::vector<Buffer> idle_;  // arenas no run is using

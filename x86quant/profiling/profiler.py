@@ -347,6 +347,7 @@ def measure_timer() -> float:
 def _idle_program(steps: int) -> Any:
     """A program that copies one byte ``steps`` times."""
     program = torch.classes.x86quant.Program(0, 1)
+    program.expect([1], [1], False)
     program.add_output([1], [1], False)
     for _ in range(steps):
         program.add_copy([1], [1, 0], [1], [2, 0], [1])

@@ -79,20 +79,26 @@ class _Planner:
         arena = [b for b in self.buffers if b.base == 0]
         peak = assign_offsets(arena)
         program = torch.classes.x86quant.Program(peak, self.tensors)
+        inputs = [x for x in self.inputs if isinstance(x, torch.Tensor)]
+        for x in inputs:
+            program.expect(*self._whole_batch(x), x.dtype != torch.uint8)
         outputs = [result.meta for result in results if isinstance(result, Value)]
         for meta in outputs:
-            sizes = list(meta.shape)
-            if self.parts > 1:
-                sizes[0] *= self.parts
-            program.add_output(sizes, list(meta.stride()), meta.dtype != torch.uint8)
+            program.add_output(*self._whole_batch(meta), meta.dtype != torch.uint8)
         for emit in self.emitted:
             emit(program)
         if self.parts > 1:
-            inputs = [x for x in self.inputs if isinstance(x, torch.Tensor)]
             program.repeat(self.parts, [*map(_advance, inputs)], [*map(_advance, outputs)])
         naive = sum(aligned(b.nbytes) for b in arena)
         numbers = tuple(None if isinstance(r, Value) else (r,) for r in results)
         return Plan(tuple(self.steps), peak, naive, numbers, program, self.parts)
+
+    def _whole_batch(self, part: torch.Tensor) -> tuple[list[int], list[int]]:
+        """Sizes and strides of all parts of the batch."""
+        sizes = list(part.shape)
+        if self.parts > 1:
+            sizes[0] *= self.parts
+        return sizes, list(part.stride())
 
     # ---------------------------------------------------------------- values and buffers
 

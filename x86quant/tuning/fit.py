@@ -1,0 +1,210 @@
+"""From measurements to a rule table: ``fit_table``.
+
+The rules themselves are learned in ``x86quant.tuning.rule_learner``. Here they are put together:
+one list for every caller and kind of op, what each rule rests on in words, what was found wrong,
+the range of shapes that was measured, and the honest score. The same measurements give the same
+table, byte for byte, whatever the order of their lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from x86quant.conditions import OPS, Pattern, parse_pattern
+from x86quant.rule_table import RADIUS, Denial, Rule, RuleTable, find_table, read_table
+from x86quant.tuning.measurements import Measurement, MeasurementSet
+from x86quant.tuning.predicates import Mask
+from x86quant.tuning.regret import UNSEEN, Judged, Score, baselines, leave_one_out, score
+from x86quant.tuning.rule_learner import Integers, Problem, RuleList, learn, rule_pattern
+from x86quant.tuning.samples import Sample, one_level, samples, shape_of, wrong_results
+
+#: Told how many of how many steps are done.
+Progress = Callable[[int, int], None]
+
+# What of the measurements' provenance a table repeats.
+_PROVENANCE = ("cpu", "isa", "torch", "onednn", "fbgemm", "x86quant", "threads", "date")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A table, how good its like is on networks it has not seen, and the choices that say so."""
+
+    table: RuleTable
+    scores: tuple[Score, ...]
+    unseen: tuple[Judged, ...]
+
+
+def fit_table(
+    measured: MeasurementSet,
+    *,
+    name: str | None = None,
+    base: RuleTable | None = None,
+    progress: Progress = lambda *_: None,
+) -> RuleTable:
+    """The rule table that measurements of one ISA level make.
+
+    Args:
+        measured: all of one ISA level; other callers, threads and machines together.
+        name: of the table; by default that of the level.
+        base: where the look-up goes on; the table "default" unless given.
+        progress: told while networks are left out in turn.
+
+    Raises:
+        MeasurementError: there are none, or of several levels.
+    """
+    return fit(measured, name=name, base=base, progress=progress).table
+
+
+def fit(
+    measured: MeasurementSet,
+    *,
+    name: str | None = None,
+    base: RuleTable | None = None,
+    progress: Progress = lambda *_: None,
+) -> Fitted:
+    """Like ``fit_table``, with the scores."""
+    level = one_level(measured)
+    base = base or read_table(find_table("default"))
+    found = samples(measured)
+    denials = _denials(wrong_results(measured))
+    problems = _problems(found)
+
+    def fit_some(some: Sequence[Sample]) -> RuleTable:
+        wanted = set(map(id, some))
+        parts = [p.subset(np.array([id(s) in wanted for s in p.samples], bool)) for p in problems]
+        return _assemble("fitted", [p for p in parts if p.samples], base, denials)
+
+    table = _assemble(name or level, problems, base, denials)
+    unseen = leave_one_out(found, fit_some, progress)
+    scores = score(found, baselines(found), unseen)
+    table = dataclasses.replace(
+        table,
+        description=f"Fitted to measurements on {measured.provenance.get('cpu', 'unknown CPU')}.",
+        hardware=Pattern(*parse_pattern("*", {"isa": level})),
+        provenance=_provenance(measured, found, scores),
+    )
+    return Fitted(table, tuple(scores), tuple(unseen))
+
+
+# ---------------------------------------------------------------------------- rules
+
+
+def _problems(found: Sequence[Sample]) -> list[Problem]:
+    """What is learned apart: each caller, each kind of op."""
+    problems = []
+    for caller in ("stock", "graph"):
+        of_caller = [sample for sample in found if sample.case.caller == caller]
+        for family in _families({sample.spec.op for sample in of_caller}):
+            some = [sample for sample in of_caller if sample.spec.op in OPS[family]]
+            problems.append(Problem(some, family))
+    return problems
+
+
+def _families(ops: set[str]) -> list[str]:
+    """Convolutions together if all kinds were measured: rules must not reach beyond."""
+    joined = ["conv"] if OPS["conv"] <= ops else sorted(ops & OPS["conv"])
+    return (["linear"] if "linear" in ops else []) + joined
+
+
+def _assemble(
+    name: str, problems: Sequence[Problem], base: RuleTable, denials: tuple[Denial, ...]
+) -> RuleTable:
+    rules: list[Rule] = []
+    for problem in problems:
+        rules += _as_rules(problem, learn(problem))
+    named = tuple(
+        dataclasses.replace(rule, name=f"{name}#{number}") for number, rule in enumerate(rules, 1)
+    )
+    named_denials = tuple(
+        dataclasses.replace(denial, name=f"{name}:deny#{number}")
+        for number, denial in enumerate(denials, 1)
+    )
+    return RuleTable(name, named, domain=_domain(problems), denials=named_denials, base=base)
+
+
+def _as_rules(problem: Problem, learned: RuleList) -> Iterator[Rule]:
+    caller = parse_pattern("*", {"caller": problem.samples[0].case.caller})[1]
+    order = [problem.kernels.index(kernel) for kernel in learned.default]
+    default = problem.losses[np.arange(len(problem.samples)), problem.chosen_by_default(order)]
+    rest = np.ones(len(problem.samples), bool)
+    below, evidence = default, []
+    for rule in reversed(learned.rules):  # from the last up: `below` is what would run without it
+        mine = problem.losses[:, problem.kernels.index(rule.kernel)]
+        evidence.append(_evidence(problem, rule.covers, mine, below))
+        below = np.where(rule.covers, mine, below)
+        rest &= ~rule.covers
+    for rule, because in zip(learned.rules, reversed(evidence), strict=True):
+        pattern = rule_pattern(problem, rule.predicates)
+        yield Rule(pattern.op, {**caller, **pattern.when}, (rule.kernel,), because)
+    yield Rule(problem.family, caller, learned.default, _evidence(problem, rest, default))
+
+
+def _evidence(
+    problem: Problem, covers: Mask, mine: Integers, below: Integers | None = None
+) -> str:
+    """What a rule rests on: how many cases, how much they gain, how often it is right."""
+    some = [s for s, covered in zip(problem.samples, covers, strict=True) if covered]
+    if not some:
+        return "no case is left to it"
+    weight = int(problem.weights[covers].sum())
+    networks = {net for sample in some for net in sample.networks}
+    level = int(problem.weights[covers & (mine == 0)].sum()) / weight
+    text = f"{len({s.case for s in some})} cases of {len(networks)} networks: "
+    if below is None:
+        return f"{text}best or level in {level:.0%}"
+    gain = math.exp(int((below - mine)[covers].sum()) / weight)
+    return f"{text}{gain:.2f} times as fast as by the rules below, best or level in {level:.0%}"
+
+
+# ---------------------------------------------------------------------------- the rest
+
+
+def _domain(problems: Sequence[Problem]) -> Pattern:
+    """The ops that the rules speak for: as wide as measured, and a little beyond."""
+    specs = [sample.spec for problem in problems for sample in problem.samples]
+    when: dict[str, object] = {}
+    for name in ("in_channels", "out_channels"):
+        sizes = [getattr(spec, name) for spec in specs]
+        reach = math.exp(RADIUS)
+        when[name] = f"{max(1, int(min(sizes) / reach))}..{math.ceil(max(sizes) * reach)}"
+    if not any(spec.transposed for spec in specs):
+        when["transposed"] = False
+    return Pattern(*parse_pattern("*", when))
+
+
+def _denials(wrong: Sequence[Measurement]) -> tuple[Denial, ...]:
+    """A kernel that was wrong on a layer once may not run it at any size."""
+    found: dict[tuple[str, str], Denial] = {}
+    for m in wrong:
+        spec = shape_of(m.case.spec).replace(caller=m.case.caller)
+        found.setdefault((str(spec), m.kernel_name), Denial(spec, m.kernel_name, m.note))
+    return tuple(found[key] for key in sorted(found))
+
+
+def _provenance(
+    measured: MeasurementSet, found: Sequence[Sample], scores: Sequence[Score]
+) -> dict[str, str | int | float]:
+    said: dict[str, str | int | float] = {
+        key: measured.provenance[key] for key in _PROVENANCE if key in measured.provenance
+    }
+    said["isa"] = one_level(measured)
+    said["cases"] = len({sample.case for sample in found})
+    said["networks"] = len({net for sample in found for net in sample.networks})
+    return said | regret_facts(scores)
+
+
+def regret_facts(scores: Sequence[Score]) -> dict[str, float]:
+    """The scores as provenance: ``regret`` and the like; those of graph callers named so."""
+    facts: dict[str, float] = {}
+    for one in scores:
+        caller = "" if one.caller == scores[0].caller else f"_{one.caller}"
+        table = "" if one.table == UNSEEN else "_" + re.sub(r"\W+", "_", one.table)
+        for figure in ("mean", "p95", "worst", "weighted"):
+            key = f"regret{caller}{table}" + ("" if figure == "mean" else f"_{figure}")
+            facts[key] = round(getattr(one.regret, figure), 4)
+    return facts

@@ -1,0 +1,171 @@
+"""The conditions that a fitted rule may be made of.
+
+Bounds are round numbers, whatever the measurements are: a rule then reads well, and does not move
+when a case comes or goes. A condition is offered where it tells samples apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from x86quant.cpu_info import Cpu
+from x86quant.conditions import OPS, Condition, parse_condition
+from x86quant.features import FEATURES, Feature, Value
+from x86quant.spec import OpSpec
+
+Mask = NDArray[np.bool_]
+
+# Sizes: powers of two and the halves between; amounts of work: 1, 2, 5, 10, ...
+_SIZES = (*range(1, 9), *(n * 2**power for power in range(2, 16) for n in (3, 4)))
+_WORK = tuple(n * 10**power for power in range(3, 13) for n in (1, 2, 5))
+_MULTIPLES = (2, 4, 8, 16, 32)
+# A number is tested for being equal where it takes few values: sides of kernels, strides.
+_FEW = 12
+# Of the CPU, measurements of several machines may differ in this only: levels have a table each.
+_OF_CPU = ("vendor",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicate:
+    """One elementary condition: on the op, or on a feature.
+
+    Attributes:
+        feature: its name; "op" for the kind of op.
+        equal: the value it must have; None where bounds or divisors are tested.
+        low, high: bounds, both included.
+        multiple: it must be divisible by this.
+    """
+
+    feature: str
+    equal: Value | None = None
+    low: int | None = None
+    high: int | None = None
+    multiple: int | None = None
+
+    def mask(self, values: Sequence[Value | None]) -> Mask:
+        """Which of the feature's values it holds for; never for an unknown one."""
+        return np.array([value is not None and self.holds(value) for value in values], bool)
+
+    def holds(self, value: Value) -> bool:
+        """Whether a known value passes."""
+        if self.equal is not None:
+            return value == self.equal
+        assert isinstance(value, int)
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.multiple is None or value % self.multiple == 0)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """Conditions, and a row of ``masks`` for each: which ops it holds for."""
+
+    predicates: tuple[Predicate, ...]
+    masks: NDArray[np.bool_]
+
+    def telling_apart(self, columns: Mask) -> Offer:
+        """Those that tell some of the ops apart; of those that do so alike, the first."""
+        masks = self.masks[:, columns]
+        seen: dict[bytes, int] = {}
+        for row, mask in enumerate(masks):
+            if mask.any() and not mask.all():
+                seen.setdefault(mask.tobytes(), row)
+        rows = sorted(seen.values())
+        return Offer(tuple(self.predicates[row] for row in rows), masks[rows])
+
+
+def offer(ops: Sequence[tuple[OpSpec, Cpu]]) -> Offer:
+    """Every condition that tells ``ops`` apart."""
+    predicates: list[Predicate] = []
+    masks: list[Mask] = []
+    for name, values in _columns(ops).items():
+        for predicate in _of_feature(name, values):
+            predicates.append(predicate)
+            masks.append(predicate.mask(values))
+    everything = Offer(tuple(predicates), np.array(masks, bool).reshape(-1, len(ops)))
+    return everything.telling_apart(np.ones(len(ops), bool))
+
+
+def _columns(ops: Sequence[tuple[OpSpec, Cpu]]) -> dict[str, list[Value | None]]:
+    columns: dict[str, list[Value | None]] = {"op": [spec.op for spec, _ in ops]}
+    for name, feature in FEATURES.items():
+        if (feature.of != "cpu" or name in _OF_CPU) and name != "caller":
+            columns[name] = [feature.get(spec, cpu) for spec, cpu in ops]
+    return columns
+
+
+def _of_feature(name: str, values: Iterable[Value | None]) -> Iterator[Predicate]:
+    known = sorted({value for value in values if value is not None})  # type: ignore[type-var]
+    if len(known) == 0:
+        return
+    if name == "op" or FEATURES[name].type != "int":
+        yield from (Predicate(name, equal=value) for value in known)
+        return
+    if len(known) <= _FEW and not FEATURES[name].per_row:
+        yield from (Predicate(name, equal=value) for value in known)
+    for bound in _WORK if name == "multiply_adds" else _SIZES:
+        yield Predicate(name, low=bound)
+        yield Predicate(name, high=bound - 1)
+    if not FEATURES[name].per_row:
+        yield from (Predicate(name, multiple=divisor) for divisor in _MULTIPLES)
+
+
+# ---------------------------------------------------------------------------- as rules
+
+
+def conditions(
+    predicates: Iterable[Predicate], within: str
+) -> tuple[str, Mapping[str, Condition]] | None:
+    """A conjunction as the ``op`` and ``when`` of a rule; None where it can never hold.
+
+    Args:
+        predicates: all must hold.
+        within: the kind of op that they are about where they do not say.
+    """
+    op, when = within, {}
+    by_feature: dict[str, list[Predicate]] = {}
+    for predicate in predicates:
+        by_feature.setdefault(predicate.feature, []).append(predicate)
+    for name, tests in by_feature.items():
+        if name == "op":
+            kinds = {str(test.equal) for test in tests}
+            if len(kinds) > 1 or not kinds <= OPS[within]:
+                return None
+            op = kinds.pop()
+            continue
+        source = _source(FEATURES[name], tests)
+        if source is None:
+            return None
+        when[name] = parse_condition(FEATURES[name], source)
+    return op, {name: when[name] for name in FEATURES if name in when}
+
+
+def _source(feature: Feature, tests: Sequence[Predicate]) -> Value | None:
+    """The tests of one feature in the grammar of ``x86quant.conditions``; None if contradictory."""
+    equal = next((test.equal for test in tests if test.equal is not None), None)
+    if equal is not None:
+        return equal if all(test.holds(equal) for test in tests) else None
+    multiples = {test.multiple for test in tests if test.multiple is not None}
+    low = max((test.low for test in tests if test.low is not None), default=None)
+    high = min((test.high for test in tests if test.high is not None), default=None)
+    if low is not None and high is not None and low > high:
+        return None
+    if low is not None and low == high:
+        return low if all(low % m == 0 for m in multiples) else None
+    words = [_bounds(low, high)] if low is not None or high is not None else []
+    # All divisors are powers of two, so the largest says it all.
+    words += [f"multiple of {max(multiples)}"] if multiples else []
+    return " and ".join(words)
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    if low is None:
+        assert high is not None
+        return f"< {high + 1}"
+    return f">= {low}" if high is None else f"{low}..{high}"

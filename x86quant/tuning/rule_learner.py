@@ -1,0 +1,355 @@
+"""Learning an ordered list of rules from samples: few, short, and stable.
+
+Sequential covering, by cost. A list begins with nothing but its default, the order of kernels that
+loses least on all samples. Then, again and again, the conjunction of conditions and the kernel that
+together win most over the default, on what no earlier rule covers, are found by beam search and
+become the next rule, until none wins enough to be worth a line.
+
+What a choice costs is ln(time / best time), so that a case where kernels differ by 2% can never
+outvote one where they differ twofold; ties cost nothing. A rule whose kernel is not the best in
+nearly all resamples of the networks, and of their layers, is dropped.
+
+All sums are of whole numbers, so that the result depends on no order and no number of threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from x86quant.conditions import Pattern
+from x86quant.tuning.predicates import Mask, Offer, Predicate, conditions, offer
+from x86quant.tuning.samples import Sample, shape_of
+
+Integers = NDArray[np.int64]
+
+# One unit of loss: a millionth.
+_UNIT = 1e6
+# What a rule must win to be worth its line, and each of its conditions, in mean ln(time).
+RULE_PRICE = 0.0010
+CONDITION_PRICE = 0.0002
+# A condition that wins less than this share of its rule is left out.
+_WORTHLESS = 0.03
+_MOST_RULES = 16
+_MOST_CONDITIONS = 4
+_BEAM = 12
+# A rule must rest on so many layers: one may be an accident.
+_FEWEST_LAYERS = 3
+
+RESAMPLES = 200
+#: In this share of resamples a rule's kernel must be the best, or the rule is dropped.
+STABLE = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedRule:
+    """Conditions that must all hold, and the kernel that then runs.
+
+    ``covers`` says for which samples: those that match, that no earlier rule covers, and that the
+    kernel may run.
+    """
+
+    predicates: tuple[Predicate, ...]
+    kernel: str
+    covers: Mask
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleList:
+    """Rules, first match wins, and the order of kernels for the rest."""
+
+    rules: tuple[LearnedRule, ...]
+    default: tuple[str, ...]
+
+
+class Problem:
+    """Samples of one caller and one kind of op, in numbers.
+
+    Attributes:
+        samples: what they are of.
+        kernels: every kernel that may run one of them, sorted.
+        losses: (samples, kernels) in units, weighted; 0 where the kernel may not run.
+        legal: (samples, kernels) whether it may.
+        offer: the conditions, over distinct ops.
+        op_of: (samples) which distinct op a sample is.
+    """
+
+    def __init__(self, samples: Sequence[Sample], family: str) -> None:
+        self.samples = tuple(samples)
+        self.family = family
+        self.kernels = tuple(sorted({name for sample in samples for name in sample.times}))
+        self.weights = np.array([_weight_in_units(sample) for sample in samples], np.int64)
+        self.legal = np.array(
+            [[name in sample.times for name in self.kernels] for sample in samples], bool
+        ).reshape(len(samples), len(self.kernels))
+        losses = [[sample.losses.get(name, 0.0) for name in self.kernels] for sample in samples]
+        self.losses = np.rint(
+            np.array(losses, float).reshape(self.legal.shape) * self.weights[:, None]
+        ).astype(np.int64)
+        ops = {(sample.spec, sample.cpu): None for sample in samples}
+        numbers = {op: number for number, op in enumerate(ops)}
+        self.op_of = np.array([numbers[s.spec, s.cpu] for s in samples], np.int64)
+        self.offer = offer(tuple(ops))
+        self.resamples = _resamples(samples)
+
+    def subset(self, keep: Mask) -> Problem:
+        """The problem of some of the samples; nothing of the others is left in it."""
+        part = object.__new__(Problem)
+        part.samples = tuple(s for s, kept in zip(self.samples, keep, strict=True) if kept)
+        part.family = self.family
+        used = self.legal[keep].any(axis=0)
+        part.kernels = tuple(k for k, kept in zip(self.kernels, used, strict=True) if kept)
+        part.weights = self.weights[keep]
+        part.legal = self.legal[keep][:, used]
+        part.losses = self.losses[keep][:, used]
+        ops, part.op_of = np.unique(self.op_of[keep], return_inverse=True)
+        here = np.zeros(self.offer.masks.shape[1], bool)
+        here[ops] = True
+        part.offer = self.offer.telling_apart(here)
+        part.resamples = self.resamples[keep]
+        return part
+
+    def default(self, among: Mask) -> tuple[int, ...]:
+        """The order of kernels that loses least on some of the samples."""
+        legal, losses = self.legal[among], self.losses[among]
+        worst = int(losses.max(initial=0)) + 1
+        mean = np.where(legal, losses, worst).sum(axis=0)
+        order = sorted(range(len(self.kernels)), key=lambda k: (int(mean[k]), k))
+        cost = _cost_of_order(order, legal, losses)
+        improved = True
+        while improved:
+            improved = False
+            for swapped in _neighbours(order):
+                if (found := _cost_of_order(swapped, legal, losses)) < cost:
+                    order, cost, improved = swapped, found, True
+                    break
+        return tuple(order)
+
+    def chosen_by_default(self, order: Sequence[int]) -> Integers:
+        """The first kernel of ``order`` that may run, for each sample."""
+        ranked = self.legal[:, list(order)]
+        return np.array(order, np.int64)[ranked.argmax(axis=1)]
+
+
+def _weight_in_units(sample: Sample) -> int:
+    return round(sample.weight * _UNIT)
+
+
+def _cost_of_order(order: Sequence[int], legal: Mask, losses: Integers) -> int:
+    if not len(legal):
+        return 0
+    first = np.array(order, np.int64)[legal[:, list(order)].argmax(axis=1)]
+    return int(losses[np.arange(len(losses)), first].sum())
+
+
+def _neighbours(order: list[int]) -> Iterator[list[int]]:
+    """``order`` with one kernel moved."""
+    for source in range(len(order)):
+        for target in range(len(order)):
+            if source != target:
+                moved = order[:source] + order[source + 1 :]
+                yield [*moved[:target], order[source], *moved[target:]]
+
+
+def _resamples(samples: Sequence[Sample]) -> Integers:
+    """How often each sample is drawn in each resample: networks are drawn, then their layers.
+
+    The draws of a network, and of a layer in it, follow from their names: they do not change when
+    others come or go. Poisson draws, the bootstrap without a fixed size, make that possible.
+    """
+    draws = np.zeros((len(samples), RESAMPLES), np.int64)
+    for number, sample in enumerate(samples):
+        layer = str(shape_of(sample.spec))
+        for net in sorted(sample.networks) or ["?"]:
+            draws[number] += _draws(net) * _draws(f"{net}/{layer}")
+    return draws
+
+
+def _draws(name: str) -> Integers:
+    seed = zlib.crc32(name.encode())
+    return np.random.default_rng(seed).poisson(1.0, RESAMPLES).astype(np.int64)
+
+
+# ---------------------------------------------------------------------------- learning
+
+
+def learn(problem: Problem) -> RuleList:
+    """The rules for a problem."""
+    open_ = np.ones(len(problem.samples), bool)
+    rules: list[LearnedRule] = []
+    while len(rules) < _MOST_RULES:
+        rule = _next_rule(problem, open_, [rule_pattern(problem, r.predicates) for r in rules])
+        if rule is None:
+            break
+        rules.append(rule)
+        open_ &= ~rule.covers
+    rules = _without_superfluous(problem, rules)
+    order = problem.default(_uncovered(problem, rules))
+    return RuleList(tuple(rules), tuple(problem.kernels[k] for k in order))
+
+
+def rule_pattern(problem: Problem, predicates: Sequence[Predicate]) -> Pattern:
+    """What a rule of these conditions is for."""
+    pattern = conditions(predicates, problem.family)
+    assert pattern is not None, "the search keeps possible conditions only"
+    return Pattern(*pattern)
+
+
+def _next_rule(
+    problem: Problem, open_: Mask, earlier: Sequence[Pattern]
+) -> LearnedRule | None:
+    """The best rule over the default for the samples that are still open, if it pays.
+
+    A rule that an ``earlier`` one covers would never be reached where that one's kernel may run.
+    """
+    gains = _gains(problem, open_)
+    # Judging candidates needs the sum of each distinct op only.
+    by_op = np.zeros((problem.offer.masks.shape[1], len(problem.kernels)), np.int64)
+    np.add.at(by_op, problem.op_of, gains)
+    found = sorted(
+        (-worth, kernel, rows)
+        for kernel in range(len(problem.kernels))
+        for rows, worth in _search(problem, by_op[:, kernel])
+    )
+    for _, kernel, rows in found:
+        rows = _simplified(problem, rows, by_op[:, kernel])
+        matching = _matching(problem, rows)[problem.op_of]
+        predicates = tuple(problem.offer.predicates[row] for row in rows)
+        if any(pattern.covers(rule_pattern(problem, predicates)) for pattern in earlier):
+            continue
+        if _rests_on_enough(problem, matching, gains[:, kernel]) and _stable(
+            problem, matching & open_, gains, kernel
+        ):
+            covers = matching & open_ & problem.legal[:, kernel]
+            return LearnedRule(predicates, problem.kernels[kernel], covers)
+    return None
+
+
+def _gains(problem: Problem, open_: Mask) -> Integers:
+    """(samples, kernels): what running a kernel wins over the default; 0 where it may not."""
+    default = problem.chosen_by_default(problem.default(open_))
+    lost = problem.losses[np.arange(len(default)), default]
+    gains = np.where(problem.legal & open_[:, None], lost[:, None] - problem.losses, 0)
+    return gains.astype(np.int64)
+
+
+def _price(problem: Problem, conditions: int) -> int:
+    price = RULE_PRICE + CONDITION_PRICE * conditions
+    return round(price * int(problem.weights.sum()))
+
+
+def _search(problem: Problem, gains: Integers) -> list[tuple[tuple[int, ...], int]]:
+    """Conjunctions, as rows of the offer, that win more than they are worth in lines.
+
+    Beam search: the best few of each length are made one condition longer.
+    """
+    # Floats hold these integers exactly, and multiply faster.
+    masks = problem.offer.masks.astype(np.float64)
+    winners: dict[tuple[int, ...], int] = {}
+    beam: list[tuple[int, ...]] = [()]
+    for length in range(1, _MOST_CONDITIONS + 1):
+        inside = np.stack([_matching(problem, rows) * gains for rows in beam], axis=1)
+        totals = masks @ inside.astype(np.float64)
+        longer: dict[tuple[int, ...], int] = {}
+        for column, rows in enumerate(beam):
+            best = np.argsort(-totals[:, column], kind="stable")[: 4 * _BEAM]
+            for row in best.tolist():
+                total = int(totals[row, column])
+                if total > 0 and row not in rows and _possible(problem, (*rows, row)):
+                    longer[tuple(sorted((*rows, row)))] = total
+        ranked = sorted(longer, key=lambda rows: (-longer[rows], rows))
+        beam = _distinct(problem, ranked)[:_BEAM]
+        price = _price(problem, length)
+        winners |= {rows: longer[rows] - price for rows in beam if longer[rows] > price}
+        if not beam:
+            break
+    return sorted(winners.items(), key=lambda item: (-item[1], item[0]))[:_BEAM]
+
+
+def _distinct(problem: Problem, ranked: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Without those that match the same ops as a better one."""
+    seen: dict[bytes, tuple[int, ...]] = {}
+    for rows in ranked[: 4 * _BEAM]:
+        seen.setdefault(_matching(problem, rows).tobytes(), rows)
+    return list(seen.values())
+
+
+def _possible(problem: Problem, rows: tuple[int, ...]) -> bool:
+    predicates = [problem.offer.predicates[row] for row in rows]
+    return conditions(predicates, problem.family) is not None
+
+
+def _matching(problem: Problem, rows: Sequence[int]) -> Mask:
+    """The distinct ops for which all these conditions hold."""
+    return np.logical_and.reduce(problem.offer.masks[list(rows)], axis=0)
+
+
+def _simplified(problem: Problem, rows: tuple[int, ...], gains: Integers) -> tuple[int, ...]:
+    """Without the conditions that hardly matter."""
+
+    def gain(some: Sequence[int]) -> int:
+        return int(gains[_matching(problem, some)].sum())
+
+    whole = gain(rows)
+    while len(rows) > 1:
+        shorter = [rows[:at] + rows[at + 1 :] for at in range(len(rows))]
+        best = max(shorter, key=gain)
+        if gain(best) < (1 - _WORTHLESS) * whole:
+            break
+        rows = best
+    return rows
+
+
+def _rests_on_enough(problem: Problem, matching: Mask, gains: Integers) -> bool:
+    shapes = {shape_of(problem.samples[i].spec) for i in np.flatnonzero(matching & (gains > 0))}
+    return len(shapes) >= _FEWEST_LAYERS
+
+
+def _stable(problem: Problem, matching: Mask, gains: Integers, kernel: int) -> bool:
+    """Whether the kernel is the best choice in nearly all resamples that have such samples."""
+    drawn = problem.resamples[matching]
+    totals = gains[matching].T.astype(np.float64) @ drawn.astype(np.float64)
+    present = drawn.any(axis=0)
+    best = (totals[kernel] > 0) & (totals[kernel] >= totals.max(axis=0, initial=0))
+    return bool(present.any()) and float(best[present].mean()) >= STABLE
+
+
+def _uncovered(problem: Problem, rules: Sequence[LearnedRule]) -> Mask:
+    covered = [rule.covers for rule in rules]
+    return ~np.logical_or.reduce(covered) if covered else np.ones(len(problem.samples), bool)
+
+
+def _without_superfluous(problem: Problem, rules: list[LearnedRule]) -> list[LearnedRule]:
+    """Without the rules whose work later ones, or the default, would do nearly as well."""
+    for at in range(len(rules) - 1, -1, -1):
+        shorter = _recovered(problem, rules[:at] + rules[at + 1 :])
+        price = _price(problem, len(rules[at].predicates))
+        if loss(problem, shorter) - loss(problem, rules) <= price:
+            rules = shorter
+    return rules
+
+
+def _recovered(problem: Problem, rules: Sequence[LearnedRule]) -> list[LearnedRule]:
+    """The rules with what each covers now that others may have gone."""
+    open_ = np.ones(len(problem.samples), bool)
+    found = []
+    row_of = {predicate: row for row, predicate in enumerate(problem.offer.predicates)}
+    for rule in rules:
+        matching = _matching(problem, [row_of[p] for p in rule.predicates])[problem.op_of]
+        covers = matching & open_ & problem.legal[:, problem.kernels.index(rule.kernel)]
+        found.append(dataclasses.replace(rule, covers=covers))
+        open_ &= ~covers
+    return found
+
+
+def loss(problem: Problem, rules: Sequence[LearnedRule]) -> int:
+    """What a list of rules with the best default loses over all samples, in units."""
+    rest = _uncovered(problem, rules)
+    cost = _cost_of_order(problem.default(rest), problem.legal[rest], problem.losses[rest])
+    for rule in rules:
+        cost += int(problem.losses[rule.covers, problem.kernels.index(rule.kernel)].sum())
+    return cost
