@@ -33,7 +33,7 @@ _WEIGHT_SHARES = torch.linspace(1.0, 0.5, 26).tolist()
 _FINEST = -20
 
 
-class StreamingHistogramObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
+class StreamingHistogramObserver(UniformQuantizationObserverBase):
     """Counts values in bins; what range follows from them is up to the subclass.
 
     Args:
@@ -43,7 +43,7 @@ class StreamingHistogramObserver(UniformQuantizationObserverBase):  # type: igno
 
     def __init__(self, bins: int = _BINS, **kwargs: Any) -> None:
         kwargs.setdefault("dtype", torch.quint8)
-        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(**kwargs)
         if bins < 2:
             raise InvalidInputError(f"an observer needs at least 2 bins, not {bins}")
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
@@ -105,7 +105,7 @@ class StreamingHistogramObserver(UniformQuantizationObserverBase):  # type: igno
         """The lowest and highest value to represent."""
         return float(self.min_val), float(self.max_val)
 
-    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def calculate_qparams(self, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and zero point of the chosen range."""
         if not bool(self.counts.any()):
             raise InvalidInputError(
@@ -221,13 +221,13 @@ class KLObserver(StreamingHistogramObserver):
         return float((p[some] * (p[some] / q[some].clamp(min=1e-12)).log()).sum())
 
 
-class PerChannelMSEObserver(PerChannelMinMaxObserver):  # type: ignore[misc]
+class PerChannelMSEObserver(PerChannelMinMaxObserver):
     """For symmetric weights: clips each channel where that makes its mean squared error smaller."""
 
     def forward(self, x_orig: torch.Tensor) -> torch.Tensor:
         """Observe the weight ``x_orig``; what was seen before is forgotten."""
-        self.reset_min_max_vals()  # type: ignore[no-untyped-call]
-        super().forward(x_orig)
+        self.reset_min_max_vals()
+        super().forward(x_orig)  # type: ignore[no-untyped-call]
         rows = x_orig.detach().to(torch.float32).transpose(0, self.ch_axis).flatten(1)
         if not rows.numel():
             return x_orig

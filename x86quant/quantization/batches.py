@@ -109,7 +109,7 @@ def _calls(data: Data, model: nn.Module, example_inputs: Sequence[Any] | None) -
                 f"the calibration tensor of shape {tuple(data.shape)} holds no samples: its first "
                 "dimension must be the batch"
             )
-        data = data.split(_ROWS)
+        data = torch.split(data, _ROWS)
     elif isinstance(data, str | bytes | Mapping) or not _is_iterable(data):
         raise InvalidInputError(
             "calibration must be a tensor, a DataLoader or an iterable of batches, "

@@ -25,13 +25,13 @@ from x86quant.quantization.batches import Call
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _COMMUTING_MODULES = (
-    nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+    nn.ReLU, nn.LeakyReLU,
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
 )  # fmt: skip
 _COMMUTING_FUNCTIONS = (
-    F.relu, F.leaky_relu, F.dropout, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+    F.relu, F.leaky_relu, F.max_pool1d, F.max_pool2d, F.max_pool3d,
     torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
     F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
@@ -140,7 +140,7 @@ def _follow(node: Node, modules: dict[str, nn.Module]) -> Node | None:
         module = modules.get(str(user.target)) if user.op == "call_module" else None
         if module is not None and _is_layer(module):
             return user if not flattened or isinstance(module, nn.Linear) else None
-        if _flattens(user, module):
+        if _flattens(user):
             flattened = True
         elif type(module) not in _COMMUTING_MODULES and user.target not in _COMMUTING_FUNCTIONS:
             return None
@@ -148,22 +148,21 @@ def _follow(node: Node, modules: dict[str, nn.Module]) -> Node | None:
     return None
 
 
-def _flattens(node: Node, module: nn.Module | None) -> bool:
+def _flattens(node: Node) -> bool:
     """Whether ``node`` flattens all dimensions after the first."""
-    if isinstance(module, nn.Flatten):
-        return module.start_dim == 1 and module.end_dim == -1
-    if node.target is torch.flatten or (node.op == "call_method" and node.target == "flatten"):
-        return node.args[1:] in ((1,), (1, -1)) and not node.kwargs
-    return False
+    if node.target is not torch.flatten:
+        return False
+    dims = (*node.args[1:], *node.kwargs.values())
+    return dims in ((1,), (1, -1))
 
 
-def _fits(first: nn.Module, second: nn.Module) -> bool:
+def _fits(first: nn.Module, second: Any) -> bool:
     """Whether the second layer's input channels are the first's outputs."""
+    width = _width(first)
     if isinstance(second, nn.Linear):
         exact = isinstance(first, nn.Linear)
-        width = _width(first)
         return second.in_features == width if exact else second.in_features % width == 0
-    return not isinstance(first, nn.Linear) and second.in_channels == _width(first)
+    return not isinstance(first, nn.Linear) and bool(second.in_channels == width)
 
 
 def _width(layer: nn.Module) -> int:
@@ -198,22 +197,23 @@ def equalize(
 
 def apply(gm: GraphModule, pair: Equalized) -> None:
     """Rescale one pair of layers of ``gm``, in place."""
-    first, second = gm.get_submodule(pair.first), gm.get_submodule(pair.second)
+    first: Any = gm.get_submodule(pair.first)
+    second = gm.get_submodule(pair.second)
     with torch.no_grad():
-        weight: Any = first.weight
+        weight = first.weight
         weight /= pair.scales.view(-1, *(1,) * (weight.dim() - 1))
         if first.bias is not None:
-            first.bias /= pair.scales  # type: ignore[operator]
+            first.bias /= pair.scales
         columns = _columns(second, len(pair.scales))
         columns *= _by_column(pair.scales, columns)
 
 
-def _columns(layer: nn.Module, channels: int) -> torch.Tensor:
+def _columns(layer: Any, channels: int) -> torch.Tensor:
     """The layer's weight as a view [groups, outputs, channels in the group, positions]."""
-    weight: Any = layer.weight.detach()  # type: ignore[operator]
+    weight: torch.Tensor = layer.weight.detach()
     if isinstance(layer, nn.Linear):
         return weight.view(1, layer.out_features, channels, -1)
-    groups: int = layer.groups  # type: ignore[assignment]
+    groups: int = layer.groups
     return weight.view(groups, weight.shape[0] // groups, channels // groups, -1)
 
 
@@ -235,12 +235,24 @@ def _best_scales(
     best, least = None, before * worth
     for alpha in _ALPHAS:
         log = alpha * largest.clamp(min=1e-30).log() - (1 - alpha) * width.clamp(min=1e-30).log()
-        log = torch.where(live, log - log[live].mean(), torch.zeros_like(log))
-        scales = log.exp().clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
+        scales = _with_dead((log - log[live].mean()).exp(), largest, width, live)
+        scales = scales.clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
         noise = _noise(largest, squares, columns, scales)
         if noise < least:
             best, least = scales, noise
     return None if best is None else (best, least / before)
+
+
+def _with_dead(
+    scales: torch.Tensor, largest: torch.Tensor, width: torch.Tensor, live: torch.Tensor
+) -> torch.Tensor:
+    """``scales`` of the live channels; others must not set the step of the weight or activation."""
+    narrowest = (width * scales)[live].min()
+    lowest = (largest / scales)[live].min()
+    silent = narrowest / width.clamp(min=1e-30)
+    unread = largest / lowest
+    dead = torch.where(width > 0, silent, torch.where(largest > 0, unread, 1.0))
+    return torch.where(live, scales, dead)
 
 
 def _noise(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.ao.quantization.quantize_fx import fuse_fx
 from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.compiler import CompiledModule
@@ -22,6 +23,7 @@ from x86quant.quantization.prepared import holder
 from x86quant.quantization.static_part import feed
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing import trace
+from x86quant.quantization.wording import quiet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ def _static(
     for pair in summary.equalized:
         if pair.part == path:
             equalization.apply(traced, pair)
-    comparison = _Comparison(traced, compiled.graph_module, path)
+    with quiet():
+        fused = fuse_fx(traced)
+    comparison = _Comparison(fused, compiled.graph_module, path)
     # Int8 parts get what the float model gives them: the errors are their own.
     feed(reference, calls, {path: comparison.add})
     return [sums.result() for sums in comparison.sums.values()]

@@ -55,7 +55,7 @@ def prepare_qat(
         mapping.set_module_name(name, None)
     with quiet():
         try:
-            prepared: GraphModule = prepare_qat_fx(  # type: ignore[no-untyped-call]
+            prepared: GraphModule = prepare_qat_fx(
                 copy.deepcopy(model).train(), mapping, example, backend_config=get_backend_config()
             )
         except TraceError as error:
@@ -89,7 +89,7 @@ def convert_qat(prepared: nn.Module, example_inputs: Sequence[Any] | None = None
     if not any(_has_run(fake) for fake in fakes):
         raise InvalidInputError("the prepared model never ran: train it before convert_qat")
     with quiet():
-        reference = convert_to_reference_fx(  # type: ignore[no-untyped-call]
+        reference = convert_to_reference_fx(
             copy.deepcopy(prepared).eval(), backend_config=get_backend_config()
         )
         return compile(reference, example)

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.ao.quantization import ObserverBase
 from torch.fx import Interpreter, Node
 
 from x86quant.quantization.static_part import StaticPart
 
 
-def fake_activation(observer: ObserverBase, x: torch.Tensor) -> torch.Tensor:
+def fake_activation(observer: Any, x: torch.Tensor) -> torch.Tensor:
     """``x`` rounded and clipped the way ``observer`` says."""
     scale, zero_point = observer.calculate_qparams()
-    low, high = int(observer.quant_min), int(observer.quant_max)  # type: ignore[arg-type]
+    low, high = int(observer.quant_min), int(observer.quant_max)
     return torch.fake_quantize_per_tensor_affine(x, float(scale), int(zero_point), low, high)
 
 

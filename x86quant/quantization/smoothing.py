@@ -122,11 +122,11 @@ class _Watch(TorchFunctionMode):
                     module.register_forward_pre_hook(self._enter, with_kwargs=True),
                     module.register_forward_hook(self._leave),
                 ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
-        super().__exit__(*details)
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
@@ -192,7 +192,7 @@ _HARMLESS: tuple[Any, ...] = (
     torch.Tensor.is_floating_point,
     torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
     torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.device.__get__,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__,
     torch.Tensor.ndim.__get__,  # type: ignore[attr-defined]
     torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
     torch.Tensor.is_nested.__get__,  # type: ignore[attr-defined]

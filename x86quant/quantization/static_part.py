@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.ao.nn.intrinsic.modules.fused import _FusedModule
 from torch.ao.quantization import ObserverBase, QConfigMapping
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
 from torch.fx import GraphModule, Node
@@ -117,7 +118,7 @@ class StaticPart:
     def is_fused(self, node: Node) -> bool:
         """Whether ``node`` calls a layer with an activation fused behind it."""
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-        return isinstance(module, torch.ao.nn.intrinsic._FusedModule)
+        return isinstance(module, _FusedModule)
 
     def module(self, node: Node) -> nn.Module | None:
         """The layer that ``node`` of the prepared graph calls, the core of a fused one."""
@@ -140,16 +141,14 @@ class StaticPart:
             if path not in float_layers:
                 _correct(core(prepared.get_submodule(path)), correction)
         with quiet():
-            reference = convert_to_reference_fx(  # type: ignore[no-untyped-call]
-                prepared, backend_config=get_backend_config()
-            )
+            reference = convert_to_reference_fx(prepared, backend_config=get_backend_config())
             compiled = compile(reference, self._example)
         _name_float_sources(compiled.graph_module, reference)
         return compiled
 
     def _prepare(self, mapping: QConfigMapping) -> GraphModule:
         with quiet():
-            prepared: GraphModule = prepare_fx(  # type: ignore[no-untyped-call]
+            prepared: GraphModule = prepare_fx(
                 copy.deepcopy(self.float_module),
                 mapping,
                 self._example,
@@ -175,18 +174,34 @@ class StaticPart:
     def _mapping_without(self, float_layers: Collection[str]) -> QConfigMapping:
         mapping = self._ranges.mapping()
         counts: dict[Any, int] = {}
-        fused = self._with_fused(float_layers)
+        in_float = self._in_float(float_layers)
         for node in self.prepared.graph.nodes:
             if node.op == "call_module":
-                if node.target in float_layers:
+                if node in in_float:
                     mapping.set_module_name(str(node.target), None)
             elif node.op == "call_function":
                 # Stock mappings know functions by their number among those of their kind.
                 number = counts.get(node.target, 0)
                 counts[node.target] = number + 1
-                if node.name in fused:
+                if node in in_float:
                     mapping.set_module_name_object_type_order("", node.target, number, None)
         return mapping
+
+    def _in_float(self, float_layers: Collection[str]) -> set[Node]:
+        """The nodes of the layers named, and those that only move what float layers produce."""
+        fused = self._with_fused(float_layers)
+        int8 = {layer.node for layer in self.layers if layer.name not in float_layers}
+        found: set[Node] = set()
+        for node in self.prepared.graph.nodes:
+            sources = [self._unobserved(x) for x in node.all_input_nodes]
+            named = node.name in fused or (node.op == "call_module" and node.target in float_layers)
+            moves = node not in int8 and bool(sources) and all(x in found for x in sources)
+            if named or moves:
+                found.add(node)
+        return found
+
+    def _unobserved(self, node: Node) -> Node:
+        return node if self.observer_of(node) is None else node.all_input_nodes[0]
 
     def _with_fused(self, names: Collection[str]) -> set[str]:
         """The functions named, and those that are computed as one with them."""
@@ -216,8 +231,8 @@ class StaticPart:
 
 def core(module: nn.Module) -> nn.Module:
     """``module``, or the layer in it if activations are fused behind one."""
-    if isinstance(module, torch.ao.nn.intrinsic._FusedModule):
-        first: nn.Module = module[0]  # type: ignore[index]
+    if isinstance(module, _FusedModule):
+        first: nn.Module = module[0]
         return first
     return module
 

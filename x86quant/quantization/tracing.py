@@ -41,7 +41,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "mul": torch.mul,
     "matmul": torch.matmul,
+    "flatten": torch.flatten,
 }
+#: Layers that do nothing in evaluation mode.
+_IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,13 +111,26 @@ def _check(model: nn.Module, gm: GraphModule, example: Call) -> None:
 
 
 def normalize(gm: GraphModule) -> None:
-    """Spell functions the way stock quantization fuses them."""
-    for node in gm.graph.nodes:
+    """Spell functions the way stock quantization knows and fuses them."""
+    modules = dict(gm.named_modules(remove_duplicate=False))
+    for node in list(gm.graph.nodes):
+        if node.op == "call_module":
+            _normalize_module(gm, node, modules[str(node.target)])
         if node.op == "call_function" and node.target in _FUNCTIONS:
             node.target = _FUNCTIONS[node.target]
         elif node.op == "call_method" and node.target in _METHODS:
             node.op, node.target = "call_function", _METHODS[node.target]
+    gm.delete_all_unused_submodules()
     gm.recompile()
+
+
+def _normalize_module(gm: GraphModule, node: Node, module: nn.Module) -> None:
+    if type(module) in _IDENTITIES:
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        gm.graph.erase_node(node)
+    elif type(module) is nn.Flatten:
+        node.op, node.target = "call_function", torch.flatten
+        node.args = (node.args[0], module.start_dim, module.end_dim)
 
 
 def fold_batch_norms(gm: GraphModule) -> int:
@@ -144,7 +160,7 @@ def fold_batch_norms(gm: GraphModule) -> int:
     return folded
 
 
-def _folded(layer: nn.Module, norm: nn.Module) -> nn.Module | None:
+def _folded(layer: nn.Module, norm: Any) -> nn.Module | None:
     """``layer`` with the batch norm ``norm`` folded into it, or None."""
     if type(norm) not in _BATCH_NORMS or norm.running_mean is None:
         return None
