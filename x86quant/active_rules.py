@@ -26,7 +26,7 @@ from x86quant.conditions import did_you_mean
 from x86quant.cpu_info import cpu as this_cpu
 from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
 from x86quant.isa import LEVELS
-from x86quant.kernels import all_kernels, kernel_names
+from x86quant.kernels import kernel_names
 from x86quant.router import Override, make_override
 from x86quant.rule_table import RuleTable, find_table, read_table, shipped_tables
 from x86quant.user_tables import is_user_table, user_tables
@@ -147,7 +147,7 @@ def override(
 
     A kernel that cannot run a matching op is an error when that op is routed.
     """
-    known = all_kernels() if kernels is None else kernels
+    known = kernel_names() if kernels is None else kernels
     if kernel not in known:
         raise InvalidInputError(
             f"override: unknown kernel {kernel!r}; {did_you_mean(kernel, known)}"
