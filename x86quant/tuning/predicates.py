@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from x86quant.cpu_info import Cpu
 from x86quant.conditions import OPS, Condition, parse_condition
+from x86quant.cpu_info import Cpu
 from x86quant.features import FEATURES, Feature, Value
 from x86quant.spec import OpSpec
 
@@ -23,10 +23,13 @@ Mask = NDArray[np.bool_]
 _SIZES = (*range(1, 9), *(n * 2**power for power in range(2, 16) for n in (3, 4)))
 _WORK = tuple(n * 10**power for power in range(3, 13) for n in (1, 2, 5))
 _MULTIPLES = (2, 4, 8, 16, 32)
-# A number is tested for being equal where it takes few values: sides of kernels, strides.
-_FEW = 12
+_COUNTED = ("in_channels", "out_channels", "groups", "in_per_group", "out_per_group")
+# Up to this, a number may be tested for being equal: sides of kernels, strides, few channels.
+_SMALL = 16
 # Of the CPU, measurements of several machines may differ in this only: levels have a table each.
 _OF_CPU = ("vendor",)
+# Not tested: who calls has rules of his own, and paddings follow from sides that are tested.
+_LEFT_OUT = ("caller", "padding_max", "output_padding_max")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,50 +72,40 @@ class Offer:
     predicates: tuple[Predicate, ...]
     masks: NDArray[np.bool_]
 
-    def telling_apart(self, columns: Mask) -> Offer:
-        """Those that tell some of the ops apart; of those that do so alike, the first."""
-        masks = self.masks[:, columns]
-        seen: dict[bytes, int] = {}
-        for row, mask in enumerate(masks):
-            if mask.any() and not mask.all():
-                seen.setdefault(mask.tobytes(), row)
-        rows = sorted(seen.values())
-        return Offer(tuple(self.predicates[row] for row in rows), masks[rows])
-
 
 def offer(ops: Sequence[tuple[OpSpec, Cpu]]) -> Offer:
-    """Every condition that tells ``ops`` apart."""
-    predicates: list[Predicate] = []
-    masks: list[Mask] = []
+    """Every condition that tells some of ``ops`` apart; of those that do so alike, the first."""
+    found: dict[bytes, tuple[Predicate, Mask]] = {}
     for name, values in _columns(ops).items():
         for predicate in _of_feature(name, values):
-            predicates.append(predicate)
-            masks.append(predicate.mask(values))
-    everything = Offer(tuple(predicates), np.array(masks, bool).reshape(-1, len(ops)))
-    return everything.telling_apart(np.ones(len(ops), bool))
+            mask = predicate.mask(values)
+            if mask.any() and not mask.all():
+                found.setdefault(mask.tobytes(), (predicate, mask))
+    masks = np.array([mask for _, mask in found.values()], bool).reshape(-1, len(ops))
+    return Offer(tuple(predicate for predicate, _ in found.values()), masks)
 
 
 def _columns(ops: Sequence[tuple[OpSpec, Cpu]]) -> dict[str, list[Value | None]]:
     columns: dict[str, list[Value | None]] = {"op": [spec.op for spec, _ in ops]}
     for name, feature in FEATURES.items():
-        if (feature.of != "cpu" or name in _OF_CPU) and name != "caller":
+        if (feature.of != "cpu" or name in _OF_CPU) and name not in _LEFT_OUT:
             columns[name] = [feature.get(spec, cpu) for spec, cpu in ops]
     return columns
 
 
 def _of_feature(name: str, values: Iterable[Value | None]) -> Iterator[Predicate]:
-    known = sorted({value for value in values if value is not None})  # type: ignore[type-var]
+    known = sorted({value for value in values if value is not None})
     if len(known) == 0:
         return
     if name == "op" or FEATURES[name].type != "int":
         yield from (Predicate(name, equal=value) for value in known)
         return
-    if len(known) <= _FEW and not FEATURES[name].per_row:
-        yield from (Predicate(name, equal=value) for value in known)
+    if not FEATURES[name].per_row:
+        yield from (Predicate(name, equal=value) for value in known if int(value) <= _SMALL)
     for bound in _WORK if name == "multiply_adds" else _SIZES:
         yield Predicate(name, low=bound)
         yield Predicate(name, high=bound - 1)
-    if not FEATURES[name].per_row:
+    if name in _COUNTED:
         yield from (Predicate(name, multiple=divisor) for divisor in _MULTIPLES)
 
 

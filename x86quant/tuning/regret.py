@@ -69,7 +69,7 @@ class Regret:
 
 
 def judge(table: RuleTable, samples: Sequence[Sample], network: str | None = None) -> list[Judged]:
-    """What ``table`` chooses for samples with a choice; for ``network``, or all of each sample's."""
+    """What ``table`` chooses where there is a choice, for ``network`` or all of a sample's."""
     judged = []
     for sample in samples:
         if not sample.decided:
@@ -101,6 +101,7 @@ def leave_one_out(
         unseen = [sample for sample in samples if network in sample.networks]
         if seen:
             judged += judge(fit(seen), unseen, network)
+    progress(len(networks), len(networks))
     return judged
 
 
@@ -211,5 +212,3 @@ def score(
             if regret := summarize(judged):
                 scores.append(Score(caller, name, regret, by_network(judged)))
     return scores
-
-
