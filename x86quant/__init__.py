@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
+    from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
     from x86quant.rerouting import reroute
     from x86quant.router import Choice, choose
     from x86quant.rule_table import Rule, RuleTable, read_table
@@ -104,6 +105,7 @@ _HOME = {
         "get_default_qat_qconfig_mapping",
         "get_default_qconfig_mapping",
     ),
+    "quantization": ("convert_qat", "prepare_qat", "quantize", "sensitivity"),
     "rerouting": ("reroute",),
     "router": ("Choice", "choose"),
     "rule_table": ("Rule", "RuleTable", "read_table"),
@@ -141,6 +143,7 @@ __all__ = [
     "choose",
     "compile",
     "compute_ops",
+    "convert_qat",
     "cpu",
     "current_rules",
     "disable",
@@ -154,10 +157,13 @@ __all__ = [
     "is_enabled",
     "load",
     "override",
+    "prepare_qat",
     "profile",
+    "quantize",
     "read_table",
     "reroute",
     "save",
+    "sensitivity",
     "to_dynamic",
     "use_rules",
 ]

@@ -7,7 +7,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from x86quant.lowering import FloatNode, lower
 from x86quant.lowering.passes import Report
 from x86quant.runtime import Segment, partition
 
+if TYPE_CHECKING:
+    from x86quant.quantization.summary import Summary
+
 
 class CompiledModule(nn.Module):
     """A lowered model: float in, float out, the same results as the model it was made from.
@@ -28,6 +31,7 @@ class CompiledModule(nn.Module):
         graph_module: the graph of ``x86quant`` ops: what runs, and what is exported and saved.
         reports: what each pass did.
         float_nodes: the nodes that still run as torch float ops, each with its reason.
+        quantization: what ``quantize`` did to make it; None if something else made it.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class CompiledModule(nn.Module):
         self.graph_module = graph_module
         self.reports = reports
         self.float_nodes = float_nodes
+        self.quantization: Summary | None = None
         placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
         self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
         self._lock = threading.Lock()
@@ -88,9 +93,10 @@ class CompiledModule(nn.Module):
         return other
 
     def extra_repr(self) -> str:
-        """One line: how many nodes run in int8 and in float."""
+        """How many nodes there are, how many run in float, and what ``quantize`` did."""
         calls = [n for n in self.graph_module.graph.nodes if n.op.startswith("call_")]
-        return f"nodes={len(calls)}, float_nodes={len(self.float_nodes)}"
+        text = f"nodes={len(calls)}, float_nodes={len(self.float_nodes)}"
+        return text if self.quantization is None else f"{text}\n{self.quantization}"
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights and plans belong to this process; a copy makes its own.

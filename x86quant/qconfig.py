@@ -13,8 +13,8 @@ eligible for that layer. So neither the CPU nor ``torch.backends.quantized.engin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,7 +23,6 @@ import torch.ao.quantization.backend_config.utils
 from torch import nn
 from torch.ao.quantization import (
     FusedMovingAvgObsFakeQuantize,
-    HistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
@@ -40,6 +39,7 @@ from torch.ao.quantization.backend_config import BackendConfig, get_native_backe
 from torch.ao.quantization.observer import default_placeholder_observer
 
 from x86quant.errors import InvalidInputError
+from x86quant.observers import OBSERVERS, WEIGHT_OBSERVERS, ObserverName, WeightObserverName
 
 # What `Observer.with_args` makes: called without arguments, it builds an observer.
 _Factory: TypeAlias = Callable[[], nn.Module]
@@ -63,14 +63,19 @@ _PER_CHANNEL = {**_WEIGHT_RANGE, "qscheme": torch.per_channel_symmetric}
 _PER_TENSOR = {**_WEIGHT_RANGE, "qscheme": torch.per_tensor_symmetric}
 
 
-def get_default_qconfig_mapping(*, activation_bits: int = 8) -> QConfigMapping:
+def get_default_qconfig_mapping(
+    *,
+    activation_bits: int = 8,
+    observer: ObserverName = "histogram",
+    weight_observer: WeightObserverName = "minmax",
+) -> QConfigMapping:
     """The mapping for post-training static quantization (``prepare_fx``).
 
     =====================================  ==================  ===========================
     ops                                    activations         weights
     =====================================  ==================  ===========================
-    conv, linear, other ops                uint8, histogram    int8 -127..127, per channel
-    transposed conv                        uint8, histogram    int8 -127..127, per tensor
+    conv, linear, other ops                uint8, observed     int8 -127..127, per channel
+    transposed conv                        uint8, observed     int8 -127..127, per tensor
     sigmoid, tanh, hardsigmoid, softmax    uint8, fixed scale  none
     embedding, embedding bag               float               uint8, per row
     LSTM, GRU and their cells              uint8, dynamic      int8 -127..127, per channel
@@ -85,13 +90,19 @@ def get_default_qconfig_mapping(*, activation_bits: int = 8) -> QConfigMapping:
         activation_bits: 8, or 7 to choose scales that use the codes 0..127. Ops with fixed scales
             keep 8. Stock quantize and requantize still clamp at 255, so a value beyond the
             calibrated range gets a code above 127: 7 bits make saturation rarer, not impossible.
+        observer: how activation ranges are chosen: "minmax", "histogram" (stock), "percentile",
+            "mse" or "kl" (``x86quant.observers``).
+        weight_observer: "minmax", or "mse" to clip weights where that lowers their error.
     """
-    activation = HistogramObserver.with_args(**_activation_range(activation_bits))
+    activation = _named(OBSERVERS, "observer", observer).with_args(
+        **_activation_range(activation_bits)
+    )
+    weight = _named(WEIGHT_OBSERVERS, "weight_observer", weight_observer)
     mapping = _stock_mapping("x86")
     _set_ops(
         mapping,
         activation=activation,
-        per_channel=PerChannelMinMaxObserver.with_args(**_PER_CHANNEL),
+        per_channel=weight.with_args(**_PER_CHANNEL),
         per_tensor=MinMaxObserver.with_args(**_PER_TENSOR),
     )
     # Stock PyTorch has no static recurrent modules without a custom-module config.
@@ -150,6 +161,13 @@ def get_backend_config() -> BackendConfig:
     Not the stock x86 one either: it is the native one without quantized layer norm.
     """
     return get_native_backend_config()
+
+
+def _named(table: Mapping[str, Any], argument: str, name: str) -> Any:
+    """The observer class called ``name``."""
+    if name not in table:
+        raise InvalidInputError(f"{argument} must be one of {', '.join(table)}, not {name!r}")
+    return table[name]
 
 
 def _activation_range(bits: int) -> dict[str, object]:

@@ -1,0 +1,28 @@
+"""Post-training quantization, quantization-aware training, and the accuracy kit.
+
+``entry`` is the one call; ``plan`` decides, ``batches`` reads data, ``tracing`` and ``exported``
+make graphs, ``static_part`` observes and converts them. ``equalization``, ``smoothing`` and
+``bias_correction`` are the accuracy kit; ``harm``, ``ranking`` and ``search`` find the layers that
+should stay in float.
+"""
+
+from x86quant.quantization.entry import quantize
+from x86quant.quantization.layer_statistics import LayerStatistics, statistics
+from x86quant.quantization.qat import convert_qat, prepare_qat
+from x86quant.quantization.ranking import LayerSensitivity, Sensitivity, sensitivity
+from x86quant.quantization.search import SearchResult, Step
+from x86quant.quantization.summary import Summary
+
+__all__ = [
+    "LayerSensitivity",
+    "LayerStatistics",
+    "SearchResult",
+    "Sensitivity",
+    "Step",
+    "Summary",
+    "convert_qat",
+    "prepare_qat",
+    "quantize",
+    "sensitivity",
+    "statistics",
+]

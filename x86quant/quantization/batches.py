@@ -1,0 +1,171 @@
+"""Calibration data of every shape users have it in, as a stream of calls of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from x86quant.errors import InvalidInputError
+from x86quant.quantization.progress import counted
+
+#: What ``calibration`` and ``data`` arguments may be.
+Data: TypeAlias = torch.Tensor | Iterable[Any]
+
+#: One large tensor is fed in pieces of this many rows, so that memory does not depend on its size.
+_ROWS = 32
+#: Steps that need data again take it from the first batches: at most so many, of so many bytes.
+_KEPT_BATCHES = 16
+_KEPT_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """``function`` of these arguments."""
+        return function(*self.args, **self.kwargs)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The arguments that are tensors."""
+        values = [*self.args, *self.kwargs.values()]
+        return [value for value in values if isinstance(value, torch.Tensor)]
+
+    def __str__(self) -> str:
+        return ", ".join(str(tuple(x.shape)) for x in self.tensors)
+
+
+class Calibration:
+    """Calibration data, read once as a stream; the first batches are kept for steps after it.
+
+    Attributes:
+        sample: the first batches.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        model: nn.Module,
+        *,
+        example_inputs: Sequence[Any] | None = None,
+        show: bool = False,
+    ) -> None:
+        self._show = show
+        self._length = _length(data)
+        self._calls = iter(_calls(data, model, example_inputs))
+        self.sample = self._take_sample()
+        self._used = False
+
+    @property
+    def example(self) -> Call:
+        """The first batch."""
+        return self.sample[0]
+
+    def stream(self) -> Iterator[Call]:
+        """Every batch, the sample's first. The rest of them can be read only once."""
+        calls = itertools.chain(self.sample, self._calls)
+        yield from counted(calls, self._length, "calibrating", shown=self._show)
+
+    def _take_sample(self) -> tuple[Call, ...]:
+        kept: list[Call] = []
+        size = 0
+        while len(kept) < _KEPT_BATCHES and (not kept or size < _KEPT_BYTES):
+            call = next(self._calls, None)
+            if call is None:
+                break
+            kept.append(call)
+            size += sum(x.nbytes for x in call.tensors)
+        if not kept:
+            raise InvalidInputError(
+                "the calibration data is empty: give at least one batch "
+                "(and if it is a generator, one that has not been used up)"
+            )
+        return tuple(kept)
+
+
+def _length(data: Data) -> int | None:
+    if isinstance(data, torch.Tensor):
+        return -(-len(data) // _ROWS) if data.dim() else None
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:  # a generator, or a loader over a stream
+        return None
+
+
+def _calls(data: Data, model: nn.Module, example_inputs: Sequence[Any] | None) -> Iterator[Call]:
+    if isinstance(data, torch.Tensor):
+        if data.dim() == 0 or len(data) == 0:
+            raise InvalidInputError(
+                f"the calibration tensor of shape {tuple(data.shape)} holds no samples: its first "
+                "dimension must be the batch"
+            )
+        data = torch.split(data, _ROWS)
+    elif isinstance(data, str | bytes | Mapping) or not _is_iterable(data):
+        raise InvalidInputError(
+            "calibration must be a tensor, a DataLoader or an iterable of batches, "
+            f"not {type(data).__name__}"
+        )
+    return _checked(data, _Signature.of(model, example_inputs))
+
+
+def _is_iterable(data: object) -> bool:
+    """Whether one can loop over ``data``; a Dataset may only have ``__getitem__``."""
+    return isinstance(data, Iterable) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+
+
+def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
+    for number, batch in enumerate(data):
+        call = signature.call(batch, number)
+        for x in call.tensors:
+            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+                raise InvalidInputError(
+                    f"calibration batch {number} holds NaN or infinity: leave it out"
+                )
+        yield call
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Signature:
+    """How many of a batch's elements are inputs of the model, and their names."""
+
+    inputs: int | None
+    names: frozenset[str] | None
+
+    @staticmethod
+    def of(model: nn.Module, example_inputs: Sequence[Any] | None) -> _Signature:
+        parameters = inspect.signature(model.forward).parameters.values()
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        names = None if takes_any else frozenset(p.name for p in parameters)
+        if example_inputs is not None:
+            return _Signature(len(example_inputs), names)
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return _Signature(None, names)
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        required = [p for p in parameters if p.default is p.empty and p.kind in positional]
+        return _Signature(max(len(required), 1), names)
+
+    def call(self, batch: Any, number: int) -> Call:
+        """``batch`` as the model takes it: targets, which come last, are left out."""
+        if isinstance(batch, torch.Tensor):
+            return Call((batch,))
+        if isinstance(batch, Mapping):
+            known = self.names
+            return Call((), {k: v for k, v in batch.items() if known is None or k in known})
+        if isinstance(batch, tuple | list) and batch:
+            if isinstance(batch[0], tuple | list | Mapping):  # (inputs, target)
+                return self.call(batch[0], number)
+            return Call(tuple(batch[: self.inputs]))
+        raise InvalidInputError(
+            f"calibration batch {number} is {type(batch).__name__}: a batch must be a tensor, a "
+            "tuple of inputs (and targets), or a mapping of keyword arguments"
+        )

@@ -1,0 +1,167 @@
+"""``quantize``: a float model and some data in, an int8 model out."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal
+
+from torch import nn
+
+from x86quant.errors import InvalidInputError
+from x86quant.observers import OBSERVERS, ObserverName, WeightObserverName
+from x86quant.quantization.batches import Calibration, Data
+from x86quant.quantization.plan import Mode, check_model, decide
+from x86quant.quantization.prepared import AS_ASKED, Kit, PreparedModel
+from x86quant.quantization.search import Metric, search
+from x86quant.quantization.static_part import Ranges
+
+_log = logging.getLogger("x86quant.quantization")
+
+_MAX_DROP = 0.01
+
+Switch = bool | Literal["auto"]
+
+
+def quantize(
+    model: nn.Module,
+    calibration: Data | None,
+    *,
+    mode: Mode = "auto",
+    observer: ObserverName | Literal["auto"] = "auto",
+    weight_observer: WeightObserverName | Literal["auto"] = "auto",
+    activation_bits: int = 8,
+    equalize: Switch = "auto",
+    bias_correction: Switch = "auto",
+    smooth_quant: Switch = "auto",
+    metric: Metric | None = None,
+    max_drop: float | None = None,
+    evaluation: Any = None,
+    max_trials: int = 24,
+    float_layers: Collection[str | type] = (),
+    example_inputs: Sequence[Any] | None = None,
+    progress: bool = True,
+) -> nn.Module:
+    """``model`` in int8: float in, float out, on whatever path is fastest for it.
+
+    Args:
+        model: any float module on the CPU; it is not changed.
+        calibration: typical inputs, without which static ranges cannot be chosen: a DataLoader or
+            any iterable of batches, each a tensor, a tuple of inputs (targets behind them are left
+            out) or a mapping of keyword arguments; or one tensor of samples. It is read once, as a
+            stream. May be None for the modes "dynamic" and "weight_only".
+        mode: "static" calibrates ranges and runs the whole graph in int8; "dynamic" quantizes the
+            inputs of linears token by token as they come; "weight_only" keeps arithmetic in float
+            and weights in int8. "auto": transformers are dynamic, their convolutions and all other
+            models static.
+        observer: how activation ranges are chosen: "minmax", "histogram", "percentile", "mse" (the
+            automatic choice) or "kl".
+        weight_observer: "minmax" (the automatic choice), or "mse" to clip weights.
+        activation_bits: 8, or 7 for stock kernels that saturate; ours do not.
+        equalize: cross-layer equalization: True, False, or "auto" where it lowers noise clearly.
+        bias_correction: take the mean error of rounding off the biases.
+        smooth_quant: move outlier channels behind layer norms into the linears; as ``equalize``.
+        metric: ``metric(model)``, or ``metric(model, evaluation)`` if that is given: a number,
+            higher is better. With it, layers that harm it stay in float.
+        max_drop: how far the metric may fall below the float model's; 0.01 unless given.
+        evaluation: handed to ``metric``.
+        max_trials: how many int8 models the search may try.
+        float_layers: layers to keep in float: names, names of containers, or classes.
+        example_inputs: positional inputs, where their number is not clear from the batches.
+        progress: draw progress on stderr when that is a terminal.
+
+    Returns:
+        A module in evaluation mode; a ``CompiledModule`` if all of it is one static graph. Its
+        attribute ``quantization`` is a ``Summary`` of what was done, which prints.
+
+    Raises:
+        InvalidInputError: an argument or a batch is wrong.
+        UnsupportedError: no part of the model can be quantized.
+    """
+    if max_drop is not None and metric is None:
+        raise InvalidInputError("max_drop needs a metric: metric(model) -> float, higher is better")
+    if max_drop is not None and not max_drop >= 0:
+        raise InvalidInputError(f"max_drop must not be negative, got {max_drop}")
+    prepared = prepare(
+        model,
+        calibration,
+        mode=mode,
+        observer=observer,
+        weight_observer=weight_observer,
+        activation_bits=activation_bits,
+        equalize=equalize,
+        bias_correction=bias_correction,
+        smooth_quant=smooth_quant,
+        example_inputs=example_inputs,
+        progress=progress,
+    )
+    kept = prepared.layers_in(float_layers)
+    reasons = dict.fromkeys((name for name in prepared.layers if name in kept), AS_ASKED)
+    if metric is None:
+        result = prepared.build(kept)
+        return _with_summary(result, prepared.summary(reasons))
+    scored = metric if evaluation is None else _on(metric, evaluation)
+    drop = _MAX_DROP if max_drop is None else max_drop
+    found = search(prepared, model, scored, drop, kept, max_trials)
+    reasons.update(found.result.reasons)
+    summary = dataclasses.replace(prepared.summary(reasons), search=found.result)
+    return _with_summary(found.model, summary)
+
+
+def prepare(
+    model: nn.Module,
+    calibration: Data | None,
+    *,
+    mode: str = "auto",
+    observer: str = "auto",
+    weight_observer: str = "auto",
+    activation_bits: int = 8,
+    equalize: Switch = "auto",
+    bias_correction: Switch = "auto",
+    smooth_quant: Switch = "auto",
+    example_inputs: Sequence[Any] | None = None,
+    progress: bool = True,
+) -> PreparedModel:
+    """A calibrated model; the arguments are those of :func:`quantize`."""
+    plan = decide(check_model(model), mode)
+    if observer != "auto" and observer not in OBSERVERS:
+        raise InvalidInputError(f"observer must be auto or one of {', '.join(OBSERVERS)}")
+    ranges = Ranges(
+        observer="mse" if observer == "auto" else observer,  # type: ignore[arg-type]
+        weight_observer="minmax" if weight_observer == "auto" else weight_observer,  # type: ignore[arg-type]
+        activation_bits=activation_bits,
+    )
+    ranges.mapping()  # wrong names are told before any data is read
+    kit = Kit(
+        _switch("equalize", equalize),
+        _switch("bias_correction", bias_correction),
+        _switch("smooth_quant", smooth_quant),
+    )
+    if calibration is None and plan.static:
+        raise InvalidInputError(
+            f"{type(model).__name__} is quantized statically, which needs calibration data: "
+            "a tensor, a DataLoader or an iterable of batches"
+        )
+    data = None
+    if calibration is not None:
+        data = Calibration(calibration, model, example_inputs=example_inputs, show=progress)
+    return PreparedModel(model, plan, data, ranges, kit)
+
+
+def _on(metric: Callable[..., float], evaluation: Any) -> Metric:
+    return lambda model: metric(model, evaluation)
+
+
+def _switch(name: str, value: object) -> bool | None:
+    if value == "auto":
+        return None
+    if isinstance(value, bool):
+        return value
+    raise InvalidInputError(f'{name} must be True, False or "auto", not {value!r}')
+
+
+def _with_summary(result: nn.Module, summary: Any) -> nn.Module:
+    result.quantization = summary
+    _log.info("%s", summary)
+    return result

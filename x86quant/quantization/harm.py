@@ -1,0 +1,56 @@
+"""What each layer alone does to the model's output when it becomes int8."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import nn
+
+from x86quant.quantization.prepared import PreparedModel, outputs
+
+#: What a layer gets that changes nothing at all.
+_PERFECT = 200.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Harm:
+    """The model's output with one layer in int8, against the float model's.
+
+    Attributes:
+        name: the layer.
+        sqnr_db: signal to quantization noise; lower is worse.
+    """
+
+    name: str
+    sqnr_db: float
+
+
+def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
+    """The harm of each layer named, over the calibration sample."""
+    exact = list(outputs(prepared.model, prepared.sample))
+    for name in names:
+        with prepared.simulated([name]) as model:
+            yield Harm(name, sqnr_between(exact, outputs(model, prepared.sample)))
+
+
+def sqnr_between(
+    exact: Collection[torch.Tensor], actual: Iterator[torch.Tensor] | Collection[torch.Tensor]
+) -> float:
+    """Signal to noise in dB of ``actual`` against ``exact``, over all of their tensors."""
+    signal = noise = 0.0
+    for x, y in zip(exact, actual, strict=True):
+        signal += float(x.double().square().sum())
+        noise += float((y.double() - x.double()).square().sum())
+    if noise == 0 or signal == 0:
+        return _PERFECT if noise == 0 else -_PERFECT
+    return min(10 * math.log10(signal / noise), _PERFECT)
+
+
+def sqnr_of_models(prepared: PreparedModel, model: nn.Module) -> float:
+    """Signal to noise of a whole int8 model, over the calibration sample."""
+    return sqnr_between(
+        list(outputs(prepared.model, prepared.sample)), outputs(model, prepared.sample)
+    )

@@ -1,0 +1,121 @@
+"""How long layers take in float and in int8, measured in the model on calibration data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+
+from x86quant.compiler import CompiledModule
+from x86quant.profiling import profile
+from x86quant.quantization.batches import Call
+from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.static_part import feed
+
+_ROUNDS = 5
+#: Without the compiled extension there is no int8 time: int8 is taken to be this much faster.
+_USUAL_SPEEDUP = 3.0
+
+
+def float_costs(prepared: PreparedModel, names: Collection[str]) -> dict[str, float]:
+    """Microseconds a call that each layer named costs more in float than in int8.
+
+    A layer that is no slower in float costs nothing.
+    """
+    in_float = float_times(prepared)
+    in_int8 = _int8_times(prepared)
+    costs = {}
+    for name in names:
+        slow = in_float.get(name, 0.0)
+        costs[name] = max(slow - in_int8.get(name, slow / _USUAL_SPEEDUP), 0.0)
+    return costs
+
+
+def float_times(prepared: PreparedModel) -> dict[str, float]:
+    """Median microseconds of each layer in float."""
+    times: dict[str, float] = {}
+    call = prepared.sample[0]
+    for part in prepared.parts:
+        stopwatch = _Stopwatch(part.float_form())
+        feed(prepared.model, [call] * _ROUNDS, {part.path: stopwatch.observe})
+        by_node = {layer.node.name: layer.name for layer in part.layers}
+        for layer in prepared.layers.values():
+            if layer.part is part:
+                node = next(n for n, name in by_node.items() if name == layer.layer)
+                times[layer.name] = stopwatch.microseconds(node)
+    dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
+    times.update(_module_times(prepared.model, dynamic, call))
+    return times
+
+
+def _int8_times(prepared: PreparedModel) -> dict[str, float]:
+    """Microseconds of each layer in int8, where it can be told apart."""
+    times: dict[str, float] = {}
+    model = prepared.build()
+    call = prepared.sample[0]
+    for part in prepared.parts:
+        compiled = model.get_submodule(part.path)
+        if isinstance(compiled, CompiledModule) and compiled.segments:
+            times.update(_profiled(prepared, part, compiled))
+    dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
+    times.update(_module_times(model, dynamic, call))
+    return times
+
+
+def _profiled(prepared: PreparedModel, part: Any, compiled: CompiledModule) -> dict[str, float]:
+    calls: list[Call] = []
+    feed(prepared.model, prepared.sample[:1], {part.path: calls.append})
+    times: dict[str, float] = {}
+    for step in profile(compiled, calls[0].args, runs=_ROUNDS).steps:
+        name = f"{part.path}.{step.step.layer}" if part.path else step.step.layer
+        times[name] = times.get(name, 0.0) + step.microseconds
+    return times
+
+
+class _Stopwatch(Interpreter):
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self._seconds: dict[str, list[float]] = {}
+
+    def observe(self, call: Call) -> None:
+        self.run(*call.args)
+
+    def run_node(self, n: Node) -> Any:
+        start = perf_counter()
+        value = super().run_node(n)
+        self._seconds.setdefault(n.name, []).append(perf_counter() - start)
+        return value
+
+    def microseconds(self, node: str) -> float:
+        """The median time of one node."""
+        return statistics.median(self._seconds[node]) * 1e6
+
+
+def _module_times(model: nn.Module, names: Collection[str], call: Call) -> dict[str, float]:
+    """Median microseconds of the modules named, while ``model`` runs."""
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    started: dict[str, float] = {}
+    handles: list[Any] = []
+    for name in names:
+        module = model.get_submodule(name)
+
+        def start(*_: Any, name: str = name) -> None:
+            started[name] = perf_counter()
+
+        def stop(*_: Any, name: str = name) -> None:
+            seconds[name].append(perf_counter() - started[name])
+
+        handles += [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+    try:
+        with torch.no_grad():
+            for _ in range(_ROUNDS):
+                call(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items() if taken}

@@ -1,0 +1,294 @@
+"""Static quantization of one traceable part of a model, by stock FX with x86quant's mapping."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.ao.nn.intrinsic.modules.fused import _FusedModule
+from torch.ao.quantization import ObserverBase, QConfigMapping
+from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
+from torch.fx import GraphModule, Node
+
+from x86quant.compiler import CompiledModule, compile
+from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
+from x86quant.observers import ObserverName, WeightObserverName
+from x86quant.qconfig import get_backend_config, get_default_qconfig_mapping
+from x86quant.quantization.batches import Call
+from x86quant.quantization.tracing import Traced
+from x86quant.quantization.wording import quiet
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ranges:
+    """How ranges are chosen: names of ``x86quant.observers``, and the bits of activations."""
+
+    observer: ObserverName = "mse"
+    weight_observer: WeightObserverName = "minmax"
+    activation_bits: int = 8
+
+    def mapping(self) -> QConfigMapping:
+        """The qconfig mapping; x86quant's own layers are left as they are."""
+        mapping = get_default_qconfig_mapping(
+            activation_bits=self.activation_bits,
+            observer=self.observer,
+            weight_observer=self.weight_observer,
+        )
+        for kind in (*Int8Linear.__subclasses__(), DynamicMultiheadAttention):
+            mapping.set_object_type(kind, None)
+        return mapping
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """One step of a graph that static quantization turns into int8.
+
+    Attributes:
+        name: the module's path, or the node's name for a function.
+        node: the node in the prepared graph.
+        kind: the class or function.
+        scope: the path of the module it belongs to.
+    """
+
+    name: str
+    node: Node
+    kind: str
+    scope: str
+
+
+class StaticPart:
+    """A traced part: observed, calibrated, and then built as often as one likes.
+
+    Attributes:
+        path: where in the model it stands; empty for the whole of it.
+        float_module: the traced float part, as equalization and bias correction left it.
+        prepared: the same with observers.
+        corrections: what bias correction subtracts from biases, by path.
+    """
+
+    def __init__(self, path: str, traced: Traced, example: Call, ranges: Ranges) -> None:
+        self.path = path
+        self.traced = traced
+        self.float_module = traced.graph_module
+        self._example = example.args
+        self._ranges = ranges
+        self.prepared = self._prepare(ranges.mapping())
+        self.corrections: dict[str, torch.Tensor] = {}
+        self._modules = dict(self.prepared.named_modules(remove_duplicate=False))
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every step that becomes int8, in order."""
+        return tuple(self._layers())
+
+    def calibrate(self, call: Call) -> None:
+        """Show the observers one batch of the part's inputs."""
+        call(self.prepared)
+
+    def observer_of(self, node: object) -> ObserverBase | None:
+        """The observer whose result ``node`` of the prepared graph is."""
+        if not isinstance(node, Node) or node.op != "call_module":
+            return None
+        module = self._modules[str(node.target)]
+        return module if _is_observer(module) else None
+
+    def output_observer(self, node: Node) -> ObserverBase | None:
+        """The observer of the result of ``node``."""
+        for user in node.users:
+            if (observer := self.observer_of(user)) is not None:
+                return observer
+        return None
+
+    def float_form(self) -> GraphModule:
+        """The prepared part without its observers: the same nodes, in float."""
+        graph = torch.fx.Graph()
+        graph.output(graph.graph_copy(self.prepared.graph, val_map={}))
+        bare = GraphModule(self.prepared, graph)
+        for node in list(graph.nodes):
+            if self.observer_of(node) is not None:
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+        bare.recompile()
+        return bare
+
+    def is_fused(self, node: Node) -> bool:
+        """Whether ``node`` calls a layer with an activation fused behind it."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        return isinstance(module, _FusedModule)
+
+    def module(self, node: Node) -> nn.Module | None:
+        """The layer that ``node`` of the prepared graph calls, the core of a fused one."""
+        if node.op != "call_module":
+            return None
+        return core(self._modules[str(node.target)])
+
+    def build(self, float_layers: Collection[str] = ()) -> CompiledModule:
+        """The part in int8, but for the layers named, which stay in float.
+
+        Raises:
+            UnsupportedError: the converted part cannot be lowered.
+        """
+        if float_layers:
+            prepared = self._prepare(self._mapping_without(float_layers))
+            self._hand_over_ranges(prepared)
+        else:
+            prepared = copy.deepcopy(self.prepared)
+        for path, correction in self.corrections.items():
+            if path not in float_layers:
+                _correct(core(prepared.get_submodule(path)), correction)
+        with quiet():
+            reference = convert_to_reference_fx(prepared, backend_config=get_backend_config())
+            compiled = compile(reference, self._example)
+        _name_float_sources(compiled.graph_module, reference)
+        return compiled
+
+    def _prepare(self, mapping: QConfigMapping) -> GraphModule:
+        with quiet():
+            prepared: GraphModule = prepare_fx(
+                copy.deepcopy(self.float_module),
+                mapping,
+                self._example,
+                backend_config=get_backend_config(),
+            )
+        return prepared.eval()
+
+    def _layers(self) -> Iterator[Layer]:
+        scopes = {n.name: n.meta.get("scope", "") for n in self.float_module.graph.nodes}
+        for node in self.prepared.graph.nodes:
+            if node.op not in ("call_module", "call_function"):
+                continue
+            observer = self.output_observer(node)
+            if observer is None or self.observer_of(node) is not None:
+                continue
+            if any(self.observer_of(x) is observer for x in node.all_input_nodes):
+                continue  # it only moves codes: pools, reshapes, ...
+            module = self.module(node)
+            kind = type(module).__name__ if module is not None else _name(node.target)
+            name = node.name if module is None else str(node.target)
+            yield Layer(name, node, kind, scopes.get(node.name, ""))
+
+    def _mapping_without(self, float_layers: Collection[str]) -> QConfigMapping:
+        mapping = self._ranges.mapping()
+        counts: dict[Any, int] = {}
+        in_float = self._in_float(float_layers)
+        for node in self.prepared.graph.nodes:
+            if node.op == "call_module":
+                if node in in_float:
+                    mapping.set_module_name(str(node.target), None)
+            elif node.op == "call_function":
+                # Stock mappings know functions by their number among those of their kind.
+                number = counts.get(node.target, 0)
+                counts[node.target] = number + 1
+                if node in in_float:
+                    mapping.set_module_name_object_type_order("", node.target, number, None)
+        return mapping
+
+    def _in_float(self, float_layers: Collection[str]) -> set[Node]:
+        """The nodes of the layers named, and those that only move what float layers produce."""
+        fused = self._with_fused(float_layers)
+        int8 = {layer.node for layer in self.layers if layer.name not in float_layers}
+        found: set[Node] = set()
+        for node in self.prepared.graph.nodes:
+            sources = [self._unobserved(x) for x in node.all_input_nodes]
+            named = node.name in fused or (node.op == "call_module" and node.target in float_layers)
+            moves = node not in int8 and bool(sources) and all(x in found for x in sources)
+            if named or moves:
+                found.add(node)
+        return found
+
+    def _unobserved(self, node: Node) -> Node:
+        return node if self.observer_of(node) is None else node.all_input_nodes[0]
+
+    def _with_fused(self, names: Collection[str]) -> set[str]:
+        """The functions named, and those that are computed as one with them."""
+        found = set()
+        for node in self.prepared.graph.nodes:
+            while node.op == "call_function" and (node.name in names or node.name in found):
+                found.add(node.name)
+                before = [x for x in node.all_input_nodes if x.op == "call_function"]
+                if len(before) != 1 or self.output_observer(before[0]) is not None:
+                    break
+                (node,) = before
+                found.add(node.name)
+        return found
+
+    def _hand_over_ranges(self, prepared: GraphModule) -> None:
+        """Give the observers of another prepared form the ranges found in calibration."""
+        known = {
+            node.args[0].name: self.observer_of(node)
+            for node in self.prepared.graph.nodes
+            if self.observer_of(node) is not None
+        }
+        for node in prepared.graph.nodes:
+            if node.op == "call_module" and _is_observer(prepared.get_submodule(str(node.target))):
+                observer = known[node.args[0].name]
+                prepared.add_submodule(str(node.target), copy.deepcopy(observer))  # type: ignore[arg-type]
+
+
+def core(module: nn.Module) -> nn.Module:
+    """``module``, or the layer in it if activations are fused behind one."""
+    if isinstance(module, _FusedModule):
+        first: nn.Module = module[0]
+        return first
+    return module
+
+
+def _correct(layer: Any, correction: torch.Tensor) -> None:
+    bias = correction.new_zeros(len(correction)) if layer.bias is None else layer.bias.detach()
+    layer.bias = nn.Parameter((bias - correction).float(), requires_grad=False)
+
+
+def _name_float_sources(compiled: GraphModule, reference: GraphModule) -> None:
+    """Note on each node of the compiled graph which node of the float graph it stands for."""
+    floats = {
+        node.name: node.args[0].name
+        for node in reference.graph.nodes
+        if node.target is torch.quantize_per_tensor
+    }
+    for node in compiled.graph.nodes:
+        source = node.meta.get("source")
+        if "qparams" in node.meta and source in floats:
+            node.meta["float_source"] = floats[source]
+
+
+def _is_observer(module: nn.Module) -> bool:
+    return isinstance(module, ObserverBase)
+
+
+def _name(target: object) -> str:
+    return str(getattr(target, "__name__", target))
+
+
+def feed(
+    model: nn.Module, calls: Iterable[Call], callbacks: dict[str, Callable[[Call], Any]]
+) -> None:
+    """Run ``model`` on ``calls`` and show each part named, by path, the inputs it gets."""
+    if set(callbacks) == {""}:
+        with torch.no_grad():
+            for call in calls:
+                callbacks[""](call)
+        return
+    handles = []
+    try:
+        for path, callback in callbacks.items():
+
+            def show(
+                _: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                callback: Callable[[Call], Any] = callback,
+            ) -> None:
+                callback(Call(args, kwargs))
+
+            module = model.get_submodule(path)
+            handles.append(module.register_forward_pre_hook(show, with_kwargs=True))
+        with torch.no_grad():
+            for call in calls:
+                call(model)
+    finally:
+        for handle in handles:
+            handle.remove()

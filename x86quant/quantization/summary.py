@@ -1,0 +1,88 @@
+"""What quantization did with a model: data, and text when printed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from x86quant.quantization.wording import listed
+
+if TYPE_CHECKING:
+    from x86quant.quantization.equalization import Equalized
+    from x86quant.quantization.search import SearchResult
+    from x86quant.quantization.smoothing import Smoothed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """What was done.
+
+    Attributes:
+        mode: "static", "dynamic", "static and dynamic" or "weight_only".
+        why: why this mode.
+        traced_by: for each static part, by path, "torch.fx" or "torch.export".
+        batches: how many calibration batches were seen.
+        observer: how activation ranges were chosen; None without static parts.
+        int8_layers: the layers that became int8, by name.
+        float_layers: those that could have but did not, by name, each with its reason.
+        equalized: the pairs of layers that were equalized.
+        smoothed: the layer norms whose scales moved into linears.
+        corrected: how many biases were corrected.
+        notes: what else a user should know.
+        search: how float layers were chosen to hold a metric.
+    """
+
+    mode: str
+    why: str
+    traced_by: dict[str, str]
+    batches: int
+    observer: str | None
+    int8_layers: tuple[str, ...]
+    float_layers: dict[str, str]
+    equalized: tuple[Equalized, ...] = ()
+    smoothed: tuple[Smoothed, ...] = ()
+    corrected: int = 0
+    notes: tuple[str, ...] = ()
+    search: SearchResult | None = None
+
+    def line(self) -> str:
+        """The essence in one line."""
+        text = f"{self.mode} int8, {len(self.int8_layers)} layers"
+        if self.float_layers:
+            text += f", {len(self.float_layers)} in float ({listed(list(self.float_layers))})"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "mode": self.mode,
+            "why": self.why,
+            "traced_by": self.traced_by,
+            "batches": self.batches,
+            "observer": self.observer,
+            "int8_layers": list(self.int8_layers),
+            "float_layers": self.float_layers,
+            "equalized": [str(pair) for pair in self.equalized],
+            "smoothed": [str(norm) for norm in self.smoothed],
+            "corrected": self.corrected,
+            "notes": list(self.notes),
+            "search": None if self.search is None else self.search.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.line()}; {self.why}"]
+        for path, method in self.traced_by.items():
+            lines.append(f"traced by {method}" + (f": {path}" if path else ""))
+        if self.observer is not None:
+            lines.append(f"calibrated on {self.batches} batches, observer {self.observer}")
+        if self.equalized:
+            lines.append(f"equalized {len(self.equalized)} pairs of layers")
+        if self.smoothed:
+            lines.append(f"smoothed {len(self.smoothed)} layer norms")
+        if self.corrected:
+            lines.append(f"corrected {self.corrected} biases")
+        lines += self.notes
+        lines += [f"{name} in float: {reason}" for name, reason in self.float_layers.items()]
+        if self.search is not None:
+            lines.append(str(self.search))
+        return "\n".join(lines)

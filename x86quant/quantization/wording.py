@@ -1,0 +1,30 @@
+"""What several steps say, or keep stock PyTorch from saying."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+from x86quant.errors import X86QuantWarning
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of ``error`` and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def listed(names: list[str], most: int = 4) -> str:
+    """``names`` with commas, the first few of them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A block without stock PyTorch's warnings of its own defaults and deprecations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", X86QuantWarning)
+        yield
