@@ -9,6 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+# Workers of pytest-xdist share the cores, so threads of each would get in each other's way. Tests
+# of several threads ask for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own() -> Iterator[None]:
