@@ -20,7 +20,7 @@ from x86quant.router import choose, choose_by_rows
 from x86quant.rule_table import Rule, RuleTable, parse_table
 from x86quant.rule_writer import dumps
 from x86quant.tuning import fit as fitting
-from x86quant.tuning import plots
+from x86quant.tuning import plots, user_table
 from x86quant.tuning.fit import fit, fit_table
 from x86quant.tuning.measurements import Case, MeasurementSet
 from x86quant.tuning.predicates import Predicate, conditions
@@ -438,3 +438,14 @@ def test_plots_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fitted = fitting.fit(synthetic.example())
     with pytest.raises(UnsupportedError, match="pip install matplotlib"):
         plots.draw((), fitted.scores, tmp_path)
+
+
+# ---------------------------------------------------------------------------- tuning a model
+
+
+def test_what_was_wrong_in_a_users_model_is_denied_in_the_users_table() -> None:
+    layer = case(linear(64, 64, 16), "model")
+    measured = measure([layer], lambda _: {"fbgemm": "wrong: 9 steps off", "onednn": 20.0})
+    table = user_table.with_entries(measured, isa.at("amx_int8"))
+    assert [(d.spec.in_channels, d.kernel) for d in table.denials] == [(64, "fbgemm")]
+    assert [entry.use for entry in table.entries] == [("onednn",)]
