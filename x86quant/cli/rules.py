@@ -349,9 +349,8 @@ def _fit(options: argparse.Namespace) -> int:
     if options.json:
         _print_json({"table": _as_json(fitted.table), "scores": _scores_as_json(fitted.scores)})
     else:
-        print(f"{options.out}: {len(fitted.table.rules)} rules" if options.out else "", end="\n")
-        if not options.out:
-            print(dumps(fitted.table))
+        wrote = f"{options.out}: {len(fitted.table.rules)} rules"
+        print(wrote if options.out else dumps(fitted.table))
         _print_scores(fitted.scores)
     return 0
 
@@ -410,7 +409,7 @@ def _print_scores(scores: Sequence[Score]) -> None:
         r, name = one.regret, f"{one.caller}: {one.table}"
         figures = f"{r.mean:>8.2%} {r.p95:>8.1%} {r.worst:>9.1%} {r.weighted:>9.2%}"
         print(f"{name:<34} {r.cases:>6} {figures}")
-    if scores:
+    if scores and scores[0].regret.worst_case:
         print(f"worst of {scores[0].table}: {scores[0].regret.worst_case}")
 
 

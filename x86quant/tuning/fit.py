@@ -149,11 +149,16 @@ def _evidence(problem: Problem, covers: Mask, mine: Integers, below: Integers | 
     weight = int(problem.weights[covers].sum())
     networks = {net for sample in some for net in sample.networks}
     level = int(problem.weights[covers & (mine == 0)].sum()) / weight
-    text = f"{len({s.case for s in some})} cases of {len(networks)} networks: "
+    cases = _counted(len({s.case for s in some}), "case")
+    text = f"{cases} of {_counted(len(networks), 'network')}: "
     if below is None:
         return f"{text}best or level in {level:.0%}"
     gain = math.exp(int((below - mine)[covers].sum()) / weight)
     return f"{text}{gain:.2f} times as fast as by the rules below, best or level in {level:.0%}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 # ---------------------------------------------------------------------------- the rest

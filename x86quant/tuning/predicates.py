@@ -1,13 +1,16 @@
 """The conditions that a fitted rule may be made of.
 
-Bounds are round numbers, whatever the measurements are: a rule then reads well, and does not move
-when a case comes or goes. A condition is offered where it tells samples apart.
+Bounds are round numbers: a rule then reads well, and hardly moves when a case comes or goes.
+Between two measured values the round number nearest their middle is offered.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,19 +97,27 @@ def _columns(ops: Sequence[tuple[OpSpec, Cpu]]) -> dict[str, list[Value | None]]
 
 
 def _of_feature(name: str, values: Iterable[Value | None]) -> Iterator[Predicate]:
-    known = sorted({value for value in values if value is not None})
-    if len(known) == 0:
-        return
+    known: list[Any] = sorted({value for value in values if value is not None})
     if name == "op" or FEATURES[name].type != "int":
         yield from (Predicate(name, equal=value) for value in known)
         return
     if not FEATURES[name].per_row:
-        yield from (Predicate(name, equal=value) for value in known if int(value) <= _SMALL)
-    for bound in _WORK if name == "multiply_adds" else _SIZES:
+        yield from (Predicate(name, equal=value) for value in known if value <= _SMALL)
+    for bound in _bounds_between(known, _WORK if name == "multiply_adds" else _SIZES):
         yield Predicate(name, low=bound)
         yield Predicate(name, high=bound - 1)
     if name in _COUNTED:
         yield from (Predicate(name, multiple=divisor) for divisor in _MULTIPLES)
+
+
+def _bounds_between(known: Sequence[int], round_numbers: Sequence[int]) -> Iterator[int]:
+    """A round number for each gap between neighbours that holds one: ``below < bound <= above``."""
+    for below, above in itertools.pairwise(known):
+        inside = [n for n in round_numbers if below < n <= above]
+        if inside:
+            # The middle by ratio; 0 is no size to take a ratio of.
+            middle = math.sqrt(max(below, 1) * above)
+            yield min(inside, key=lambda n: (abs(math.log(n / middle)), n))
 
 
 # ---------------------------------------------------------------------------- as rules

@@ -319,7 +319,10 @@ def _rests_on_enough(problem: Problem, matching: Mask, gains: Integers) -> bool:
 
 
 def _stable(problem: Problem, matching: Mask, gains: Integers, kernel: int) -> bool:
-    """Whether the kernel is the best choice in nearly all resamples that have such samples."""
+    """Whether the kernel is the best choice in nearly all resamples that have such samples.
+
+    A resample without any says nothing: grouped convolutions may be those of a single network.
+    """
     drawn = problem.resamples[matching]
     totals = gains[matching].T.astype(np.float64) @ drawn.astype(np.float64)
     present = drawn.any(axis=0)

@@ -43,6 +43,11 @@ class LayerChange:
         """How many times faster the new kernel is; None where unknown."""
         return self.old_us / self.new_us if self.old_us and self.new_us else None
 
+    @property
+    def saved_us(self) -> float:
+        """Microseconds saved by all its occurrences; 0 where unknown."""
+        return self.count * (self.old_us - self.new_us) if self.old_us and self.new_us else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {
@@ -71,7 +76,7 @@ class TableDiff:
     @property
     def saved_us(self) -> float:
         """Microseconds saved by these, over all their occurrences."""
-        return sum(c.count * ((c.old_us or 0.0) - (c.new_us or 0.0)) for c in self.measured)
+        return sum(change.saved_us for change in self.measured)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -106,7 +111,7 @@ def diff_tables(
             count = sum(number for _, number in case.nets)
             pair = known.get(before.kernel), known.get(after.kernel)
             changes.append(LayerChange(case, count, before, after, *pair))
-    changes.sort(key=lambda c: -c.count * ((c.old_us or 0.0) - (c.new_us or 0.0)))
+    changes.sort(key=lambda c: (c.gain is None, -c.saved_us))
     return TableDiff(tuple(changes), len(cases))
 
 
