@@ -191,11 +191,16 @@ class KLObserver(StreamingHistogramObserver):
     """
 
     def range(self) -> tuple[float, float]:
-        """The best of the ranges tried, which are shares of the whole."""
+        """The best of the ranges tried: both ends together, then each end alone."""
         low, high = float(self.min_val), float(self.max_val)
-        divergences = [self._divergence(share * low, share * high) for share in _SHARES.tolist()]
-        share = float(_SHARES[int(torch.tensor(divergences).argmin())])
-        return share * low, share * high
+        shares: list[float] = _SHARES.tolist()
+        best = self._best([(share * low, share * high) for share in shares])
+        best = self._best([best, *((share * low, best[1]) for share in shares)])
+        return self._best([best, *((best[0], share * high) for share in shares)])
+
+    def _best(self, ranges: list[tuple[float, float]]) -> tuple[float, float]:
+        """The range that diverges least."""
+        return min(ranges, key=lambda ends: self._divergence(*ends))
 
     def _divergence(self, low: float, high: float) -> float:
         """KL divergence of the distribution from its quantized form, range ``low``..``high``."""

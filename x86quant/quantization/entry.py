@@ -162,6 +162,7 @@ def _switch(name: str, value: object) -> bool | None:
 
 
 def _with_summary(result: nn.Module, summary: Any) -> nn.Module:
+    result.requires_grad_(False)
     result.quantization = summary
     _log.info("%s", summary)
     return result

@@ -7,7 +7,9 @@ What has no entry in the tables stays an aten op and runs in float.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -81,7 +83,7 @@ def from_export(model: nn.Module, example: Call, reason: str) -> GraphModule:
     """
     args, shapes = _dynamic_batch(example)
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), _silent(), torch.no_grad():
             program = torch.export.export(model, args, dynamic_shapes=shapes, strict=False)
             gm = flat(program.run_decompositions({}).module(check_guards=False))
     # Export wraps and raises nearly anything, among it errors of the model's own code.
@@ -92,6 +94,18 @@ def from_export(model: nn.Module, example: Call, reason: str) -> GraphModule:
     gm.graph.eliminate_dead_code()
     gm.recompile()
     return gm
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """A block in which export does not log its way to a refusal: the error says it all."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _dynamic_batch(example: Call) -> tuple[tuple[Any, ...], Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from x86quant.errors import InvalidInputError
 from x86quant.observers import ObserverName
 from x86quant.quantization.batches import Data
-from x86quant.quantization.entry import prepare
+from x86quant.quantization.entry import Switch, prepare
 from x86quant.quantization.harm import harms
 from x86quant.quantization.layer_times import float_times
 from x86quant.quantization.plan import Mode
@@ -93,6 +93,8 @@ def sensitivity(
     layers: Collection[str | type] | None = None,
     mode: Mode = "auto",
     observer: ObserverName | Literal["auto"] = "auto",
+    equalize: Switch = "auto",
+    smooth_quant: Switch = "auto",
     example_inputs: Sequence[Any] | None = None,
     progress: bool = True,
 ) -> Sensitivity:
@@ -108,6 +110,8 @@ def sensitivity(
         layers: only these: names, names of containers, or classes.
         mode: as in :func:`x86quant.quantize`.
         observer: as in :func:`x86quant.quantize`.
+        equalize: as in :func:`x86quant.quantize`.
+        smooth_quant: as in :func:`x86quant.quantize`.
         example_inputs: positional inputs, where their number is not clear from the batches.
         progress: draw progress on stderr when that is a terminal.
     """
@@ -118,6 +122,9 @@ def sensitivity(
         data,
         mode=mode,
         observer=observer,
+        equalize=equalize,
+        bias_correction=False,
+        smooth_quant=smooth_quant,
         example_inputs=example_inputs,
         progress=progress,
     )

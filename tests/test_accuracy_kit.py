@@ -1,0 +1,442 @@
+"""The accuracy kit: each step keeps the function, does what it promises, and can be selected."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from x86quant.compiler import CompiledModule
+from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.quantization import equalization, smoothing
+from x86quant.quantization.batches import Call
+from x86quant.quantization.bias_correction import BiasCorrection
+from x86quant.quantization.static_part import Ranges, StaticPart
+from x86quant.quantization.tracing import trace
+
+
+def conv_chain() -> nn.Module:
+    """A plain, a depthwise and a pointwise conv, pooled and flattened into a linear."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.ReLU(),
+        nn.Conv2d(8, 12, 1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12 * 16, 6),
+    ).eval()
+
+
+def spoilt(model: nn.Module, orders: float = 1.5) -> nn.Module:
+    """The same function with channels between layers 2 and 4 rescaled by up to 10**±orders."""
+    model = copy.deepcopy(model)
+    scales = torch.logspace(-orders, orders, 8)[torch.randperm(8)]
+    with torch.no_grad():
+        model[2].weight *= scales.view(-1, 1, 1, 1)
+        model[2].bias *= scales
+        model[4].weight /= scales.view(1, -1, 1, 1)
+    return model
+
+
+def images(count: int = 48, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(count: int = 16, width: int = 12, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 6, width, generator=torch.Generator().manual_seed(seed))
+
+
+def sqnr(exact: torch.Tensor, actual: torch.Tensor) -> float:
+    exact, actual = exact.detach(), actual.detach()
+    return float(20 * torch.log10(exact.norm() / (exact - actual).norm()))
+
+
+def equalized(model: nn.Module, x: torch.Tensor, always: bool = True):
+    graph = trace(copy.deepcopy(model), Call((x,))).graph_module
+    ranges = equalization.ChannelRanges(graph)
+    ranges.observe(Call((x,)))
+    return graph, equalization.equalize(graph, ranges, always=always)
+
+
+# --- equalization ---
+
+
+def test_equalization_keeps_the_function():
+    model, x = spoilt(conv_chain()), images()
+    graph, pairs = equalized(model, x)
+    assert len(pairs) >= 2
+    torch.testing.assert_close(graph(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_equalization_narrows_channel_ranges():
+    model, x = spoilt(conv_chain()), images()
+    graph, _ = equalized(model, x)
+
+    def spread(m: nn.Module) -> float:
+        y = x
+        for index in range(4):
+            y = m[index](y) if isinstance(m, nn.Sequential) else getattr(m, str(index))(y)
+        widths = y.detach().amax((0, 2, 3))
+        return float(widths.max() / widths.min())
+
+    assert spread(graph) < spread(model) / 10
+
+
+def test_equalization_finds_pairs_through_pools_and_flatten():
+    graph = trace(conv_chain(), Call((images(),))).graph_module
+    assert [(p.first, p.second) for p in equalization.find_pairs(graph)] == [
+        ("0", "2"),
+        ("2", "4"),
+        ("4", "8"),
+    ]
+
+
+class Branch(nn.Module):
+    def __init__(self, between) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.between(self.a(x), self.b)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda y, b: b(torch.sigmoid(y)),
+        lambda y, b: b(F.relu6(y)),
+        lambda y, b: b(y) + y,
+        lambda y, b: b(b(y)),
+    ],
+    ids=["sigmoid", "relu6", "read twice", "called twice"],
+)
+def test_equalization_leaves_what_it_would_change(between):
+    graph = trace(Branch(between).eval(), Call((images(),))).graph_module
+    assert list(equalization.find_pairs(graph)) == []
+
+
+def test_equalization_is_left_where_it_gains_nothing():
+    even = conv_chain()
+    with torch.no_grad():  # all channels alike
+        for index in (0, 2, 4):
+            even[index].weight[:] = even[index].weight[:1, :1]
+            even[index].bias[:] = 0.1
+    assert x86quant.quantize(even, images()).quantization.equalized == ()
+    assert len(x86quant.quantize(spoilt(conv_chain()), images()).quantization.equalized) >= 1
+
+
+def test_equalization_repairs_a_spoilt_network():
+    model, x = spoilt(conv_chain()), images()
+    y = model(x)
+    without = sqnr(y, x86quant.quantize(model, x, equalize=False)(x))
+    repaired = sqnr(y, x86quant.quantize(model, x)(x))
+    healthy = sqnr(y, x86quant.quantize(conv_chain(), x)(x))
+    assert repaired > without + 10
+    assert repaired > healthy - 3
+
+
+def test_equalization_survives_silent_channels():
+    model = spoilt(conv_chain())
+    with torch.no_grad():
+        model[2].bias[3] = -1e4  # never passes the ReLU
+        model[4].weight[:, 5] = 0  # is never read
+    x = images()
+    graph, _ = equalized(model, x)
+    assert all(bool(torch.isfinite(p).all()) for p in graph.parameters())
+    torch.testing.assert_close(graph(x), model(x), rtol=1e-4, atol=1e-5)
+    assert sqnr(model(x), x86quant.quantize(model, x)(x)) > 28
+
+
+# --- bias correction ---
+
+
+def test_bias_correction_removes_the_mean_error():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3)).eval()
+    x = images().abs()
+    part = StaticPart("", trace(copy.deepcopy(model), Call((x,))), Call((x,)), Ranges())
+    part.calibrate(Call((x,)))
+    before = part.build()(x)
+    correction = BiasCorrection(part)
+    correction.observe(Call((x,)))
+    part.corrections = correction.corrections()
+    after = part.build()(x)
+    exact = model(x).detach()
+
+    def mean_error(y: torch.Tensor) -> float:
+        return float((y - exact).mean((0, 2, 3)).abs().mean())
+
+    assert set(part.corrections) == {"0", "2"}
+    assert mean_error(after) < 0.5 * mean_error(before)
+
+
+def test_bias_correction_gives_layers_a_bias_and_leaves_float_ones():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    x = images().abs()
+    result = x86quant.quantize(model, x, float_layers=["2"])
+    assert result.quantization.corrected == 2
+    kept = result.graph_module.get_submodule("2")
+    assert torch.equal(kept.bias, model[2].bias)
+    assert x86quant.quantize(model, x, bias_correction=False).quantization.corrected == 0
+
+
+# --- SmoothQuant ---
+
+
+class PreNorm(nn.Module):
+    """Attention and a feed-forward, each behind a norm with one outlier channel."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.up, self.down = nn.Linear(width, 24), nn.Linear(24, width)
+        self.final = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return self.final(x + self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+def outliers() -> nn.Module:
+    torch.manual_seed(0)
+    model = PreNorm().eval()
+    with torch.no_grad():
+        model.norm1.weight[3] = 60
+        model.norm2.weight[5] = 80
+        model.up.weight[:, 5] /= 80
+    return model
+
+
+def test_smoothing_keeps_the_function_and_lowers_the_error():
+    model, x = outliers(), tokens()
+    smooth = copy.deepcopy(model)
+    done = smoothing.smooth(smooth, [Call((x,))])
+    assert {norm.norm: norm.linears for norm in done} == {
+        "norm1": ("attention",),
+        "norm2": ("up",),
+    }
+    torch.testing.assert_close(smooth(x), model(x), rtol=1e-4, atol=1e-4)
+    with_it = sqnr(model(x), x86quant.quantize(model, x)(x))
+    without = sqnr(model(x), x86quant.quantize(model, x, smooth_quant=False)(x))
+    assert with_it > without + 3
+
+
+def test_smoothing_is_left_where_it_gains_nothing():
+    torch.manual_seed(0)
+    assert len(x86quant.quantize(outliers(), tokens()).quantization.smoothed) == 2
+    balanced = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12)).eval()
+    x = tokens(width=12).sign() * torch.rand(16, 6, 12).add(1)
+    assert x86quant.quantize(balanced, x, smooth_quant=False).quantization.smoothed == ()
+
+
+class Norms(nn.Module):
+    def __init__(self, use) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 12)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.use = use
+
+    def forward(self, x: torch.Tensor):
+        return self.use(self, self.norm(x), x)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m, y, x: m.linear(y) + y,
+        lambda m, y, x: (m.linear(y), y),
+        lambda m, y, x: m.linear(F.relu(y)),
+        lambda m, y, x: m.attention(y, x, x, need_weights=False)[0],
+        lambda m, y, x: m.linear(m.norm(m.linear(y))),
+        lambda m, y, x: y @ m.linear.weight,
+    ],
+    ids=["residual", "returned", "activation", "cross attention", "called twice", "functional"],
+)
+def test_smoothing_leaves_norms_that_others_read(use):
+    assert smoothing.find_consumers(Norms(use).eval(), Call((tokens(),))) == {}
+
+
+def test_smoothing_watches_torchs_own_transformer_layers():
+    layer = nn.TransformerEncoderLayer(12, 2, 24, norm_first=True, batch_first=True).eval()
+    assert smoothing.find_consumers(layer, Call((tokens(),))) == {
+        "norm1": ("self_attn",),
+        "norm2": ("linear1",),
+    }
+    post = nn.TransformerEncoderLayer(12, 2, 24, norm_first=False, batch_first=True).eval()
+    assert smoothing.find_consumers(post, Call((tokens(),))) == {}
+
+
+# --- quantization-aware training ---
+
+
+def test_qat_trains_and_converts():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(288, 4),
+    )
+    x = images()
+    labels = x[:, :2].mean((2, 3)).gt(0).long() @ torch.tensor([1, 2])
+    prepared = x86quant.prepare_qat(model, (x[:2],))
+    optimizer = torch.optim.Adam(prepared.parameters(), 1e-2)
+    first = None
+    for _ in range(40):
+        loss = F.cross_entropy(prepared(x), labels)
+        first = loss.item() if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.3 * first
+    compiled = x86quant.convert_qat(prepared)
+    assert isinstance(compiled, CompiledModule)
+    assert compiled.float_nodes == ()
+    prepared.eval()
+    assert (compiled(x).argmax(1) == prepared(x).argmax(1)).float().mean() > 0.95
+    assert model[4].weight.grad is None
+
+
+def test_qat_keeps_layers_in_float():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    prepared = x86quant.prepare_qat(model, (images(2),), float_layers=["2"])
+    prepared(images())
+    assert [n.layer for n in x86quant.convert_qat(prepared).float_nodes] == ["2"]
+
+
+def test_qat_names_what_is_wrong():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    with pytest.raises(InvalidInputError, match="must be a tuple"):
+        x86quant.prepare_qat(model, images(2))
+    with pytest.raises(InvalidInputError, match="no module '7'"):
+        x86quant.prepare_qat(model, (images(2),), float_layers=["7"])
+    with pytest.raises(InvalidInputError, match="prepare_qat returned"):
+        x86quant.convert_qat(model)
+    with pytest.raises(InvalidInputError, match="never ran"):
+        x86quant.convert_qat(x86quant.prepare_qat(model, (images(2),)))
+
+    class Deciding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedError, match="cannot trace Deciding"):
+        x86quant.prepare_qat(Deciding(), (images(2),))
+
+
+# --- sensitivity and search ---
+
+
+@pytest.fixture(scope="module")
+def one_bad_layer() -> nn.Module:
+    """Only layer 4 suffers in int8: its input has channels of very different ranges."""
+    return spoilt(conv_chain(), orders=2.5)
+
+
+def agreement(model: nn.Module) -> float:
+    """How near to the float model, in dB, which only counts up to 40."""
+    x = images(seed=5)
+    return min(sqnr(spoilt_reference(x), model(x)), 40.0)
+
+
+def spoilt_reference(x: torch.Tensor) -> torch.Tensor:
+    return conv_chain()(x)  # rescaling did not change the function
+
+
+def test_sensitivity_ranks_the_worst_layer_first(one_bad_layer):
+    report = x86quant.sensitivity(one_bad_layer, images(), metric=agreement, equalize=False)
+    names = [layer.name for layer in report]
+    assert set(names[:2]) == {"2", "4"}
+    assert report["4"].sqnr_db < report["0"].sqnr_db - 10
+    assert report["4"].drop > report["0"].drop
+    assert report.float_metric == 40
+    assert all(layer.float_us > 0 for layer in report)
+    text = str(report)
+    assert text.splitlines()[0].split()[:2] == ["layer", "kind"]
+    assert "Conv2d" in text
+    assert '"float_metric": 40.0' in report.to_json()
+
+
+def test_sensitivity_of_some_layers_and_of_dynamic_ones(one_bad_layer):
+    report = x86quant.sensitivity(one_bad_layer, images(), layers=["0"])
+    assert [layer.name for layer in report] == ["0"]
+    assert report.float_metric is None
+    report = x86quant.sensitivity(outliers(), tokens())
+    assert {layer.name for layer in report} == {"attention", "up", "down"}
+    with pytest.raises(KeyError):
+        report["nowhere"]
+
+
+def test_sensitivity_needs_data(one_bad_layer):
+    with pytest.raises(InvalidInputError, match="needs data"):
+        x86quant.sensitivity(one_bad_layer, None)
+
+
+def search(model: nn.Module, **arguments):
+    return x86quant.quantize(model, images(), equalize=False, metric=agreement, **arguments)
+
+
+def test_the_search_keeps_few_layers_in_float(one_bad_layer, caplog):
+    with caplog.at_level(logging.INFO, logger="x86quant.quantization"):
+        result = search(one_bad_layer, max_drop=15.0)
+    found = result.quantization.search
+    assert found.met
+    assert agreement(result) == pytest.approx(found.best.score)
+    assert found.best.score >= 25
+    assert not found.steps[0].met
+    assert 1 <= len(found.best.float_layers) <= 2
+    assert set(found.best.float_layers) <= {"2", "4"}
+    assert set(result.quantization.float_layers) == set(found.best.float_layers)
+    assert caplog.text.count("trial") >= len(found.steps)
+    assert "target met" in str(result.quantization)
+
+
+def test_the_search_returns_the_best_even_if_it_misses(one_bad_layer):
+    result = search(one_bad_layer, max_drop=0.0, max_trials=2)
+    found = result.quantization.search
+    assert not found.met
+    assert not found.finished
+    assert len(found.steps) == 2
+    assert found.best.score == max(step.score for step in found.steps)
+    assert "target not met" in str(found)
+    assert isinstance(result, CompiledModule)
+
+
+def test_the_search_stops_at_once_if_nothing_is_lost():
+    result = x86quant.quantize(conv_chain(), images(), metric=agreement, max_drop=20)
+    found = result.quantization.search
+    assert found.met
+    assert len(found.steps) == 1
+    assert found.best.float_layers == ()
+
+
+def test_the_search_works_on_dynamic_layers_and_hands_over_data():
+    model, x = outliers(), tokens()
+    y = model(x).detach()
+
+    def near(m: nn.Module, data: torch.Tensor) -> float:
+        return min(sqnr(y, m(data)), 60.0)
+
+    result = x86quant.quantize(
+        model, x, metric=near, evaluation=x, max_drop=1.0, smooth_quant=False
+    )
+    assert result.quantization.search.met
+    assert {"attention", "up"} <= set(result.quantization.float_layers)
+
+
+def test_layers_asked_for_are_no_part_of_the_search(one_bad_layer):
+    result = search(one_bad_layer, max_drop=15.0, float_layers=["4"])
+    assert result.quantization.float_layers["4"] == "as asked"
+    assert "4" not in result.quantization.search.best.float_layers

@@ -1,0 +1,417 @@
+"""The one call: any traceable model, any form of data, nothing changed, errors that say what."""
+
+from __future__ import annotations
+
+import copy
+import io
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import x86quant
+from x86quant.compiler import CompiledModule
+from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, WeightOnlyLinear
+from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.quantization import statistics
+from x86quant.quantization.progress import counted
+from x86quant.quantization.tracing import fold_batch_norms
+
+
+class ConvNet(nn.Module):
+    """conv-bn-relu, a residual conv, a pool, a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.classify = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = torch.relu(self.second(x) + x)
+        return self.classify(x.mean((2, 3)))
+
+
+class Branching(ConvNet):
+    """A shape decides, which torch.fx cannot trace and torch.export can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != 3:
+            raise ValueError("three channels")
+        return super().forward(x)
+
+
+class Deciding(nn.Module):
+    """A value decides, which neither can trace; what is around can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.features(x)
+        if bool((x > 1e6).any()):
+            x = x / 2
+        return self.head(x.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """A transformer block with pre-norm."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.up, self.down = nn.Linear(width, 32), nn.Linear(32, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Encoder(nn.Module):
+    """Tokens in, classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 16)
+        self.block = Block()
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(self.block(self.embed(x)).mean(1))
+
+
+class Vision(nn.Module):
+    """Convolutions, then a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 4, stride=4), nn.BatchNorm2d(16), nn.ReLU())
+        self.block = Block()
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+def seeded(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    model = kind()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+def images(count: int = 32, size: int = 12, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def sqnr(exact: torch.Tensor, actual: torch.Tensor) -> float:
+    exact, actual = exact.detach(), actual.detach()
+    return float(20 * torch.log10(exact.norm() / (exact - actual).norm()))
+
+
+@pytest.fixture(scope="module")
+def conv_net() -> nn.Module:
+    return seeded(ConvNet)
+
+
+@pytest.fixture(scope="module")
+def quantized(conv_net: nn.Module) -> nn.Module:
+    return x86quant.quantize(conv_net, images())
+
+
+def test_a_convolutional_model_becomes_one_int8_graph(conv_net, quantized):
+    assert isinstance(quantized, CompiledModule)
+    assert quantized.float_nodes == ()
+    x = images(seed=1)
+    assert sqnr(conv_net(x), quantized(x)) > 30
+    assert quantized(images(1)).shape == (1, 5)
+    assert quantized.quantization.int8_layers == ("first", "second", "relu_1", "classify")
+
+
+def test_repr_tells_what_happened(quantized):
+    text = repr(quantized)
+    assert "static int8" in text
+    assert "observer mse" in text
+    assert "traced by torch.fx" in text
+
+
+def test_the_float_model_is_not_changed(conv_net):
+    model = copy.deepcopy(conv_net).train()
+    before = copy.deepcopy(model.state_dict())
+    x86quant.quantize(model, images(), equalize=True)
+    assert model.training
+    assert not hasattr(model, "quantization")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("form", ["tensor", "batches", "pairs", "loader", "generator", "mappings"])
+def test_every_form_of_calibration_data_gives_the_same_model(conv_net, quantized, form):
+    x = images()
+    forms = {
+        "tensor": x,
+        "batches": [x[:20], x[20:]],
+        "pairs": [(x[:20], torch.zeros(20)), [x[20:], torch.zeros(12)]],
+        "loader": DataLoader(TensorDataset(x, torch.zeros(32)), batch_size=8),
+        "generator": (piece for piece in x.split(8)),
+        "mappings": [{"x": x, "labels": torch.zeros(32)}],
+    }
+    if form == "mappings":  # a graph takes positional inputs only, so parts are quantized
+        model = x86quant.quantize(conv_net, forms[form])
+        assert "keyword" in str(model.quantization)
+    else:
+        model = x86quant.quantize(conv_net, forms[form], bias_correction=False)
+        expected = x86quant.quantize(conv_net, x, bias_correction=False)
+        assert torch.equal(model(x), expected(x))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "is empty"),
+        (iter(()), "is empty"),
+        (torch.zeros(0, 3, 4, 4), "no samples"),
+        (3, "not int"),
+        ("images", "not str"),
+        ([3.5], "batch 0 is float"),
+        ([torch.full((2, 3, 8, 8), float("nan"))], "batch 0 holds NaN"),
+        (None, "needs calibration data"),
+    ],
+)
+def test_bad_calibration_data_is_named(conv_net, data, message):
+    with pytest.raises(InvalidInputError, match=message):
+        x86quant.quantize(conv_net, data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "fast"}, "mode must be"),
+        ({"observer": "best"}, "observer must be"),
+        ({"equalize": 1}, "equalize must be"),
+        ({"max_drop": 0.1}, "needs a metric"),
+        ({"metric": len, "max_drop": -1}, "negative"),
+        ({"metric": lambda _: float("nan")}, "metric of the float model"),
+        ({"float_layers": ["secnd"]}, "did you mean second"),
+        ({"activation_bits": 9}, "7 or 8"),
+    ],
+)
+def test_bad_arguments_are_named(conv_net, arguments, message):
+    with pytest.raises(InvalidInputError, match=message):
+        x86quant.quantize(conv_net, images(4), **arguments)
+
+
+def test_bad_models_are_named(conv_net):
+    with pytest.raises(InvalidInputError, match=r"an nn\.Module, not function"):
+        x86quant.quantize(lambda x: x, images(4))
+    broken = copy.deepcopy(conv_net)
+    with torch.no_grad():
+        broken.second.weight[0] = float("nan")
+    with pytest.raises(InvalidInputError, match=r"second\.weight holds NaN"):
+        x86quant.quantize(broken, images(4))
+    with pytest.raises(UnsupportedError, match="no layer"):
+        x86quant.quantize(nn.Sequential(nn.ReLU()), None, mode="dynamic")
+
+
+def test_layers_asked_for_stay_in_float(conv_net):
+    model = x86quant.quantize(conv_net, images(), float_layers=["second"])
+    assert [node.layer for node in model.float_nodes] == ["second"]
+    assert model.quantization.float_layers == {"second": "as asked"}
+    by_class = x86quant.quantize(conv_net, images(), float_layers=[nn.Conv2d])
+    assert set(by_class.quantization.float_layers) == {"first", "second"}
+
+
+def test_containers_keep_all_their_layers_in_float():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), nn.Conv2d(4, 4, 3)).eval()
+    result = x86quant.quantize(model, images(4), float_layers=["0"])
+    assert set(result.quantization.float_layers) == {"0.0"}
+
+
+def test_export_takes_over_where_fx_fails():
+    model = seeded(Branching)
+    result = x86quant.quantize(model, images())
+    assert result.quantization.traced_by == {"": "torch.export"}
+    assert "torch.fx cannot trace" in str(result.quantization)
+    x = images(5, seed=1)
+    assert sqnr(model(x), result(x)) > 30
+    assert result.float_nodes == ()
+    expected = x86quant.quantize(seeded(ConvNet), images())(x)
+    assert sqnr(expected, result(x)) > 35
+
+
+def test_an_export_from_one_sample_takes_batches():
+    model = seeded(Branching)
+    result = x86quant.quantize(model, [images(1), images(1, seed=2)])
+    assert result(images(7)).shape == (7, 5)
+
+
+def test_parts_are_quantized_where_the_whole_cannot_be_traced():
+    model = seeded(Deciding)
+    result = x86quant.quantize(model, images())
+    assert isinstance(result, Deciding)
+    assert isinstance(result.features, CompiledModule)
+    assert isinstance(result.head, CompiledModule)
+    assert "cannot be one graph" in str(result.quantization)
+    assert result.quantization.int8_layers == ("features.0", "head")
+    x = images(seed=1)
+    assert sqnr(model(x), result(x)) > 30
+
+
+def test_float_layers_within_parts():
+    result = x86quant.quantize(seeded(Deciding), images(), float_layers=["head"])
+    assert isinstance(result.head, nn.Linear)
+    assert isinstance(result.features, CompiledModule)
+
+
+def test_transformers_are_dynamic():
+    model = seeded(Encoder)
+    x = torch.randn(8, 5, 6, generator=torch.Generator().manual_seed(0))
+    result = x86quant.quantize(model, x)
+    assert result.quantization.mode == "dynamic"
+    assert isinstance(result.block.up, DynamicLinear)
+    assert isinstance(result.block.attention, DynamicMultiheadAttention)
+    assert sqnr(model(x), result(x)) > 30
+
+
+def test_transformers_need_no_data():
+    result = x86quant.quantize(seeded(Encoder), None, float_layers=["head"])
+    assert isinstance(result.block.up, DynamicLinear)
+    assert type(result.head) is nn.Linear
+
+
+def test_convolutions_before_a_transformer_are_static():
+    model = seeded(Vision)
+    result = x86quant.quantize(model, images())
+    assert result.quantization.mode == "static and dynamic"
+    assert isinstance(result.stem, CompiledModule)
+    assert isinstance(result.block.up, DynamicLinear)
+    x = images(seed=1)
+    assert sqnr(model(x), result(x)) > 30
+
+
+def test_weight_only_keeps_activations_in_float():
+    model = seeded(Encoder)
+    x = torch.randn(8, 5, 6, generator=torch.Generator().manual_seed(0))
+    result = x86quant.quantize(model, None, mode="weight_only")
+    assert isinstance(result.block.up, WeightOnlyLinear)
+    assert isinstance(result.block.attention, nn.MultiheadAttention)
+    assert sqnr(model(x), result(x)) > 40
+
+
+def test_any_mode_can_be_forced():
+    x = torch.randn(64, 5, 6, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
+    result = x86quant.quantize(model, x, mode="static")
+    assert isinstance(result, CompiledModule)
+    assert sqnr(model(x), result(x)) > 25
+    with pytest.raises(InvalidInputError, match="needs calibration data"):
+        x86quant.quantize(model, None, mode="static")
+
+
+def test_memory_stays_flat_while_calibration_streams():
+    seen: list[weakref.ref[torch.Tensor]] = []
+    most_alive = 0
+
+    def batches():
+        nonlocal most_alive
+        for number in range(80):
+            batch = images(1, seed=number)
+            seen.append(weakref.ref(batch))
+            most_alive = max(most_alive, sum(ref() is not None for ref in seen))
+            yield batch
+            del batch
+
+    x86quant.quantize(seeded(ConvNet), batches())
+    assert len(seen) == 80
+    assert most_alive <= 16 + 3  # the sample, and those on their way
+
+
+def test_a_generator_is_read_once_and_to_its_end(conv_net):
+    read = []
+
+    def batches():
+        for number in range(40):
+            read.append(number)
+            yield images(1, seed=number)
+
+    result = x86quant.quantize(conv_net, batches())
+    assert read == list(range(40))
+    assert result.quantization.batches == 40
+
+
+def test_progress_is_drawn_in_terminals_only(capsys, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert list(counted(range(3), 3, "calibrating", shown=True)) == [0, 1, 2]
+    assert list(counted(range(3), None, "calibrating", shown=True)) == [0, 1, 2]
+    assert "3 batches" in terminal.getvalue()
+    terminal.truncate(0)
+    assert list(counted(range(3), 3, "calibrating", shown=False)) == [0, 1, 2]
+    assert terminal.getvalue().strip("\0") == ""
+
+
+def test_batch_norms_fold_exactly(conv_net):
+    traced = torch.fx.symbolic_trace(copy.deepcopy(conv_net))
+    x = images(4)
+    assert fold_batch_norms(traced) == 1
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in traced.modules())
+    torch.testing.assert_close(traced(x), conv_net(x))
+
+
+def test_statistics_compare_layer_by_layer(conv_net, quantized):
+    found = {layer.name: layer for layer in statistics(conv_net, quantized, images())}
+    assert {"first", "second", "classify"} <= set(found)
+    assert all(layer.sqnr_db > 25 for layer in found.values())
+    x = images()
+    exact = torch.relu(conv_net.norm(conv_net.first(x))).detach()
+    assert found["first"].min == 0
+    assert found["first"].max == pytest.approx(float(exact.max()), rel=1e-4)
+
+
+def test_statistics_see_saturation(conv_net, quantized):
+    wild = images() * 20
+    found = {x.name: x.saturation_rate for x in statistics(conv_net, quantized, wild)}
+    usual = {x.name: x.saturation_rate for x in statistics(conv_net, quantized, images())}
+    assert found["first"] > 0.2
+    assert usual["first"] < 0.01
+
+
+def test_statistics_know_equalized_and_dynamic_layers():
+    model = seeded(Vision)
+    result = x86quant.quantize(model, images())
+    found = {x.name: x.sqnr_db for x in statistics(model, result, images())}
+    assert {"stem.0", "block.up", "block.down", "block.attention", "head"} <= set(found)
+    assert min(found.values()) > 25
+
+
+def test_statistics_want_a_quantized_model(conv_net):
+    with pytest.raises(InvalidInputError, match=r"x86quant\.quantize returned"):
+        statistics(conv_net, conv_net, images(4))
+
+
+def test_a_quantized_model_is_saved_and_loaded(tmp_path, quantized):
+    x86quant.save(quantized, tmp_path / "model.x86q")
+    assert torch.equal(x86quant.load(tmp_path / "model.x86q")(images(2)), quantized(images(2)))
+
+
+def test_numpy_is_not_taken_for_a_tensor_but_its_rows_are_no_batches(conv_net):
+    with pytest.raises(InvalidInputError, match="batch 0 is ndarray"):
+        x86quant.quantize(conv_net, np.zeros((4, 3, 8, 8), np.float32))
