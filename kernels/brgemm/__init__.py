@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 
 class BrgemmKernel(Kernel):
-    """Dense convolutions and linears of compiled models; sums are exact."""
+    """Dense convolutions and linears of compiled models; sums are exact.
+
+    torch offers the micro-kernel for int8 on CPUs with AMX only (``could_pack``).
+    """
 
     name: ClassVar[str] = "brgemm"
-    requires: ClassVar[frozenset[str]] = frozenset({"avx512_vnni"})
+    requires: ClassVar[frozenset[str]] = frozenset({"amx_int8"})
     engine: ClassVar[str] = "native"
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:

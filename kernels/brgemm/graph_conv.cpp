@@ -43,7 +43,7 @@ class BrgemmConv final : public PackedConv {
     const xq_conv& c = d_.conv;
     TORCH_CHECK(c.groups == 1 && !c.transposed && c.kernel[0] == 1 && c.in_channels % 4 == 0,
                 "x86quant: the brgemm kernel takes dense 1d and 2d convolutions of 4n channels");
-    TORCH_CHECK(blas::could_pack(at::kChar), "x86quant: brgemm needs AVX512-VNNI");
+    TORCH_CHECK(blas::could_pack(at::kChar), "x86quant: torch has no int8 brgemm for this CPU");
     // All taps of a row in one product where they are adjacent.
     taps_ = c.dilation[2] == 1 ? 1 : c.kernel[2];
     depth_ = c.in_channels * (c.kernel[2] / taps_);
