@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from .base import Kernel
+from .brgemm import BrgemmKernel
 from .fbgemm import FbgemmDynamicKernel, FbgemmKernel
 from .native import NativeGraphKernel, NativeKernel
 from .onednn import OnednnDynamicKernel, OnednnKernel
@@ -52,7 +53,7 @@ _KERNELS = _register(
     (FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel())
 )
 
-_GRAPH_KERNELS = _register((NativeGraphKernel(),))
+_GRAPH_KERNELS = _register((NativeGraphKernel(), BrgemmKernel()))
 
 _DYNAMIC_KERNELS = _register(
     (NativeGraphKernel(), FbgemmDynamicKernel(), OnednnDynamicKernel(), ReferenceKernel())

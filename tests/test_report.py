@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.test_lowering import IMAGE
 from tests.test_runtime import FloatMiddle, compiled
+from x86quant.cli import main
 from x86quant.reporting import ModelReport, model_report
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
@@ -21,16 +22,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_m
 @dataclasses.dataclass
 class Known:
     sqnr_db: float = 12.5
-    low: float = -1.0
-    high: float = 2.0
-    saturation: float = 0.25
+    min: float = -1.0
+    max: float = 2.0
+    saturation_rate: float = 0.25
 
 
 @pytest.fixture(scope="module")
 def report() -> ModelReport:
     torch.backends.quantized.engine = "onednn"
     module = compiled(FloatMiddle(), *IMAGE)
-    precision = {"first": Known(), "last": Known(sqnr_db=float("inf"), saturation=0.0)}
+    precision = {"first": Known(), "last": Known(sqnr_db=float("inf"), saturation_rate=0.0)}
     return model_report(
         module,
         (torch.randn(IMAGE),),
@@ -111,6 +112,41 @@ def test_it_prints_and_round_trips_as_json(report: ModelReport) -> None:
     data = json.loads(report.to_json())
     assert len(data["layers"]) == len(report.layers)
     assert data["facts"] == dict(report.facts)
+
+
+def test_a_compiled_model_writes_its_own(tmp_path: Path) -> None:
+    torch.backends.quantized.engine = "onednn"
+    module = compiled(nn.Sequential(nn.Conv2d(4, 4, 1)), *IMAGE)
+    written = module.x86quant_report(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == written.to_html()
+    assert written.facts["inputs"] == "×".join(map(str, IMAGE))
+
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+def data():
+    return [torch.randn(2, 3, 8, 8) for _ in range(3)]
+"""
+
+
+def test_the_command_quantizes_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reported_net.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.html"
+    options = ["report", "reported_net:net", "--shape", "2,3,8,8", "--out", str(page)]
+    assert main([*options, "--data", "reported_net:data"]) == 0
+    assert "SQNR" in capsys.readouterr().out
+    assert page.read_text().count("<svg") >= 2  # times and SQNR
+    assert main([*options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layers"]
 
 
 def test_times_can_be_left_out() -> None:

@@ -161,7 +161,7 @@ def test_unknown_matches_nothing() -> None:
 def test_every_feature_reads_a_conv_and_a_linear() -> None:
     dilated = conv(
         64, 128, groups=64, stride=(2, 1), dilation=(1, 2), batch=2, rows=10, threads=1,
-        dynamic=False, post_op="relu", weights=WeightFacts((), symmetric=False),
+        caller="stock", dynamic=False, post_op="relu", weights=WeightFacts((), symmetric=False),
     )  # fmt: skip
     values = {name: feature.get(dilated, AMX) for name, feature in FEATURES.items()}
     assert None not in values.values()
@@ -280,7 +280,7 @@ def test_the_same_entry_twice() -> None:
 def test_unknown_kernel() -> None:
     text = HEAD + '[[rule]]\nop = "*"\nuse = ["fbgemm",\n "onednm"]\n'
     with pytest.raises(
-        RuleError, match=r"t\.toml:3: unknown kernel 'onednm'; did you mean 'onednn'"
+        RuleError, match=r"t\.toml:3: t#1 names the unknown kernel 'onednm'; did you mean 'onednn'"
     ):
         parse_table(text, "t.toml", KERNELS)
     assert parse_table(text, "t.toml").kernels().keys() == {"fbgemm", "onednm"}

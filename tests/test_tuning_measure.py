@@ -719,7 +719,7 @@ def test_stock_entries_tell_rows_apart_only_where_the_best_kernel_differs() -> N
 def test_entries_of_compiled_models_come_first_and_are_exact() -> None:
     found = user_table.entries([stock(CONV, "onednn", 3), graph(CONV, "native", 1)])
     assert [(e.spec.caller, e.spec.rows, e.use) for e in found] == [
-        ("graph", 36, ("native",)), (None, None, ("onednn",)),
+        ("graph", 36, ("native",)), ("stock", None, ("onednn",)),
     ]  # fmt: skip
 
 

@@ -26,10 +26,10 @@ from x86quant.conditions import did_you_mean
 from x86quant.cpu_info import cpu as this_cpu
 from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
 from x86quant.isa import LEVELS
-from x86quant.kernels import all_kernels, kernel_names
+from x86quant.kernels import kernel_names
 from x86quant.router import Override, make_override
-from x86quant.rule_table import RuleTable, find_table, read_table, shipped_tables
-from x86quant.user_tables import is_user_table, user_tables
+from x86quant.rule_table import RuleTable, read_table, shipped_tables
+from x86quant.user_tables import find_any_table, is_user_table, user_tables
 
 if TYPE_CHECKING:
     from x86quant.cpu_info import Cpu
@@ -120,7 +120,8 @@ def use_rules(
             ...
 
     Args:
-        name_or_path: a shipped table's name, the path of a .toml file, or a table.
+        name_or_path: the name of a shipped table or of the user's, the path of a .toml file, or a
+            table.
         kernels: the names of the registered kernels; the table may name no others.
 
     Raises:
@@ -131,7 +132,7 @@ def use_rules(
         table = name_or_path
         table.check_kernels(known)
     else:
-        table = read_table(find_table(name_or_path), known)
+        table = read_table(find_any_table(name_or_path), known)
     warn_if_stale(table)
     return Setting(_tables, table)
 
@@ -147,7 +148,7 @@ def override(
 
     A kernel that cannot run a matching op is an error when that op is routed.
     """
-    known = all_kernels() if kernels is None else kernels
+    known = kernel_names() if kernels is None else kernels
     if kernel not in known:
         raise InvalidInputError(
             f"override: unknown kernel {kernel!r}; {did_you_mean(kernel, known)}"
@@ -190,7 +191,7 @@ def _table_of_environment(kernels: frozenset[str] | None) -> RuleTable | None:
     if wanted is None:
         return None
     try:
-        table = read_table(find_table(wanted), kernels)
+        table = read_table(find_any_table(wanted), kernels)
     except RuleError as error:
         raise RuleError(f"{VARIABLE}={wanted}: {error}") from None
     warn_if_stale(table)
@@ -235,17 +236,22 @@ def _readable(paths: Iterable[Path], kernels: frozenset[str] | None) -> Iterator
 
 def warn_if_stale(table: RuleTable) -> None:
     """Say once that a table was measured with other versions: it may be slow, never wrong."""
+    if note := stale(table):
+        _tell(f"stale {table.path or table.name}", f"rule table {table.name!r} {note}")
+
+
+def stale(table: RuleTable) -> str | None:
+    """In which versions the table's measurements differ from what is installed, and the remedy."""
     differ = [
         f"{name} {measured}, not {installed}"
         for name, measured, installed in _versions(table)
         if _release(installed) not in {_release(part) for part in measured.split(" | ")}
     ]
     if not differ:
-        return
-    _tell(
-        f"stale {table.path or table.name}",
-        f"rule table {table.name!r} was measured with {' and '.join(differ)}: it still works, but "
-        f"its choices may be slow. Measure again: {refresh_command(table)}",
+        return None
+    return (
+        f"was measured with {' and '.join(differ)}: it still works, but its choices may be slow. "
+        f"Measure again: {refresh_command(table)}"
     )
 
 

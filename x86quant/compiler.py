@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 import threading
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode, lower
 from x86quant.lowering.passes import Report
 from x86quant.runtime import Segment, partition
+
+if TYPE_CHECKING:
+    from x86quant.reporting import ModelReport
 
 if TYPE_CHECKING:
     from x86quant.quantization.summary import Summary
@@ -91,6 +95,23 @@ class CompiledModule(nn.Module):
         other = copy.copy(self)
         other._runtime = _Runtime(runtime)
         return other
+
+    def x86quant_report(
+        self, path: str | os.PathLike[str], inputs: Sequence[Any] | None = None, **options: Any
+    ) -> ModelReport:
+        """Write a page of HTML about what runs, how fast and how precisely; returns its facts.
+
+        Args:
+            path: where to.
+            inputs: what to run on; by default zeros of the shapes it was compiled for.
+            options: as for ``x86quant.reporting.model_report``: title, precision, notes, runs.
+        """
+        from x86quant.profiling.recorder import example_inputs
+        from x86quant.reporting import model_report
+
+        report = model_report(self, example_inputs(self) if inputs is None else inputs, **options)
+        report.write(path)
+        return report
 
     def extra_repr(self) -> str:
         """How many nodes there are, how many run in float, and what ``quantize`` did."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from x86quant.rule_table import RuleTable
+from x86quant.rule_table import RuleTable, find_table, shipped_tables
 from x86quant.rule_writer import write_table
 
 
@@ -35,6 +35,16 @@ def user_tables() -> dict[str, Path]:
         return {path.stem: path for path in sorted(user_rules_dir().glob("*.toml"))}
     except (OSError, RuntimeError):  # a folder that may not be read; a user without a home
         return {}
+
+
+def find_any_table(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a table: a shipped one's name, a user's, or a path.
+
+    Raises:
+        RuleError: there is none.
+    """
+    name, own = os.fspath(name_or_path), user_tables()
+    return own[name] if name in own and name not in shipped_tables() else find_table(name)
 
 
 def is_user_table(table: RuleTable) -> bool:

@@ -193,6 +193,13 @@ def _convert(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
     return converted
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Whether ``model`` is compiled, or converted by stock PyTorch."""
+    from x86quant.compiler import CompiledModule
+
+    return isinstance(model, CompiledModule) or _is_converted(model)
+
+
 def _is_converted(model: nn.Module) -> bool:
     """Whether stock PyTorch has quantized ``model``: it has packed weights, or quantizes."""
     import torch

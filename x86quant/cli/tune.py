@@ -210,10 +210,8 @@ def _install(options: argparse.Namespace, request: Request, outcome: Outcome) ->
             table = user_table.with_entries(
                 (m for m in outcome.measured if of_model & {net for net, _ in m.case.nets}), here
             )
-        elif user_table.can_fit():
-            table = user_table.fitted(outcome.measured, here)
         else:
-            continue
+            table = user_table.fitted(outcome.measured, here)
         installed.append(user_table.install(table, here))
     return installed
 

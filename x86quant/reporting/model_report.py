@@ -23,23 +23,23 @@ from x86quant.text_table import text_table
 
 
 class Precision(Protocol):
-    """How precise the result of one layer is."""
+    """How precise the result of one layer is; ``quantization.LayerStatistics`` is one."""
 
     @property
     def sqnr_db(self) -> float:
         """Signal to quantization noise, against the float model."""
 
     @property
-    def low(self) -> float:
-        """The least value seen."""
+    def min(self) -> float:
+        """The float model's least value."""
 
     @property
-    def high(self) -> float:
-        """The greatest value seen."""
+    def max(self) -> float:
+        """The float model's largest value."""
 
     @property
-    def saturation(self) -> float:
-        """The share of values that were clipped."""
+    def saturation_rate(self) -> float:
+        """The share of values outside of the quantized range."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,9 +152,9 @@ def _layer(step: RunStep, microseconds: float | None, precision: Precision | Non
     return dataclasses.replace(
         facts,
         sqnr_db=_finite(precision.sqnr_db),
-        low=precision.low,
-        high=precision.high,
-        saturation=precision.saturation,
+        low=precision.min,
+        high=precision.max,
+        saturation=precision.saturation_rate,
     )
 
 

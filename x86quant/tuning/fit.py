@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -71,15 +71,12 @@ def fit(
     level = one_level(measured)
     base = base or read_table(find_table("default"))
     found = samples(measured)
-    denials = _denials(wrong_results(measured))
-    problems = _problems(found)
+    denials = denials_of(wrong_results(measured))
 
     def fit_some(some: Sequence[Sample]) -> RuleTable:
-        wanted = set(map(id, some))
-        parts = [p.subset(np.array([id(s) in wanted for s in p.samples], bool)) for p in problems]
-        return _assemble("fitted", [p for p in parts if p.samples], base, denials)
+        return _assemble(name or level, _problems(some), base, denials)
 
-    table = _assemble(name or level, problems, base, denials)
+    table = fit_some(found)
     unseen = leave_one_out(found, fit_some, progress)
     scores = score(found, baselines(found), unseen)
     table = dataclasses.replace(
@@ -101,14 +98,14 @@ def _problems(found: Sequence[Sample]) -> list[Problem]:
         of_caller = [sample for sample in found if sample.case.caller == caller]
         for family in _families({sample.spec.op for sample in of_caller}):
             some = [sample for sample in of_caller if sample.spec.op in OPS[family]]
-            problems.append(Problem(some, family))
+            problems.append(Problem.of(some, family))
     return problems
 
 
 def _families(ops: set[str]) -> list[str]:
-    """Convolutions together if all kinds were measured: rules must not reach beyond."""
-    joined = ["conv"] if OPS["conv"] <= ops else sorted(ops & OPS["conv"])
-    return (["linear"] if "linear" in ops else []) + joined
+    """Convolutions together: what holds for two kinds is the best guess for the third."""
+    kinds = sorted(ops & OPS["conv"])
+    return (["linear"] if "linear" in ops else []) + (["conv"] if len(kinds) > 1 else kinds)
 
 
 def _assemble(
@@ -144,9 +141,7 @@ def _as_rules(problem: Problem, learned: RuleList) -> Iterator[Rule]:
     yield Rule(problem.family, caller, learned.default, _evidence(problem, rest, default))
 
 
-def _evidence(
-    problem: Problem, covers: Mask, mine: Integers, below: Integers | None = None
-) -> str:
+def _evidence(problem: Problem, covers: Mask, mine: Integers, below: Integers | None = None) -> str:
     """What a rule rests on: how many cases, how much they gain, how often it is right."""
     some = [s for s, covered in zip(problem.samples, covers, strict=True) if covered]
     if not some:
@@ -154,11 +149,16 @@ def _evidence(
     weight = int(problem.weights[covers].sum())
     networks = {net for sample in some for net in sample.networks}
     level = int(problem.weights[covers & (mine == 0)].sum()) / weight
-    text = f"{len({s.case for s in some})} cases of {len(networks)} networks: "
+    cases = _counted(len({s.case for s in some}), "case")
+    text = f"{cases} of {_counted(len(networks), 'network')}: "
     if below is None:
         return f"{text}best or level in {level:.0%}"
     gain = math.exp(int((below - mine)[covers].sum()) / weight)
     return f"{text}{gain:.2f} times as fast as by the rules below, best or level in {level:.0%}"
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 # ---------------------------------------------------------------------------- the rest
@@ -177,7 +177,7 @@ def _domain(problems: Sequence[Problem]) -> Pattern:
     return Pattern(*parse_pattern("*", when))
 
 
-def _denials(wrong: Sequence[Measurement]) -> tuple[Denial, ...]:
+def denials_of(wrong: Iterable[Measurement]) -> tuple[Denial, ...]:
     """A kernel that was wrong on a layer once may not run it at any size."""
     found: dict[tuple[str, str], Denial] = {}
     for m in wrong:

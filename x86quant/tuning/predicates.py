@@ -1,19 +1,22 @@
 """The conditions that a fitted rule may be made of.
 
-Bounds are round numbers, whatever the measurements are: a rule then reads well, and does not move
-when a case comes or goes. A condition is offered where it tells samples apart.
+Bounds are round numbers: a rule then reads well, and hardly moves when a case comes or goes.
+Between two measured values the round number nearest their middle is offered.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from x86quant.cpu_info import Cpu
 from x86quant.conditions import OPS, Condition, parse_condition
+from x86quant.cpu_info import Cpu
 from x86quant.features import FEATURES, Feature, Value
 from x86quant.spec import OpSpec
 
@@ -23,10 +26,13 @@ Mask = NDArray[np.bool_]
 _SIZES = (*range(1, 9), *(n * 2**power for power in range(2, 16) for n in (3, 4)))
 _WORK = tuple(n * 10**power for power in range(3, 13) for n in (1, 2, 5))
 _MULTIPLES = (2, 4, 8, 16, 32)
-# A number is tested for being equal where it takes few values: sides of kernels, strides.
-_FEW = 12
+_COUNTED = ("in_channels", "out_channels", "groups", "in_per_group", "out_per_group")
+# Up to this, a number may be tested for being equal: sides of kernels, strides, few channels.
+_SMALL = 16
 # Of the CPU, measurements of several machines may differ in this only: levels have a table each.
 _OF_CPU = ("vendor",)
+# Not tested: who calls has rules of his own, and paddings follow from sides that are tested.
+_LEFT_OUT = ("caller", "padding_max", "output_padding_max")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,51 +75,49 @@ class Offer:
     predicates: tuple[Predicate, ...]
     masks: NDArray[np.bool_]
 
-    def telling_apart(self, columns: Mask) -> Offer:
-        """Those that tell some of the ops apart; of those that do so alike, the first."""
-        masks = self.masks[:, columns]
-        seen: dict[bytes, int] = {}
-        for row, mask in enumerate(masks):
-            if mask.any() and not mask.all():
-                seen.setdefault(mask.tobytes(), row)
-        rows = sorted(seen.values())
-        return Offer(tuple(self.predicates[row] for row in rows), masks[rows])
-
 
 def offer(ops: Sequence[tuple[OpSpec, Cpu]]) -> Offer:
-    """Every condition that tells ``ops`` apart."""
-    predicates: list[Predicate] = []
-    masks: list[Mask] = []
+    """Every condition that tells some of ``ops`` apart; of those that do so alike, the first."""
+    found: dict[bytes, tuple[Predicate, Mask]] = {}
     for name, values in _columns(ops).items():
         for predicate in _of_feature(name, values):
-            predicates.append(predicate)
-            masks.append(predicate.mask(values))
-    everything = Offer(tuple(predicates), np.array(masks, bool).reshape(-1, len(ops)))
-    return everything.telling_apart(np.ones(len(ops), bool))
+            mask = predicate.mask(values)
+            if mask.any() and not mask.all():
+                found.setdefault(mask.tobytes(), (predicate, mask))
+    masks = np.array([mask for _, mask in found.values()], bool).reshape(-1, len(ops))
+    return Offer(tuple(predicate for predicate, _ in found.values()), masks)
 
 
 def _columns(ops: Sequence[tuple[OpSpec, Cpu]]) -> dict[str, list[Value | None]]:
     columns: dict[str, list[Value | None]] = {"op": [spec.op for spec, _ in ops]}
     for name, feature in FEATURES.items():
-        if (feature.of != "cpu" or name in _OF_CPU) and name != "caller":
+        if (feature.of != "cpu" or name in _OF_CPU) and name not in _LEFT_OUT:
             columns[name] = [feature.get(spec, cpu) for spec, cpu in ops]
     return columns
 
 
 def _of_feature(name: str, values: Iterable[Value | None]) -> Iterator[Predicate]:
-    known = sorted({value for value in values if value is not None})  # type: ignore[type-var]
-    if len(known) == 0:
-        return
+    known: list[Any] = sorted({value for value in values if value is not None})
     if name == "op" or FEATURES[name].type != "int":
         yield from (Predicate(name, equal=value) for value in known)
         return
-    if len(known) <= _FEW and not FEATURES[name].per_row:
-        yield from (Predicate(name, equal=value) for value in known)
-    for bound in _WORK if name == "multiply_adds" else _SIZES:
+    if not FEATURES[name].per_row:
+        yield from (Predicate(name, equal=value) for value in known if value <= _SMALL)
+    for bound in _bounds_between(known, _WORK if name == "multiply_adds" else _SIZES):
         yield Predicate(name, low=bound)
         yield Predicate(name, high=bound - 1)
-    if not FEATURES[name].per_row:
+    if name in _COUNTED:
         yield from (Predicate(name, multiple=divisor) for divisor in _MULTIPLES)
+
+
+def _bounds_between(known: Sequence[int], round_numbers: Sequence[int]) -> Iterator[int]:
+    """A round number for each gap between neighbours that holds one: ``below < bound <= above``."""
+    for below, above in itertools.pairwise(known):
+        inside = [n for n in round_numbers if below < n <= above]
+        if inside:
+            # The middle by ratio; 0 is no size to take a ratio of.
+            middle = math.sqrt(max(below, 1) * above)
+            yield min(inside, key=lambda n: (abs(math.log(n / middle)), n))
 
 
 # ---------------------------------------------------------------------------- as rules

@@ -50,7 +50,7 @@ class Regret:
         cases: how many cases they are of.
         mean: geometric mean.
         p95: 95 of 100 are no worse.
-        worst: the largest, and on which case with which kernel.
+        worst: the largest; ``worst_case`` says on which case with which kernel.
         weighted: each layer by its share of its network's time, networks alike.
     """
 
@@ -69,7 +69,7 @@ class Regret:
 
 
 def judge(table: RuleTable, samples: Sequence[Sample], network: str | None = None) -> list[Judged]:
-    """What ``table`` chooses for samples with a choice; for ``network``, or all of each sample's."""
+    """What ``table`` chooses where there is a choice, for ``network`` or all of a sample's."""
     judged = []
     for sample in samples:
         if not sample.decided:
@@ -101,6 +101,7 @@ def leave_one_out(
         unseen = [sample for sample in samples if network in sample.networks]
         if seen:
             judged += judge(fit(seen), unseen, network)
+    progress(len(networks), len(networks))
     return judged
 
 
@@ -111,14 +112,15 @@ def summarize(judged: Sequence[Judged]) -> Regret | None:
     regrets = np.array([j.regret for j in judged])
     weights = np.array([j.weight for j in judged])
     worst = max(judged, key=lambda j: j.regret)
-    best_kernel = min(worst.sample.times, key=lambda name: worst.sample.times[name])
+    best = min(worst.sample.times, key=lambda name: worst.sample.times[name])
+    where = f"{worst.sample.case}: {worst.kernel} instead of {best}"
     return Regret(
         cases=len({j.sample.case for j in judged}),
         mean=float(np.expm1(np.average(np.log1p(regrets), weights=weights))),
         p95=_percentile(regrets.tolist(), weights.tolist(), 0.95),
         worst=worst.regret,
         weighted=_weighted(judged),
-        worst_case=f"{worst.sample.case}: {worst.kernel} instead of {best_kernel}",
+        worst_case=where if worst.regret > 0 else "",
     )
 
 
@@ -211,5 +213,3 @@ def score(
             if regret := summarize(judged):
                 scores.append(Score(caller, name, regret, by_network(judged)))
     return scores
-
-

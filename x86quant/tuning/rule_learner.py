@@ -15,6 +15,8 @@ All sums are of whole numbers, so that the result depends on no order and no num
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 
@@ -29,14 +31,16 @@ Integers = NDArray[np.int64]
 
 # One unit of loss: a millionth.
 _UNIT = 1e6
+# A loss beyond this factor counts as this factor: one stalled timing must not make a rule.
+_MOST_LOSS = 16.0
 # What a rule must win to be worth its line, and each of its conditions, in mean ln(time).
-RULE_PRICE = 0.0010
+RULE_PRICE = 0.0005
 CONDITION_PRICE = 0.0002
 # A condition that wins less than this share of its rule is left out.
 _WORTHLESS = 0.03
 _MOST_RULES = 16
 _MOST_CONDITIONS = 4
-_BEAM = 12
+_BEAM = 16
 # A rule must rest on so many layers: one may be an accident.
 _FEWEST_LAYERS = 3
 
@@ -66,52 +70,51 @@ class RuleList:
     default: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """Samples of one caller and one kind of op, in numbers.
 
     Attributes:
         samples: what they are of.
+        family: the kind of op: "linear", "conv2d", or "conv" for all.
         kernels: every kernel that may run one of them, sorted.
-        losses: (samples, kernels) in units, weighted; 0 where the kernel may not run.
+        weights: (samples), in units.
         legal: (samples, kernels) whether it may.
+        losses: (samples, kernels) in units, weighted; 0 where the kernel may not run.
         offer: the conditions, over distinct ops.
         op_of: (samples) which distinct op a sample is.
+        resamples: (samples, resamples) how often it is drawn.
     """
 
-    def __init__(self, samples: Sequence[Sample], family: str) -> None:
-        self.samples = tuple(samples)
-        self.family = family
-        self.kernels = tuple(sorted({name for sample in samples for name in sample.times}))
-        self.weights = np.array([_weight_in_units(sample) for sample in samples], np.int64)
-        self.legal = np.array(
-            [[name in sample.times for name in self.kernels] for sample in samples], bool
-        ).reshape(len(samples), len(self.kernels))
-        losses = [[sample.losses.get(name, 0.0) for name in self.kernels] for sample in samples]
-        self.losses = np.rint(
-            np.array(losses, float).reshape(self.legal.shape) * self.weights[:, None]
-        ).astype(np.int64)
-        ops = {(sample.spec, sample.cpu): None for sample in samples}
-        numbers = {op: number for number, op in enumerate(ops)}
-        self.op_of = np.array([numbers[s.spec, s.cpu] for s in samples], np.int64)
-        self.offer = offer(tuple(ops))
-        self.resamples = _resamples(samples)
+    samples: tuple[Sample, ...]
+    family: str
+    kernels: tuple[str, ...]
+    weights: Integers
+    legal: Mask
+    losses: Integers
+    offer: Offer
+    op_of: Integers
+    resamples: Integers
 
-    def subset(self, keep: Mask) -> Problem:
-        """The problem of some of the samples; nothing of the others is left in it."""
-        part = object.__new__(Problem)
-        part.samples = tuple(s for s, kept in zip(self.samples, keep, strict=True) if kept)
-        part.family = self.family
-        used = self.legal[keep].any(axis=0)
-        part.kernels = tuple(k for k, kept in zip(self.kernels, used, strict=True) if kept)
-        part.weights = self.weights[keep]
-        part.legal = self.legal[keep][:, used]
-        part.losses = self.losses[keep][:, used]
-        ops, part.op_of = np.unique(self.op_of[keep], return_inverse=True)
-        here = np.zeros(self.offer.masks.shape[1], bool)
-        here[ops] = True
-        part.offer = self.offer.telling_apart(here)
-        part.resamples = self.resamples[keep]
-        return part
+    @classmethod
+    def of(cls, samples: Sequence[Sample], family: str) -> Problem:
+        """The problem that these samples, at least one, pose."""
+        kernels = tuple(sorted({name for sample in samples for name in sample.times}))
+        weights = np.array([round(sample.weight * _UNIT) for sample in samples], np.int64)
+        losses = np.array([[_loss(sample, name) for name in kernels] for sample in samples])
+        ops = list(dict.fromkeys((sample.spec, sample.cpu) for sample in samples))
+        number = {op: place for place, op in enumerate(ops)}
+        return cls(
+            samples=tuple(samples),
+            family=family,
+            kernels=kernels,
+            weights=weights,
+            legal=np.array([[name in sample.times for name in kernels] for sample in samples]),
+            losses=np.rint(losses * weights[:, None]).astype(np.int64),
+            offer=offer(ops),
+            op_of=np.array([number[s.spec, s.cpu] for s in samples], np.int64),
+            resamples=_resamples(samples),
+        )
 
     def default(self, among: Mask) -> tuple[int, ...]:
         """The order of kernels that loses least on some of the samples."""
@@ -132,11 +135,12 @@ class Problem:
     def chosen_by_default(self, order: Sequence[int]) -> Integers:
         """The first kernel of ``order`` that may run, for each sample."""
         ranked = self.legal[:, list(order)]
-        return np.array(order, np.int64)[ranked.argmax(axis=1)]
+        chosen: Integers = np.array(order, np.int64)[ranked.argmax(axis=1)]
+        return chosen
 
 
-def _weight_in_units(sample: Sample) -> int:
-    return round(sample.weight * _UNIT)
+def _loss(sample: Sample, kernel: str) -> float:
+    return min(sample.losses.get(kernel, 0.0), math.log(_MOST_LOSS))
 
 
 def _cost_of_order(order: Sequence[int], legal: Mask, losses: Integers) -> int:
@@ -169,6 +173,7 @@ def _resamples(samples: Sequence[Sample]) -> Integers:
     return draws
 
 
+@functools.cache
 def _draws(name: str) -> Integers:
     seed = zlib.crc32(name.encode())
     return np.random.default_rng(seed).poisson(1.0, RESAMPLES).astype(np.int64)
@@ -199,9 +204,7 @@ def rule_pattern(problem: Problem, predicates: Sequence[Predicate]) -> Pattern:
     return Pattern(*pattern)
 
 
-def _next_rule(
-    problem: Problem, open_: Mask, earlier: Sequence[Pattern]
-) -> LearnedRule | None:
+def _next_rule(problem: Problem, open_: Mask, earlier: Sequence[Pattern]) -> LearnedRule | None:
     """The best rule over the default for the samples that are still open, if it pays.
 
     A rule that an ``earlier`` one covers would never be reached where that one's kernel may run.
@@ -215,16 +218,21 @@ def _next_rule(
         for kernel in range(len(problem.kernels))
         for rows, worth in _search(problem, by_op[:, kernel])
     )
-    for _, kernel, rows in found:
-        rows = _simplified(problem, rows, by_op[:, kernel])
-        matching = _matching(problem, rows)[problem.op_of]
-        predicates = tuple(problem.offer.predicates[row] for row in rows)
-        if any(pattern.covers(rule_pattern(problem, predicates)) for pattern in earlier):
+    tried: set[tuple[int, tuple[int, ...]]] = set()
+    for _, kernel, long in found:
+        rows = _simplified(problem, long, by_op[:, kernel])
+        if (kernel, rows) in tried:
             continue
-        if _rests_on_enough(problem, matching, gains[:, kernel]) and _stable(
-            problem, matching & open_, gains, kernel
+        tried.add((kernel, rows))
+        predicates = tuple(problem.offer.predicates[row] for row in rows)
+        pattern = rule_pattern(problem, predicates)
+        matching = _matching(problem, rows)[problem.op_of] & open_
+        if (
+            not any(above.covers(pattern) for above in earlier)
+            and _rests_on_enough(problem, matching, gains[:, kernel])
+            and _stable(problem, matching, gains, kernel)
         ):
-            covers = matching & open_ & problem.legal[:, kernel]
+            covers = matching & problem.legal[:, kernel]
             return LearnedRule(predicates, problem.kernels[kernel], covers)
     return None
 
@@ -267,7 +275,7 @@ def _search(problem: Problem, gains: Integers) -> list[tuple[tuple[int, ...], in
         winners |= {rows: longer[rows] - price for rows in beam if longer[rows] > price}
         if not beam:
             break
-    return sorted(winners.items(), key=lambda item: (-item[1], item[0]))[:_BEAM]
+    return sorted(winners.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _distinct(problem: Problem, ranked: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -285,7 +293,8 @@ def _possible(problem: Problem, rows: tuple[int, ...]) -> bool:
 
 def _matching(problem: Problem, rows: Sequence[int]) -> Mask:
     """The distinct ops for which all these conditions hold."""
-    return np.logical_and.reduce(problem.offer.masks[list(rows)], axis=0)
+    matching: Mask = np.logical_and.reduce(problem.offer.masks[list(rows)], axis=0)
+    return matching
 
 
 def _simplified(problem: Problem, rows: tuple[int, ...], gains: Integers) -> tuple[int, ...]:
@@ -310,7 +319,10 @@ def _rests_on_enough(problem: Problem, matching: Mask, gains: Integers) -> bool:
 
 
 def _stable(problem: Problem, matching: Mask, gains: Integers, kernel: int) -> bool:
-    """Whether the kernel is the best choice in nearly all resamples that have such samples."""
+    """Whether the kernel is the best choice in nearly all resamples that have such samples.
+
+    A resample without any says nothing: grouped convolutions may be those of a single network.
+    """
     drawn = problem.resamples[matching]
     totals = gains[matching].T.astype(np.float64) @ drawn.astype(np.float64)
     present = drawn.any(axis=0)

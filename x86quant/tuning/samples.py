@@ -11,11 +11,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from x86quant.cpu_info import Cpu
 from x86quant.errors import MeasurementError
 from x86quant.isa import LEVELS
-from x86quant.kernels import Kernel, all_kernels, graph_kernels
+from x86quant.kernels import all_kernels, graph_kernels
 from x86quant.router import Choice, choose
 from x86quant.rule_table import RuleTable
 from x86quant.spec import OpSpec
@@ -118,7 +119,7 @@ def _sample(
         for m in timed
     }
     times = {m.kernel_name: _median(m) for m in timed}
-    return Sample(case, _as_routed(case), measured_cpu(case), times, losses, refused, weight)
+    return Sample(case, as_routed(case), measured_cpu(case), times, losses, refused, weight)
 
 
 def _median(m: Measurement) -> float:
@@ -132,7 +133,8 @@ def _ties(m: Measurement, best: Measurement) -> bool:
     return m.low_us <= best.high_us or _median(m) <= _median(best) * (1 + TIE)
 
 
-def _as_routed(case: Case) -> OpSpec:
+def as_routed(case: Case) -> OpSpec:
+    """The op as far as it is known when its kernel is chosen."""
     spec = case.spec.replace(caller=case.caller)
     if case.caller == "graph":
         return spec
@@ -144,7 +146,7 @@ def measured_cpu(case: Case) -> Cpu:
     """The CPU that a case was measured on, as far as rules can ask."""
     parts = re.fullmatch(r"(.+)-(\d+)-(\d+)", case.machine, re.ASCII)
     if parts is None:
-        raise MeasurementError(f"machine {case.machine!r} is not like GenuineIntel-6-143; correct it")
+        raise MeasurementError(f"machine {case.machine!r}: write vendor-family-model")
     vendor, family, model = parts.groups()
     features = LEVELS[case.isa].features
     return Cpu(vendor, case.machine, int(family), int(model), 0, features, case.isa)
@@ -153,11 +155,14 @@ def measured_cpu(case: Case) -> Cpu:
 # ---------------------------------------------------------------------------- choosing
 
 
-class _MeasuredKernel(Kernel):
-    """A kernel as far as measurements tell: legal where it was timed."""
+class _MeasuredKernel:
+    """A kernel as far as measurements tell, for ``choose``: legal where it was timed."""
 
     def __init__(self, reason: str | None) -> None:
         self._reasons = [] if reason is None else [reason]
+
+    def missing_features(self, cpu: Cpu) -> list[str]:
+        return []
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         return self._reasons
@@ -169,7 +174,7 @@ def choice_of(sample: Sample, table: RuleTable) -> Choice:
     measured = {**dict.fromkeys(sample.times), **sample.refused}
     order = [name for name in registry if name in measured]
     order += sorted(measured.keys() - set(order))
-    kernels = {name: _MeasuredKernel(measured[name]) for name in order}
+    kernels: dict[str, Any] = {name: _MeasuredKernel(measured[name]) for name in order}
     return choose(sample.spec, cpu=sample.cpu, table=table, kernels=kernels)
 
 

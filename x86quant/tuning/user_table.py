@@ -8,80 +8,61 @@ about and leaves the other.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import math
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import x86quant
-from x86quant.active_rules import automatic_table
+from x86quant.active_rules import shipped_table
 from x86quant.conditions import Pattern, parse_pattern
 from x86quant.cpu_info import Cpu
 from x86quant.errors import RuleError
 from x86quant.features import FEATURES
 from x86quant.rule_table import Entry, RuleTable, read_table
-from x86quant.rule_writer import write_table
 from x86quant.spec import OpSpec
+from x86quant.tuning.fit import denials_of, fit_table
 from x86quant.tuning.journal import writing_failed
 from x86quant.tuning.measurements import Case, Measurement, MeasurementSet
-
-_FIT = "x86quant.tuning.fit"
-
-
-def cache_folder() -> Path:
-    """Where x86quant keeps what belongs to the user: ``$XDG_CACHE_HOME/x86quant``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "x86quant"
-
-
-def user_table_path(isa: str) -> Path:
-    """The user's table for CPUs at this level."""
-    return cache_folder() / "rules" / f"tuned-{isa}.toml"
+from x86quant.user_tables import install_user_table, user_folder, user_table_path
 
 
 def user_measurements_path() -> Path:
     """The user's measurements: a file for each pair of versions, whose times compare."""
     name = f"x86quant-{x86quant.__version__}-torch-{torch.__version__}.csv"
-    return cache_folder() / "measurements" / name
-
-
-def can_fit() -> bool:
-    """Whether the fit is installed."""
-    return importlib.util.find_spec(_FIT) is not None
+    return user_folder() / "measurements" / name
 
 
 def fitted(measured: MeasurementSet, cpu: Cpu) -> RuleTable:
     """The table that the fit makes of all measurements at the level of ``cpu``."""
-    fit: Callable[..., RuleTable] = importlib.import_module(_FIT).fit_table
-    table = fit(
-        measured.where(lambda case: case.isa == cpu.isa), name=user_table_path(cpu.isa).stem
+    table = fit_table(
+        measured.where(lambda case: case.isa == cpu.isa),
+        name=user_table_path(cpu.isa).stem,
+        base=shipped_table(cpu),
     )
     installed = _installed(cpu)
-    return dataclasses.replace(table, entries=installed.entries if installed else table.entries)
+    entries = installed.entries if installed else ()
+    return dataclasses.replace(table, entries=entries, hardware=_hardware(cpu))
 
 
 def with_entries(measured: Iterable[Measurement], cpu: Cpu) -> RuleTable:
     """The user's table, or a new one that extends the shipped one, with these shapes as entries."""
-    new = entries([m for m in measured if m.case.isa == cpu.isa])
+    here = [m for m in measured if m.case.isa == cpu.isa]
+    new = entries(here)
     table = _installed(cpu) or _empty(cpu)
     kept = tuple(e for e in table.entries if e.spec not in {entry.spec for entry in new})
-    return dataclasses.replace(table, entries=new + kept)
+    denials = dict.fromkeys((*table.denials, *denials_of(m for m in here if m.status == "wrong")))
+    return dataclasses.replace(table, entries=new + kept, denials=tuple(denials))
 
 
 def install(table: RuleTable, cpu: Cpu) -> Path:
     """Put ``table`` where it is found, whole or not at all."""
-    path = user_table_path(cpu.isa)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_table(table, path)
+        return install_user_table(table, cpu.isa)
     except OSError as error:
-        raise writing_failed(path, error) from error
-    return path
+        raise writing_failed(user_table_path(cpu.isa), error) from error
 
 
 def _installed(cpu: Cpu) -> RuleTable | None:
@@ -100,7 +81,7 @@ def _empty(cpu: Cpu) -> RuleTable:
         description="Shapes measured on this machine.",
         provenance={"cpu": cpu.name, "torch": torch.__version__, "x86quant": x86quant.__version__},
         hardware=_hardware(cpu),
-        base=automatic_table(cpu),
+        base=shipped_table(cpu),
     )
 
 
@@ -137,7 +118,7 @@ def entries(measured: Sequence[Measurement]) -> tuple[Entry, ...]:
 def _as_packed(spec: OpSpec) -> OpSpec:
     """What is known of ``spec`` when weights are packed."""
     unknown = ("dynamic", "post_op", "batch", "rows", "spatial", "threads")
-    return spec.replace(**dict.fromkeys(unknown))
+    return spec.replace(**dict.fromkeys(unknown), caller="stock")
 
 
 def _by_rows(spec: OpSpec, measured: Sequence[Measurement]) -> list[Entry | None]:

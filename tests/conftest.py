@@ -1,0 +1,28 @@
+"""Tests never see what the developer has in the cache folder, nor leave anything there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+# Workers of pytest-xdist share the cores, so threads of each would get in each other's way. Tests
+# of several threads ask for them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own() -> Iterator[None]:
+    """An empty cache folder, for subprocesses too."""
+    folder = tempfile.mkdtemp(prefix="x86quant_tests_")
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = folder
+    yield
+    if before is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = before
+    shutil.rmtree(folder)

@@ -1,0 +1,152 @@
+"""Every kernel of compiled models against the plain ops, on every shape it says it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import x86quant
+from tests import isa
+from tests.test_lowering import Convolutions
+from tests.test_runtime import compiled
+from x86quant.cpu_info import cpu
+from x86quant.kernels import graph_kernels
+from x86quant.runtime.check import OpCheck, check_ops
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
+
+KERNELS = [name for name in graph_kernels() if name != "native"]  # native has tests of its own
+
+SHAPES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "1×1": (nn.Conv2d(16, 70, 1), (2, 16, 9, 7)),
+    "1×1 s2": (nn.Conv2d(64, 64, 1, 2), (1, 64, 12, 9)),
+    "3×3": (nn.Conv2d(8, 20, 3, padding=1), (2, 8, 9, 75)),
+    "5×3 s2": (nn.Conv2d(12, 16, (5, 3), 2, (2, 0)), (1, 12, 11, 13)),
+    "dilated": (nn.Conv2d(16, 16, 3, padding=2, dilation=2), (1, 16, 12, 12)),
+    "no bias": (nn.Conv2d(8, 8, 3, bias=False), (1, 8, 6, 6)),
+    "depthwise": (nn.Conv2d(32, 32, 3, padding=1, groups=32), (1, 32, 9, 9)),
+    "depthwise 5×5": (nn.Conv2d(24, 24, 5, padding=2, groups=24), (1, 24, 9, 9)),
+    "grouped": (nn.Conv2d(32, 32, 3, padding=1, groups=4), (1, 32, 9, 9)),
+    "odd channels": (nn.Conv2d(3, 17, 7, 2, 3), (1, 3, 20, 20)),
+    "3d": (nn.Conv3d(8, 8, 3, padding=1), (1, 8, 4, 6, 6)),
+    "1d": (nn.Conv1d(8, 24, 5, padding=2), (2, 8, 30)),
+    "linear": (nn.Linear(64, 37), (19, 64)),
+    "one row": (nn.Linear(128, 64), (1, 128)),
+}
+
+ENDS: dict[str, list[nn.Module]] = {
+    "plain": [],
+    "relu": [nn.ReLU()],
+    "relu6": [nn.ReLU6()],
+    "table": [nn.Hardswish()],
+}
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.relu(self.conv(x) + x)
+        return y
+
+
+class Joined(nn.Module):
+    """Reads and writes parts of a concatenation: pixels that are not side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 12, 3, padding=1)
+        self.again, self.last = nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(20, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(x)
+        y: torch.Tensor = self.last(torch.cat([left, right], 1))
+        return torch.cat([y, self.again(left)], 1)
+
+
+def supported(kernel: str) -> None:
+    missing = graph_kernels()[kernel].missing_features(cpu())
+    if missing:
+        pytest.skip(f"{kernel} needs {', '.join(missing)}")
+
+
+def checks(kernel: str, model: nn.Module, shape: tuple[int, ...]) -> list[OpCheck]:
+    """Of the layers, all held to ``kernel``; skipped with its reason if it refuses one."""
+    try:
+        with x86quant.override(kernel):
+            module = compiled(model, *shape)
+            found = check_ops(module.graph_module, (torch.randn(shape) * 1.5,))
+    except x86quant.UnsupportedError as error:
+        reason = str(error).splitlines()[1]
+        assert kernel in reason
+        pytest.skip(reason)
+    layers = [check for check in found if check.op in ("conv", "linear")]
+    assert {check.kernel for check in layers} == {kernel}
+    return layers
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_graph_kernel_of_a_layer(kernel: str, shape: str, end: str) -> None:
+    supported(kernel)
+    layer, size = SHAPES[shape]
+    (check,) = checks(kernel, Convolutions(layer, *ENDS[end]), size)
+    assert check.steps <= 1, check
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_graph_kernel_of_a_sum(kernel: str) -> None:
+    supported(kernel)
+    (check,) = checks(kernel, Sum(), (2, 16, 9, 9))
+    assert check.steps <= 1, check
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_graph_kernel_within_concatenations(kernel: str) -> None:
+    supported(kernel)
+    layers = checks(kernel, Joined(), (2, 8, 9, 9))
+    assert [str(check) for check in layers if check.steps > 1] == []
+    with x86quant.override(kernel):
+        module = compiled(Joined(), 2, 8, 9, 9)
+        x = torch.randn(2, 8, 9, 9)
+        actual, expected = module(x), module.graph_module(x)
+    assert float((actual - expected).abs().mean()) < 0.01
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_graph_kernel_on_random_shapes(kernel: str, data: st.DataObject) -> None:
+    supported(kernel)
+    pick = data.draw
+    groups = pick(st.sampled_from([1, 1, 1, 2, 8]))
+    inputs, outputs = (groups * 4 * pick(st.integers(1, 20)) for _ in range(2))
+    k = (pick(st.integers(1, 5)), pick(st.integers(1, 5)))
+    conv = nn.Conv2d(
+        inputs, outputs, k, pick(st.integers(1, 3)), (pick(st.integers(0, k[0] - 1)),
+        pick(st.integers(0, k[1] - 1))), pick(st.integers(1, 2)), groups,
+    )  # fmt: skip
+    size = (pick(st.integers(1, 3)), inputs, pick(st.integers(9, 15)), pick(st.integers(9, 80)))
+    (check,) = checks(kernel, Convolutions(conv), size)
+    assert check.steps <= 1, check
+
+
+@pytest.mark.parametrize("level", isa.LEVELS)
+def test_graph_kernels_on_every_instruction_set(level: str) -> None:
+    if not isa.has(level):
+        pytest.skip(f"this CPU has no {level}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "graph_kernel_of or within"]
+    done = subprocess.run(
+        command, env=isa.environment(level), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,97 @@
+"""Report on a model: kernels, times, and how precise each layer is, as a page of HTML.
+
+    x86quant report mine:net --data mine:batches --shape 1,3,224,224 --out report.html
+
+``--data`` names a callable that returns the batches to calibrate and compare on; without it they
+are random, which tells nothing about precision on real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from x86quant.cli import loading
+from x86quant.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from x86quant.reporting import ModelReport
+
+HELP = "a page about a model: kernels, times, precision"
+
+_RANDOM_BATCHES = 4
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    loading.add_model_arguments(parser)
+    parser.add_argument(
+        "--data",
+        metavar="MODULE:CALLABLE",
+        help="returns batches like the model's inputs (default: random ones)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("x86quant-report.html"),
+        help="the page (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Quantize if need be, measure, write and print."""
+    import torch
+
+    from x86quant.profiling.roofline import using_threads
+
+    if not options.out.absolute().parent.is_dir():  # now, not after measuring
+        raise InvalidInputError(f"--out: there is no folder {options.out.absolute().parent}")
+    inputs = loading.random_inputs(options.shape)
+    with using_threads(options.threads or torch.get_num_threads()), torch.no_grad():
+        report = _report(loading.load_model(options.model), inputs, options)
+    report.write(options.out)
+    loading.tell(f"wrote {options.out}")
+    print(report.to_json() if options.json else report)
+    return 0
+
+
+def _report(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], options: argparse.Namespace
+) -> ModelReport:
+    from x86quant.compiler import CompiledModule
+    from x86quant.quantization import quantize
+    from x86quant.quantization.layer_statistics import statistics
+    from x86quant.reporting import model_report
+
+    title = f"x86quant report: {options.model}"
+    if loading.is_quantized(model):
+        compiled = loading.compile_model(model, inputs).compiled
+        return model_report(compiled, inputs, title=title)
+    batches = _batches(options.data, options.shape)
+    quantized = quantize(model, batches, example_inputs=inputs)
+    if not isinstance(quantized, CompiledModule):
+        raise InvalidInputError(
+            f"{options.model} did not become one static graph ({quantized.quantization}); "
+            "see x86quant.explain(quantized) for its parts"
+        )
+    found = statistics(model, quantized, batches, example_inputs=inputs)
+    return model_report(
+        quantized,
+        inputs,
+        title=title,
+        precision={layer.name: layer for layer in found},
+        notes=[("Quantization", str(quantized.quantization))],
+    )
+
+
+def _batches(name: str | None, shapes: list[tuple[int, ...]]) -> list[Any]:
+    if name is None:
+        loading.tell("no --data: calibrating on random inputs")
+        batches = [loading.random_inputs(shapes) for _ in range(_RANDOM_BATCHES)]
+        return [batch[0] if len(batch) == 1 else batch for batch in batches]
+    data = loading.load_object(name)
+    return list(data() if callable(data) else data)
