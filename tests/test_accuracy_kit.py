@@ -16,6 +16,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
+from x86quant.quantization.search import Step, rank
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import trace
 
@@ -149,6 +150,7 @@ def test_equalization_survives_silent_channels():
     model = spoilt(conv_chain())
     with torch.no_grad():
         model[2].bias[3] = -1e4  # never passes the ReLU
+        model[4].weight[:, 3] = 1e3  # so this does not matter
         model[4].weight[:, 5] = 0  # is never read
     x = images()
     graph, _ = equalized(model, x)
@@ -369,6 +371,21 @@ def test_sensitivity_ranks_the_worst_layer_first(one_bad_layer):
     assert '"float_metric": 40.0' in report.to_json()
 
 
+@pytest.mark.parametrize("layer", ["0", "4", "8"])
+def test_sensitivity_foretells_what_the_layer_does_in_int8(layer):
+    model, x = conv_chain(), images(32)
+    report = x86quant.sensitivity(model, x, equalize=False)
+    others = [name for name in ("0", "2", "4", "8") if name != layer]
+    real = x86quant.quantize(model, x, equalize=False, bias_correction=False, float_layers=others)
+    assert report[layer].sqnr_db == pytest.approx(sqnr(model(x), real(x)), abs=1.0)
+
+
+def test_with_all_layers_in_float_nothing_is_rounded():
+    model, x = conv_chain(), images(32)
+    result = x86quant.quantize(model, x, float_layers=["0", "2", "4", "8"])
+    torch.testing.assert_close(result(x), model(x).detach())
+
+
 def test_sensitivity_of_some_layers_and_of_dynamic_ones(one_bad_layer):
     report = x86quant.sensitivity(one_bad_layer, images(), layers=["0"])
     assert [layer.name for layer in report] == ["0"]
@@ -412,6 +429,17 @@ def test_the_search_returns_the_best_even_if_it_misses(one_bad_layer):
     assert found.best.score == max(step.score for step in found.steps)
     assert "target not met" in str(found)
     assert isinstance(result, CompiledModule)
+
+
+def test_of_models_that_meet_the_target_few_and_cheap_float_layers_win():
+    best = Step(("a",), 0.9, 5.0, True)
+    for worse in (
+        Step(("a", "b"), 0.95, 2.0, True),
+        Step(("b",), 0.9, 6.0, True),
+        Step((), 0.99, 0.0, False),
+    ):
+        assert rank(best) > rank(worse)
+    assert rank(Step((), 0.8, 9.0, False)) > rank(Step((), 0.7, 1.0, False))
 
 
 def test_the_search_stops_at_once_if_nothing_is_lost():

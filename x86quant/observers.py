@@ -31,6 +31,8 @@ _SHARES = torch.linspace(1.0, 0.02, 50)
 _WEIGHT_SHARES = torch.linspace(1.0, 0.5, 26).tolist()
 #: Bins must stay distinguishable in float32, and their numbers within int64.
 _FINEST = -20
+#: The reciprocal of a finer width would overflow in float32.
+_LEAST = -126
 
 
 class StreamingHistogramObserver(UniformQuantizationObserverBase):
@@ -271,9 +273,7 @@ WEIGHT_OBSERVERS: Mapping[str, type[PerChannelMinMaxObserver]] = {
 def _finest_exponent(low: float, high: float, bins: int) -> int:
     """The smallest power of two as a bin width with which ``bins`` bins hold ``low``..``high``."""
     largest = max(abs(low), abs(high))
-    if largest == 0:
-        return -126
-    exponent = math.frexp(largest)[1] + _FINEST
+    exponent = max(math.frexp(largest)[1] + _FINEST, _LEAST) if largest else _LEAST
     while math.floor(high * 2.0**-exponent) - math.floor(low * 2.0**-exponent) >= bins:
         exponent += 1
     return exponent

@@ -103,7 +103,7 @@ def quantize(
         return _with_summary(result, prepared.summary(reasons))
     scored = metric if evaluation is None else _on(metric, evaluation)
     drop = _MAX_DROP if max_drop is None else max_drop
-    found = search(prepared, model, scored, drop, kept, max_trials)
+    found = search(prepared, scored, drop, kept, max_trials)
     reasons.update(found.result.reasons)
     summary = dataclasses.replace(prepared.summary(reasons), search=found.result)
     return _with_summary(found.model, summary)

@@ -7,9 +7,9 @@ import math
 from collections.abc import Collection, Iterator
 
 import torch
-from torch import nn
 
-from x86quant.quantization.prepared import PreparedModel, outputs
+from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.running import outputs
 
 #: What a layer gets that changes nothing at all.
 _PERFECT = 200.0
@@ -47,10 +47,3 @@ def sqnr_between(
     if noise == 0 or signal == 0:
         return _PERFECT if noise == 0 else -_PERFECT
     return min(10 * math.log10(signal / noise), _PERFECT)
-
-
-def sqnr_of_models(prepared: PreparedModel, model: nn.Module) -> float:
-    """Signal to noise of a whole int8 model, over the calibration sample."""
-    return sqnr_between(
-        list(outputs(prepared.model, prepared.sample)), outputs(model, prepared.sample)
-    )

@@ -20,7 +20,7 @@ from x86quant.lowering.graph_tools import is_op, op, qparams_of
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call, Data
 from x86quant.quantization.prepared import holder
-from x86quant.quantization.static_part import feed
+from x86quant.quantization.running import feed, no_fast_path
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing import trace
 from x86quant.quantization.wording import quiet
@@ -241,7 +241,7 @@ def _dynamic(
             reference.get_submodule(name).register_forward_hook(compare, with_kwargs=True)
         )
     try:
-        with torch.no_grad(), smoothing.no_fast_path():
+        with torch.no_grad(), no_fast_path():
             for call in calls:
                 call(reference)
     finally:

@@ -15,7 +15,7 @@ from x86quant.compiler import CompiledModule
 from x86quant.profiling import profile
 from x86quant.quantization.batches import Call
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.static_part import feed
+from x86quant.quantization.running import feed
 
 _ROUNDS = 5
 #: Without the compiled extension there is no int8 time: int8 is taken to be this much faster.

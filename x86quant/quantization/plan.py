@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from x86quant.dynamic import DynamicMultiheadAttention
+from x86quant.compiler import CompiledModule
+from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
@@ -18,6 +19,8 @@ MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
 
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
+#: Where stock PyTorch keeps its quantized layers.
+_STOCK = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 
 
@@ -126,14 +129,24 @@ def check_model(model: Any) -> nn.Module:
     """``model`` itself if it can be quantized at all.
 
     Raises:
-        InvalidInputError: it is no module, is not on the CPU, is quantized, or holds NaN.
+        InvalidInputError: it is no module, is quantized, is not in float32 on the CPU, or holds
+            NaN.
     """
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"model must be an nn.Module, not {type(model).__name__}")
+    for path, module in model.named_modules():
+        kind = type(module)
+        if isinstance(module, CompiledModule | Int8Linear) or kind.__module__.startswith(_STOCK):
+            raise InvalidInputError(
+                f"the model is quantized already ({path or 'all of it'}: {kind.__name__}): "
+                "give the float model it was made from"
+            )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
             raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
     for name, tensor in model.named_parameters():  # buffers may be masks
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise InvalidInputError(f"{name} holds NaN or infinity: check the float model")
     return model

@@ -7,10 +7,9 @@ import copy
 import dataclasses
 import difflib
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from x86quant.dynamic import to_dynamic
@@ -19,8 +18,9 @@ from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.plan import Plan, dynamic_layers, static_candidates
+from x86quant.quantization.running import feed
 from x86quant.quantization.simulation import SimulatedPart
-from x86quant.quantization.static_part import Layer, Ranges, StaticPart, feed
+from x86quant.quantization.static_part import Layer, Ranges, StaticPart
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing import Traced, trace
 from x86quant.quantization.wording import listed
@@ -297,8 +297,7 @@ class PreparedModel:
         """The modules that are called when the model runs; None without data to run it on."""
         if not self.sample:
             return None
-        with smoothing.no_fast_path():
-            return set(self._example_calls(self.sample[0]))
+        return set(self._example_calls(self.sample[0]))
 
     def _of(self, part: StaticPart) -> list[NamedLayer]:
         return [layer for layer in self.layers.values() if layer.part is part]
@@ -333,14 +332,3 @@ def _named(part: StaticPart, layer: Layer) -> NamedLayer:
     name = part.path if alone and not is_function else f"{part.path}.{layer.name}"
     scope = f"{part.path}.{layer.scope}" if layer.scope else part.path
     return NamedLayer(name, layer.kind, part, layer.name, scope)
-
-
-def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
-    """All float tensors that ``model`` returns for each call, as one flat tensor."""
-    from torch.utils import _pytree as pytree
-
-    with torch.no_grad():
-        for call in calls:
-            leaves = pytree.tree_leaves(call(model))
-            tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            yield torch.cat([x.flatten() for x in tensors])

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from x86quant.errors import InvalidInputError
@@ -132,15 +133,20 @@ def sensitivity(
     names = [name for name in prepared.layers if name in wanted]
     times = float_times(prepared)
     more = () if evaluation is None else (evaluation,)
-    reference = None if metric is None else float(metric(prepared.model, *more))
+
+    def scored(candidate: nn.Module) -> float | None:
+        if metric is None:
+            return None
+        with torch.no_grad():
+            return float(metric(candidate, *more))
+
+    reference = scored(prepared.model)
     found = []
     measured = counted(harms(prepared, names), len(names), "layers", shown=progress)
     for harm in measured:
-        score = drop = None
-        if metric is not None and reference is not None:
-            with prepared.simulated([harm.name]) as simulated:
-                score = float(metric(simulated, *more))
-            drop = reference - score
+        with prepared.simulated([harm.name]) as simulated:
+            score = scored(simulated)
+        drop = None if reference is None or score is None else reference - score
         kind = prepared.layers[harm.name].kind
         us = times.get(harm.name, 0.0)
         found.append(LayerSensitivity(harm.name, kind, harm.sqnr_db, score, drop, us))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from x86quant.errors import InvalidInputError
@@ -105,7 +106,6 @@ class Found:
 
 def search(
     prepared: PreparedModel,
-    float_model: nn.Module,
     metric: Metric,
     max_drop: float,
     kept: Collection[str],
@@ -115,7 +115,6 @@ def search(
 
     Args:
         prepared: the calibrated model.
-        float_model: the model to compare with.
         metric: of a model, higher is better.
         max_drop: how far it may fall.
         kept: layers that are in float anyway.
@@ -123,9 +122,7 @@ def search(
     """
     if max_trials < 1:
         raise InvalidInputError(f"max_trials must be at least 1, not {max_trials}")
-    was_training = float_model.training
-    float_score = _score(metric, float_model.eval(), "float")
-    float_model.train(was_training)
+    float_score = _score(metric, prepared.model, "float")
     trials = _Trials(prepared, metric, float_score - max_drop, frozenset(kept), max_trials)
     _log.info("float metric %.6g, target %.6g", float_score, trials.target)
     order: list[str] = []
@@ -178,7 +175,7 @@ class _Trials:
         step = Step(tuple(float_layers), score, cost, score >= self.target - _SLACK)
         self.steps.append(step)
         _log.info("trial %d: %s", len(self.steps), step)
-        if self._best is None or _rank(step) > _rank(self._best[0]):
+        if self._best is None or rank(step) > rank(self._best[0]):
             self._best = (step, model)
         return step
 
@@ -188,7 +185,7 @@ class _Trials:
         return self._best
 
 
-def _rank(step: Step) -> tuple[float, ...]:
+def rank(step: Step) -> tuple[float, ...]:
     """Among those that meet the target the fewest and cheapest float layers, else the score."""
     if step.met:
         return (1.0, -len(step.float_layers), -step.cost_us)
@@ -196,7 +193,8 @@ def _rank(step: Step) -> tuple[float, ...]:
 
 
 def _score(metric: Metric, model: nn.Module, what: str) -> float:
-    score = float(metric(model))
+    with torch.no_grad():
+        score = float(metric(model))
     if not math.isfinite(score):
         raise InvalidInputError(f"the metric of the {what} model is {score}; it must be a number")
     return score

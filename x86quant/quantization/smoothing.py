@@ -11,7 +11,6 @@ for models that no tracer can read.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from x86quant.quantization.batches import Call
+from x86quant.quantization.running import no_fast_path
 
 _ALPHAS = (0.25, 0.4, 0.5, 0.6, 0.75)
 _ROWS = 512
@@ -87,17 +87,6 @@ def find_consumers(model: nn.Module, call: Call) -> dict[str, tuple[str, ...]]:
     with watch, torch.no_grad(), no_fast_path():
         watch.returned(call(model))
     return watch.consumers()
-
-
-@contextlib.contextmanager
-def no_fast_path() -> Iterator[None]:
-    """A block that keeps torch's transformer layers from reading parameters past their layers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _Watch(TorchFunctionMode):

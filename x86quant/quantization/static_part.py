@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -261,34 +261,3 @@ def _is_observer(module: nn.Module) -> bool:
 
 def _name(target: object) -> str:
     return str(getattr(target, "__name__", target))
-
-
-def feed(
-    model: nn.Module, calls: Iterable[Call], callbacks: dict[str, Callable[[Call], Any]]
-) -> None:
-    """Run ``model`` on ``calls`` and show each part named, by path, the inputs it gets."""
-    if set(callbacks) == {""}:
-        with torch.no_grad():
-            for call in calls:
-                callbacks[""](call)
-        return
-    handles = []
-    try:
-        for path, callback in callbacks.items():
-
-            def show(
-                _: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                callback: Callable[[Call], Any] = callback,
-            ) -> None:
-                callback(Call(args, kwargs))
-
-            module = model.get_submodule(path)
-            handles.append(module.register_forward_pre_hook(show, with_kwargs=True))
-        with torch.no_grad():
-            for call in calls:
-                call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
