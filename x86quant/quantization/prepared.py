@@ -278,9 +278,27 @@ class PreparedModel:
         if not (self.plan.dynamic or self.plan.weight_only):
             return
         inside = tuple(f"{part.path}." for part in self.parts)
+        called = self._called()
+        unused = []
         for name, module in dynamic_layers(self.model, self.plan):
-            if not f"{name}.".startswith(inside) or not inside:
+            if f"{name}.".startswith(inside):
+                continue
+            if called is None or name in called:
                 yield NamedLayer(name, type(module).__name__, None, name, name)
+            else:
+                unused.append(name)
+        if unused:
+            self.notes.append(
+                f"in float, because the model reads their weights instead of calling them: "
+                f"{listed(unused)}"
+            )
+
+    def _called(self) -> set[str] | None:
+        """The modules that are called when the model runs; None without data to run it on."""
+        if not self.sample:
+            return None
+        with smoothing.no_fast_path():
+            return set(self._example_calls(self.sample[0]))
 
     def _of(self, part: StaticPart) -> list[NamedLayer]:
         return [layer for layer in self.layers.values() if layer.part is part]
