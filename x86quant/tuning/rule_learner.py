@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,19 +118,7 @@ class Problem:
 
     def default(self, among: Mask) -> tuple[int, ...]:
         """The order of kernels that loses least on some of the samples."""
-        legal, losses = self.legal[among], self.losses[among]
-        worst = int(losses.max(initial=0)) + 1
-        mean = np.where(legal, losses, worst).sum(axis=0)
-        order = sorted(range(len(self.kernels)), key=lambda k: (int(mean[k]), k))
-        cost = _cost_of_order(order, legal, losses)
-        improved = True
-        while improved:
-            improved = False
-            for swapped in _neighbours(order):
-                if (found := _cost_of_order(swapped, legal, losses)) < cost:
-                    order, cost, improved = swapped, found, True
-                    break
-        return tuple(order)
+        return _best_order(self.legal[among], self.losses[among])
 
     def chosen_by_default(self, order: Sequence[int]) -> Integers:
         """The first kernel of ``order`` that may run, for each sample."""
@@ -150,13 +138,30 @@ def _cost_of_order(order: Sequence[int], legal: Mask, losses: Integers) -> int:
     return int(losses[np.arange(len(losses)), first].sum())
 
 
-def _neighbours(order: list[int]) -> Iterator[list[int]]:
-    """``order`` with one kernel moved."""
-    for source in range(len(order)):
-        for target in range(len(order)):
-            if source != target:
-                moved = order[:source] + order[source + 1 :]
-                yield [*moved[:target], order[source], *moved[target:]]
+def _best_order(legal: Mask, losses: Integers) -> tuple[int, ...]:
+    """The order of kernels with the least cost; of equal ones, that by mean loss.
+
+    What a kernel adds when it comes next depends on which came before, not on their order. So the
+    best order of every set of kernels follows from those of the sets one smaller.
+    """
+    worst = int(losses.max(initial=0)) + 1
+    mean = np.where(legal, losses, worst).sum(axis=0)
+    by_mean = np.argsort(mean, kind="stable")
+    # Samples that the same kernels may run count together.
+    kinds, kind_of = np.unique(legal[:, by_mean], axis=0, return_inverse=True)
+    lost = np.zeros(kinds.shape, np.int64)
+    np.add.at(lost, kind_of.reshape(-1), losses[:, by_mean])
+    best: dict[frozenset[int], tuple[int, tuple[int, ...]]] = {frozenset(): (0, ())}
+    for _ in by_mean:
+        longer: dict[frozenset[int], tuple[int, tuple[int, ...]]] = {}
+        for before, (cost, order) in best.items():
+            open_ = ~kinds[:, list(before)].any(axis=1)
+            for k in set(range(len(by_mean))) - before:
+                found = (cost + int(lost[open_ & kinds[:, k], k].sum()), (*order, k))
+                longer[before | {k}] = min(longer.get(before | {k}, found), found)
+        best = longer
+    ((_, order),) = best.values()
+    return tuple(by_mean[list(order)].tolist())
 
 
 def _resamples(samples: Sequence[Sample]) -> Integers:
