@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from x86quant.errors import X86QuantError
 
 #: Modules of this package, in the order ``--help`` lists them.
-COMMANDS: tuple[str, ...] = ("info", "explain", "bench", "report", "tune", "rules")
+COMMANDS: tuple[str, ...] = ("info", "quantize", "explain", "bench", "report", "tune", "rules")
 
 
 def parser() -> argparse.ArgumentParser:

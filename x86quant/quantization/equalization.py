@@ -39,8 +39,8 @@ _COMMUTING_FUNCTIONS = (
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)
 #: Scales beyond this help no more: such a channel is as good as dead.
 _LARGEST_SCALE = 2.0**12
-#: Below this share of the noise it is worth the change.
-_WORTH = 0.8
+#: Below this share of the noise it is worth the change: the estimate is a rough one.
+_WORTH = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""Quantize a float model after calibration on data, and save it.
+
+    x86quant quantize mine:net --data mine:batches --out net.x86q
+    x86quant quantize mine:net --data images.npy --out net.x86q --metric mine:score --max-drop 0.5
+
+``--data`` is a callable that returns batches (or a DataLoader, or such a value itself), or a file:
+.npy with samples along the first dimension, or .pt with a tensor or a list of batches, of which
+only tensors and plain containers are read. A metric is a callable of a model that returns a number,
+higher is better. Exit status 1 if the metric was not held; the best model found is saved even so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+from x86quant.cli import loading
+from x86quant.errors import InvalidInputError
+
+HELP = "quantize a float model and save it"
+
+_SWITCHES = {"auto": "auto", "on": True, "off": False}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "model",
+        metavar="MODULE:FACTORY",
+        help="a callable without arguments that returns a float nn.Module, or such a module",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="MODULE:FUNCTION|FILE",
+        help="calibration data; only dynamic and weight_only can do without",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument(
+        "--mode", choices=("auto", "static", "dynamic", "weight_only"), default="auto"
+    )
+    parser.add_argument(
+        "--observer",
+        choices=("auto", "minmax", "histogram", "percentile", "mse", "kl"),
+        default="auto",
+        help="how activation ranges are chosen",
+    )
+    for name in ("equalize", "bias-correction", "smooth-quant"):
+        parser.add_argument(f"--{name}", choices=tuple(_SWITCHES), default="auto")
+    parser.add_argument(
+        "--float-layer",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a layer, or what contains it, to keep in float; may be repeated",
+    )
+    parser.add_argument("--metric", metavar="MODULE:FUNCTION", help="hold this metric")
+    parser.add_argument("--max-drop", type=float, help="how far it may fall (default: 0.01)")
+    parser.add_argument("--threads", type=loading.positive, help="threads (default: torch's)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Quantize, save, and print what was done."""
+    import torch
+
+    import x86quant
+    from x86quant.profiling.roofline import using_threads
+
+    if not options.out.absolute().parent.is_dir():  # now, not after calibration
+        raise InvalidInputError(f"--out: there is no folder {options.out.absolute().parent}")
+    model = loading.load_model(options.model)
+    metric = None if options.metric is None else loading.load_object(options.metric)
+    with using_threads(options.threads or torch.get_num_threads()):
+        result: Any = x86quant.quantize(
+            model,
+            load_data(options.data),
+            mode=options.mode,
+            observer=options.observer,
+            equalize=_SWITCHES[options.equalize],
+            bias_correction=_SWITCHES[options.bias_correction],
+            smooth_quant=_SWITCHES[options.smooth_quant],
+            float_layers=options.float_layer,
+            metric=metric,
+            max_drop=options.max_drop,
+        )
+    x86quant.save(result, options.out, example_inputs=_example(model, options.data))
+    size = options.out.stat().st_size
+    loading.tell(f"wrote {options.out}, {size / 1e6:.2f} MB")
+    summary = result.quantization
+    if options.json:
+        print(json.dumps({**summary.to_dict(), "path": str(options.out), "bytes": size}, indent=2))
+    else:
+        print(summary)
+    return 0 if summary.search is None or summary.search.met else 1
+
+
+def load_data(source: str | None) -> Any:
+    """What ``--data`` names, as ``quantize`` takes it.
+
+    Raises:
+        InvalidInputError: there is no such file or object, or it holds something else than data.
+    """
+    if source is None:
+        return None
+    if source.endswith((".npy", ".pt", ".pth")):
+        return _load_file(Path(source))
+    found = loading.load_object(source)
+    return found() if callable(found) else found
+
+
+def _load_file(path: Path) -> Any:
+    import numpy as np
+    import torch
+
+    try:
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (ValueError, TypeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidInputError(f"--data: cannot read {path}: {lines[0]}") from error
+
+
+def _example(model: Any, source: str | None) -> tuple[Any, ...] | None:
+    """Inputs to check the saved graph on; data are read anew, since a stream is used up."""
+    from x86quant.quantization.batches import Calibration
+
+    if source is None:
+        return None
+    return Calibration(load_data(source), model).example.args
