@@ -268,12 +268,16 @@ WEIGHT_OBSERVERS: Mapping[str, type[PerChannelMinMaxObserver]] = {
 }
 
 
+#: Values are multiplied by 2**-exponent as float32, which must not overflow.
+_SMALLEST = -126
+
+
 def _finest_exponent(low: float, high: float, bins: int) -> int:
     """The smallest power of two as a bin width with which ``bins`` bins hold ``low``..``high``."""
     largest = max(abs(low), abs(high))
     if largest == 0:
-        return -126
-    exponent = math.frexp(largest)[1] + _FINEST
+        return _SMALLEST
+    exponent = max(math.frexp(largest)[1] + _FINEST, _SMALLEST)
     while math.floor(high * 2.0**-exponent) - math.floor(low * 2.0**-exponent) >= bins:
         exponent += 1
     return exponent

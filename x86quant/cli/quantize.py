@@ -22,7 +22,7 @@ from x86quant.errors import InvalidInputError
 
 HELP = "quantize a float model and save it"
 
-_SWITCHES = {"auto": "auto", "on": True, "off": False}
+_SWITCHES: dict[str, Any] = {"auto": "auto", "on": True, "off": False}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
