@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ from x86quant.tuning.regret import (
     score,
     summarize,
 )
+from x86quant.tuning.rule_learner import Problem, next_rule, rule_pattern
 from x86quant.tuning.samples import Sample, choice_of, samples
 
 
@@ -158,6 +160,39 @@ def test_a_kernel_for_narrow_weights_only_is_preferred_where_it_may_run() -> Non
     table = fit_table(measured)
     assert table.rules[-1].use == ("fbgemm", "onednn", "qnnpack")
     assert summarize(judge(table, found)).mean == 0  # type: ignore[union-attr]
+
+
+def test_a_rule_names_what_runs_where_its_kernel_may_not() -> None:
+    """Grouped: FBGEMM, or native on the odd sizes where FBGEMM refuses; else oneDNN."""
+
+    def times(one: Case) -> Times:
+        if one.spec.groups == 1:
+            return {"fbgemm": 50.0, "native": 50.0, "onednn": 10.0}
+        refused = one.spec.rows == 13 * 13
+        return {"fbgemm": "unsupported: x" if refused else 10.0, "native": 15.0, "onednn": 60.0}
+
+    cases = [
+        case(conv(32 * c, size=size, groups=groups), f"net{c % 4}")
+        for c in range(1, 9)
+        for size in (13, 14)
+        for groups in (1, 8)
+    ]
+    measured = measure(cases, times)
+    table = fit_table(measured)
+    assert chosen(table, measured) == best(measured)
+    assert table.rules[0].use == ("fbgemm", "native")
+    text_of(table)
+
+
+def test_no_rule_is_hidden_by_an_earlier_one() -> None:
+    convolutions = [s for s in samples(synthetic.example()) if s.spec.op == "conv2d"]
+    problem = Problem.of(convolutions, "conv2d")
+    open_ = np.ones(len(convolutions), bool)
+    first = next_rule(problem, open_, [])
+    assert first is not None
+    above = rule_pattern(problem, first.predicates)
+    second = next_rule(problem, open_, [above])
+    assert second is None or not above.covers(rule_pattern(problem, second.predicates))
 
 
 def test_a_single_stalled_timing_makes_no_default() -> None:

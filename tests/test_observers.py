@@ -76,6 +76,13 @@ def test_the_histogram_does_not_depend_on_the_order_of_the_data(batches, random)
     assert torch.equal(forward.counts, shuffled.counts)
 
 
+def test_the_smallest_numbers_have_bins() -> None:
+    observer = StreamingHistogramObserver(64)
+    observer(torch.tensor([torch.finfo(torch.float32).tiny, 0.0, -1e-38]))
+    assert int(observer.counts.sum()) == 3
+    assert torch.isfinite(observer.values()).all()
+
+
 def test_every_value_lies_in_its_bin():
     observer = StreamingHistogramObserver(128)
     x = normal(1000)

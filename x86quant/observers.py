@@ -31,8 +31,6 @@ _SHARES = torch.linspace(1.0, 0.02, 50)
 _WEIGHT_SHARES = torch.linspace(1.0, 0.5, 26).tolist()
 #: Bins must stay distinguishable in float32, and their numbers within int64.
 _FINEST = -20
-#: The reciprocal of a finer width would overflow in float32.
-_LEAST = -126
 
 
 class StreamingHistogramObserver(UniformQuantizationObserverBase):
@@ -270,10 +268,16 @@ WEIGHT_OBSERVERS: Mapping[str, type[PerChannelMinMaxObserver]] = {
 }
 
 
+#: Values are multiplied by 2**-exponent as float32, which must not overflow.
+_SMALLEST = -126
+
+
 def _finest_exponent(low: float, high: float, bins: int) -> int:
     """The smallest power of two as a bin width with which ``bins`` bins hold ``low``..``high``."""
     largest = max(abs(low), abs(high))
-    exponent = max(math.frexp(largest)[1] + _FINEST, _LEAST) if largest else _LEAST
+    if largest == 0:
+        return _SMALLEST
+    exponent = max(math.frexp(largest)[1] + _FINEST, _SMALLEST)
     while math.floor(high * 2.0**-exponent) - math.floor(low * 2.0**-exponent) >= bins:
         exponent += 1
     return exponent

@@ -218,7 +218,7 @@ class GraphRunner:
         run = torch.ops.x86quant.run_program_timed
         total = 0.0
         for plan, inputs in _in_turn(self._sets, calls, rotated):
-            total += sum(run(plan.program, inputs)[1])
+            total += float(run(plan.program, inputs)[1].sum())
         return total / calls * 1e-6
 
 

@@ -20,7 +20,14 @@ from x86quant.rule_table import RADIUS, Denial, Rule, RuleTable, find_table, rea
 from x86quant.tuning.measurements import Measurement, MeasurementSet
 from x86quant.tuning.predicates import Mask
 from x86quant.tuning.regret import UNSEEN, Judged, Score, baselines, leave_one_out, score
-from x86quant.tuning.rule_learner import Integers, Problem, RuleList, learn, rule_pattern
+from x86quant.tuning.rule_learner import (
+    Integers,
+    Problem,
+    RuleList,
+    learn,
+    losses_under,
+    rule_pattern,
+)
 from x86quant.tuning.samples import Sample, one_level, samples, shape_of, wrong_results
 
 #: Told how many of how many steps are done.
@@ -126,18 +133,17 @@ def _assemble(
 
 def _as_rules(problem: Problem, learned: RuleList) -> Iterator[Rule]:
     caller = parse_pattern("*", {"caller": problem.samples[0].case.caller})[1]
-    order = [problem.kernels.index(kernel) for kernel in learned.default]
-    default = problem.losses[np.arange(len(problem.samples)), problem.chosen_by_default(order)]
+    default = losses_under(problem, learned.default)
     rest = np.ones(len(problem.samples), bool)
     below, evidence = default, []
     for rule in reversed(learned.rules):  # from the last up: `below` is what would run without it
-        mine = problem.losses[:, problem.kernels.index(rule.kernel)]
+        mine = losses_under(problem, rule.kernels)
         evidence.append(_evidence(problem, rule.covers, mine, below))
         below = np.where(rule.covers, mine, below)
         rest &= ~rule.covers
     for rule, because in zip(learned.rules, reversed(evidence), strict=True):
         pattern = rule_pattern(problem, rule.predicates)
-        yield Rule(pattern.op, {**caller, **pattern.when}, (rule.kernel,), because)
+        yield Rule(pattern.op, {**caller, **pattern.when}, rule.kernels, because)
     yield Rule(problem.family, caller, learned.default, _evidence(problem, rest, default))
 
 

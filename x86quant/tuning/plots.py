@@ -70,7 +70,7 @@ def _regret(scores: Sequence[Score]) -> Figure:
     axes.set_xticks(middle, [net or "(none)" for net in networks], rotation=60, ha="right")
     axes.set_ylabel(f"time lost over the best kernels (cut at {_MOST_REGRET:.0%})")
     axes.set_title(f"Regret by network, {scores[0].caller} operators")
-    axes.legend(fontsize="small")
+    figure.legend(fontsize="small", loc="outside lower center", ncols=len(scores))
     return figure
 
 

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +51,14 @@ STABLE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class LearnedRule:
-    """Conditions that must all hold, and the kernel that then runs.
+    """Conditions that must all hold, and the kernels that then run, the first that may.
 
-    ``covers`` says for which samples: those that match, that no earlier rule covers, and that the
-    kernel may run.
+    ``covers`` says for which samples: those that match, that no earlier rule covers, and that one
+    of the kernels may run.
     """
 
     predicates: tuple[Predicate, ...]
-    kernel: str
+    kernels: tuple[str, ...]
     covers: Mask
 
 
@@ -118,22 +118,10 @@ class Problem:
 
     def default(self, among: Mask) -> tuple[int, ...]:
         """The order of kernels that loses least on some of the samples."""
-        legal, losses = self.legal[among], self.losses[among]
-        worst = int(losses.max(initial=0)) + 1
-        mean = np.where(legal, losses, worst).sum(axis=0)
-        order = sorted(range(len(self.kernels)), key=lambda k: (int(mean[k]), k))
-        cost = _cost_of_order(order, legal, losses)
-        improved = True
-        while improved:
-            improved = False
-            for swapped in _neighbours(order):
-                if (found := _cost_of_order(swapped, legal, losses)) < cost:
-                    order, cost, improved = swapped, found, True
-                    break
-        return tuple(order)
+        return _best_order(self.legal[among], self.losses[among])
 
-    def chosen_by_default(self, order: Sequence[int]) -> Integers:
-        """The first kernel of ``order`` that may run, for each sample."""
+    def first_legal(self, order: Sequence[int]) -> Integers:
+        """The first kernel of ``order`` that may run, for each sample; its first if none may."""
         ranked = self.legal[:, list(order)]
         chosen: Integers = np.array(order, np.int64)[ranked.argmax(axis=1)]
         return chosen
@@ -150,13 +138,30 @@ def _cost_of_order(order: Sequence[int], legal: Mask, losses: Integers) -> int:
     return int(losses[np.arange(len(losses)), first].sum())
 
 
-def _neighbours(order: list[int]) -> Iterator[list[int]]:
-    """``order`` with one kernel moved."""
-    for source in range(len(order)):
-        for target in range(len(order)):
-            if source != target:
-                moved = order[:source] + order[source + 1 :]
-                yield [*moved[:target], order[source], *moved[target:]]
+def _best_order(legal: Mask, losses: Integers) -> tuple[int, ...]:
+    """The order of kernels with the least cost; of equal ones, that by mean loss.
+
+    What a kernel adds when it comes next depends on which came before, not on their order. So the
+    best order of every set of kernels follows from those of the sets one smaller.
+    """
+    worst = int(losses.max(initial=0)) + 1
+    mean = np.where(legal, losses, worst).sum(axis=0)
+    by_mean = np.argsort(mean, kind="stable")
+    # Samples that the same kernels may run count together.
+    kinds, kind_of = np.unique(legal[:, by_mean], axis=0, return_inverse=True)
+    lost = np.zeros(kinds.shape, np.int64)
+    np.add.at(lost, kind_of.reshape(-1), losses[:, by_mean])
+    best: dict[frozenset[int], tuple[int, tuple[int, ...]]] = {frozenset(): (0, ())}
+    for _ in by_mean:
+        longer: dict[frozenset[int], tuple[int, tuple[int, ...]]] = {}
+        for before, (cost, order) in best.items():
+            open_ = ~kinds[:, list(before)].any(axis=1)
+            for k in set(range(len(by_mean))) - before:
+                found = (cost + int(lost[open_ & kinds[:, k], k].sum()), (*order, k))
+                longer[before | {k}] = min(longer.get(before | {k}, found), found)
+        best = longer
+    ((_, order),) = best.values()
+    return tuple(by_mean[list(order)].tolist())
 
 
 def _resamples(samples: Sequence[Sample]) -> Integers:
@@ -187,7 +192,7 @@ def learn(problem: Problem) -> RuleList:
     open_ = np.ones(len(problem.samples), bool)
     rules: list[LearnedRule] = []
     while len(rules) < _MOST_RULES:
-        rule = _next_rule(problem, open_, [rule_pattern(problem, r.predicates) for r in rules])
+        rule = next_rule(problem, open_, [rule_pattern(problem, r.predicates) for r in rules])
         if rule is None:
             break
         rules.append(rule)
@@ -204,7 +209,7 @@ def rule_pattern(problem: Problem, predicates: Sequence[Predicate]) -> Pattern:
     return Pattern(*pattern)
 
 
-def _next_rule(problem: Problem, open_: Mask, earlier: Sequence[Pattern]) -> LearnedRule | None:
+def next_rule(problem: Problem, open_: Mask, earlier: Sequence[Pattern]) -> LearnedRule | None:
     """The best rule over the default for the samples that are still open, if it pays.
 
     A rule that an ``earlier`` one covers would never be reached where that one's kernel may run.
@@ -232,14 +237,40 @@ def _next_rule(problem: Problem, open_: Mask, earlier: Sequence[Pattern]) -> Lea
             and _rests_on_enough(problem, matching, gains[:, kernel])
             and _stable(problem, matching, gains, kernel)
         ):
-            covers = matching & problem.legal[:, kernel]
-            return LearnedRule(predicates, problem.kernels[kernel], covers)
+            use = _preferred(problem, matching, gains, kernel)
+            covers = matching & problem.legal[:, list(use)].any(axis=1)
+            return LearnedRule(predicates, tuple(problem.kernels[k] for k in use), covers)
     return None
+
+
+def _preferred(problem: Problem, matching: Mask, gains: Integers, kernel: int) -> tuple[int, ...]:
+    """The kernels for a rule, best first: the order that wins most, or ``kernel`` before others."""
+    order = _best_order(problem.legal[matching], problem.losses[matching])
+    forced = (kernel, *(k for k in order if k != kernel))
+    return max((_winning(problem, matching, gains, o) for o in (order, forced)), key=_gain)[0]
+
+
+def _gain(found: tuple[tuple[int, ...], int]) -> int:
+    return found[1]
+
+
+def _winning(
+    problem: Problem, matching: Mask, gains: Integers, order: Sequence[int]
+) -> tuple[tuple[int, ...], int]:
+    """Those of ``order`` that win over the default where none before may run; and what they win."""
+    use: tuple[int, ...] = ()
+    total = 0
+    for kernel in order:
+        rest = matching & ~problem.legal[:, list(use)].any(axis=1)
+        won = int(gains[rest, kernel].sum())
+        if won > 0 and _stable(problem, rest, gains, kernel):
+            use, total = (*use, kernel), total + won
+    return use, total
 
 
 def _gains(problem: Problem, open_: Mask) -> Integers:
     """(samples, kernels): what running a kernel wins over the default; 0 where it may not."""
-    default = problem.chosen_by_default(problem.default(open_))
+    default = problem.first_legal(problem.default(open_))
     lost = problem.losses[np.arange(len(default)), default]
     gains = np.where(problem.legal & open_[:, None], lost[:, None] - problem.losses, 0)
     return gains.astype(np.int64)
@@ -319,12 +350,13 @@ def _rests_on_enough(problem: Problem, matching: Mask, gains: Integers) -> bool:
 
 
 def _stable(problem: Problem, matching: Mask, gains: Integers, kernel: int) -> bool:
-    """Whether the kernel is the best choice in nearly all resamples that have such samples.
+    """Whether, where it may run, the kernel is the best choice in nearly all resamples.
 
-    A resample without any says nothing: grouped convolutions may be those of a single network.
+    A resample without such samples says nothing: grouped convolutions may be those of one network.
     """
-    drawn = problem.resamples[matching]
-    totals = gains[matching].T.astype(np.float64) @ drawn.astype(np.float64)
+    where = matching & problem.legal[:, kernel]
+    drawn = problem.resamples[where]
+    totals = gains[where].T.astype(np.float64) @ drawn.astype(np.float64)
     present = drawn.any(axis=0)
     best = (totals[kernel] > 0) & (totals[kernel] >= totals.max(axis=0, initial=0))
     return bool(present.any()) and float(best[present].mean()) >= STABLE
@@ -352,7 +384,8 @@ def _recovered(problem: Problem, rules: Sequence[LearnedRule]) -> list[LearnedRu
     row_of = {predicate: row for row, predicate in enumerate(problem.offer.predicates)}
     for rule in rules:
         matching = _matching(problem, [row_of[p] for p in rule.predicates])[problem.op_of]
-        covers = matching & open_ & problem.legal[:, problem.kernels.index(rule.kernel)]
+        use = [problem.kernels.index(kernel) for kernel in rule.kernels]
+        covers = matching & open_ & problem.legal[:, use].any(axis=1)
         found.append(dataclasses.replace(rule, covers=covers))
         open_ &= ~covers
     return found
@@ -363,5 +396,12 @@ def loss(problem: Problem, rules: Sequence[LearnedRule]) -> int:
     rest = _uncovered(problem, rules)
     cost = _cost_of_order(problem.default(rest), problem.legal[rest], problem.losses[rest])
     for rule in rules:
-        cost += int(problem.losses[rule.covers, problem.kernels.index(rule.kernel)].sum())
+        cost += int(losses_under(problem, rule.kernels)[rule.covers].sum())
     return cost
+
+
+def losses_under(problem: Problem, kernels: Sequence[str]) -> Integers:
+    """What each sample loses where the first of ``kernels`` that may run does."""
+    chosen = problem.first_legal([problem.kernels.index(kernel) for kernel in kernels])
+    losses: Integers = problem.losses[np.arange(len(chosen)), chosen]
+    return losses
