@@ -8,6 +8,7 @@ What has no entry in the tables stays an aten op and runs in float.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -98,12 +99,13 @@ def from_export(model: nn.Module, example: Call, reason: str) -> GraphModule:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """A block in which export does not log its way to a refusal: the error says it all."""
+    """A block in which export neither logs nor prints what it refuses: the error says why."""
     logger = logging.getLogger("torch")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.setLevel(before)
 
