@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from .base import Kernel
 from .brgemm import BrgemmKernel
-from .fbgemm import FbgemmDynamicKernel, FbgemmKernel
+from .fbgemm import FbgemmDynamicKernel, FbgemmGraphKernel, FbgemmKernel
 from .native import NativeGraphKernel, NativeKernel
-from .onednn import OnednnDynamicKernel, OnednnKernel
+from .onednn import OnednnDynamicKernel, OnednnGraphKernel, OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
@@ -53,7 +53,9 @@ _KERNELS = _register(
     (FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel())
 )
 
-_GRAPH_KERNELS = _register((NativeGraphKernel(), BrgemmKernel()))
+_GRAPH_KERNELS = _register(
+    (NativeGraphKernel(), BrgemmKernel(), FbgemmGraphKernel(), OnednnGraphKernel())
+)
 
 _DYNAMIC_KERNELS = _register(
     (NativeGraphKernel(), FbgemmDynamicKernel(), OnednnDynamicKernel(), ReferenceKernel())

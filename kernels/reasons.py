@@ -56,6 +56,16 @@ def one_range(spec: OpSpec) -> list[str]:
     return ["quantizes all rows by one range, where each row has its own"]
 
 
+def whole_tensors_only(spec: OpSpec) -> list[str]:
+    """What a library called on whole tensors of a compiled model has no arguments for."""
+    found = []
+    if spec.transposed:
+        found.append("transposed convolutions of compiled models are not supported")
+    if spec.post_op == "add":
+        found.append("a sum behind the layer is not supported")
+    return found
+
+
 def asymmetric_weights(spec: OpSpec) -> list[str]:
     """A weight zero point other than 0."""
     if spec.weights is None or spec.weights.symmetric:

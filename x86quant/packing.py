@@ -99,7 +99,7 @@ def pack_conv(
         geometry.transposed,
         _row_limits(segments),
         [choice.kernel for _, choice in segments],
-        _kernel_for_one_column(spec, segments),
+        _kernel_for_odd_widths(spec, segments),
         segments_record(segments),
         _label(layer, spec),
         activation_max,
@@ -211,8 +211,8 @@ def _segments(spec: OpSpec) -> Segments:
     return choose_by_rows(spec, **choice_context(all_kernels()))
 
 
-def _kernel_for_one_column(spec: OpSpec, segments: Segments) -> str:
-    """The kernel for outputs one column wide, empty where the segments hold for them too.
+def _kernel_for_odd_widths(spec: OpSpec, segments: Segments) -> str:
+    """The kernel for outputs one or 16 columns wide, empty where the segments hold for them too.
 
     Sizes are unknown when weights are packed, and some kernels are wrong on just these.
     """
@@ -224,14 +224,15 @@ def _kernel_for_one_column(spec: OpSpec, segments: Segments) -> str:
         return max(1, (output - 1) * spec.stride[axis] + reach - 2 * spec.padding[axis])
 
     last = spec.dims - 1
-    size = tuple(input_size(axis, 1 if axis == last else 2) for axis in range(spec.dims))
-    narrow = segments[-1][1].spec.replace(spatial=size, rows=None)
     kernels = all_kernels()
     used = {choice.kernel for _, choice in segments}
-    if not any(kernels[name].not_supported_reasons(narrow, cpu()) for name in used):
-        return ""
-    # An override means the layer as a whole; here it may name the kernel that is wrong.
-    return choose(narrow, **{**choice_context(all_kernels()), "overrides": ()}).kernel
+    for width in (1, 16):
+        size = tuple(input_size(axis, width if axis == last else 2) for axis in range(spec.dims))
+        odd = segments[-1][1].spec.replace(spatial=size, rows=None)
+        if any(kernels[name].not_supported_reasons(odd, cpu()) for name in used):
+            # An override means the layer as a whole; here it may name the kernel that is wrong.
+            return choose(odd, **{**choice_context(all_kernels()), "overrides": ()}).kernel
+    return ""
 
 
 def _row_limits(segments: Segments) -> list[int]:

@@ -20,8 +20,6 @@ namespace blas = at::native::cpublas;
 
 constexpr int64_t kRows = 64;     // rows of a block of results
 constexpr int64_t kColumns = 64;  // columns; a packed block may have 16, 32, 48 or 64
-// Fewer products than these are not worth waking a thread for.
-constexpr int64_t kMultiplyAddsEach = 500'000;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -67,7 +65,7 @@ class BrgemmConv final : public PackedConv {
 
   void run(const ConvCall& call) const override {
     const int64_t pixels = call.out.n * call.out.h * call.out.w;
-    const int threads = useful_threads(pixels * columns_ * depth_ * products_ / kMultiplyAddsEach);
+    const int threads = threads_for(pixels * columns_ * depth_ * products_);
     const Image image = padded(call.in, threads);
     const int64_t row_blocks = (call.out.w + kRows - 1) / kRows;
     const int64_t column_blocks = (columns_ + kColumns - 1) / kColumns;

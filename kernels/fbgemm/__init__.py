@@ -1,4 +1,4 @@
-"""FBGEMM, through the stock engine's packed weights."""
+"""FBGEMM, through the stock engine's packed weights and, in compiled models, its C++ API."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ class FbgemmDynamicKernel(FbgemmKernel):
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         return super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)
+
+
+class FbgemmGraphKernel(FbgemmKernel):
+    """Convolutions and linears of compiled models, without a sum behind them."""
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        found = super().not_supported_reasons(spec, cpu) + reasons.whole_tensors_only(spec)
+        if spec.dims == 3 and spec.kernel[0] == 1:
+            found.append("a 3d convolution one frame deep is not supported")
+        return found
 
 
 def _saturating(taken: Path, cpu: Cpu) -> bool:

@@ -1,4 +1,4 @@
-"""oneDNN, through the stock engine's packed weights."""
+"""oneDNN, through the stock engine's packed weights and, in compiled models, torch's onednn ops."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class OnednnKernel(Kernel):
             + _gaps_in_transposed(spec)
             + _wide_depthwise_padding(spec)
             + _one_column(spec)
+            + (_padded_column_kernel(spec) if "amx_int8" in cpu.features else [])
         )
         if not VNNI & cpu.features and not _exact_depthwise(spec):
             # Its implementations differ in layout and are chosen by shapes not known yet.
@@ -46,6 +47,14 @@ class OnednnDynamicKernel(OnednnKernel):
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         return super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)
+
+
+class OnednnGraphKernel(OnednnKernel):
+    """Convolutions and linears of compiled models, without a sum behind them."""
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        return super().not_supported_reasons(spec, cpu) + reasons.whole_tensors_only(spec)
 
 
 def _exact_depthwise(spec: OpSpec) -> bool:
@@ -100,6 +109,20 @@ def _one_column(spec: OpSpec) -> list[str]:
     if out is None or out[-1] != 1 or math.prod(out) == 1 or spec.stride[-1] == 1:
         return []
     return [f"an output one column wide {out} with stride {spec.stride} is computed wrongly"]
+
+
+def _padded_column_kernel(spec: OpSpec) -> list[str]:
+    """The AMX convolutions go wrong on such kernels where outputs are 16 or 32 pixels wide.
+
+    As above, the runtime asks again when it knows the size.
+    """
+    out = output_size(spec)
+    if out is None or out[-1] % 16 or spec.kernel[-1] != 1 or not any(spec.padding[:-1]):
+        return []
+    return [
+        f"a kernel one column wide {spec.kernel} with padding {spec.padding} is computed wrongly "
+        f"where its output is {out[-1]} columns wide"
+    ]
 
 
 def output_size(spec: OpSpec) -> tuple[int, ...] | None:

@@ -46,12 +46,12 @@ ConvPack<N> pack_conv(at::Tensor weight, std::optional<at::Tensor> bias, at::Int
                       at::IntArrayRef padding, at::IntArrayRef output_padding,
                       at::IntArrayRef dilation, int64_t groups, bool transposed,
                       at::IntArrayRef max_rows, c10::List<std::string> kernels,
-                      std::string narrow_kernel, std::string record, std::string label, int64_t activation_max) {
+                      std::string odd_width_kernel, std::string record, std::string label, int64_t activation_max) {
   ConvGeometry geometry{stride.vec(), padding.vec(), output_padding.vec(), dilation.vec(),
                         groups, transposed};
   Routing r =
       routing(max_rows, kernels, std::move(record), std::move(label), activation_max);
-  r.narrow_kernel = std::move(narrow_kernel);
+  r.odd_width_kernel = std::move(odd_width_kernel);
   return c10::make_intrusive<RoutedConv<N>>(std::move(weight), std::move(bias),
                                             std::move(geometry), std::move(r));
 }
@@ -102,7 +102,7 @@ at::Tensor linear_activation(const at::Tensor& qx, LinearPack pack, double scale
 #define CONV3D "__torch__.torch.classes.quantized.Conv3dPackedParamsBase"
 #define CONV_ARGS                                                                             \
   "(Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] "   \
-  "dilation, int groups, bool transposed, int[] max_rows, str[] kernels, str narrow_kernel, str record, str label, int "            \
+  "dilation, int groups, bool transposed, int[] max_rows, str[] kernels, str odd_width_kernel, str record, str label, int "            \
   "activation_max) -> "
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {

@@ -248,8 +248,9 @@ const std::string& RoutedConv<N>::kernel_for(const at::Tensor& x) const {
             geometry_.dilation[i] * (kernel_size_[i] - 1) - 1) / geometry_.stride[i] + 1;
     rows *= last;
   }
-  return last == 1 && !routing.narrow_kernel.empty() ? routing.narrow_kernel
-                                                     : routing.kernel_for(rows);
+  const bool odd = last == 1 || (kernel_size_[N - 1] == 1 && last % 16 == 0);
+  return odd && !routing.odd_width_kernel.empty() ? routing.odd_width_kernel
+                                                  : routing.kernel_for(rows);
 }
 
 template <int N>

@@ -26,9 +26,9 @@ struct Segment {
 
 struct Routing {
   std::vector<Segment> segments;
-  // For convolutions: runs outputs one column wide, which some kernels get wrong. Empty where
-  // the segments' kernels get them right.
-  std::string narrow_kernel;
+  // For convolutions: runs outputs one column wide and, where the kernel is one column wide, outputs
+  // a multiple of 16 wide, which some kernels get wrong. Empty where the segments' get them right.
+  std::string odd_width_kernel;
   // How the choice came about, as JSON; opaque here, read by explain().
   std::string record;
   // A short description for error messages: layer name when known, shape, kernel.

@@ -26,7 +26,7 @@ class NativeConv final : public PackedConv {
 
   void run(const ConvCall& call) const override {
     xq_conv_call native = native_call(call);
-    native.threads = useful_threads(multiply_adds(call.out) / kMultiplyAddsEach);
+    native.threads = threads_for(multiply_adds(call.out));
     const size_t scratch = xq_conv_scratch(&native);
     split(xq_conv_items(&native), native.threads, [&](int64_t begin, int64_t end) {
       xq_conv_run(&native, begin, end, thread_scratch(scratch));
@@ -36,9 +36,6 @@ class NativeConv final : public PackedConv {
   int64_t bytes() const override { return static_cast<int64_t>(packed_.size()); }
 
  private:
-  // Fewer than these are not worth waking a thread for.
-  static constexpr int64_t kMultiplyAddsEach = 500'000;
-
   static void succeed(int status) {
     TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
   }

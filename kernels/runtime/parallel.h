@@ -13,6 +13,9 @@ inline int useful_threads(int64_t shares) {
   return static_cast<int>(std::min<int64_t>(at::get_num_threads(), shares));
 }
 
+// The same for so many products, of which fewer than half a million are not worth waking a thread for.
+inline int threads_for(int64_t multiply_adds) { return useful_threads(multiply_adds / 500'000); }
+
 // Runs `body(begin, end)` over [0, items) on up to `threads` threads.
 template <class Body>
 void split(int64_t items, int threads, const Body& body) {

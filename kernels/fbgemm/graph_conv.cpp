@@ -1,0 +1,113 @@
+// Convolutions and linears by FBGEMM, through its C++ API on plain memory.
+//
+// Scales are folded into one multiplier, as everywhere in the runtime: input and output scales are 1.
+// FBGEMM picks its path (depthwise, group-wise, pointwise, im2col) from the shape alone.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/isfinite.h>
+#include <fbgemm/Fbgemm.h>
+
+#include "../runtime/whole_tensors.h"
+
+namespace x86quant::runtime {
+namespace {
+
+// The last `Dims` of three axes.
+template <int Dims>
+std::array<int, Dims> last(const int32_t (&axes)[3]) {
+  std::array<int, Dims> values;
+  for (int i = 0; i < Dims; ++i) values[i] = axes[3 - Dims + i];
+  return values;
+}
+
+template <int Dims>
+class FbgemmConv final : public PackedConv {
+ public:
+  explicit FbgemmConv(ConvDescription d)
+      : d_(std::move(d)), finish_(d_.requant), packed_(parameters(1, sizes(1, 28, 28)), krsc()),
+        zero_points_(static_cast<size_t>(d_.conv.out_channels), 0) {
+    // Sums of the weights: what the input's zero point adds to each channel.
+    sums_ = d_.weight.flatten(1).sum(1, /*keepdim=*/false, at::kInt).contiguous();
+    if (d_.bias) {
+      const at::Tensor in_sums = *d_.bias / d_.mult;
+      TORCH_CHECK_VALUE(at::isfinite(in_sums).all().item<bool>(),
+                        "x86quant: fbgemm: a weight scale is too small for the bias of its channel");
+    }
+  }
+
+  void check(const ConvCall& call) const override {
+    check_conv_shapes("fbgemm", d_.conv, call);
+    TORCH_CHECK_VALUE(Dims == 3 || (call.in.d == 1 && call.out.d == 1),
+                      "x86quant: fbgemm: a convolution packed for images got a volume");
+  }
+
+  void run(const ConvCall& call) const override {
+    const xq_conv& c = d_.conv;
+    const int64_t results = size(call.out);
+    const int threads =
+        threads_for(results * d_.weight[0].numel());
+    const uint8_t* in = call.in.data;
+    if (!dense(call.in)) {
+      uint8_t* gathered = tensor_scratch<0>(size(call.in));
+      gather(call.in, gathered, threads);
+      in = gathered;
+    }
+    const bool in_place = dense(call.out);
+    uint8_t* out = in_place ? call.out.data : tensor_scratch<1>(results);
+    auto* sums = reinterpret_cast<int32_t*>(tensor_scratch<2>(results * int64_t{sizeof(int32_t)}));
+
+    fbgemm::DoNothing<> nothing;
+    const auto* mult = d_.mult.template const_data_ptr<float>();
+    using Output = fbgemm::ReQuantizeOutput<false, fbgemm::QuantizationGranularity::OUT_CHANNEL, float>;
+    Output output(nothing, mult, d_.requant.out_zp, d_.requant.in_zp, zero_points_.data(),
+                  /*row_offsets=*/nullptr, sums_.template const_data_ptr<int32_t>(),
+                  d_.bias ? d_.bias->template const_data_ptr<float>() : nullptr,
+                  static_cast<uint32_t>(c.out_channels), c.groups, mult);
+    const auto shape = parameters(static_cast<int>(call.in.n), sizes(call.in.d, call.in.h, call.in.w));
+    split(threads, threads, [&](int64_t begin, int64_t end) {
+      for (int64_t thread = begin; thread < end; ++thread)
+        fbgemm::fbgemmConv(shape, in, packed_, out, sums, output, static_cast<int>(thread), threads);
+    });
+    if (!in_place || finish_.needed()) finish_.run(out, call.out, threads);
+  }
+
+  int64_t bytes() const override { return d_.weight.numel(); }
+
+ private:
+  static std::array<int, Dims> sizes(int64_t d, int64_t h, int64_t w) {
+    return last<Dims>({static_cast<int32_t>(d), static_cast<int32_t>(h), static_cast<int32_t>(w)});
+  }
+
+  fbgemm::conv_param_t<Dims> parameters(int batch, std::array<int, Dims> in) const {
+    const xq_conv& c = d_.conv;
+    std::array<int, 2 * Dims> padding;
+    for (int i = 0; i < 2 * Dims; ++i) padding[i] = last<Dims>(c.padding)[i % Dims];
+    return {batch, c.in_channels, c.out_channels, in, c.groups, last<Dims>(c.kernel),
+            last<Dims>(c.stride), padding, last<Dims>(c.dilation)};
+  }
+
+  // The weight with channels last; FBGEMM copies what it needs.
+  const int8_t* krsc() {
+    d_.weight = d_.weight.permute({0, 2, 3, 4, 1}).contiguous();
+    return d_.weight.template const_data_ptr<int8_t>();
+  }
+
+  ConvDescription d_;
+  Finish finish_;
+  mutable fbgemm::PackWeightsForConv<Dims> packed_;  // only read; the API lacks a const
+  std::vector<int32_t> zero_points_;  // of the weights
+  at::Tensor sums_;
+};
+
+c10::intrusive_ptr<PackedConv> pack(ConvDescription d) {
+  const xq_conv& c = d.conv;
+  TORCH_CHECK_VALUE(!c.transposed && !d.requant.residual,
+                    "x86quant: fbgemm: neither transposed convolutions nor residuals");
+  const bool deep = c.kernel[0] > 1 || c.stride[0] > 1 || c.padding[0] > 0;
+  if (deep) return c10::make_intrusive<FbgemmConv<3>>(std::move(d));
+  return c10::make_intrusive<FbgemmConv<2>>(std::move(d));
+}
+
+const RegisterConvKernel fbgemm_conv("fbgemm", pack);
+
+}  // namespace
+}  // namespace x86quant::runtime
