@@ -2,7 +2,7 @@
 
 python -m benchmarks.routed_against_stock             # the stock engine's slow shapes
 python -m benchmarks.routed_against_stock --layers    # every shape of rules/layers.csv
-python -m benchmarks.routed_against_stock --network   # ShuffleNet-v2 whole (needs torchvision)
+python -m benchmarks.routed_against_stock --networks  # whole networks (needs torchvision)
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import argparse
 import csv
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import torch
+from torch import nn
 
 import x86quant
+from benchmarks.against_peers import NETWORKS
 from benchmarks.environment import print_environment
 from x86quant.timing import interleaved
 
 Q = torch.ops.quantized
+ENGINES = ("x86", "fbgemm", "onednn")
 # layers.csv gives no rows for linears; a sentence of this many tokens is usual.
 LINEAR_ROWS = 128
 PREPACK = {1: Q.conv1d_prepack, 2: Q.conv2d_prepack, 3: Q.conv3d_prepack}
@@ -193,38 +196,67 @@ def _pack_kind(shape: Conv) -> str:
     return "conv3d" if len(shape.kernel) == 3 else "conv2d"
 
 
-def network(rounds: int) -> None:
-    """ShuffleNet-v2 through the stock FX workflow, stock against routed."""
-    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
-
+def networks(names: Sequence[str], rounds: int, batch: int) -> None:
+    """Whole networks through the stock FX workflow: each engine alone, and routed."""
     from benchmarks.networks import torchvision_model
 
-    model = torchvision_model("shufflenet_v2_x1_0")
-    x = torch.randn(1, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+    print(
+        f"{'network':20} {'x86 ms':>8} {'fbgemm':>8} {'onednn':>8} {'routed':>8} {'best':>7} "
+        "best stock / routed, by median and minimum"
+    )
+    ratios = []
+    for name in names:
+        model = torchvision_model(name)
+        x = torch.randn(batch, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+        runs = {engine: _under(engine, _converted(model, x, engine), x) for engine in ENGINES}
+        with x86quant.enable():
+            runs["routed"] = _under("x86", _converted(model, x, "x86"), x)
+        times = interleaved(runs, rounds=rounds)
+        best = min(ENGINES, key=lambda engine: times[engine].median)
+        by_median = times[best].median / times["routed"].median
+        by_minimum = min(times[e].minimum for e in ENGINES) / times["routed"].minimum
+        ratios.append((by_median, by_minimum, name))
+        columns = " ".join(f"{times[run].median * 1e3:8.2f}" for run in (*ENGINES, "routed"))
+        print(f"{name:20} {columns} {best:>7} {by_median:6.2f}× {by_minimum:6.2f}×", flush=True)
+    mean = math.exp(sum(math.log(r[0]) for r in ratios) / len(ratios))
+    worst = min(ratios, key=lambda r: max(r[0], r[1]))
+    print(
+        f"\n{len(ratios)} networks: geometric mean {mean:.2f}× the speed of the best stock engine "
+        f"of each; worst {max(worst[0], worst[1]):.2f}× ({worst[2]})"
+    )
+
+
+def _converted(model: nn.Module, x: torch.Tensor, engine: str) -> nn.Module:
+    """``model`` by the stock FX workflow, with the same qconfigs for every engine."""
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.backends.quantized.engine = engine
     prepared = prepare_fx(model, x86quant.get_default_qconfig_mapping(), (x,))
     prepared(x)
-    stock = convert_fx(prepared)
-    with x86quant.enable():
-        prepared = prepare_fx(model, x86quant.get_default_qconfig_mapping(), (x,))
-        prepared(x)
-        routed = convert_fx(prepared)
-    times = interleaved({"stock": lambda: stock(x), "routed": lambda: routed(x)}, rounds=rounds)
-    for name, time in times.items():
-        print(
-            f"shufflenet_v2_x1_0 {name:7} median {time.median * 1e3:7.2f} ms  "
-            f"minimum {time.minimum * 1e3:7.2f} ms"
-        )
-    print(
-        f"ratio: median {times['stock'].median / times['routed'].median:.2f}×, "
-        f"minimum {times['stock'].minimum / times['routed'].minimum:.2f}×"
-    )
+    converted: nn.Module = convert_fx(prepared)
+    return converted
+
+
+def _under(engine: str, model: nn.Module, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        # Some ops ask for the engine when they run; setting it costs under 1 µs.
+        torch.backends.quantized.engine = engine
+        result: torch.Tensor = model(x)
+        return result
+
+    return run
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--layers", action="store_true", help="every shape of rules/layers.csv")
-    parser.add_argument("--network", action="store_true", help="ShuffleNet-v2 whole")
+    parser.add_argument(
+        "--networks",
+        nargs="*",
+        metavar="NAME",
+        help="whole networks (default: the ten of against_peers)",
+    )
     parser.add_argument("--file", help="another CSV of layer shapes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=1)
@@ -236,8 +268,8 @@ def main() -> None:
     torch.backends.quantized.engine = "x86"
     print_environment()
     with torch.no_grad():
-        if arguments.network:
-            network(arguments.rounds)
+        if arguments.networks is not None:
+            networks(arguments.networks or NETWORKS, arguments.rounds, arguments.batch)
         elif arguments.layers or arguments.file:
             compare(layers(arguments.file), arguments.rounds, arguments.batch)
         else:

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+import x86quant
 from tests.test_lowering import IMAGE
+from tests.test_quantize import Deciding, Encoder
 from tests.test_runtime import FloatMiddle, compiled
 from x86quant.cli import main
 from x86quant.reporting import ModelReport, model_report
@@ -156,3 +158,41 @@ def test_times_can_be_left_out() -> None:
     assert all(layer.microseconds is None for layer in report.layers)
     assert "time" not in report.facts
     assert report.to_html().count("<svg") == 0
+
+
+def test_a_model_of_parts_reports_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Deciding().eval(), torch.randn(4, 3, 8, 8)
+    quantized = x86quant.quantize(model, [x, x], progress=False)
+    assert not isinstance(quantized, x86quant.CompiledModule)
+    written = quantized.x86quant_report(tmp_path / "r.html", float_model=model)
+    assert (tmp_path / "r.html").read_text() == written.to_html()
+    kernels = {layer.layer: layer.kernel for layer in written.layers}
+    assert "native" in kernels.values()
+    assert all(name.startswith(("features.", "head")) for name in kernels)
+    assert any(layer.sqnr_db is not None for layer in written.layers)
+    assert all(layer.microseconds is not None for layer in written.layers)
+    assert written.facts["inputs"] == "4×3×8×8"
+    assert [heading for heading, _ in written.notes] == ["Quantization"]
+    assert {layer.layer for layer in x86quant.explain(quantized)} <= set(kernels)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_a_model_of_int8_layers_reports_each(tmp_path: Path, mode: str) -> None:
+    torch.manual_seed(0)
+    model, x = Encoder().eval(), torch.randn(2, 5, 6)
+    quantized = x86quant.quantize(model, [x], mode=mode, progress=False)
+    report = x86quant.report(quantized, tmp_path / "r.html", float_model=model)
+    rows = {layer.layer: layer for layer in report.layers}
+    int8 = [name for name, row in rows.items() if not row.in_float]
+    assert len(int8) >= 2
+    assert [name for name in int8 if rows[name].sqnr_db is not None]
+    assert "time" in report.facts
+
+
+def test_a_report_asks_for_inputs_it_cannot_know(tmp_path: Path) -> None:
+    quantized = x86quant.quantize(Encoder().eval(), None, progress=False)
+    with pytest.raises(x86quant.InvalidInputError, match="inputs="):
+        quantized.x86quant_report(tmp_path / "r.html")
+    x = torch.randn(2, 5, 6)
+    assert quantized.x86quant_report(tmp_path / "r.html", x, runs=0).layers

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         get_default_qconfig_mapping,
     )
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
+    from x86quant.reporting import report
     from x86quant.rerouting import reroute
     from x86quant.router import Choice, choose
     from x86quant.rule_table import Rule, RuleTable, read_table
@@ -106,6 +107,7 @@ _HOME = {
         "get_default_qconfig_mapping",
     ),
     "quantization": ("convert_qat", "prepare_qat", "quantize", "sensitivity"),
+    "reporting": ("report",),
     "rerouting": ("reroute",),
     "router": ("Choice", "choose"),
     "rule_table": ("Rule", "RuleTable", "read_table"),
@@ -161,6 +163,7 @@ __all__ = [
     "profile",
     "quantize",
     "read_table",
+    "report",
     "reroute",
     "save",
     "sensitivity",

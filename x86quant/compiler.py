@@ -104,14 +104,11 @@ class CompiledModule(nn.Module):
         Args:
             path: where to.
             inputs: what to run on; by default zeros of the shapes it was compiled for.
-            options: as for ``x86quant.reporting.model_report``: title, precision, notes, runs.
+            options: as for ``x86quant.report``: float_model, data, title, notes, runs, …
         """
-        from x86quant.profiling.recorder import example_inputs
-        from x86quant.reporting import model_report
+        from x86quant.reporting import report
 
-        report = model_report(self, example_inputs(self) if inputs is None else inputs, **options)
-        report.write(path)
-        return report
+        return report(self, path, inputs, **options)
 
     def extra_repr(self) -> str:
         """How many nodes there are, how many run in float, and what ``quantize`` did."""

@@ -137,8 +137,8 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
     """Which kernel runs each layer of ``model``, and why.
 
     Works for models built by any stock workflow (eager, FX, dynamic, QAT, scripted), for the
-    linears that ``to_dynamic`` makes, and for compiled models, of which every step is listed,
-    with what was fused into it, and float ops too.
+    linears that ``to_dynamic`` makes, and for compiled models and parts, of which every step is
+    listed, with what was fused into it, and float ops too.
 
     Args:
         model: the quantized model.
@@ -149,13 +149,7 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
         return _explain_compiled(model, inputs)
     extension.load()
     stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
-    ours = [
-        choice
-        for name, module in model.named_modules()
-        if isinstance(module, DynamicLinear)
-        for choice in _layer_choices(name, module.choices)
-    ]
-    return Explanation((*stock, *ours))
+    return Explanation((*stock, *_ours(model)))
 
 
 def explain_pack(kind: str, pack: Any) -> Explanation:
@@ -174,6 +168,18 @@ def cell_parts(pack: Any) -> tuple[Any, Any, torch.Tensor, torch.Tensor, bool]:
     """An RNN layer's parameters: two packed linears, two biases, whether it asks for 7 bits."""
     (_, (bias_ih, bias_hh), _, reduce_range, (packed_ih, packed_hh)), *_ = pack.__getstate__()
     return packed_ih, packed_hh, bias_ih, bias_hh, bool(reduce_range and reduce_range[0])
+
+
+def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
+    """Of the linears that ``to_dynamic`` made, and of every step of compiled parts."""
+    if isinstance(module, CompiledModule):
+        for choice in _explain_compiled(module, None):
+            yield dataclasses.replace(choice, layer=f"{path}.{choice.layer}")
+    elif isinstance(module, DynamicLinear):
+        yield from _layer_choices(path, module.choices)
+    else:
+        for name, child in module.named_children():
+            yield from _ours(child, f"{path}.{name}" if path else name)
 
 
 def _explain_compiled(model: CompiledModule, inputs: Sequence[Any] | None) -> CompiledExplanation:

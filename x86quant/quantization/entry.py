@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 from torch import nn
 
+from x86quant.compiler import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.observers import OBSERVERS, ObserverName, WeightObserverName
-from x86quant.quantization.batches import Calibration, Data
+from x86quant.quantization.batches import Calibration, Call, Data
 from x86quant.quantization.plan import Mode, check_model, decide
 from x86quant.quantization.prepared import AS_ASKED, Kit, PreparedModel
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.static_part import Ranges
+from x86quant.quantization.summary import Summary
+from x86quant.reporting.written import Reporter
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -73,7 +76,8 @@ def quantize(
 
     Returns:
         A module in evaluation mode; a ``CompiledModule`` if all of it is one static graph. Its
-        attribute ``quantization`` is a ``Summary`` of what was done, which prints.
+        attribute ``quantization`` is a ``Summary`` of what was done, which prints; its
+        ``x86quant_report(path)`` writes a page about it.
 
     Raises:
         InvalidInputError: an argument or a batch is wrong.
@@ -100,13 +104,13 @@ def quantize(
     reasons = dict.fromkeys((name for name in prepared.layers if name in kept), AS_ASKED)
     if metric is None:
         result = prepared.build(kept)
-        return _with_summary(result, prepared.summary(reasons))
+        return _finished(result, prepared.summary(reasons), prepared.sample)
     scored = metric if evaluation is None else _on(metric, evaluation)
     drop = _MAX_DROP if max_drop is None else max_drop
     found = search(prepared, scored, drop, kept, max_trials)
     reasons.update(found.result.reasons)
     summary = dataclasses.replace(prepared.summary(reasons), search=found.result)
-    return _with_summary(found.model, summary)
+    return _finished(found.model, summary, prepared.sample)
 
 
 def prepare(
@@ -161,8 +165,12 @@ def _switch(name: str, value: object) -> bool | None:
     raise InvalidInputError(f'{name} must be True, False or "auto", not {value!r}')
 
 
-def _with_summary(result: nn.Module, summary: Any) -> nn.Module:
+def _finished(result: Any, summary: Summary, sample: Sequence[Call]) -> nn.Module:
     result.requires_grad_(False)
     result.quantization = summary
+    if not isinstance(result, CompiledModule):
+        args, kwargs = (sample[0].args, sample[0].kwargs) if sample else ((), {})
+        result.x86quant_report = Reporter(result, args, kwargs)
     _log.info("%s", summary)
-    return result
+    finished: nn.Module = result
+    return finished

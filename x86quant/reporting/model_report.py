@@ -1,199 +1,80 @@
-"""``model_report(compiled, inputs)``: what a compiled model runs, how fast and how precisely."""
+"""``model_report(model, inputs)``: what a model runs, how fast and how precisely."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy
-import torch
+from torch import nn
 
 from x86quant.compiler import CompiledModule
-from x86quant.cpu_info import cpu
-from x86quant.files import write_aside
 from x86quant.int8_proof import compute_ops
 from x86quant.profiling import Profile, profile
-from x86quant.profiling.recorder import TORCH, RunStep, record
-from x86quant.reporting.page import page
-from x86quant.text_table import text_table
-
-
-class Precision(Protocol):
-    """How precise the result of one layer is; ``quantization.LayerStatistics`` is one."""
-
-    @property
-    def sqnr_db(self) -> float:
-        """Signal to quantization noise, against the float model."""
-
-    @property
-    def min(self) -> float:
-        """The float model's least value."""
-
-    @property
-    def max(self) -> float:
-        """The float model's largest value."""
-
-    @property
-    def saturation_rate(self) -> float:
-        """The share of values outside of the quantized range."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerFacts:
-    """One step of a compiled model. None: not measured."""
-
-    layer: str
-    op: str
-    kernel: str
-    rule: str
-    reason: str
-    microseconds: float | None = None
-    sqnr_db: float | None = None
-    low: float | None = None
-    high: float | None = None
-    saturation: float | None = None
-
-    @property
-    def in_float(self) -> bool:
-        """Whether torch runs it in float."""
-        return self.kernel == TORCH
-
-    def cells(self) -> tuple[str, ...]:
-        """As text: layer, op, kernel, rule, µs, SQNR, low, high, saturation."""
-        return (
-            self.layer,
-            self.op,
-            self.kernel,
-            self.rule or "–",
-            _text(self.microseconds, "{:.1f}"),
-            _text(self.sqnr_db, "{:.1f}"),
-            _text(self.low, "{:.3g}"),
-            _text(self.high, "{:.3g}"),
-            _text(self.saturation, "{:.2%}"),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelReport:
-    """Facts about a compiled model: data, a summary when printed, and a page of HTML.
-
-    Attributes:
-        title: what the page is called.
-        facts: name and value of what concerns the whole model.
-        layers: in the order they run.
-        notes: headings and texts, such as the log of a search.
-    """
-
-    title: str
-    facts: Mapping[str, str]
-    layers: tuple[LayerFacts, ...]
-    notes: tuple[tuple[str, str], ...] = ()
-
-    def to_html(self) -> str:
-        """One self-contained page."""
-        return page(self)
-
-    def to_json(self) -> str:
-        """Everything as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False, default=dict)
-
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to ``path``; never half of it."""
-        write_aside(Path(path), self.to_html())
-
-    def __str__(self) -> str:
-        facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items())
-        header = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
-        table = text_table(header, [layer.cells() for layer in self.layers], right=header[4:])
-        return f"{self.title}\n\n{facts}\n\n{table}"
+from x86quant.profiling.recorder import RunStep, record
+from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
 
 
 def model_report(
-    compiled: CompiledModule,
+    model: nn.Module,
     inputs: Sequence[Any],
     *,
+    kwargs: Mapping[str, Any] | None = None,
     title: str = "x86quant report",
     precision: Mapping[str, Precision] | None = None,
     notes: Sequence[tuple[str, str]] = (),
     runs: int = 20,
 ) -> ModelReport:
-    """Profile ``compiled`` on ``inputs`` and gather what is known of it.
+    """Profile ``model`` on ``inputs`` and gather what is known of it.
 
     Args:
-        compiled: the model.
+        model: compiled, or what :func:`x86quant.quantize` made of it.
         inputs: the tuple of positional inputs to run it on.
+        kwargs: and keyword arguments, which compiled models do not take.
         title: the heading.
         precision: by layer, how its result compares with the float model's.
         notes: headings and texts to add.
         runs: how often it is timed; 0 leaves times out.
     """
+    known = precision or {}
+    if not isinstance(model, CompiledModule):
+        from x86quant.reporting.mixed_report import mixed_report
+
+        return mixed_report(
+            model, inputs, kwargs or {}, title=title, precision=known, notes=notes, runs=runs
+        )
+    layers, timed = compiled_layers(model, inputs, known, runs)
+    facts = facts_of(compute_ops(model, inputs), inputs, layers)
+    if timed is not None:
+        facts |= _times(timed)
+    return ModelReport(title, facts, layers, tuple(notes))
+
+
+def compiled_layers(
+    compiled: CompiledModule, inputs: Sequence[Any], precision: Mapping[str, Precision], runs: int
+) -> tuple[tuple[LayerFacts, ...], Profile | None]:
+    """A row for each step of a compiled model, and its profile unless ``runs`` is 0."""
     timed = profile(compiled, inputs, runs=runs) if runs else None
     if timed is None:
         steps, times = record(compiled, inputs)[0], None
     else:
         steps = tuple(step.step for step in timed.steps)
         times = [step.microseconds for step in timed.steps]
-    known = dict(precision or {})
     layers = tuple(
-        _layer(step, None if times is None else times[i], known.get(step.layer))
+        _layer(step, None if times is None else times[i], precision.get(step.layer))
         for i, step in enumerate(steps)
     )
-    return ModelReport(title, _facts(compiled, inputs, layers, timed), layers, tuple(notes))
+    return layers, timed
 
 
 def _layer(step: RunStep, microseconds: float | None, precision: Precision | None) -> LayerFacts:
     facts = LayerFacts(step.layer, step.kind, step.kernel, step.rule, step.reason, microseconds)
-    if precision is None or step.op in ("copy", "shuffle"):
-        return facts
-    return dataclasses.replace(
-        facts,
-        sqnr_db=_finite(precision.sqnr_db),
-        low=precision.min,
-        high=precision.max,
-        saturation=precision.saturation_rate,
-    )
+    return with_precision(facts, precision)
 
 
-def _facts(
-    compiled: CompiledModule,
-    inputs: Sequence[Any],
-    layers: Sequence[LayerFacts],
-    timed: Profile | None,
-) -> dict[str, str]:
-    proof = compute_ops(compiled, inputs)
-    in_float = len(proof.floats) + len(proof.allowed)
-    facts = {
-        "CPU": str(cpu()).splitlines()[0],
-        "versions": f"torch {torch.__version__}, numpy {numpy.__version__}",
-        "inputs": ", ".join(
-            "×".join(map(str, x.shape)) for x in inputs if isinstance(x, torch.Tensor)
-        ),
-        "int8 really ran": f"{len(proof.int8)} convolutions and matrix products in int8, "
-        f"{in_float} in float",
-        "steps": f"{len(layers)}, {sum(layer.in_float for layer in layers)} of them float ops",
+def _times(timed: Profile) -> dict[str, str]:
+    return {
+        "time": f"{timed.wall_us / 1e3:.3f} ms (median of {timed.runs}, {timed.threads} threads); "
+        f"between kernels {timed.between_share:.1%}",
+        "roofline": f"{timed.bound_us / timed.run_us:.0%} of what this CPU allows",
+        "memory": f"{timed.peak_bytes / 1024:.0f} KiB for activations",
     }
-    if timed is not None:
-        facts["time"] = (
-            f"{timed.wall_us / 1e3:.3f} ms (median of {timed.runs}, {timed.threads} threads); "
-            f"between kernels {timed.between_share:.1%}"
-        )
-        facts["roofline"] = f"{timed.bound_us / timed.run_us:.0%} of what this CPU allows"
-        facts["memory"] = f"{timed.peak_bytes / 1024:.0f} KiB for activations"
-    judged = [layer for layer in layers if layer.sqnr_db is not None]
-    if judged:
-        worst = min(judged, key=lambda layer: layer.sqnr_db or 0.0)
-        facts["least precise layer"] = f"{worst.layer}: {worst.sqnr_db:.1f} dB"
-    return facts
-
-
-def _finite(value: float) -> float | None:
-    """None for the infinite ratio of a layer without noise."""
-    return value if abs(value) < float("inf") else None
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from x86quant.reporting.charts import bars
 
 if TYPE_CHECKING:
-    from x86quant.reporting.model_report import LayerFacts, ModelReport
+    from x86quant.reporting.facts import LayerFacts, ModelReport
 
 #: Below this many dB a layer is marked: its noise is within a factor of ten of its signal.
 LOW_SQNR = 20.0

@@ -1,0 +1,154 @@
+"""What a report consists of: facts about a model and its layers, as data and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy
+import torch
+
+from x86quant.cpu_info import cpu
+from x86quant.files import write_aside
+from x86quant.int8_proof import ComputeReport
+from x86quant.profiling.recorder import TORCH
+from x86quant.reporting.page import page
+from x86quant.text_table import text_table
+
+
+class Precision(Protocol):
+    """How precise the result of one layer is; ``quantization.LayerStatistics`` is one."""
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantization noise, against the float model."""
+
+    @property
+    def min(self) -> float:
+        """The float model's least value."""
+
+    @property
+    def max(self) -> float:
+        """The float model's largest value."""
+
+    @property
+    def saturation_rate(self) -> float:
+        """The share of values outside of the quantized range."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerFacts:
+    """One step of a compiled model. None: not measured."""
+
+    layer: str
+    op: str
+    kernel: str
+    rule: str
+    reason: str
+    microseconds: float | None = None
+    sqnr_db: float | None = None
+    low: float | None = None
+    high: float | None = None
+    saturation: float | None = None
+
+    @property
+    def in_float(self) -> bool:
+        """Whether torch runs it in float."""
+        return self.kernel == TORCH
+
+    def cells(self) -> tuple[str, ...]:
+        """As text: layer, op, kernel, rule, µs, SQNR, low, high, saturation."""
+        return (
+            self.layer,
+            self.op,
+            self.kernel,
+            self.rule or "–",
+            _text(self.microseconds, "{:.1f}"),
+            _text(self.sqnr_db, "{:.1f}"),
+            _text(self.low, "{:.3g}"),
+            _text(self.high, "{:.3g}"),
+            _text(self.saturation, "{:.2%}"),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelReport:
+    """Facts about a compiled model: data, a summary when printed, and a page of HTML.
+
+    Attributes:
+        title: what the page is called.
+        facts: name and value of what concerns the whole model.
+        layers: in the order they run.
+        notes: headings and texts, such as the log of a search.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    layers: tuple[LayerFacts, ...]
+    notes: tuple[tuple[str, str], ...] = ()
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        return page(self)
+
+    def to_json(self) -> str:
+        """Everything as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False, default=dict)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the page to ``path``; never half of it."""
+        write_aside(Path(path), self.to_html())
+
+    def __str__(self) -> str:
+        facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items())
+        header = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
+        table = text_table(header, [layer.cells() for layer in self.layers], right=header[4:])
+        return f"{self.title}\n\n{facts}\n\n{table}"
+
+
+def with_precision(layer: LayerFacts, precision: Precision | None) -> LayerFacts:
+    """``layer`` with what is known of its precision."""
+    if precision is None or layer.op in ("copy", "shuffle"):
+        return layer
+    return dataclasses.replace(
+        layer,
+        sqnr_db=_finite(precision.sqnr_db),
+        low=precision.min,
+        high=precision.max,
+        saturation=precision.saturation_rate,
+    )
+
+
+def facts_of(
+    proof: ComputeReport, inputs: Sequence[Any], layers: Sequence[LayerFacts]
+) -> dict[str, str]:
+    """What concerns a whole model: CPU, versions, inputs, proof of int8, its worst layer."""
+    in_float = len(proof.floats) + len(proof.allowed)
+    facts = {
+        "CPU": str(cpu()).splitlines()[0],
+        "versions": f"torch {torch.__version__}, numpy {numpy.__version__}",
+        "inputs": ", ".join(
+            "×".join(map(str, x.shape)) for x in inputs if isinstance(x, torch.Tensor)
+        ),
+        "int8 really ran": f"{len(proof.int8)} convolutions and matrix products in int8, "
+        f"{in_float} in float",
+        "steps": f"{len(layers)}, {sum(layer.in_float for layer in layers)} of them float ops",
+    }
+    judged = [layer for layer in layers if layer.sqnr_db is not None]
+    if judged:
+        worst = min(judged, key=lambda layer: layer.sqnr_db or 0.0)
+        facts["least precise layer"] = f"{worst.layer}: {worst.sqnr_db:.1f} dB"
+    return facts
+
+
+def _finite(value: float) -> float | None:
+    """None for the infinite ratio of a layer without noise."""
+    return value if abs(value) < float("inf") else None
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)

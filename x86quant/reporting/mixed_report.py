@@ -1,0 +1,167 @@
+"""The report of a model that is compiled in parts, or not at all: what each of its layers runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.compiler import CompiledModule
+from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear, WeightOnlyEmbedding
+from x86quant.explanation import LayerChoice, explain
+from x86quant.int8_proof import compute_ops
+from x86quant.profiling.recorder import TORCH
+from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
+from x86quant.reporting.model_report import compiled_layers
+
+_INT8 = (Int8Linear, WeightOnlyEmbedding, DynamicMultiheadAttention)
+
+
+def mixed_report(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    title: str,
+    precision: Mapping[str, Precision],
+    notes: Sequence[tuple[str, str]],
+    runs: int,
+) -> ModelReport:
+    """Run ``model`` and list its compiled parts step by step, and its other layers, in order."""
+    call: Callable[[], Any] = _WithArguments(model, tuple(inputs), dict(kwargs))
+    watched = dict(_layers(model))
+    with torch.no_grad():
+        first_calls = _first_calls(watched, call)
+        call()
+        walls, times = _timed(watched, call, runs)
+    choices = _choices(model)
+    layers: list[LayerFacts] = []
+    for name, arguments in first_calls.items():
+        module = watched[name]
+        if isinstance(module, CompiledModule):
+            steps, _ = compiled_layers(module, arguments, {}, runs)
+            layers += [_within(name, step) for step in steps]
+        else:
+            layers.append(_layer(name, module, choices.get(name), times.get(name)))
+    layers = [with_precision(layer, precision.get(layer.layer)) for layer in layers]
+    proof = compute_ops(call, ())
+    facts = facts_of(proof, inputs or tuple(kwargs.values()), layers)
+    if walls:
+        threads = torch.get_num_threads()
+        facts["time"] = (
+            f"{statistics.median(walls) * 1e3:.3f} ms (median of {runs}, {threads} threads)"
+        )
+    return ModelReport(title, facts, tuple(layers), tuple(notes))
+
+
+class _WithArguments(nn.Module):
+    """A model and what to call it with; a module, so that its layers' names are found."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self._args, self._kwargs = model, args, kwargs
+
+    def forward(self) -> Any:
+        return self.model(*self._args, **self._kwargs)
+
+
+def _layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Compiled parts, int8 layers, and float layers that have weights of their own."""
+    whole = isinstance(module, (CompiledModule, *_INT8))
+    if whole or next(module.parameters(recurse=False), None) is not None:
+        yield path, module
+    if not whole:
+        for name, child in module.named_children():
+            yield from _layers(child, f"{path}.{name}" if path else name)
+
+
+@contextmanager
+def _hooks(
+    watched: Mapping[str, nn.Module],
+    before: Callable[[str, tuple[Any, ...]], None],
+    after: Callable[[str], None],
+) -> Iterator[None]:
+    handles = []
+    for name, module in watched.items():
+        handles.append(
+            module.register_forward_pre_hook(lambda _, args, name=name: before(name, args))
+        )
+        handles.append(module.register_forward_hook(lambda *_, name=name: after(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first_calls(
+    watched: Mapping[str, nn.Module], call: Callable[[], Any]
+) -> dict[str, tuple[Any, ...]]:
+    """The positional arguments that each layer gets first, in the order of the calls."""
+    found: dict[str, tuple[Any, ...]] = {}
+
+    def before(name: str, args: tuple[Any, ...]) -> None:
+        found.setdefault(name, args)
+
+    with _hooks(watched, before, lambda _: None):
+        call()
+    return found
+
+
+def _timed(
+    watched: Mapping[str, nn.Module], call: Callable[[], Any], runs: int
+) -> tuple[list[float], dict[str, float]]:
+    """Seconds of each run, and the median seconds a run of each layer."""
+    walls: list[float] = []
+    spent: dict[str, list[float]] = {}
+    began: dict[str, float] = {}
+
+    def before(name: str, _: tuple[Any, ...]) -> None:
+        began[name] = perf_counter()
+
+    def after(name: str) -> None:
+        spent[name][-1] += perf_counter() - began[name]
+
+    with _hooks(watched, before, after):
+        for _ in range(runs):
+            for name in watched:
+                spent.setdefault(name, []).append(0.0)
+            call()
+    for _ in range(runs):  # apart: hooks cost time
+        start = perf_counter()
+        call()
+        walls.append(perf_counter() - start)
+    return walls, {name: statistics.median(seconds) for name, seconds in spent.items()}
+
+
+def _choices(model: nn.Module) -> dict[str, LayerChoice]:
+    """The choice of each routed layer; of several, for different rows or products, the last."""
+    found: dict[str, LayerChoice] = {}
+    for choice in explain(model):
+        found[choice.layer] = choice
+        found.setdefault(choice.layer.rpartition(".")[0], choice)
+    return found
+
+
+def _within(part: str, step: LayerFacts) -> LayerFacts:
+    return dataclasses.replace(step, layer=f"{part}.{step.layer}")
+
+
+def _layer(
+    name: str, module: nn.Module, choice: LayerChoice | None, seconds: float | None
+) -> LayerFacts:
+    microseconds = None if seconds is None else seconds * 1e6
+    kind = type(module).__name__
+    if choice is not None:
+        kernel, rule, reason = choice.kernel, choice.rule, choice.reason
+    elif isinstance(module, _INT8):
+        kernel, rule, reason = "native", "", "int8 weights, float arithmetic"
+    else:
+        kernel, rule, reason = TORCH, "", "a float layer"
+    return LayerFacts(name, kind, kernel, rule, reason, microseconds)
