@@ -17,6 +17,7 @@ from tests.test_lowering import Convolutions
 from tests.test_runtime import compiled
 from x86quant.cpu_info import cpu
 from x86quant.kernels import graph_kernels
+from x86quant.lowering.graph_tools import attribute
 from x86quant.runtime.check import OpCheck, check_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
@@ -150,3 +151,19 @@ def test_graph_kernels_on_every_instruction_set(level: str) -> None:
         command, env=isa.environment(level), capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_graph_kernel_of_a_weight_scale_of_zero(kernel: str) -> None:
+    supported(kernel)
+    conv = nn.Conv2d(16, 16, 1)
+    with torch.no_grad():
+        conv.weight[3] = 0
+    with x86quant.override(kernel):
+        module = compiled(Convolutions(conv), 1, 16, 4, 4)
+    (node,) = (n for n in module.graph_module.graph.nodes if "conv" in n.name)
+    scales = attribute(module.graph_module, str(node.kwargs["weight_scales"].target))
+    scales[3] = 0
+    with x86quant.override(kernel):
+        layers = check_ops(module.graph_module, (torch.randn(1, 16, 4, 4),))
+    assert [check for check in layers if check.steps > 1] == []

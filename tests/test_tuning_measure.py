@@ -31,7 +31,7 @@ from x86quant.rule_table import read_table
 from x86quant.spec import OpSpec
 from x86quant.tuning import journal, measure, progress, quiet, ranking, session, user_table
 from x86quant.tuning.candidates import Candidate, MakeOperands, candidates
-from x86quant.tuning.cases import LAYERS, Grid, Shape, jobs, read_shapes, select, supports
+from x86quant.tuning.cases import LAYERS, PROBES, Grid, Shape, jobs, read_shapes, select, supports
 from x86quant.tuning.measurements import PROVENANCE, Caller, Case, Measurement, read
 from x86quant.tuning.model_shapes import load_model, model_shapes
 from x86quant.tuning.operands import FULL, make_operands, result_shape
@@ -90,6 +90,9 @@ def test_the_shipped_layers_are_read_whole() -> None:
     assert {s.spec.op for s in shapes} == {"linear", "conv1d", "conv2d", "conv3d"}
     (repeated,) = [s for s in shapes if s.net == "resnet_50" and s.count == 4][:1]
     assert (repeated.spec.in_channels, repeated.spec.out_channels) == (64, 256)
+    probes = read_shapes(PROBES)
+    assert {s.net for s in probes} == {PROBES_NET}
+    assert not {s.spec for s in probes} & {s.spec for s in shapes}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from x86quant.active_rules import current_rules, shipped_table, use_rules
 from x86quant.errors import RuleError, UnsupportedError, X86QuantWarning
 from x86quant.kernels import all_kernels
 from x86quant.router import Choice, choose
-from x86quant.rule_table import RuleTable, find_table, parse_table, read_table
+from x86quant.rule_table import RuleTable, find_table, parse_table, read_table, shipped_tables
 from x86quant.rule_writer import dumps
 from x86quant.spec import OpSpec
 from x86quant.user_tables import (
@@ -34,6 +34,8 @@ LINEAR = OpSpec("linear", 64, 64, rows=32, caller="stock", threads=1)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("X86QUANT_RULES", raising=False)
+    # What is in force must not depend on which levels have a table of their own.
+    monkeypatch.setattr(active_rules, "shipped_tables", lambda: {"default": find_table("default")})
     active_rules.reset()
     yield
     active_rules.reset()
@@ -155,6 +157,19 @@ def test_an_unknown_kernel_is_an_error_that_names_the_rule_where_the_table_is_na
 
 
 # ---------------------------------------------------------------------------- shipped
+
+
+@pytest.mark.parametrize("level", isa.LEVELS)
+def test_every_level_has_a_table_and_it_chooses_well(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_rules, "shipped_tables", shipped_tables)
+    table = shipped_table(isa.at(level))
+    assert table.name == level
+    regret = table.provenance["regret"]
+    assert isinstance(regret, float)
+    assert regret <= 0.03
+    assert regret <= float(table.provenance["regret_pytorch_2_0"]) / 3
 
 
 def test_the_shipped_table_of_the_nearest_lower_level(

@@ -1,6 +1,6 @@
 """Measure every kernel on this machine, and make rules of it.
 
-Without more, the layers of public networks that come with x86quant are measured at this CPU's own
+Without more, the layers of public networks and the probes between them are measured at this CPU's own
 level, and the fitted rules become your own table. With --model, the layers of your model become
 exact entries of it. With --out, the measurements are written to that file and nothing else happens.
 
@@ -122,11 +122,13 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def _shapes(options: argparse.Namespace) -> tuple[Shape, ...]:
-    from x86quant.tuning.cases import LAYERS, read_shapes
+    from x86quant.tuning.cases import LAYERS, PROBES, read_shapes
     from x86quant.tuning.model_shapes import PICTURE, load_model, model_shapes
 
     if not options.model:
-        return read_shapes(options.shapes or LAYERS)
+        if options.shapes:
+            return read_shapes(options.shapes)
+        return (*read_shapes(LAYERS), *read_shapes(PROBES))
     model = load_model(options.model)
     first, *rest = options.shape or PICTURE
     found: dict[Shape, None] = {}

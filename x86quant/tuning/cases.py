@@ -23,6 +23,8 @@ from x86quant.tuning.shapes import multiply_adds, nonsense, with_rows
 
 #: The public networks' layers that come with x86quant.
 LAYERS = SHIPPED / "layers.csv"
+#: Shapes between and around those of networks, which rules are learned from but not judged by.
+PROBES = SHIPPED / "probes.csv"
 
 #: What each caller fuses behind an op; None is nothing.
 POST_OPS: Mapping[Caller, tuple[str | None, ...]] = {

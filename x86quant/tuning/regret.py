@@ -204,6 +204,8 @@ def score(
     scores: list[Score] = []
     for caller in sorted({sample.case.caller for sample in samples}, reverse=True):
         of_caller = [s for s in samples if s.case.caller == caller and s.decided]
+        # Judged like the unseen choices: on layers of networks, if there are any.
+        of_caller = [s for s in of_caller if s.networks] or of_caller
         kernels = {name for sample in of_caller for name in sample.times}
         rated = {UNSEEN: [j for j in unseen if j.sample.case.caller == caller]}
         for name, table in tables.items():

@@ -173,8 +173,10 @@ def _resamples(samples: Sequence[Sample]) -> Integers:
     draws = np.zeros((len(samples), RESAMPLES), np.int64)
     for number, sample in enumerate(samples):
         layer = str(shape_of(sample.spec))
-        for net in sorted(sample.networks) or ["?"]:
+        for net in sorted(sample.networks):
             draws[number] += _draws(net) * _draws(f"{net}/{layer}")
+        if not sample.networks:
+            draws[number] = _draws(layer)
     return draws
 
 

@@ -24,6 +24,8 @@ from x86quant.tuning.measurements import TIE, Case, Measurement, MeasurementSet,
 
 # Unknown when the stock operators pack weights, so that no rule for them can test it.
 _UNKNOWN_TO_STOCK = ("dynamic", "post_op", "batch", "spatial")
+# Instead of a network, for shapes that stand for no layer of one.
+PROBES_NET = "probes"
 # What differs between cases of one layer.
 _SIZES = (*_UNKNOWN_TO_STOCK, "rows", "threads", "caller")
 
@@ -52,8 +54,8 @@ class Sample:
 
     @property
     def networks(self) -> frozenset[str]:
-        """The networks it occurs in."""
-        return frozenset(net for net, _ in self.case.nets)
+        """The networks it occurs in; none for a probe between them."""
+        return frozenset(net for net, _ in self.case.nets if net != PROBES_NET)
 
     @property
     def decided(self) -> bool:
