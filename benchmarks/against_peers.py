@@ -194,7 +194,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--models", nargs="+", default=NETWORKS, metavar="NAME", help="torchvision networks"
     )
-    parser.add_argument("--peers", nargs="+", default=tuple(PEERS), choices=PEERS, metavar="PEER")
+    parser.add_argument(
+        "--peers", nargs="+", default=tuple(PEERS), choices=PEERS, metavar="PEER",
+        help=f"of {', '}.join(PEERS)}; ours is always there",
+    )  # fmt: skip
     parser.add_argument("--batch", type=_positive, default=1)
     parser.add_argument("--threads", type=_positive, default=1)
     parser.add_argument("--rounds", type=_positive, default=30)
@@ -224,7 +227,7 @@ def main() -> int:
     """Run the command line; returns the exit status."""
     options = parse()
     settings = Settings(
-        tuple(name for name in PEERS if name in options.peers),
+        tuple(name for name in PEERS if name in options.peers or name == OURS),
         options.batch,
         options.threads,
         options.rounds,
