@@ -195,9 +195,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--models", nargs="+", default=NETWORKS, metavar="NAME", help="torchvision networks"
     )
     parser.add_argument(
-        "--peers", nargs="+", default=tuple(PEERS), choices=PEERS, metavar="PEER",
-        help=f"of {', '}.join(PEERS)}; ours is always there",
-    )  # fmt: skip
+        "--peers",
+        nargs="+",
+        default=tuple(PEERS),
+        choices=PEERS,
+        metavar="PEER",
+        help="whom to measure; ours always",
+    )
     parser.add_argument("--batch", type=_positive, default=1)
     parser.add_argument("--threads", type=_positive, default=1)
     parser.add_argument("--rounds", type=_positive, default=30)
