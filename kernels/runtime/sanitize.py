@@ -1,9 +1,10 @@
 """Runs the tests of the compiled part under AddressSanitizer and UBSan.
 
-    python -m x86quant.kernels.runtime.sanitize                 # runtime, graph kernels, routed packs
+    python -m x86quant.kernels.runtime.sanitize
     python -m x86quant.kernels.runtime.sanitize tests/test_runtime.py -k dynamic
 
-Builds the whole extension once more, with sanitizers, into a folder of its own, and runs tests
+Those of the runtime, the kernels of compiled models (which try random shapes) and routed packs,
+unless others are named. Builds the whole extension once more, with sanitizers, into a folder of its own, and runs tests
 there; torch itself is not instrumented. Needs a checkout and a C++ compiler with its sanitizer
 libraries. The native kernels have a fuzzer beside it: ``x86quant.kernels.native.sanitize``.
 """
@@ -20,7 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(tempfile.gettempdir()) / f"x86quant-sanitize-{os.getuid()}"
 # vptr checks need type information that torch's libraries hide.
-FLAGS = "-fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer"
+FLAGS = (
+    "-fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all "
+    "-fno-omit-frame-pointer"
+)
 TESTS = ("tests/test_graph_kernels.py", "tests/test_runtime.py", "tests/test_routed.py")
 
 

@@ -1,7 +1,7 @@
 """Measure every kernel on this machine, and make rules of it.
 
-Without more, the layers of public networks and the probes between them are measured at this CPU's own
-level, and the fitted rules become your own table. With --model, the layers of your model become
+Without more, the layers of public networks and the probes between them are measured at this CPU's
+own level, and the fitted rules become your own table. With --model, the layers of your model become
 exact entries of it. With --out, the measurements are written to that file and nothing else happens.
 
 Kill it at any moment: --resume goes on where it was.
