@@ -6,7 +6,8 @@
 Those of the runtime, the kernels of compiled models (which try random shapes) and routed packs,
 unless others are named. Builds the whole extension once more, with sanitizers, into a folder of its
 own, and runs tests there; torch itself is not instrumented. Needs a checkout and a C++ compiler
-with its sanitizer libraries. The native kernels have a fuzzer beside it: ``x86quant.kernels.native.sanitize``.
+with its sanitizer libraries. The native kernels have a fuzzer beside it:
+``x86quant.kernels.native.sanitize``.
 """
 
 from __future__ import annotations
