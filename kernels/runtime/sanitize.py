@@ -36,15 +36,8 @@ def main(arguments: list[str]) -> int:
         return 2
     compiler = os.environ.get("CXX", "c++")
     flags = {"CFLAGS": FLAGS, "LDFLAGS": FLAGS}
-    build = [
-        "setup.py",
-        "-q",
-        "build",
-        "--build-base",
-        BUILD / "base",
-        "--build-lib",
-        BUILD / "lib",
-    ]
+    folders = [f"--build-base={BUILD / 'base'}", f"--build-lib={BUILD / 'lib'}"]
+    build = ["setup.py", "-q", "build", *folders]
     subprocess.run([sys.executable, *build], cwd=ROOT, env={**os.environ, **flags}, check=True)
     shutil.copytree(ROOT / "tests", BUILD / "lib" / "tests", dirs_exist_ok=True)
     shutil.copy(ROOT / "pyproject.toml", BUILD / "lib")
