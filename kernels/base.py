@@ -31,6 +31,10 @@ class Kernel(abc.ABC):
         """Required features that ``cpu`` lacks, sorted."""
         return sorted(self.requires - cpu.features)
 
+    def quicker_with_narrow_weights(self, cpu: Cpu) -> bool:
+        """Whether weights that cannot saturate 16-bit sums are multiplied faster than others."""
+        return False
+
     @abc.abstractmethod
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """Why this kernel cannot run ``spec`` on ``cpu``; empty when it can.

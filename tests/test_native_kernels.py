@@ -26,7 +26,7 @@ NEEDED = {
     "amx_int8": {"avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"},
 }
 ISAS = [isa for isa, flags in NEEDED.items() if flags <= CPU_FLAGS]
-KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first")
+KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first", "three")
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +113,13 @@ class Case:
 
     def as_first(self) -> None:
         self.cin = self.upto(4)
+
+    def as_three(self) -> None:
+        """What Winograd's algorithm takes."""
+        self.groups, self.kernel = int(self.rng.choice([1, 1, 2, 3])), (1, 3, 3)
+        self.cin, self.cout = self.groups * 16 * self.upto(5), self.groups * self.upto(50)
+        self.stride = self.dilation = (1, 1, 1)
+        self.size = (self.upto(2), self.upto(17), self.upto(25))
 
     def view(self, *shape: int) -> tuple[capi.Bytes, slice]:
         """Random bytes of a wider tensor, and the channels in use."""
@@ -289,6 +296,66 @@ def test_threads_may_share_packed_weights(lib: capi.Library, isa: str) -> None:
         together = list(pool.map(run, inputs))
     for x, out in zip(inputs, together, strict=True):
         np.testing.assert_array_equal(out, run(x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_sums_fit(lib: capi.Library, isa: str) -> None:
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-128, 127], (5, 1024, 1, 3, 3))
+    signs[0], signs[1] = -128, 127
+    for zero_point in (0, 255):
+        spec = capi.ConvSpec(
+            signs.astype(np.int8), np.full(5, 4e-7, np.float32), padding=(0, 1, 1), in_zp=zero_point
+        )
+        x = (rng.integers(0, 2, (2, 1, 5, 6, 1024)) * 255).astype(np.uint8)
+        x[1] = 255 - zero_point
+        got, want = np.zeros((2, 1, 5, 6, 5), np.uint8), np.zeros((2, 1, 5, 6, 5), np.uint8)
+        lib.conv(lib.pack(spec, isa), x, got)
+        lib.conv(lib.pack(spec, "reference"), x, want)
+        np.testing.assert_array_equal(got, want)
+
+
+# Products of 255 with these sum to just within 16 bits, or just beyond, in pairs and in fours.
+EDGES = [[64, 64], [64, 65], [65, 65], [127, 1], [127, 2], [-128, 1], [-64, -65], [-128, -1]]
+EDGES += [[32] * 4, [33, 32, 32, 32], [33] * 4, [-32] * 4, [-33, -32, -32, -32], [64, 64, 1, 0]]
+EDGES += [[32] * 4 + [33, 32, 32, 32], [-32] * 4 + [-33, -32, -32, -32]]  # two quads, not one
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", ["regrouped", "narrow", "strided", "grouped 4", "grouped 8"])
+@pytest.mark.parametrize("pattern", EDGES, ids=str)
+def test_sums_at_the_edge_of_16_bits(
+    lib: capi.Library, isa: str, kind: str, pattern: list[int]
+) -> None:
+    groups = 8 if kind.startswith("grouped") else 1
+    each = {"narrow": 12, "grouped 4": 4, "grouped 8": 8}.get(kind, 64)
+    size = 1 if kind in ("regrouped", "narrow") else 3
+    out = each if groups > 1 else 40
+    weight = np.resize(np.array(pattern, np.int8), (out * groups, size * size, each))
+    weight = weight.transpose(0, 2, 1).reshape(out * groups, each, 1, size, size)
+    totals = 255 * weight.astype(int).sum((1, 2, 3, 4))
+    spec = capi.ConvSpec(
+        weight,
+        np.full(out * groups, 1 / 32, np.float32),
+        (128 - totals / 32).astype(np.float32),
+        groups=groups,
+        stride=(1, 2, 2) if kind == "strided" else (1, 1, 1),
+    )
+    x = np.full((1, 1, 7, 7, each * groups), 255, np.uint8)
+    got = np.zeros((1, *spec.out_size((1, 7, 7)), out * groups), np.uint8)
+    lib.conv(lib.pack(spec, isa), x, got)
+    assert (got == 128).all()
+
+
+def test_winograd_serves_where_products_take_16_bits(lib: capi.Library) -> None:
+    spec = capi.ConvSpec(np.ones((8, 32, 1, 3, 3), np.int8), np.ones(8, np.float32))
+    for isa in ISAS:
+        if "vnni" in NEEDED[isa] or isa not in ("avx2", "avx512"):
+            with pytest.raises(capi.NativeError, match="winograd"):
+                lib.pack(spec, isa, "winograd")
+        else:
+            sizes = [lib.pack(spec, isa, algo).size for algo in ("auto", "winograd", "dense")]
+            assert sizes[0] == sizes[1] != sizes[2]
 
 
 OP_CASES = [

@@ -22,6 +22,10 @@ class NativeKernel(Kernel):
     requires: ClassVar[frozenset[str]] = frozenset({"avx2"})
     engine: ClassVar[str] = "native"
 
+    def quicker_with_narrow_weights(self, cpu: Cpu) -> bool:
+        """See the base class."""
+        return not cpu.vnni
+
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         found = reasons.common(spec) + reasons.asymmetric_weights(spec)

@@ -82,7 +82,7 @@ int64_t xq_conv_items(const xq_conv_call* call) {
   if (p.algo == XQ_ALGO_REFERENCE) return out.n * out.d * out.h;
   if (p.algo == XQ_ALGO_DEPTHWISE)
     return out.n * out.d * depthwise_row_groups(p, out) * p.n_blocks;
-  return dense_items(*call);
+  return p.algo == XQ_ALGO_WINOGRAD ? winograd_items(*call) : dense_items(*call);
 }
 
 size_t xq_conv_scratch(const xq_conv_call* call) {
@@ -92,14 +92,16 @@ size_t xq_conv_scratch(const xq_conv_call* call) {
     const int64_t columns = depthwise_strip_columns(p, depthwise_tile(p, call->out.w));
     return static_cast<size_t>(columns * p.depthwise.quads * p.lanes * 16 + 4 * kAlign);
   }
-  return dense_scratch(*call);
+  return p.algo == XQ_ALGO_WINOGRAD ? winograd_scratch(*call) : dense_scratch(*call);
 }
 
 void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scratch) {
   const Packed& p = *static_cast<const Packed*>(call->packed);
   if (begin >= end) return;
   if (p.algo == XQ_ALGO_REFERENCE) return conv_reference(*call, begin, end);
-  if (p.algo != XQ_ALGO_DEPTHWISE) return dense_run(*call, begin, end, static_cast<uint8_t*>(scratch));
+  auto* bytes = static_cast<uint8_t*>(scratch);
+  if (p.algo == XQ_ALGO_WINOGRAD) return winograd_run(*call, begin, end, bytes);
+  if (p.algo != XQ_ALGO_DEPTHWISE) return dense_run(*call, begin, end, bytes);
   // Depth 1 kernels see each slice as an image of its own.
   const int64_t groups = depthwise_row_groups(p, call->out);
   xq_tensor in = call->in, out = call->out, res = call->residual;
@@ -112,7 +114,7 @@ void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scr
     const int64_t blocks = min64(p.n_blocks - block, end - item);
     kernels_of(p.isa).depthwise({&p, &in, &out, p.residual ? &res : nullptr, n,
                                  row % groups * p.depthwise.rows, static_cast<int32_t>(block),
-                                 static_cast<int32_t>(block + blocks), static_cast<uint8_t*>(scratch)});
+                                 static_cast<int32_t>(block + blocks), bytes});
     item += blocks;
   }
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "internal.h"
+#include "safe_pairs.h"
 
 namespace xq {
 namespace {
@@ -40,12 +41,23 @@ bool can_grouped(const xq_conv& c, int isa) {
   return isa != XQ_ISA_REFERENCE && c.groups > 1 && in == out && (in == 4 || in == 8);
 }
 
+// The transform takes 16 channels at a time; beyond 1024 a group its sums could leave int32.
+bool can_winograd(const xq_conv& c, int isa) {
+  if (isa == XQ_ISA_REFERENCE || has_vnni(isa) || c.transposed) return false;
+  for (int i = 0; i < 3; ++i)
+    if (c.kernel[i] != (i ? 3 : 1) || c.stride[i] != 1 || c.dilation[i] != 1) return false;
+  if (c.padding[0]) return false;
+  const int64_t in = c.in_channels / c.groups;
+  return in % 16 == 0 && in <= 1024;
+}
+
 int choose_algo(const xq_conv& c, int isa) {
   if (c.algo != XQ_ALGO_AUTO) return c.algo;
   if (isa == XQ_ISA_REFERENCE) return XQ_ALGO_REFERENCE;
   if (can_depthwise(c)) return XQ_ALGO_DEPTHWISE;
   // Tiles waste most of a block-diagonal product and are still quicker than permuting.
   if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
+  if (can_winograd(c, isa)) return XQ_ALGO_WINOGRAD;
   return XQ_ALGO_DENSE;
 }
 
@@ -83,9 +95,10 @@ void add_block(Layout& l, int64_t a_off, int64_t out_c, int64_t count, int max_v
   const int lanes = l.head.lanes;
   int vecs = 1;
   while (vecs < max_vecs && vecs * lanes < count) vecs *= 2;
+  const int64_t size = round_up(quads * vecs * lanes * 4, kAlign);
   l.blocks.push_back({static_cast<int32_t>(a_off), static_cast<int32_t>(out_c),
-                      static_cast<int32_t>(count), vecs, l.weight_bytes, l.scalars});
-  l.weight_bytes += round_up(quads * vecs * lanes * 4, kAlign);
+                      static_cast<int32_t>(count), vecs, 0, l.weight_bytes, size, l.scalars});
+  l.weight_bytes += size;
   l.scalars += round_up(vecs * lanes, 16);
 }
 
@@ -153,6 +166,14 @@ void layout_depthwise(Layout& l) {
   }
 }
 
+void layout_winograd(Layout& l) {
+  const xq_conv& c = l.head.conv;
+  const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups, width = 2 * l.head.lanes;
+  for (int64_t g = 0; g < c.groups; ++g)
+    for (int64_t first = 0; first < out; first += width)
+      add_block(l, g * in, g * out + first, std::min(width, out - first), 2, 16 * in / 2);
+}
+
 Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   Layout l;
   Packed& h = l.head;
@@ -169,6 +190,8 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
     layout_dense(l);
   } else if (h.algo == XQ_ALGO_DEPTHWISE) {
     layout_depthwise(l);
+  } else if (h.algo == XQ_ALGO_WINOGRAD) {
+    layout_winograd(l);
   } else {
     layout_grouped(l);
   }
@@ -188,9 +211,20 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   h.lut = place(256);
   if (float_out) h.weight_sums = place(l.scalars * 4);
   if (h.algo == XQ_ALGO_DENSE && !has_vnni(isa)) {
-    h.order_stride = h.n_runs;
+    h.order_stride = int64_t{kClasses} * h.n_runs;
     for (const Run& r : l.runs) h.order_stride += r.quads;
     h.order = place(h.n_blocks * h.order_stride * 4);
+    if (h.n_runs == 1 && l.runs[0].bytes >= 16 && l.runs[0].bytes <= kMaxRegroup) {
+      h.regroup_stride = round_up(l.runs[0].bytes, kAlign);
+      h.regroup = place(h.n_blocks * h.regroup_stride);
+    }
+  }
+  if (h.algo == XQ_ALGO_GROUPED && !has_vnni(isa)) {
+    const int64_t quads = h.n_runs * int64_t{l.runs[0].quads};
+    h.order_stride = 1 + quads;
+    h.order = place(h.n_blocks * h.order_stride * 4);
+    h.regroup_stride = quads * 2 * h.lanes * 4;
+    h.regroup = place(h.n_blocks * h.regroup_stride);
   }
   h.weights = place(l.weight_bytes);
   h.size = at;
@@ -251,42 +285,54 @@ void pack_quad(const Packed& h, const Weights& w, const Block& block, const Run&
       }
 }
 
-// Whether no pair of u8 x s8 products can leave int16: 255 * 128 fits, 255 * 129 does not.
-bool pairs_safe(const int8_t* w, int64_t count) {
-  for (int64_t i = 0; i < count; i += 2) {
-    const int up = std::max<int>(w[i], 0) + std::max<int>(w[i + 1], 0);
-    const int down = std::min<int>(w[i], 0) + std::min<int>(w[i + 1], 0);
-    if (up > 128 || down < -128) return false;
-  }
-  return true;
-}
-
-// Moves a run's safe quads before the others; returns where the next run's order goes.
-int32_t* order_quads(int8_t* w, int64_t quads, int64_t quad_bytes, int32_t* order) {
-  const std::vector<int8_t> was(w, w + quads * quad_bytes);
-  int32_t& safe = *order++;
-  for (const bool wanted : {true, false}) {
-    for (int64_t q = 0; q < quads; ++q) {
-      const int8_t* from = was.data() + q * quad_bytes;
-      if (pairs_safe(from, quad_bytes) != wanted) continue;
-      memcpy(w, from, static_cast<size_t>(quad_bytes));
-      w += quad_bytes, *order++ = static_cast<int32_t>(q), safe += wanted;
-    }
-  }
-  return order;
-}
-
-void pack_dense(const Layout& l, const Weights& w, int8_t* to, int32_t* order) {
+void pack_dense(const Layout& l, const Weights& w, char* base) {
   const Packed& h = l.head;
-  for (const Block& block : l.blocks) {
+  auto* to = reinterpret_cast<int8_t*>(base + h.weights);
+  auto* order = reinterpret_cast<int32_t*>(base + h.order);
+  for (size_t b = 0; b < l.blocks.size(); ++b) {
+    const Block& block = l.blocks[b];
     int8_t* at = to + block.w_off;
     const int64_t quad_bytes = int64_t{block.vecs} * h.lanes * 4;
     for (const Run& run : l.runs) {
       for (int64_t quad = 0; quad < run.quads; ++quad)
         pack_quad(h, w, block, run, quad, at + quad * quad_bytes);
+      if (h.regroup) {
+        auto* from = reinterpret_cast<uint8_t*>(base + h.regroup) + static_cast<int64_t>(b) * h.regroup_stride;
+        reinterpret_cast<Block*>(base + h.blocks)[b].regroup = regroup_quads(at, run, quad_bytes, from);
+      }
       if (h.order) order = order_quads(at, run.quads, quad_bytes, order);
       at += run.quads * quad_bytes;
     }
+  }
+}
+
+// Quads whose lanes can all be made safe come first.
+void pack_grouped(const Layout& l, const Weights& w, char* base) {
+  const Packed& h = l.head;
+  const int64_t group = h.conv.in_channels / h.conv.groups;
+  for (size_t b = 0; b < l.blocks.size(); ++b) {
+    const Block& block = l.blocks[b];
+    const int64_t lanes = int64_t{block.vecs} * h.lanes, bytes = lanes * 4;
+    auto* at = reinterpret_cast<int8_t*>(base + h.weights) + block.w_off;
+    auto* count = reinterpret_cast<int32_t*>(base + h.order) + static_cast<int64_t>(b) * h.order_stride;
+    auto* places = reinterpret_cast<uint8_t*>(base + h.regroup) + static_cast<int64_t>(b) * h.regroup_stride;
+    int32_t* order = count + 1;
+    std::vector<int8_t> quad_weights(static_cast<size_t>(bytes));
+    std::vector<uint8_t> quad_places(quad_weights.size());
+    for (const bool wanted : {true, false})
+      for (size_t i = 0; i < l.runs.size(); ++i)
+        for (int64_t quad = 0; quad < l.runs[i].quads; ++quad) {
+          std::fill(quad_weights.begin(), quad_weights.end(), int8_t{0});
+          pack_quad(h, w, block, l.runs[i], quad, quad_weights.data());
+          for (int64_t k = 0; k < bytes; ++k) {
+            const int lane = static_cast<int>(k / 4), oc = channel_of(block.vecs, lane / h.lanes, lane % h.lanes);
+            quad_places[static_cast<size_t>(k)] = static_cast<uint8_t>((oc / group * group + quad * 4 + k % 4) % 16);
+          }
+          if (order_lanes(quad_weights.data(), lanes, quad_places.data()) != wanted) continue;
+          memcpy(at, quad_weights.data(), quad_weights.size()), at += bytes;
+          memcpy(places, quad_places.data(), quad_places.size()), places += bytes;
+          *order++ = static_cast<int32_t>(i), *count += wanted;
+        }
   }
 }
 
@@ -306,6 +352,33 @@ void pack_depthwise(const Layout& l, const Weights& w, int8_t* to) {
                 if (c < block.count && y >= 0 && y < kh)
                   *at = w(block.out_c + c, block.out_c + c, 0, y, x);
               }
+  }
+}
+
+// Four times G w G', position by position: pairs of input channels for each output channel of a block.
+void pack_winograd(const Layout& l, const Weights& w, int8_t* to) {
+  const Packed& h = l.head;
+  const int64_t in = h.conv.in_channels / h.conv.groups;
+  auto along = [](const int* from, int step, int* result, int result_step) {
+    const int a = from[0], b = from[step], c = from[2 * step];
+    const int values[4] = {2 * a, a + b + c, a - b + c, 2 * c};
+    for (int i = 0; i < 4; ++i) result[i * result_step] = values[i];
+  };
+  for (const Block& block : l.blocks) {
+    auto* at = reinterpret_cast<int16_t*>(to + block.w_off);
+    const int64_t width = int64_t{block.vecs} * h.lanes * 2, step = in / 2 * width;
+    for (int64_t ic = 0; ic < in; ++ic)
+      for (int vec = 0; vec < block.vecs; ++vec)
+        for (int lane = 0; lane < h.lanes; ++lane) {
+          const int64_t oc = channel_of(block.vecs, vec, lane);
+          if (oc >= block.count) continue;
+          int taps[9], half[12], all[16];
+          for (int i = 0; i < 9; ++i) taps[i] = w(block.out_c + oc, block.a_off + ic, 0, i / 3, i % 3);
+          for (int x = 0; x < 3; ++x) along(taps + x, 3, half + x, 3);
+          for (int y = 0; y < 4; ++y) along(half + 3 * y, 1, all + 4 * y, 1);
+          for (int i = 0; i < 16; ++i)
+            at[i * step + ic / 2 * width + (vec * h.lanes + lane) * 2 + ic % 2] = static_cast<int16_t>(all[i]);
+        }
   }
 }
 
@@ -346,13 +419,14 @@ bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
 
 bool conv_valid(const xq_conv& c, int isa) {
   if (isa < XQ_ISA_REFERENCE || isa > XQ_ISA_AMX_INT8) return false;
-  if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_GROUPED) return false;
+  if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_WINOGRAD) return false;
   if (c.in_channels < 1 || c.out_channels < 1 || c.groups < 1) return false;
   if (c.in_channels % c.groups || c.out_channels % c.groups) return false;
   for (int i = 0; i < 3; ++i)
     if (c.kernel[i] < 1 || c.stride[i] < 1 || c.dilation[i] < 1 || c.padding[i] < 0) return false;
   if (c.algo == XQ_ALGO_DEPTHWISE && (!can_depthwise(c) || isa == XQ_ISA_REFERENCE)) return false;
   if (c.algo == XQ_ALGO_GROUPED && !can_grouped(c, isa)) return false;
+  if (c.algo == XQ_ALGO_WINOGRAD && !can_winograd(c, isa)) return false;
   return !(c.algo == XQ_ALGO_DENSE && isa == XQ_ISA_REFERENCE);
 }
 
@@ -387,7 +461,9 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
   auto* to = reinterpret_cast<int8_t*>(base + head->weights);
   if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
   else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
-  else pack_dense(l, w, to, reinterpret_cast<int32_t*>(base + head->order));
+  else if (head->algo == XQ_ALGO_WINOGRAD) pack_winograd(l, w, to);
+  else if (head->algo == XQ_ALGO_GROUPED && head->order) pack_grouped(l, w, base);
+  else pack_dense(l, w, base);
 }
 
 // A linear as a convolution with a kernel of 1.

@@ -14,30 +14,52 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + (&block - p.at<xq::Block>(p.blocks)) * p.order_stride;
+  const int64_t index = &block - p.at<xq::Block>(p.blocks);
+  [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + index * p.order_stride;
+  const int64_t ahead = block.w_size;  // the next block's weights are asked for in time
   I acc[ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int i = 0; i < p.n_runs; ++i) {
     // Three rows an address register: base, base + lda, base + 2 * lda.
     const uint8_t* at[(ROWS + 2) / 3];
     unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] = a + offsets[i] + 3 * r * lda; });
-    auto step = [&](int64_t quad, auto dot) XQ_INLINE {
+    auto as_it_is = [](I x) XQ_INLINE { return x; };
+    auto step = [&](int64_t quad, auto dot, auto reorder) XQ_INLINE {
       I weights[VECS];
       unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
+      xq::prefetch(w + ahead);
       w += VECS * V::kLanes * 4;
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const I x = V::quad(at[r / 3] + r % 3 * lda + quad * 4);
+        const I x = reorder(V::quad(at[r / 3] + r % 3 * lda + quad * 4));
         unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = dot(acc[r * VECS + v], x, weights[v]); });
+      });
+    };
+    [[maybe_unused]] auto couple = [&](int64_t first, int64_t second) XQ_INLINE {
+      I weights[2 * VECS];
+      unroll<2 * VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
+      xq::prefetch(w + ahead), xq::prefetch(w + ahead + VECS * V::kLanes * 4);
+      w += 2 * VECS * V::kLanes * 4;
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        const uint8_t* row = at[r / 3] + r % 3 * lda;
+        const I x = V::quad(row + first * 4), y = V::quad(row + second * 4);
+        unroll<VECS>([&](int v) XQ_INLINE {
+          acc[r * VECS + v] = V::dot_couple(acc[r * VECS + v], x, weights[v], y, weights[VECS + v]);
+        });
       });
     };
     const int quads = runs[i].quads;
     if constexpr (V::kVnni) {
-      for (int q = 0; q < quads; ++q) step(q, V::dot);
+      for (int q = 0; q < quads; ++q) step(q, V::dot, as_it_is);
     } else {
-      const int safe = *order++;
-      for (int j = 0; j < safe; ++j) step(order[j], V::dot_safe);
-      for (int j = safe; j < quads; ++j) step(order[j], V::dot);
-      order += quads;
+      const int32_t* counts = order + 1;
+      const int32_t* end = order + xq::kClasses + quads;
+      const int32_t* couples_end = order + xq::kClasses + 2 * *order;
+      for (order += xq::kClasses; order < couples_end; order += 2) couple(order[0], order[1]);
+      unroll<xq::kPairings>([&](int pairing) XQ_INLINE {
+        for (const int32_t* stop = order + counts[pairing]; order < stop; ++order)
+          step(*order, V::dot_safe, [&](I x) XQ_INLINE { return V::reorder_quads(x, xq::kPairing[pairing]); });
+      });
+      for (; order < end; ++order) step(*order, V::dot, as_it_is);
     }
   }
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
@@ -46,6 +68,10 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
 template <class V, int VECS>
 void dense_rows(int64_t rows, const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
                 const xq::Block& block, int32_t* sums) {
+  if constexpr (V::kRows <= 6) {
+    if (rows == 3) return dense_tile<V, 3, VECS>(p, a, lda, offsets, block, sums);
+    if (rows == 5) return dense_tile<V, 5, VECS>(p, a, lda, offsets, block, sums);
+  }
   switch (rows) {
     case 1: return dense_tile<V, 1, VECS>(p, a, lda, offsets, block, sums);
     case 2: return dense_tile<V, 2, VECS>(p, a, lda, offsets, block, sums);
@@ -54,6 +80,27 @@ void dense_rows(int64_t rows, const xq::Packed& p, const uint8_t* a, int64_t lda
     case 7: case 8: return dense_tile<V, 8, VECS>(p, a, lda, offsets, block, sums);
     case 9: case 10: return dense_tile<V, 10, VECS>(p, a, lda, offsets, block, sums);
     default: return dense_tile<V, 12, VECS>(p, a, lda, offsets, block, sums);
+  }
+}
+
+// Rows of a block whose weights want the bytes of every 16 in another order.
+template <class V>
+void regroup_rows(const xq::Packed& p, int64_t block, const uint8_t* a, int64_t lda, int64_t rows, uint8_t* to,
+                  int64_t to_lda) {
+  const uint8_t* from = p.at<uint8_t>(p.regroup) + block * p.regroup_stride;
+  const int64_t bytes = p.at<xq::Run>(p.runs)->bytes, kStep = 4 * V::kLanes;
+  const auto at = [](const uint8_t* x) XQ_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); };
+  const auto put = [](uint8_t* x, __m128i v) XQ_INLINE { _mm_storeu_si128(reinterpret_cast<__m128i*>(x), v); };
+  for (; rows > 0; --rows, a += lda, to += to_lda) {
+    int64_t k = 0;
+    // What is left after the last window stays as it is; the window before is written again.
+    put(to + bytes - 16, at(a + bytes - 16));
+    const auto vector = [&](int64_t i) XQ_INLINE {
+      V::store(to + i, V::shuffle_windows(V::load(a + i), V::load(from + i)));
+    };
+    for (; k + 4 * kStep <= bytes; k += 4 * kStep) unroll<4>([&](int i) XQ_INLINE { vector(k + i * kStep); });
+    for (; k + kStep <= bytes; k += kStep) vector(k);
+    for (; k + 16 <= bytes; k += 16) put(to + k, _mm_shuffle_epi8(at(a + k), at(from + k)));
   }
 }
 
@@ -67,34 +114,46 @@ inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
   return xq::max64((rows + tile / 2) / tile * tile, tile);
 }
 
+// Rows [m, end) of a segment and a block, all of them in the input or all in the tail.
+template <class V, int VECS, class Out>
+void dense_rows_of(const xq::DenseTask& t, const Out& epilogue, int b, int64_t segment, int64_t m, int64_t end) {
+  const xq::Packed& p = *t.packed;
+  const xq::Block& block = p.at<xq::Block>(p.blocks)[b];
+  alignas(64) int32_t sums[12 * VECS * V::kLanes];
+  const bool in_tail = m >= t.tail_begin;
+  const int64_t lda = in_tail ? t.tail_lda : t.lda;
+  const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * lda : t.a + segment * t.a_segment + m * lda;
+  a += block.a_off;
+  // Even tiles rather than full ones and a remnant.
+  const int64_t tiles = xq::ceil_div(end - m, V::kRows), fewest = (end - m) / tiles, longer = (end - m) % tiles;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t rows = fewest + (i < longer);
+    if (!V::kVnni && block.regroup) {
+      alignas(64) uint8_t regrouped[V::kVnni ? 1 : V::kRows * (xq::kMaxRegroup + 64)];
+      const int64_t stride = xq::round_up(p.at<xq::Run>(p.runs)->bytes, 64) + 64, zero = 0;
+      regroup_rows<V>(p, b, a + t.offsets[0], lda, rows, regrouped, stride);
+      dense_rows<V, VECS>(rows, p, regrouped, stride, &zero, block, sums);
+    } else {
+      dense_rows<V, VECS>(rows, p, a, lda, t.offsets, block, sums);
+    }
+    put_rows<V, VECS>(epilogue, t, block, segment, m, rows, sums, VECS * V::kLanes);
+    m += rows, a += rows * lda;
+  }
+}
+
 template <class V, class Out = Epilogue<V>>
 void dense(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
   const Out epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
-  alignas(64) int32_t sums[12 * 2 * V::kLanes];
   const int64_t chunk = chunk_rows(t, V::kRows);
   for (int64_t s = 0; s < t.segments; ++s)
     for (int64_t first = 0; first < t.rows; first += chunk) {
-      const int64_t last = xq::min64(first + chunk, t.rows);
+      const int64_t last = xq::min64(first + chunk, t.rows), edge = xq::min64(xq::max64(first, t.tail_begin), last);
       for (int b = t.block_begin; b < t.block_end; ++b) {
-        for (int64_t m = first; m < last;) {
-          const bool in_tail = m >= t.tail_begin;
-          const int64_t end = in_tail ? last : xq::min64(last, t.tail_begin);
-          // Even tiles rather than a full one and a remnant.
-          const int64_t rows = xq::ceil_div(end - m, xq::ceil_div(end - m, V::kRows));
-          const int64_t lda = in_tail ? t.tail_lda : t.lda;
-          const uint8_t* a = (in_tail ? t.tail + (m - t.tail_begin) * lda
-                                      : t.a + s * t.a_segment + m * lda) + blocks[b].a_off;
-          if (blocks[b].vecs == 2) {
-            dense_rows<V, 2>(rows, p, a, lda, t.offsets, blocks[b], sums);
-            put_rows<V, 2>(epilogue, t, blocks[b], s, m, rows, sums, 2 * V::kLanes);
-          } else {
-            dense_rows<V, 1>(rows, p, a, lda, t.offsets, blocks[b], sums);
-            put_rows<V, 1>(epilogue, t, blocks[b], s, m, rows, sums, V::kLanes);
-          }
-          m += rows;
-        }
+        const auto run = blocks[b].vecs == 2 ? dense_rows_of<V, 2, Out> : dense_rows_of<V, 1, Out>;
+        if (first < edge) run(t, epilogue, b, s, first, edge);
+        if (edge < last) run(t, epilogue, b, s, edge, last);
       }
     }
 }

@@ -85,7 +85,8 @@ void put_rows(const Epilogue<V>& e, const xq::DenseTask& t, const xq::Block& b, 
   const float *mult = p.at<float>(p.mult) + b.s_off, *bias = p.at<float>(p.bias) + b.s_off;
   uint8_t* out = t.out + segment * t.out_segment + b.out_c;
   const uint8_t* res = t.res ? t.res + segment * t.res_segment + b.out_c : nullptr;
-  int64_t y = begin / t.row_len, x = begin % t.row_len;
+  // The division is worth avoiding: flat tensors are one long row.
+  int64_t y = begin < t.row_len ? 0 : begin / t.row_len, x = begin - y * t.row_len;
   for (int64_t m = 0; m < count;) {
     const int64_t here = xq::min64(t.row_valid - x, count - m);
     if (here > 0)

@@ -7,26 +7,66 @@
 
 namespace {
 
+// For each vector of a block and each quad of a group, which quad of the pixel every lane takes.
+template <class V, int VECS>
+struct GroupLanes {
+  alignas(64) int32_t index[2][VECS][V::kLanes];
+  int64_t quads;
+  explicit GroupLanes(const xq::Packed& p) : quads(p.conv.in_channels / p.conv.groups / 4) {
+    for (int q = 0; q < quads; ++q)
+      for (int v = 0; v < VECS; ++v)
+        for (int lane = 0; lane < V::kLanes; ++lane)
+          index[q][v][lane] = static_cast<int32_t>(xq::channel_of(VECS, v, lane) / (4 * quads) * quads + q);
+  }
+};
+
+// Without VNNI: each lane's bytes are picked in an order that makes its pairs of products safe; the quads of the
+// few taps where not all lanes have one come last.
 template <class V, int ROWS, int VECS>
-void grouped_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
-                  const xq::Block& block, int32_t* sums) {
+void grouped_tile_ordered(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
+                          const xq::Block& block, int32_t* sums) {
   using I = typename V::I;
   constexpr int kWidth = VECS * V::kLanes;
-  const int64_t group = p.conv.in_channels / p.conv.groups, quads = group / 4;
+  const int64_t index = &block - p.at<xq::Block>(p.blocks);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  alignas(64) int32_t index[2][VECS][V::kLanes];
-  for (int q = 0; q < quads; ++q)
-    for (int v = 0; v < VECS; ++v)
-      for (int lane = 0; lane < V::kLanes; ++lane)
-        index[q][v][lane] = static_cast<int32_t>(xq::channel_of(VECS, v, lane) / group * quads + q);
+  const int32_t* run = p.at<int32_t>(p.order) + index * p.order_stride;
+  const uint8_t* places = p.at<uint8_t>(p.regroup) + index * p.regroup_stride;
+  I acc[ROWS * VECS];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
+  const auto step = [&](auto dot) XQ_INLINE {
+    const uint8_t* at[(ROWS + 2) / 3];
+    unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] = a + offsets[*run] + 3 * r * lda; });
+    unroll<ROWS>([&](int r) XQ_INLINE {
+      const I pixel = V::template spread<kWidth>(at[r / 3] + r % 3 * lda);
+      unroll<VECS>([&](int v) XQ_INLINE {
+        const I x = V::shuffle_windows(pixel, V::load(places + v * V::kLanes * 4));
+        acc[r * VECS + v] = dot(acc[r * VECS + v], x, V::load(w + v * V::kLanes * 4));
+      });
+    });
+    w += kWidth * 4, places += kWidth * 4;
+  };
+  const int32_t *safe_end = run + 1 + *run, *end = run + p.order_stride;
+  for (++run; run < safe_end; ++run) step(V::dot_safe);
+  for (; run < end; ++run) step(V::dot);
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
+}
+
+template <class V, int ROWS, int VECS>
+void grouped_tile(const xq::Packed& p, const GroupLanes<V, VECS>& lanes, const uint8_t* a, int64_t lda,
+                  const int64_t* offsets, const xq::Block& block, int32_t* sums) {
+  using I = typename V::I;
+  constexpr int kWidth = VECS * V::kLanes;
+  if constexpr (!V::kVnni) return grouped_tile_ordered<V, ROWS, VECS>(p, a, lda, offsets, block, sums);
+  const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
+  const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
   I acc[ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   for (int i = 0; i < p.n_runs; ++i)
-    for (int q = 0; q < quads; ++q, w += kWidth * 4) {
+    for (int q = 0; q < lanes.quads; ++q, w += kWidth * 4) {
       I at[VECS], weights[VECS];
       unroll<VECS>([&](int v) XQ_INLINE {
-        at[v] = V::load(index[q][v]);
+        at[v] = V::load(lanes.index[q][v]);
         weights[v] = V::load(w + v * V::kLanes * 4);
       });
       const uint8_t* from = a + offsets[i];
@@ -46,6 +86,8 @@ void grouped(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
   const Epilogue<V> epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
+  const GroupLanes<V, 1> one(p);
+  const GroupLanes<V, 2> two(p);
   constexpr int kRows = V::kGroupedRows;
   alignas(64) int32_t sums[kRows * 2 * V::kLanes];
   for (int64_t s = 0; s < t.segments; ++s)
@@ -54,10 +96,10 @@ void grouped(const xq::DenseTask& t) {
         const int64_t rows = xq::min64(kRows, t.rows - m);
         const uint8_t* a = t.a + s * t.a_segment + m * t.lda + blocks[b].a_off;
         if (blocks[b].vecs == 2) {
-          grouped_tile<V, kRows, 2>(p, a, t.lda, t.offsets, blocks[b], sums);
+          grouped_tile<V, kRows, 2>(p, two, a, t.lda, t.offsets, blocks[b], sums);
           put_rows<V, 2>(epilogue, t, blocks[b], s, m, rows, sums, 2 * V::kLanes);
         } else {
-          grouped_tile<V, kRows, 1>(p, a, t.lda, t.offsets, blocks[b], sums);
+          grouped_tile<V, kRows, 1>(p, one, a, t.lda, t.offsets, blocks[b], sums);
           put_rows<V, 1>(epilogue, t, blocks[b], s, m, rows, sums, V::kLanes);
         }
       }

@@ -33,7 +33,9 @@ struct Block {
   int32_t out_c;   // first output channel
   int32_t count;   // output channels
   int32_t vecs;
+  int32_t regroup; // whether the input's bytes must be regrouped first
   int64_t w_off;   // bytes into the weights
+  int64_t w_size;  // bytes of the block's weights
   int64_t s_off;   // elements into corr, mult and bias
 };
 
@@ -55,6 +57,16 @@ struct DepthwisePlan {
   int32_t rows, quads;
 };
 
+// The ways to pair the bytes of a quad, as the order that makes the pairs adjacent.
+constexpr int kPairings = 3;
+constexpr uint8_t kPairing[kPairings][4] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {0, 3, 1, 2}};
+
+// Of quads: couples, pairings.
+constexpr int kClasses = 1 + kPairings;
+
+// The longest run that is regrouped: rows of it fit the stack.
+constexpr int64_t kMaxRegroup = 4096;
+
 // The head of a packed blob; arrays follow at the given byte offsets.
 struct Packed {
   uint32_t magic;
@@ -68,9 +80,14 @@ struct Packed {
   int32_t lanes;
   int32_t n_blocks, n_runs;
   DepthwisePlan depthwise;
-  // Where there is no VNNI: a block's `order_stride` int32s say, for each run, how many quads are safe
-  // to multiply in saturating 16-bit pairs, then the quads in the order of the weights, safe ones first.
+  // Where there is no VNNI: a block's `order_stride` int32s say, for each run, how many couples of quads may
+  // be summed in 16 bits, how many quads are safe to multiply in saturating 16-bit pairs in each pairing, then
+  // the quads in the order of the weights: couples, pairing by pairing, those that no pairing makes safe.
   int64_t order, order_stride;
+  // Such a block may have the 16 bytes of each window of its only run shuffled, so that more pairs are safe;
+  // `regroup_stride` bytes a block say from where in the window each comes. Else 0.
+  // Grouped: `order` is the number of safe quads and the run of each quad, `regroup` where each lane's bytes are.
+  int64_t regroup, regroup_stride;
   int64_t blocks, runs, corr, mult, bias, lut, weights, size;
   // Of a linear with float output: the sum of each channel's weights, else 0; and what follows it.
   int64_t weight_sums;
@@ -147,6 +164,33 @@ struct DepthwiseTask {
   uint8_t* scratch;
 };
 
+// Tiles of 2 x 2 output pixels, numbered row by row and image by image.
+struct WinogradTask {
+  const Packed* packed;
+  const xq_tensor *in, *out;
+  const xq_tensor* res;       // null when there is none
+  int64_t first, last;        // tiles
+  int32_t block_begin, block_end;
+  uint8_t* scratch;
+};
+
+// Tiles whose products are summed before they are transformed back: their sums should stay in L1.
+constexpr int64_t kWinogradGroup = 24;
+
+// Elements from one tile's transformed channels to the next one's: never a power of two apart.
+static inline int64_t winograd_lda(int64_t channels) { return channels % 64 ? channels : channels + 32; }
+
+// Tiles whose input is transformed together: it should stay in L2.
+static inline int64_t winograd_chunk(int64_t channels) {
+  const int64_t tiles = 384 * 1024 / (32 * winograd_lda(channels));
+  return max64(1, min64(tiles / kWinogradGroup, 4)) * kWinogradGroup;
+}
+
+// Elements between the 16 positions of a transformed tile. Loops may read two rows too many.
+static inline int64_t winograd_step(int64_t channels) {
+  return (winograd_chunk(channels) + 2) * winograd_lda(channels);
+}
+
 // Whether an output pixel depends on the input pixels in its place only.
 static inline bool pixelwise(const xq_op& op) {
   return op.kind <= XQ_OP_SHUFFLE || op.kind >= XQ_OP_QUANTIZE;
@@ -156,6 +200,8 @@ static inline bool pixelwise(const xq_op& op) {
 static inline bool b_is_wide(const xq_op& op) {
   return op.b.d == op.out.d && op.b.h == op.out.h && op.b.w == op.out.w;
 }
+
+static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // What an ISA file provides. In pixelwise ops the stride_w of a tensor with one pixel a row must have
 // been settled: it is the step to the next row's.
@@ -168,6 +214,7 @@ struct IsaKernels {
   void (*linear)(const DenseTask&);  // dense with float output
   void (*quantize_rows)(const RowsTask&);
   void (*weight_only)(const WeightOnlyTask&);
+  void (*winograd)(const WinogradTask&);  // null where there is VNNI
 };
 
 extern const IsaKernels kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmxInt8;
@@ -218,6 +265,10 @@ void op_reference(const xq_op& op, int64_t begin, int64_t end);
 int64_t dense_items(const xq_conv_call& call);
 size_t dense_scratch(const xq_conv_call& call);
 void dense_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch);
+// conv_winograd.cpp
+int64_t winograd_items(const xq_conv_call& call);
+size_t winograd_scratch(const xq_conv_call& call);
+void winograd_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch);
 // conv_pack.cpp
 bool conv_valid(const xq_conv& conv, int isa);
 

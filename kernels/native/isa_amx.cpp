@@ -13,5 +13,5 @@
 namespace xq {
 using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>};
+                               dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
 }  // namespace xq

@@ -9,9 +9,10 @@
 #include "pointwise.h"
 #include "rows.h"
 #include "weight_only.h"
+#include "winograd.h"
 
 namespace xq {
 using V = Vec512<false, false>;
 const IsaKernels kAvx512 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>};
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
 }  // namespace xq

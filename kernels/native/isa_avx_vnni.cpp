@@ -13,5 +13,5 @@
 namespace xq {
 using V = Vec256<true>;
 const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>};
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
 }  // namespace xq

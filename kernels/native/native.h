@@ -72,6 +72,7 @@ typedef enum xq_algo {
   XQ_ALGO_DENSE = 2,      // matrix product over taps; groups as block-diagonal blocks
   XQ_ALGO_DEPTHWISE = 3,  // one input and one output channel a group
   XQ_ALGO_GROUPED = 4,    // 4 or 8 channels a group
+  XQ_ALGO_WINOGRAD = 5,   // 3 x 3, stride and dilation 1; where there is no VNNI
 } xq_algo;
 
 // Arrays are in the order depth, height, width. A transposed convolution has transposed = 1; its

@@ -13,8 +13,9 @@ struct Vec256 {
   using F = __m256;
   static constexpr int kLanes = 8;
   static constexpr bool kVnni = VNNI;
-  static constexpr int kRows = VNNI ? 6 : 4;
-  static constexpr int kGroupedRows = VNNI ? 4 : 2;
+  static constexpr int kRows = 6;
+  static constexpr int kWinogradRows = 6;
+  static constexpr int kGroupedRows = VNNI ? 4 : 6;
   static constexpr int kStripPixels = VNNI ? 2 : 2;
 
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
@@ -45,6 +46,27 @@ struct Vec256 {
   static I dot_safe(I acc, I a, I w) {
     const I pairs = _mm256_maddubs_epi16(a, w);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+
+  // Each 16 bytes in the order given for them.
+  static I shuffle_windows(I v, I from) { return _mm256_shuffle_epi8(v, from); }
+
+  // The bytes of every quad in another order.
+  static I reorder_quads(I v, const uint8_t order[4]) {
+    if (order[1] == 1) return v;
+    const uint32_t first = order[0] | order[1] << 8 | order[2] << 16 | static_cast<uint32_t>(order[3]) << 24;
+    const auto step = [&](uint32_t quad) { return static_cast<int>(first + quad * 0x04040404u); };
+    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(_mm_setr_epi32(step(0), step(1), step(2), step(3))));
+  }
+
+  // Pairs of int16 products onto int32.
+  static I dot16(I acc, I a, I w) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, w)); }
+  static I quarter(I v) { return _mm256_srai_epi32(v, 2); }
+
+  // Two such for weights whose four products a lane fit int16 together.
+  static I dot_couple(I acc, I a, I wa, I b, I wb) {
+    const I quads = _mm256_add_epi16(_mm256_maddubs_epi16(a, wa), _mm256_maddubs_epi16(b, wb));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(quads, _mm256_set1_epi16(1)));
   }
 
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
@@ -135,6 +157,10 @@ struct Vec256 {
     constexpr int kWidth = VECS * kLanes;
     alignas(32) uint8_t bytes[32];
     if (VECS == 4 && count >= kWidth) return store(to, v);
+    if (VECS == 2 && count >= kWidth && pixels == 2) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(v));
+      return _mm_storeu_si128(reinterpret_cast<__m128i*>(to + stride), _mm256_extracti128_si256(v, 1));
+    }
     store(bytes, v);
     for (int i = 0; i < pixels; ++i) {
       if (count >= kWidth) memcpy(to + i * stride, bytes + i * kWidth, kWidth);
@@ -145,6 +171,12 @@ struct Vec256 {
   static I load_pixels(const uint8_t* from, int64_t stride, int pixels, int count) {
     constexpr int kWidth = VECS * kLanes;
     if (VECS == 4 && count >= kWidth) return load(from);
+    if (VECS == 2 && count >= kWidth && pixels == 2) {
+      // Not through the buffer: a load of two stores waits for both.
+      const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + stride));
+      return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    }
     alignas(32) uint8_t bytes[32] = {};
     for (int i = 0; i < pixels; ++i) {
       if (count >= kWidth) memcpy(bytes + i * kWidth, from + i * stride, kWidth);
@@ -269,6 +301,12 @@ struct Vec256 {
   static I load_quads(const uint8_t* from) {
     if constexpr (BYTES == 8) return _mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
     return _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  // BYTES of a pixel where shuffle_windows finds them for every lane of a block.
+  template <int BYTES>
+  static I spread(const uint8_t* from) {
+    if constexpr (BYTES == 8) return _mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
   static I pick_quads(I pixel, I at) { return _mm256_permutevar8x32_epi32(pixel, at); }
 };

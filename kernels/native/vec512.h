@@ -15,6 +15,7 @@ struct Vec512 {
   static constexpr int kLanes = 16;     // int32s
   static constexpr bool kVnni = VNNI;
   static constexpr int kRows = VNNI ? 12 : 8;  // pixels of a register block, two vectors each
+  static constexpr int kWinogradRows = 12;
   static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
 
@@ -47,6 +48,27 @@ struct Vec512 {
   static I dot_safe(I acc, I a, I w) {
     const I pairs = _mm512_maddubs_epi16(a, w);
     return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
+
+  // Each 16 bytes in the order given for them.
+  static I shuffle_windows(I v, I from) { return _mm512_shuffle_epi8(v, from); }
+
+  // The bytes of every quad in another order.
+  static I reorder_quads(I v, const uint8_t order[4]) {
+    if (order[1] == 1) return v;
+    const uint32_t first = order[0] | order[1] << 8 | order[2] << 16 | static_cast<uint32_t>(order[3]) << 24;
+    const auto step = [&](uint32_t quad) { return static_cast<int>(first + quad * 0x04040404u); };
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi32(step(0), step(1), step(2), step(3))));
+  }
+
+  // Pairs of int16 products onto int32.
+  static I dot16(I acc, I a, I w) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, w)); }
+  static I quarter(I v) { return _mm512_srai_epi32(v, 2); }
+
+  // Two such for weights whose four products a lane fit int16 together.
+  static I dot_couple(I acc, I a, I wa, I b, I wb) {
+    const I quads = _mm512_add_epi16(_mm512_maddubs_epi16(a, wa), _mm512_maddubs_epi16(b, wb));
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(quads, _mm512_set1_epi16(1)));
   }
 
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
@@ -288,6 +310,12 @@ struct Vec512 {
   static I load_quads(const uint8_t* from) {
     if constexpr (BYTES == 16) return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  // BYTES of a pixel where shuffle_windows finds them for every lane of a block.
+  template <int BYTES>
+  static I spread(const uint8_t* from) {
+    const I at = BYTES == 16 ? _mm512_setr_epi64(0, 0, 0, 0, 1, 1, 1, 1) : _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3);
+    return _mm512_permutexvar_epi64(at, load_quads<BYTES>(from));
   }
   static I pick_quads(I pixel, I at) { return _mm512_permutexvar_epi32(at, pixel); }
 };

@@ -58,6 +58,11 @@ xq_conv random_conv(Random& r) {
     c.padding[i] = r.upto(c.kernel[i]) - 1;
   }
   c.transposed = r.one_in(6);
+  if (r.one_in(5)) {  // of Winograd's kind
+    c.groups = r.one_in(2) ? 1 : r.upto(4), c.transposed = 0;
+    c.in_channels = c.groups * 16 * r.upto(5), c.out_channels = c.groups * r.upto(40);
+    for (int i = 0; i < 3; ++i) c.kernel[i] = i ? 3 : 1, c.stride[i] = c.dilation[i] = 1, c.padding[i] = i ? r.upto(3) - 1 : 0;
+  }
   return c;
 }
 

@@ -1,0 +1,49 @@
+// Splits a Winograd convolution into tiles of 2 x 2 output pixels and blocks of channels.
+#include "internal.h"
+
+namespace xq {
+namespace {
+
+int64_t tiles_of(const xq_tensor& out) { return out.n * out.d * ceil_div(out.h, 2) * ceil_div(out.w, 2); }
+
+// How many parts the tiles and the blocks of channels are split into.
+struct Parts {
+  int64_t tiles, by_tile, by_block;
+};
+
+Parts parts_of(const xq_conv_call& call) {
+  const auto& p = *static_cast<const Packed*>(call.packed);
+  const int64_t tiles = tiles_of(call.out), threads = call.threads;
+  // Sharing out blocks transforms the input once a thread; sharing out tiles reads the weights as often.
+  const bool many = tiles >= threads * kWinogradGroup;
+  if (many || p.n_blocks < threads) return {tiles, min64(threads, tiles), 1};
+  return {tiles, 1, threads};
+}
+
+}  // namespace
+
+int64_t winograd_items(const xq_conv_call& call) {
+  const Parts parts = parts_of(call);
+  return parts.by_tile * parts.by_block;
+}
+
+size_t winograd_scratch(const xq_conv_call& call) {
+  const auto& p = *static_cast<const Packed*>(call.packed);
+  const int64_t products = 16 * kWinogradGroup * 2 * p.lanes * 4;
+  const int64_t codes = 16 * winograd_step(p.conv.in_channels) * 2;
+  return static_cast<size_t>(products + codes + p.conv.in_channels + kAlign);
+}
+
+void winograd_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
+  const auto& p = *static_cast<const Packed*>(call.packed);
+  const Parts parts = parts_of(call);
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t u = item / parts.by_block, b = item % parts.by_block;
+    kernels_of(p.isa).winograd({&p, &call.in, &call.out, p.residual ? &call.residual : nullptr,
+                                u * parts.tiles / parts.by_tile, (u + 1) * parts.tiles / parts.by_tile,
+                                static_cast<int32_t>(b * p.n_blocks / parts.by_block),
+                                static_cast<int32_t>((b + 1) * p.n_blocks / parts.by_block), scratch});
+  }
+}
+
+}  // namespace xq
