@@ -44,7 +44,10 @@ def case(spec: OpSpec, *nets: str, caller: Any = "stock", isa: str = "amx_int8")
 
 
 def measure(cases: Iterable[Case], times: Callable[[Case], Times]) -> MeasurementSet:
-    """Every case with the candidates and times that the formula gives; noise of 1%."""
+    """Every case with the candidates and times that the formula gives; noise of 1%.
+
+    A name that ends in "?" is that kernel with narrow weights.
+    """
     found = []
     for one in cases:
         known = {name: t for name, t in times(one).items() if isinstance(t, float | int)}

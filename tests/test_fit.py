@@ -23,7 +23,7 @@ from x86quant.rule_writer import dumps
 from x86quant.tuning import fit as fitting
 from x86quant.tuning import plots, user_table
 from x86quant.tuning.fit import fit, fit_table
-from x86quant.tuning.measurements import Case, MeasurementSet
+from x86quant.tuning.measurements import Case, MeasurementSet, usual
 from x86quant.tuning.predicates import Predicate, conditions
 from x86quant.tuning.regret import (
     always,
@@ -160,6 +160,16 @@ def test_a_kernel_for_narrow_weights_only_is_preferred_where_it_may_run() -> Non
     table = fit_table(measured)
     assert table.rules[-1].use == ("fbgemm", "onednn", "qnnpack")
     assert summarize(judge(table, found)).mean == 0  # type: ignore[union-attr]
+
+
+def test_narrow_weights_are_compared_with_narrow_weights() -> None:
+    cases = [case(conv(16 * c), f"net{c % 4}") for c in range(1, 9)]
+    measured = measure(cases, lambda _: {"fbgemm?": 10.0, "native": 20.0, "native?": 8.0})
+    found = samples(measured)
+    assert [dict(s.times) for s in found[:2]] == [{"fbgemm": 10.0, "native": 8.0}, {"native": 20.0}]
+    assert [s.weight for s in found] == [0.5] * 16
+    assert fit_table(measured).rules[-1].use[0] == "native"
+    assert [m.median_us for m in usual(measured)] == [10.0, 20.0] * 8
 
 
 def test_a_rule_names_what_runs_where_its_kernel_may_not() -> None:

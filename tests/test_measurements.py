@@ -18,6 +18,7 @@ from x86quant.tuning.measurements import (
     MeasurementSet,
     merge,
     read,
+    usual,
     write,
 )
 
@@ -86,6 +87,16 @@ def test_order_of_measurements_does_not_change_the_bytes(path: Path) -> None:
     before = path.read_bytes()
     write(path, measured(*reversed(SEVERAL.measurements)))
     assert path.read_bytes() == before
+
+
+def test_a_kernel_may_be_measured_with_narrow_weights_too(path: Path) -> None:
+    usually = timed("native", 9)
+    narrow = dataclasses.replace(timed("native", 5), note="narrow weights only: quicker")
+    write(path, measured(narrow, usually))
+    found = read(path).measurements
+    assert [(m.median_us, m.narrow_weights) for m in found] == [(9, False), (5, True)]
+    assert list(usual(found)) == [found[0]]
+    assert list(usual([found[1]])) == [found[1]]
 
 
 def test_cases_group_the_candidates_whatever_the_networks_are() -> None:

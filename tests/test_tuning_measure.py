@@ -760,6 +760,10 @@ def test_tune_measures_at_a_lower_level_and_writes_a_file(
     onednn = [m for m in found if (m.kernel_name, m.case.caller) == ("onednn", "stock")]
     assert all(m.narrow_weights for m in onednn)  # without VNNI it saturates at full range
     assert onednn
+    # Where others need narrow weights, native is timed with them too, as it is quicker then.
+    native = [m for m in found if (m.kernel_name, m.status) == ("native", "ok")]
+    need = {m.case for m in found if m.narrow_weights and m.kernel_name != "native"}
+    assert {m.case for m in native if m.narrow_weights} == need & {m.case for m in native} != set()
     printed = json.loads(capsys.readouterr().out)
     assert (printed["cases"], printed["unmeasured"]) == (len(found.cases()), 0)
     assert printed["bad"] == printed["tables"] == []

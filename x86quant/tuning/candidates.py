@@ -74,11 +74,25 @@ class Candidate:
     note: str = ""
     operands: Operands | None = None
 
+    @property
+    def narrow(self) -> bool:
+        """Whether it runs with weights that cannot saturate 16-bit sums."""
+        return self.note.startswith(NARROW_WEIGHTS)
+
 
 def candidates(caller: Caller, operands: MakeOperands) -> tuple[Candidate, ...]:
     """Every registered kernel of ``caller``, with its refusal where it says it cannot."""
     registry = graph_kernels() if caller == "graph" else all_kernels()
-    return tuple(_candidate(caller, kernel, operands) for kernel in registry.values())
+    found = [_candidate(caller, kernel, operands) for kernel in registry.values()]
+    if any(candidate.narrow for candidate in found):
+        # To compare with, since there the others meet narrow weights too.
+        again = (one for one in found if one.status == "ok" and not one.narrow)
+        found += [
+            _made(caller, one.name, operands(NARROW), f"{NARROW_WEIGHTS}: quicker with them")
+            for one in again
+            if registry[one.name].quicker_with_narrow_weights(cpu())
+        ]
+    return tuple(found)
 
 
 def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candidate:
@@ -95,11 +109,12 @@ def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candid
         reasons = _reasons(caller, kernel, operands(NARROW))
     if reasons:
         return Candidate(caller, kernel.name, note="; ".join(reasons))
-    made = operands(weights)
+    return _made(caller, kernel.name, operands(weights), note)
+
+
+def _made(caller: Caller, name: str, operands: Operands, note: str) -> Candidate:
     runner = GraphRunner if caller == "graph" else StockRunner
-    return Candidate(
-        caller, kernel.name, lambda: runner(made, kernel.name), "ok", note, operands=made
-    )
+    return Candidate(caller, name, lambda: runner(operands, name), "ok", note, operands=operands)
 
 
 def _reasons(

@@ -89,6 +89,11 @@ class _Tried:
     runner: Runner | None = None
     first: float = 0.0
 
+    @property
+    def label(self) -> str:
+        """Tells a kernel's runs with narrow weights from those with others."""
+        return f"{self.name} {self.note}"
+
 
 def _try_all(
     found: Sequence[Candidate], excluded: Excluded, announce: Announce
@@ -143,10 +148,10 @@ def _time(
             # The checked call may have been slow for what only first calls do.
             again = one.runner.seconds(1, rotated=False)
             if again > LONGEST_STALL:
-                timed[one.name] = summary([min(one.first, again)])
+                timed[one.label] = summary([min(one.first, again)])
                 continue
         one.runner.spread(copies)
-        blocks[one.name] = functools.partial(
+        blocks[one.label] = functools.partial(
             _block, one.runner, caller, one.name, copies > 1, announce
         )
     with _no_garbage_collection():
@@ -168,8 +173,8 @@ def _results(
     """A measurement for every candidate."""
     equal = ties(timed)
     for one in tried:
-        if one.name in timed:
-            yield _measurement(case, one.name, timed[one.name], one.name in equal, one.note)
+        if one.label in timed:
+            yield _measurement(case, one.name, timed[one.label], one.label in equal, one.note)
         else:
             yield Measurement(case, one.name, one.status, note=one.note)
 

@@ -34,8 +34,8 @@ Cache = Literal["hot", "rotated"]
 #: or ended its process; ``unsupported`` says itself that it cannot; ``skipped`` was not tried.
 Status = Literal["ok", "wrong", "failed", "unsupported", "skipped"]
 
-#: How a note begins where a kernel was timed with weights that cannot saturate 16-bit sums,
-#: because it is refused for others.
+#: How a note begins where a kernel was timed with weights that cannot saturate 16-bit sums:
+#: because it is refused for others, or to compare it with one that is.
 NARROW_WEIGHTS = "narrow weights only"
 
 #: Candidates within this share of the best are as good as the best.
@@ -158,7 +158,7 @@ class Measurement:
 
     @property
     def narrow_weights(self) -> bool:
-        """Whether the kernel runs this op only with weights that cannot saturate 16-bit sums."""
+        """Whether it was timed with weights that cannot saturate 16-bit sums."""
         return self.note.startswith(NARROW_WEIGHTS)
 
 
@@ -196,6 +196,13 @@ class MeasurementSet:
 def machine_name(vendor: str, family: int | str, model: int | str) -> str:
     """The class of CPU that measurements of one machine speak for."""
     return f"{vendor}-{family}-{model}"
+
+
+def usual(measured: Iterable[Measurement]) -> Iterator[Measurement]:
+    """Without those of narrow weights where the kernel ran others too."""
+    found = tuple(measured)
+    others = {(m.case, m.kernel_name) for m in found if m.status == "ok" and not m.narrow_weights}
+    return (m for m in found if not m.narrow_weights or (m.case, m.kernel_name) not in others)
 
 
 def merge(sets: Iterable[MeasurementSet]) -> MeasurementSet:
@@ -237,7 +244,8 @@ def _order(measurement: Measurement) -> tuple[Any, ...]:
     fields = (getattr(spec, field.name) for field in dataclasses.fields(spec))
     # None before anything else; values of one field have one type.
     shape = tuple((value is not None, value) for value in fields)
-    return (case.machine, case.isa, case.caller, shape, case.cache, measurement.kernel_name)
+    candidate = (measurement.kernel_name, measurement.narrow_weights)
+    return (case.machine, case.isa, case.caller, shape, case.cache, *candidate)
 
 
 # ---------------------------------------------------------------------------- writing
@@ -332,10 +340,10 @@ def read(path: str | os.PathLike[str]) -> MeasurementSet:
     lines = read_lines(path)
     provenance = _read_provenance(lines, where)
     measurements: list[Measurement] = []
-    seen: dict[tuple[Case, str], int] = {}
+    seen: dict[tuple[Case, str, bool], int] = {}
     for row in rows(lines, where, COLUMNS):
         measurement = from_cells(row)
-        key = (measurement.case, measurement.kernel_name)
+        key = (measurement.case, measurement.kernel_name, measurement.narrow_weights)
         if key in seen:
             row.fail(
                 "kernel_name",

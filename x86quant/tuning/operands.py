@@ -1,7 +1,8 @@
 """Operands of one op, and what a few parts of its result have to be.
 
-Weights and activations take every value they can: 0..255 and -128..127. A kernel that is legal
-only for weights that cannot saturate 16-bit sums gets -64..64 instead.
+Activations take every value from 0 to 255. Weights are as those of trained layers: a bell for each
+output channel that just reaches -128 or 127, since kernels without VNNI are as quick as weights
+let them. A kernel that is legal only for weights that cannot saturate 16-bit sums gets -64..64.
 """
 
 from __future__ import annotations
@@ -115,8 +116,7 @@ def result_shape(spec: OpSpec) -> tuple[int, ...]:
 def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     """Random operands, the same each time, with weights in the range given."""
     generator = torch.Generator().manual_seed(0)
-    low, high = weights
-    weight = torch.randint(low, high + 1, weight_shape(spec), generator=generator, dtype=torch.int8)
+    weight = _weight(spec, weights, generator)
     shape = input_shape(spec)
     x = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     # Dynamic quantization finds the same scale and zero point again if both ends occur.
@@ -126,7 +126,8 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
     fan_in = spec.in_channels // spec.groups * math.prod(spec.kernel)
     # Three standard deviations of the sums reach the ends of 0..255.
-    spread = math.sqrt(fan_in) * (high - low) / math.sqrt(12) * 255 / math.sqrt(12)
+    typical = float(weight.float().square().mean().sqrt())
+    spread = math.sqrt(fan_in) * typical * 255 / math.sqrt(12)
     bias = torch.randn(spec.out_channels, generator=generator) * spread * X_SCALE
     residual = None
     if spec.post_op == "add":
@@ -137,6 +138,18 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     operands = Operands(spec.replace(weights=facts), x, weight, scales, bias, y_scale, residual, ())
     expected = tuple((window, _expected(operands, window)) for window in _windows(spec))
     return dataclasses.replace(operands, expected=expected)
+
+
+def _weight(spec: OpSpec, weights: tuple[int, int], generator: torch.Generator) -> Tensor:
+    low, high = weights
+    shape = weight_shape(spec)
+    if weights != FULL:
+        return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int8)
+    bell = torch.randn(shape, generator=generator)
+    outputs = 1 if spec.transposed else 0
+    others = [axis for axis in range(bell.dim()) if axis != outputs]
+    bell *= -low / bell.abs().amax(others, keepdim=True)
+    return bell.round().clamp(low, high).to(torch.int8)
 
 
 def _channels_last(x: Tensor) -> Tensor:

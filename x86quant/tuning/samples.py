@@ -101,14 +101,16 @@ def one_level(measured: MeasurementSet) -> str:
 
 def _of_case(case: Case, candidates: Sequence[Measurement]) -> list[Sample]:
     timed = [m for m in candidates if m.status == "ok"]
-    exact = [m for m in timed if not m.narrow_weights]
+    exact = {m.kernel_name: m for m in timed if not m.narrow_weights}
+    narrow = exact | {m.kernel_name: m for m in timed if m.narrow_weights}
     others = {m.kernel_name: m.note or m.status for m in candidates if m.status != "ok"}
-    if len(exact) == len(timed) or not exact:
-        return [_sample(case, timed, others, 1.0)] if timed else []
-    saturating = {m.kernel_name: m.note for m in timed if m.narrow_weights}
+    if exact.keys() == narrow.keys() or not exact:
+        usual = tuple((exact or narrow).values())
+        return [_sample(case, usual, others, 1.0)] if usual else []
+    saturating = {name: m.note for name, m in narrow.items() if name not in exact}
     return [
-        _sample(case, timed, others, 0.5),
-        _sample(case, exact, {**others, **saturating}, 0.5),
+        _sample(case, tuple(narrow.values()), others, 0.5),
+        _sample(case, tuple(exact.values()), {**others, **saturating}, 0.5),
     ]
 
 

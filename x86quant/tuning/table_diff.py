@@ -16,7 +16,7 @@ from x86quant.router import Choice, choose, read_errata
 from x86quant.rule_table import RuleTable
 from x86quant.spec import OpSpec
 from x86quant.tuning.cases import Grid, Shape, jobs
-from x86quant.tuning.measurements import Case, MeasurementSet
+from x86quant.tuning.measurements import Case, MeasurementSet, usual
 from x86quant.tuning.samples import as_routed
 
 
@@ -126,7 +126,7 @@ def _times(
 ) -> dict[tuple[str, OpSpec], Mapping[str, float]]:
     """Median times by caller and op, over machines and states of the caches."""
     found: dict[tuple[str, OpSpec], dict[str, list[float]]] = {}
-    for m in (m for one in sets for m in one if m.case.isa == isa):
+    for m in (m for one in sets for m in usual(one) if m.case.isa == isa):
         if m.median_us is not None:
             of_op = found.setdefault((m.case.caller, _key(m.case.spec)), {})
             of_op.setdefault(m.kernel_name, []).append(m.median_us)

@@ -25,7 +25,7 @@ from x86quant.rule_table import Entry, RuleTable, read_table
 from x86quant.spec import OpSpec
 from x86quant.tuning.fit import denials_of, fit_table
 from x86quant.tuning.journal import writing_failed
-from x86quant.tuning.measurements import Case, Measurement, MeasurementSet
+from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, usual
 from x86quant.user_tables import install_user_table, user_folder, user_table_path
 
 
@@ -135,7 +135,7 @@ def _entry(spec: OpSpec, measured: Sequence[Measurement]) -> Entry | None:
     """The kernels that ran every one of these cases, by the mean of their logarithmic times."""
     cases = {m.case for m in measured}
     logs: dict[str, dict[Case, float]] = {}
-    for m in measured:
+    for m in usual(measured):
         if m.median_us is not None:
             logs.setdefault(m.kernel_name, {})[m.case] = math.log(m.median_us)
     means = {
