@@ -296,11 +296,12 @@ void pack_dense(const Layout& l, const Weights& w, char* base) {
     for (const Run& run : l.runs) {
       for (int64_t quad = 0; quad < run.quads; ++quad)
         pack_quad(h, w, block, run, quad, at + quad * quad_bytes);
-      if (h.regroup) {
+      if (h.order) {
         auto* from = reinterpret_cast<uint8_t*>(base + h.regroup) + static_cast<int64_t>(b) * h.regroup_stride;
-        reinterpret_cast<Block*>(base + h.blocks)[b].regroup = regroup_quads(at, run, quad_bytes, from);
+        const bool regroup = order_run(at, run, quad_bytes, order, h.regroup ? from : nullptr);
+        reinterpret_cast<Block*>(base + h.blocks)[b].regroup = regroup;
+        order += kClasses + run.quads;
       }
-      if (h.order) order = order_quads(at, run.quads, quad_bytes, order);
       at += run.quads * quad_bytes;
     }
   }

@@ -57,7 +57,9 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
       for (order += xq::kClasses; order < couples_end; order += 2) couple(order[0], order[1]);
       unroll<xq::kPairings>([&](int pairing) XQ_INLINE {
         for (const int32_t* stop = order + counts[pairing]; order < stop; ++order)
-          step(*order, V::dot_safe, [&](I x) XQ_INLINE { return V::reorder_quads(x, xq::kPairing[pairing]); });
+          step(*order, V::dot_safe, [&](I x) XQ_INLINE {
+            return pairing == 0 ? x : V::shuffle_windows(x, V::window(xq::kPairing[pairing]));
+          });
       });
       for (; order < end; ++order) step(*order, V::dot, as_it_is);
     }

@@ -13,6 +13,7 @@ struct GroupLanes {
   alignas(64) int32_t index[2][VECS][V::kLanes];
   int64_t quads;
   explicit GroupLanes(const xq::Packed& p) : quads(p.conv.in_channels / p.conv.groups / 4) {
+    if (!V::kVnni) return;  // nobody asks: grouped_tile_ordered has places of its own
     for (int q = 0; q < quads; ++q)
       for (int v = 0; v < VECS; ++v)
         for (int lane = 0; lane < V::kLanes; ++lane)

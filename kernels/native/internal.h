@@ -57,9 +57,11 @@ struct DepthwisePlan {
   int32_t rows, quads;
 };
 
-// The ways to pair the bytes of a quad, as the order that makes the pairs adjacent.
+// The ways to pair the bytes of a quad, as the order of four quads that makes the pairs adjacent.
 constexpr int kPairings = 3;
-constexpr uint8_t kPairing[kPairings][4] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {0, 3, 1, 2}};
+constexpr uint8_t kPairing[kPairings][16] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                                             {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15},
+                                             {0, 3, 1, 2, 4, 7, 5, 6, 8, 11, 9, 10, 12, 15, 13, 14}};
 
 // Of quads: couples, pairings.
 constexpr int kClasses = 1 + kPairings;

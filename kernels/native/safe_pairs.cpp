@@ -5,6 +5,7 @@
 #include "safe_pairs.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace xq {
@@ -176,68 +177,82 @@ class Window {
   Sums pairs_[120];
 };
 
-// What a block's quads cost: instructions a quad, with two vectors of channels and four rows.
-int64_t quads_cost(const int8_t* w, int64_t quads, int64_t quad_bytes) {
-  std::vector<int8_t> copy(w, w + quads * quad_bytes);
-  std::vector<int32_t> order(static_cast<size_t>(kClasses + quads));
-  order_quads(copy.data(), quads, quad_bytes, order.data());
-  const int64_t coupled = 2 * order[0], plain = order[1];
-  int64_t paired = 0;
-  for (int pairing = 1; pairing < kPairings; ++pairing) paired += order[static_cast<size_t>(1 + pairing)];
-  return 20 * coupled + 24 * plain + 28 * paired + 46 * (quads - coupled - plain - paired);
-}
+// A run's weights and their part of Packed::order.
+struct Ordered {
+  std::vector<int8_t> weights;
+  std::vector<int32_t> order;
+  // Instructions, with two vectors of channels and four rows.
+  int64_t cost() const {
+    const int64_t quads = static_cast<int64_t>(order.size()) - kClasses, coupled = 2 * order[0], plain = order[1];
+    int64_t paired = 0;
+    for (size_t pairing = 1; pairing < kPairings; ++pairing) paired += order[1 + pairing];
+    return 20 * coupled + 24 * plain + 28 * paired + 46 * (quads - coupled - plain - paired);
+  }
+};
 
-}  // namespace
-
-int32_t* order_quads(int8_t* w, int64_t quads, int64_t quad_bytes, int32_t* order) {
+// Couples of quads that are safe together, then quads that are safe in some pairing, their bytes so ordered that
+// pairs are adjacent, then the others.
+Ordered ordered(const std::vector<int8_t>& was, int64_t quads, int64_t quad_bytes) {
   constexpr int64_t kReach = 64;  // how far partners are looked for
-  const std::vector<int8_t> was(w, w + quads * quad_bytes);
+  Ordered result{{}, std::vector<int32_t>(kClasses)};
+  result.weights.reserve(was.size());
   std::vector<int8_t> quad(static_cast<size_t>(quad_bytes));
   std::vector<bool> placed(static_cast<size_t>(quads));
-  int32_t* counts = order;
-  order += kClasses;
   auto place = [&](int64_t q, const int8_t* from) {
-    memcpy(w, from, static_cast<size_t>(quad_bytes));
-    w += quad_bytes, *order++ = static_cast<int32_t>(q), placed[static_cast<size_t>(q)] = true;
+    result.weights.insert(result.weights.end(), from, from + quad_bytes);
+    result.order.push_back(static_cast<int32_t>(q)), placed[static_cast<size_t>(q)] = true;
   };
-  const LaneSums sums(w, quads, quad_bytes);
+  const LaneSums sums(was.data(), quads, quad_bytes);
   for (int64_t first = 0; first < quads; ++first) {
     const auto f = static_cast<size_t>(first);
     for (int64_t second = first + 1; second < min64(quads, first + kReach) && !placed[f]; ++second) {
-      const auto s = static_cast<size_t>(second);
-      if (placed[s] || !sums.safe(first, second)) continue;
+      if (placed[static_cast<size_t>(second)] || !sums.safe(first, second)) continue;
       place(first, was.data() + first * quad_bytes), place(second, was.data() + second * quad_bytes);
-      ++counts[0];
+      ++result.order[0];
     }
   }
-  for (int pairing = 0; pairing < kPairings; ++pairing)
+  for (size_t pairing = 0; pairing < kPairings; ++pairing)
     for (int64_t q = 0; q < quads; ++q) {
       if (placed[static_cast<size_t>(q)]) continue;
       const int8_t* from = was.data() + q * quad_bytes;
       for (int64_t i = 0; i < quad_bytes; ++i)
         quad[static_cast<size_t>(i)] = from[i / 4 * 4 + kPairing[pairing][i % 4]];
-      if (pairs_safe(quad.data(), quad_bytes)) place(q, quad.data()), ++counts[1 + pairing];
+      if (pairs_safe(quad.data(), quad_bytes)) place(q, quad.data()), ++result.order[1 + pairing];
     }
   for (int64_t q = 0; q < quads; ++q)
     if (!placed[static_cast<size_t>(q)]) place(q, was.data() + q * quad_bytes);
-  return order;
+  return result;
 }
 
-bool regroup_quads(int8_t* w, const Run& run, int64_t quad_bytes, uint8_t* from) {
-  std::vector<int8_t> grouped(w, w + run.quads * quad_bytes);
-  for (int64_t i = 0; i < run.bytes / 16; ++i) {
-    const int8_t* old = w + 4 * i * quad_bytes;
+// The same with the bytes of every whole window arranged.
+std::vector<int8_t> regrouped(const std::vector<int8_t>& was, int64_t windows, int64_t quad_bytes, uint8_t* from) {
+  std::vector<int8_t> grouped = was;
+  for (int64_t i = 0; i < windows; ++i, from += 16) {
+    const int8_t* old = was.data() + 4 * i * quad_bytes;
     int8_t* now = grouped.data() + 4 * i * quad_bytes;
-    uint8_t* order = from + 16 * i;
-    Window(old, quad_bytes).arrange(order);
+    Window(old, quad_bytes).arrange(from);
     for (int64_t k = 0; k < 16; ++k)
       for (int64_t c = 0; c < quad_bytes; c += 4)
-        now[k / 4 * quad_bytes + c + k % 4] = old[order[k] / 4 * quad_bytes + c + order[k] % 4];
+        now[k / 4 * quad_bytes + c + k % 4] = old[from[k] / 4 * quad_bytes + c + from[k] % 4];
   }
-  const int64_t copying = 2 * run.quads + 32, before = quads_cost(w, run.quads, quad_bytes);
-  if (quads_cost(grouped.data(), run.quads, quad_bytes) + copying >= before) return false;
-  memcpy(w, grouped.data(), grouped.size());
-  return true;
+  return grouped;
+}
+
+}  // namespace
+
+bool order_run(int8_t* w, const Run& run, int64_t quad_bytes, int32_t* order, uint8_t* from) {
+  const std::vector<int8_t> was(w, w + run.quads * quad_bytes);
+  Ordered best = ordered(was, run.quads, quad_bytes);
+  bool regroup = false;
+  if (from) {
+    const int64_t copying = 2 * run.quads + 32;
+    Ordered other = ordered(regrouped(was, run.bytes / 16, quad_bytes, from), run.quads, quad_bytes);
+    regroup = other.cost() + copying < best.cost();
+    if (regroup) best = std::move(other);
+  }
+  memcpy(w, best.weights.data(), best.weights.size());
+  memcpy(order, best.order.data(), best.order.size() * sizeof(int32_t));
+  return regroup;
 }
 
 bool order_lanes(int8_t* w, int64_t lanes, uint8_t* places) {

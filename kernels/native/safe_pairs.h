@@ -5,13 +5,10 @@
 
 namespace xq {
 
-// Moves couples of quads that are safe together before the others, then those that are safe in some pairing,
-// their bytes so ordered that pairs are adjacent. Writes a run's part of Packed::order; returns its end.
-int32_t* order_quads(int8_t* w, int64_t quads, int64_t quad_bytes, int32_t* order);
-
-// Shuffles each 16 bytes of a block's only run if more pairs are then safe than that costs; `from` says from
-// where in its window each byte came.
-bool regroup_quads(int8_t* w, const Run& run, int64_t quad_bytes, uint8_t* from);
+// Orders the quads of a run as Packed::order describes, and writes its part of that. With `from` the bytes of
+// each 16 are shuffled first where that pays for the copying: then true, and `from` says from where in its
+// window each byte came.
+bool order_run(int8_t* w, const Run& run, int64_t quad_bytes, int32_t* order, uint8_t* from);
 
 // Orders the bytes of every lane of a quad, and their places, so that pairs are safe, if all lanes have such
 // an order.

@@ -50,26 +50,21 @@ struct Vec512 {
     return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }
 
-  // Each 16 bytes in the order given for them.
-  static I shuffle_windows(I v, I from) { return _mm512_shuffle_epi8(v, from); }
-
-  // The bytes of every quad in another order.
-  static I reorder_quads(I v, const uint8_t order[4]) {
-    if (order[1] == 1) return v;
-    const uint32_t first = order[0] | order[1] << 8 | order[2] << 16 | static_cast<uint32_t>(order[3]) << 24;
-    const auto step = [&](uint32_t quad) { return static_cast<int>(first + quad * 0x04040404u); };
-    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi32(step(0), step(1), step(2), step(3))));
-  }
-
-  // Pairs of int16 products onto int32.
-  static I dot16(I acc, I a, I w) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, w)); }
-  static I quarter(I v) { return _mm512_srai_epi32(v, 2); }
-
   // Two such for weights whose four products a lane fit int16 together.
   static I dot_couple(I acc, I a, I wa, I b, I wb) {
     const I quads = _mm512_add_epi16(_mm512_maddubs_epi16(a, wa), _mm512_maddubs_epi16(b, wb));
     return _mm512_add_epi32(acc, _mm512_madd_epi16(quads, _mm512_set1_epi16(1)));
   }
+
+  // Each 16 bytes in the order given for them; `window` makes it the same for all.
+  static I shuffle_windows(I v, I from) { return _mm512_shuffle_epi8(v, from); }
+  static I window(const uint8_t* places) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
+  }
+
+  // Pairs of int16 products onto int32.
+  static I dot16(I acc, I a, I w) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, w)); }
+  static I quarter(I v) { return _mm512_srai_epi32(v, 2); }
 
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm512_cvtps_epi32(v); }
