@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 import x86quant
-from x86quant.text_table import text_table
+from x86quant.terminal.text_table import text_table
 
 LARGEST_LOSS = 0.5
 LEAST_RECOVERY = 0.9

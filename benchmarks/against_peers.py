@@ -36,7 +36,7 @@ from pathlib import Path
 from benchmarks.peers import OURS, PEERS, report
 from benchmarks.peers.results import NetworkResult, Settings, SettingsDifferError, Store
 from benchmarks.peers.worker import STAGE_BYTES, Stage
-from x86quant import isa
+from x86quant.hardware import isa
 
 NETWORKS = (
     "resnet18",

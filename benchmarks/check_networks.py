@@ -29,7 +29,7 @@ from torch.ao.quantization.quantize_fx import (
 )
 
 from benchmarks.networks import torchvision_model
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.lowering import lower, verify
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.runtime.check import check_ops

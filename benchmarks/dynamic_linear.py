@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.environment import print_environment
 from x86quant.dynamic import DynamicLinear, WeightOnlyLinear
-from x86quant.timing import interleaved
+from x86quant.profiling.timing import interleaved
 
 # MiniLM, BERT-base, BERT-large; query, feed-forward up and down.
 SHAPES = (

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.tree import DecisionTreeClassifier
 
-from x86quant.features import FEATURES
+from x86quant.tables.features import FEATURES
 from x86quant.tuning.fit import fit
 from x86quant.tuning.measurements import read
 from x86quant.tuning.samples import Sample, samples

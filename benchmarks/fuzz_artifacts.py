@@ -30,7 +30,7 @@ from tests.artifact_models import mixed
 from tests.corruption import content, corrupted
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.writer import to_bytes
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
 
 _START_SECONDS = 120

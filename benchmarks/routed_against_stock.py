@@ -22,7 +22,7 @@ from torch import nn
 import x86quant
 from benchmarks.against_peers import NETWORKS
 from benchmarks.environment import print_environment
-from x86quant.timing import interleaved
+from x86quant.profiling.timing import interleaved
 
 Q = torch.ops.quantized
 ENGINES = ("x86", "fbgemm", "onednn")

@@ -28,7 +28,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.environment import print_environment
-from x86quant.timing import interleaved
+from x86quant.profiling.timing import interleaved
 
 LEAST_COSINE = 0.998
 BATCHES = ((1, 16), (1, 128), (8, 32), (32, 32))  # sentences × tokens, to be timed

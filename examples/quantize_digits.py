@@ -24,7 +24,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.nn import functional
 
 import x86quant
-from x86quant.timing import Timing, interleaved
+from x86quant.profiling.timing import Timing, interleaved
 
 # torch announces the end of torch.ao.quantization and of reduce_range at every call.
 warnings.filterwarnings("ignore", message=".*(torch.ao|quantized tensor|quant_min)")

@@ -10,7 +10,7 @@ import abc
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .base import Kernel
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
 
 

@@ -11,7 +11,7 @@ from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from tests.stock import engine
-from x86quant.compiler import CompiledModule, compile
+from x86quant.compiled import CompiledModule, compile
 
 
 class Mixed(nn.Module):

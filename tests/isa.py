@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from x86quant.cpu_info import Cpu, cpu
-from x86quant.isa import LEVELS as _LEVELS
+from x86quant.hardware.cpu import Cpu, cpu
+from x86quant.hardware.isa import LEVELS as _LEVELS
 
 LEVELS = tuple(_LEVELS)
 

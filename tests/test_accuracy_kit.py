@@ -11,12 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
-from x86quant.quantization.search import Step, rank
+from x86quant.quantization.search import Trial, rank
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import trace
 
@@ -432,14 +432,14 @@ def test_the_search_returns_the_best_even_if_it_misses(one_bad_layer):
 
 
 def test_of_models_that_meet_the_target_few_and_cheap_float_layers_win():
-    best = Step(("a",), 0.9, 5.0, True)
+    best = Trial(("a",), 0.9, 5.0, True)
     for worse in (
-        Step(("a", "b"), 0.95, 2.0, True),
-        Step(("b",), 0.9, 6.0, True),
-        Step((), 0.99, 0.0, False),
+        Trial(("a", "b"), 0.95, 2.0, True),
+        Trial(("b",), 0.9, 6.0, True),
+        Trial((), 0.99, 0.0, False),
     ):
         assert rank(best) > rank(worse)
-    assert rank(Step((), 0.8, 9.0, False)) > rank(Step((), 0.7, 1.0, False))
+    assert rank(Trial((), 0.8, 9.0, False)) > rank(Trial((), 0.7, 1.0, False))
 
 
 def test_the_search_stops_at_once_if_nothing_is_lost():

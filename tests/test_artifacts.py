@@ -24,7 +24,7 @@ from tests.artifact_models import mixed, stock
 from tests.corruption import assembled, content, corrupted, parts
 from x86quant.artifacts import container, describe
 from x86quant.artifacts.writer import to_bytes
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
 from x86quant.lowering.graph_tools import is_op
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests import isa
 from tests.packs import Y_ZERO_POINT, Problem
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels import _register, all_kernels, reference
 from x86quant.kernels.base import Kernel
 from x86quant.kernels.onednn import output_size

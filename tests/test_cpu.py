@@ -13,10 +13,11 @@ from cpuinfo import cpuinfo
 
 import x86quant
 from tests.stock import run_python
-from x86quant import amx_probe, cpu_info
-from x86quant.cpu_info import classify
 from x86quant.errors import CpuError
-from x86quant.isa import LEVELS, best_level, capped_features
+from x86quant.hardware import amx_probe
+from x86quant.hardware import cpu as cpu_info
+from x86quant.hardware.cpu import classify
+from x86quant.hardware.isa import LEVELS, best_level, capped_features
 
 # Family, model, brand and flags as Linux shows them. Entries with a source are whole; of the
 # others' flags only those are kept that bear on int8.

@@ -23,7 +23,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import x86quant
 from tests import isa
-from x86quant import linear_packs
 from x86quant.dynamic import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -37,6 +36,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.kernels import dynamic_kernels
 from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.ops.dynamic import linear_dynamic as reference
+from x86quant.packing import linear_dynamic as linear_packs
 
 INF, NAN = float("inf"), float("nan")
 

@@ -13,7 +13,7 @@ from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_f
 
 import x86quant
 from tests.artifact_models import stock
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.graph_tools import is_op, op_name
 

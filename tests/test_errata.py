@@ -14,8 +14,8 @@ from typing import Literal
 import pytest
 
 from tests import isa
-from x86quant.router import Erratum, read_errata
 from x86quant.spec import OpSpec
+from x86quant.tables.errata import Erratum, read_errata
 
 ERRATA = read_errata(importlib.metadata.version("torch"))
 

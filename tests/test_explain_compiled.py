@@ -13,7 +13,7 @@ from tests.test_lowering import IMAGE, MODELS, Residual, stock
 from tests.test_runtime import compiled
 from x86quant import extension
 from x86quant.errors import ExtensionError
-from x86quant.explanation import CompiledExplanation
+from x86quant.explaining.explanation import CompiledExplanation
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 

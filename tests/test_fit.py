@@ -17,9 +17,9 @@ from tests import isa, synthetic
 from tests.synthetic import Times, case, conv, linear, measure
 from x86quant.errors import MeasurementError, UnsupportedError
 from x86quant.kernels import all_kernels
-from x86quant.router import choose, choose_by_rows
-from x86quant.rule_table import Rule, RuleTable, parse_table
-from x86quant.rule_writer import dumps
+from x86quant.routing.router import choose, choose_by_rows
+from x86quant.tables.table import Rule, RuleTable, parse_table
+from x86quant.tables.table_writer import dumps
 from x86quant.tuning import fit as fitting
 from x86quant.tuning import plots, user_table
 from x86quant.tuning.fit import fit, fit_table

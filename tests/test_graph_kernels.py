@@ -17,7 +17,7 @@ import x86quant
 from tests import isa
 from tests.test_lowering import Convolutions
 from tests.test_runtime import compiled
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels import graph_kernels
 from x86quant.lowering.graph_tools import attribute
 from x86quant.runtime.check import OpCheck, check_ops

@@ -14,9 +14,9 @@ from torch import nn
 import x86quant
 from tests.artifact_models import mixed, stock
 from tests.stock import engine
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import FloatOpsError, InvalidInputError
-from x86quant.int8_proof import _arithmetic
+from x86quant.explaining.int8_proof import _arithmetic
 
 
 class Small(nn.Module):

@@ -18,7 +18,7 @@ from torch.ao.quantization.quantize_fx import (
     prepare_fx,
 )
 
-from x86quant.compiler import CompiledModule, compile
+from x86quant.compiled import CompiledModule, compile
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import LayerCheck, lower, verify
 from x86quant.lowering.graph_tools import is_op, op_name

@@ -15,7 +15,7 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_f
 
 import x86quant
 from x86quant.errors import InvalidInputError
-from x86quant.observers import (
+from x86quant.stock.observers import (
     OBSERVERS,
     WEIGHT_OBSERVERS,
     KLObserver,

@@ -13,15 +13,22 @@ from torch import nn
 import x86quant
 from tests.test_lowering import IMAGE, Residual
 from tests.test_runtime import compiled
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
 from x86quant.profiling.recorder import RunStep
-from x86quant.profiling.roofline import Level, using_threads
+from x86quant.profiling.roofline import MemoryLevel, using_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
 ROOF = Roofline(
-    "avx2", 1, 100.0, (Level("L2", 1000, 50.0), Level("L3", 8000, 20.0), Level("memory", None, 5.0))
+    "avx2",
+    1,
+    100.0,
+    (
+        MemoryLevel("L2", 1000, 50.0),
+        MemoryLevel("L3", 8000, 20.0),
+        MemoryLevel("memory", None, 5.0),
+    ),
 )
 
 

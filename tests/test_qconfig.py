@@ -17,8 +17,8 @@ from torch.ao.quantization.quantize_fx import convert_fx
 import x86quant
 from tests import models
 from tests.stock import engine
-from x86quant import qconfig
 from x86quant.errors import InvalidInputError
+from x86quant.stock import qconfig
 
 # Stock convert of dynamic LSTM and GRU copies a tensor the way torch warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
@@ -212,7 +212,7 @@ def describe(mapping: stock.QConfigMapping) -> str:
 
 def test_backend_config_needs_no_other_import():
     # Stock code reaches a submodule that only quantize_fx, imported by this file, loads.
-    code = "from x86quant.qconfig import get_backend_config; get_backend_config()"
+    code = "from x86quant.stock.qconfig import get_backend_config; get_backend_config()"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 
 

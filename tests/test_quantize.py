@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import x86quant
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, WeightOnlyLinear
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import statistics
-from x86quant.quantization.progress import counted
 from x86quant.quantization.tracing import fold_batch_norms
+from x86quant.terminal.counted import counted
 
 
 class ConvNet(nn.Module):

@@ -119,7 +119,7 @@ def test_it_prints_and_round_trips_as_json(report: ModelReport) -> None:
 def test_a_compiled_model_writes_its_own(tmp_path: Path) -> None:
     torch.backends.quantized.engine = "onednn"
     module = compiled(nn.Sequential(nn.Conv2d(4, 4, 1)), *IMAGE)
-    written = module.x86quant_report(tmp_path / "report.html")
+    written = x86quant.report(module, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == written.to_html()
     assert written.facts["inputs"] == "×".join(map(str, IMAGE))
 
@@ -165,7 +165,7 @@ def test_a_model_of_parts_reports_each(tmp_path: Path) -> None:
     model, x = Deciding().eval(), torch.randn(4, 3, 8, 8)
     quantized = x86quant.quantize(model, [x, x], progress=False)
     assert not isinstance(quantized, x86quant.CompiledModule)
-    written = quantized.x86quant_report(tmp_path / "r.html", float_model=model)
+    written = x86quant.report(quantized, tmp_path / "r.html", float_model=model)
     assert (tmp_path / "r.html").read_text() == written.to_html()
     kernels = {layer.layer: layer.kernel for layer in written.layers}
     assert "native" in kernels.values()
@@ -193,6 +193,6 @@ def test_a_model_of_int8_layers_reports_each(tmp_path: Path, mode: str) -> None:
 def test_a_report_asks_for_inputs_it_cannot_know(tmp_path: Path) -> None:
     quantized = x86quant.quantize(Encoder().eval(), None, progress=False)
     with pytest.raises(x86quant.InvalidInputError, match="inputs="):
-        quantized.x86quant_report(tmp_path / "r.html")
+        x86quant.report(quantized, tmp_path / "r.html")
     x = torch.randn(2, 5, 6)
-    assert quantized.x86quant_report(tmp_path / "r.html", x, runs=0).layers
+    assert x86quant.report(quantized, tmp_path / "r.html", x, runs=0).layers

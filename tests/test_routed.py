@@ -13,9 +13,9 @@ import x86quant
 from tests.packs import Y_ZERO_POINT, Problem, quantized_weight
 from tests.stock import engine
 from tests.test_conformance import convolutions, linears
-from x86quant.conditions import parse_pattern
 from x86quant.kernels import all_kernels
-from x86quant.rule_table import Rule, RuleTable
+from x86quant.tables.conditions import parse_pattern
+from x86quant.tables.table import Rule, RuleTable
 
 some = settings(
     max_examples=120,
@@ -80,7 +80,7 @@ def test_the_whole_workflow_at_every_lower_level(isa, capsys):
     import subprocess
     import sys
 
-    from x86quant.isa import LEVELS
+    from x86quant.hardware.isa import LEVELS
 
     here = x86quant.cpu()
     if not LEVELS[isa].features <= here.features:

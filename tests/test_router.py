@@ -14,21 +14,15 @@ from typing import Any
 import pytest
 
 from tests import isa
-from x86quant import active_rules
-from x86quant.active_rules import current_overrides, current_rules, override, use_rules
-from x86quant.cpu_info import Cpu
 from x86quant.errors import InvalidInputError, RuleError, UnsupportedError, X86QuantWarning
+from x86quant.hardware.cpu import Cpu
 from x86quant.kernels import all_kernels
-from x86quant.router import (
-    Choice,
-    Erratum,
-    choose,
-    choose_by_rows,
-    make_override,
-    read_errata,
-)
-from x86quant.rule_table import RuleTable, find_table, parse_table, read_table
+from x86quant.routing import in_force as active_rules
+from x86quant.routing.in_force import current_overrides, current_rules, override, use_rules
+from x86quant.routing.router import Choice, choose, choose_by_rows, make_override
 from x86quant.spec import OpSpec, WeightFacts
+from x86quant.tables.errata import Erratum, read_errata
+from x86quant.tables.table import RuleTable, find_table, parse_table, read_table
 
 AMX = isa.at("amx_int8")
 VNNI = isa.at("avx512_vnni")

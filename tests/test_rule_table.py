@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import isa
-from x86quant.conditions import ConditionError, Pattern, parse_condition, parse_pattern
 from x86quant.errors import RuleError
-from x86quant.features import FEATURES
 from x86quant.kernels import kernel_names
-from x86quant.rule_table import (
+from x86quant.spec import OP_KINDS, OpSpec, WeightFacts
+from x86quant.tables.conditions import ConditionError, Pattern, parse_condition, parse_pattern
+from x86quant.tables.features import FEATURES
+from x86quant.tables.table import (
     Entry,
     RuleTable,
     find_table,
@@ -25,8 +26,7 @@ from x86quant.rule_table import (
     read_table,
     shipped_tables,
 )
-from x86quant.rule_writer import dumps, write_table
-from x86quant.spec import OP_KINDS, OpSpec, WeightFacts
+from x86quant.tables.table_writer import dumps, write_table
 
 KERNELS = {"fbgemm", "onednn", "qnnpack"}
 

@@ -12,13 +12,13 @@ from torch import nn
 
 from tests import synthetic
 from tests.synthetic import case, linear, measure
-from x86quant import active_rules
 from x86quant.cli import main
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels
-from x86quant.rule_table import read_table, shipped_tables
+from x86quant.routing import in_force as active_rules
+from x86quant.tables.table import read_table, shipped_tables
+from x86quant.tables.user import user_rules_dir
 from x86quant.tuning.cases import LAYERS, read_shapes
-from x86quant.user_tables import user_rules_dir
 
 MINE = 'schema = 1\nname = "mine"\nextends = "default"\n[[rule]]\nop = "linear"\nuse = "onednn"\n'
 SHAPES = "op,net,layer,groups,ic,oc,id,ih,iw,kd,kh,kw,sd,sh,sw,pd,ph,pw,dd,dh,dw\n"

@@ -27,7 +27,7 @@ import x86quant
 from tests import isa
 from tests.test_lowering import IMAGE, MODELS, Convolutions, Residual, stock
 from x86quant import extension
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.runtime import Plan, parts
 from x86quant.runtime.check import check_ops

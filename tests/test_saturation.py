@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests import isa
 from tests.packs import Problem
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels, fbgemm, saturation
 from x86quant.spec import OpSpec
 

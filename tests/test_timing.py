@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from x86quant import timing
 from x86quant.errors import InvalidInputError
+from x86quant.profiling import timing
 
 
 def test_candidates_take_turns_and_rotate():

@@ -24,20 +24,20 @@ from torch import nn
 from tests import isa
 from x86quant import cli
 from x86quant.cli import tune
-from x86quant.cpu_info import cpu
 from x86quant.errors import InvalidInputError, MeasurementError, TuningError
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels, graph_kernels, kernel_names
-from x86quant.rule_table import read_table
 from x86quant.spec import OpSpec
+from x86quant.tables.table import read_table
 from x86quant.tuning import journal, measure, progress, quiet, ranking, session, user_table
 from x86quant.tuning.candidates import Candidate, MakeOperands, candidates
 from x86quant.tuning.cases import LAYERS, PROBES, Grid, Shape, jobs, read_shapes, select, supports
+from x86quant.tuning.layer_shapes import with_rows
 from x86quant.tuning.measurements import PROVENANCE, Caller, Case, Measurement, read
 from x86quant.tuning.model_shapes import load_model, model_shapes
 from x86quant.tuning.operands import FULL, make_operands, result_shape
 from x86quant.tuning.provenance import provenance, this_machine
 from x86quant.tuning.samples import PROBES_NET
-from x86quant.tuning.shapes import with_rows
 from x86quant.tuning.worker import Worker
 
 FAKE_WORKER = Path(__file__).with_name("fake_tuning_worker.py")

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests import isa
-from x86quant import active_rules
-from x86quant.active_rules import current_rules, shipped_table, use_rules
 from x86quant.errors import RuleError, UnsupportedError, X86QuantWarning
 from x86quant.kernels import all_kernels
-from x86quant.router import Choice, choose
-from x86quant.rule_table import RuleTable, find_table, parse_table, read_table, shipped_tables
-from x86quant.rule_writer import dumps
+from x86quant.routing import in_force as active_rules
+from x86quant.routing.in_force import current_rules, shipped_table, use_rules
+from x86quant.routing.router import Choice, choose
 from x86quant.spec import OpSpec
-from x86quant.user_tables import (
+from x86quant.tables.table import RuleTable, find_table, parse_table, read_table, shipped_tables
+from x86quant.tables.table_writer import dumps
+from x86quant.tables.user import (
     install_user_table,
     user_folder,
     user_rules_dir,

@@ -15,13 +15,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from x86quant.isa import apply_isa_cap
+from x86quant.hardware.isa import apply_isa_cap
+from x86quant.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from x86quant.active_rules import current_rules, override, use_rules
     from x86quant.artifacts import load, save
-    from x86quant.compiler import CompiledModule, compile
-    from x86quant.cpu_info import Cpu, cpu
+    from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
         DynamicLinear,
         DynamicMultiheadAttention,
@@ -40,39 +39,39 @@ if TYPE_CHECKING:
         X86QuantError,
         X86QuantWarning,
     )
-    from x86quant.explanation import (
+    from x86quant.explaining.explanation import (
         CompiledExplanation,
         Explanation,
         LayerChoice,
         explain,
         explain_pack,
     )
-    from x86quant.int8_proof import ComputeReport, assert_int8, compute_ops
+    from x86quant.explaining.int8_proof import ComputeReport, assert_int8, compute_ops
+    from x86quant.explaining.rerouting import reroute
+    from x86quant.hardware.cpu import Cpu, cpu
     from x86quant.profiling import Profile, profile
-    from x86quant.qconfig import (
+    from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
+    from x86quant.reporting import report
+    from x86quant.routing.in_force import current_rules, override, use_rules
+    from x86quant.routing.router import Choice, choose
+    from x86quant.spec import OpSpec
+    from x86quant.stock.hook import disable, enable, is_enabled
+    from x86quant.stock.qconfig import (
         get_backend_config,
         get_default_dynamic_qconfig_mapping,
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
-    from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
-    from x86quant.reporting import report
-    from x86quant.rerouting import reroute
-    from x86quant.router import Choice, choose
-    from x86quant.rule_table import Rule, RuleTable, read_table
-    from x86quant.spec import OpSpec
-    from x86quant.stock_engine import disable, enable, is_enabled
-
-__version__ = "0.1.0.dev0"
+    from x86quant.tables.table import Rule, RuleTable, read_table
 
 # X86QUANT_ISA must cap oneDNN, FBGEMM and ATen before any of them looks at the CPU.
 apply_isa_cap()
 
 _HOME = {
-    "active_rules": ("current_rules", "override", "use_rules"),
+    "routing.in_force": ("current_rules", "override", "use_rules"),
     "artifacts": ("load", "save"),
-    "compiler": ("CompiledModule", "compile"),
-    "cpu_info": ("Cpu", "cpu"),
+    "compiled": ("CompiledModule", "compile"),
+    "hardware.cpu": ("Cpu", "cpu"),
     "dynamic": (
         "DynamicLinear",
         "DynamicMultiheadAttention",
@@ -91,16 +90,16 @@ _HOME = {
         "X86QuantError",
         "X86QuantWarning",
     ),
-    "explanation": (
+    "explaining.explanation": (
         "CompiledExplanation",
         "Explanation",
         "LayerChoice",
         "explain",
         "explain_pack",
     ),
-    "int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
+    "explaining.int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
     "profiling": ("Profile", "profile"),
-    "qconfig": (
+    "stock.qconfig": (
         "get_backend_config",
         "get_default_dynamic_qconfig_mapping",
         "get_default_qat_qconfig_mapping",
@@ -108,11 +107,11 @@ _HOME = {
     ),
     "quantization": ("convert_qat", "prepare_qat", "quantize", "sensitivity"),
     "reporting": ("report",),
-    "rerouting": ("reroute",),
-    "router": ("Choice", "choose"),
-    "rule_table": ("Rule", "RuleTable", "read_table"),
+    "explaining.rerouting": ("reroute",),
+    "routing.router": ("Choice", "choose"),
+    "tables.table": ("Rule", "RuleTable", "read_table"),
     "spec": ("OpSpec",),
-    "stock_engine": ("disable", "enable", "is_enabled"),
+    "stock.hook": ("disable", "enable", "is_enabled"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from x86quant.cpu_info import cpu
 from x86quant.errors import ExtensionError
+from x86quant.hardware.cpu import cpu
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
 

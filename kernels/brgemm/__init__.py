@@ -8,7 +8,7 @@ from .. import reasons
 from ..base import Kernel
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
 
 

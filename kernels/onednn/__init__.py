@@ -9,7 +9,7 @@ from .. import reasons, saturation
 from ..base import Kernel
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
 
 VNNI = frozenset({"avx_vnni", "avx512_vnni"})

@@ -5,7 +5,7 @@
 
 namespace x86quant {
 
-// The instruction-set level the native kernels use, by its name in x86quant.isa.
+// The instruction-set level the native kernels use, by its name in x86quant.hardware.isa.
 void set_native_isa(const std::string& isa);
 // An xq_isa.
 int native_isa();

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Tracer
 from torch.utils import _pytree as pytree
 
 from x86quant.artifacts.modules import KINDS
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering.from_export import flat
 

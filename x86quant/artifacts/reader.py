@@ -19,7 +19,7 @@ from x86quant.artifacts import container, modules
 from x86quant.artifacts.allowed import ATTRIBUTES, FUNCTIONS, METHODS
 from x86quant.artifacts.checks import check_op, yields_codes
 from x86quant.artifacts.values import decode
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.graph_tools import QParams, attribute, is_op

@@ -18,12 +18,13 @@ from x86quant.artifacts.allowed import ATTRIBUTES, FUNCTIONS, METHODS
 from x86quant.artifacts.graphs import graph_of
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.values import encode
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
 from x86quant.files import write_aside
 from x86quant.lowering import FloatNode
 from x86quant.lowering.graph_tools import attribute, label, own_call
 from x86quant.lowering.passes import Report
+from x86quant.version import __version__
 
 _REMEDY = (
     "keep that part of the model out of what you save, or spell it with ops on the list in "
@@ -76,14 +77,12 @@ def to_bytes(
 
 
 def _about(model: object, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    import x86quant
-
     reports: tuple[Report, ...] = ()
     float_nodes: tuple[FloatNode, ...] = ()
     if isinstance(model, CompiledModule):
         reports, float_nodes = model.reports, model.float_nodes
     return {
-        "x86quant": x86quant.__version__,
+        "x86quant": __version__,
         "torch": str(torch.__version__),
         "metadata": _plain(metadata or {}),
         "reports": [[r.name, r.changed, r.description] for r in reports],

@@ -20,7 +20,7 @@ from x86quant.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
-    from x86quant.timing import Timing
+    from x86quant.profiling.timing import Timing
 
 HELP = "time a model: float, stock int8, compiled"
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
     from x86quant.profiling import profile
     from x86quant.profiling.roofline import using_threads
-    from x86quant.timing import interleaved
+    from x86quant.profiling.timing import interleaved
 
     if options.trace and not options.trace.absolute().parent.is_dir():  # now, not after measuring
         raise InvalidInputError(f"--trace: there is no folder {options.trace.absolute().parent}")
@@ -105,7 +105,7 @@ def _facts(timings: dict[str, Timing]) -> dict[str, dict[str, float]]:
 
 
 def _table(timings: dict[str, Timing]) -> str:
-    from x86quant.text_table import text_table
+    from x86quant.terminal.text_table import text_table
 
     header = ("", "median ms", "least ms", "× x86quant")
     rows = [

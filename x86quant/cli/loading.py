@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from x86quant.compiler import CompiledModule
+    from x86quant.compiled import CompiledModule
 
 _CALIBRATION_BATCHES = 4
 
@@ -145,7 +145,7 @@ def compile_model(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Forms:
     import torch
 
     import x86quant
-    from x86quant.compiler import CompiledModule
+    from x86quant.compiled import CompiledModule
 
     try:
         with torch.no_grad():
@@ -195,7 +195,7 @@ def _convert(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
 
 def is_quantized(model: nn.Module) -> bool:
     """Whether ``model`` is compiled, or converted by stock PyTorch."""
-    from x86quant.compiler import CompiledModule
+    from x86quant.compiled import CompiledModule
 
     return isinstance(model, CompiledModule) or _is_converted(model)
 
@@ -205,7 +205,7 @@ def _is_converted(model: nn.Module) -> bool:
     import torch
     from torch.fx import GraphModule
 
-    from x86quant.pack_sites import pack_sites
+    from x86quant.stock.pack_sites import pack_sites
 
     if any(True for _ in pack_sites(model)):
         return True

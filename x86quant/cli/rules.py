@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from x86quant.errors import InvalidInputError, MeasurementError, RuleError, X86QuantWarning
-from x86quant.isa import LEVELS
+from x86quant.hardware.isa import LEVELS
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
-    from x86quant.rule_table import RuleTable
+    from x86quant.hardware.cpu import Cpu
+    from x86quant.tables.table import RuleTable
     from x86quant.tuning.cases import Shape
     from x86quant.tuning.measurements import MeasurementSet
     from x86quant.tuning.regret import Score
@@ -127,9 +127,9 @@ def _summary(row: dict[str, Any]) -> str:
 
 def _all_tables() -> list[dict[str, Any]]:
     """Shipped tables, then the user's, then the one in force if it is neither."""
-    from x86quant.active_rules import current_rules
-    from x86quant.rule_table import shipped_tables
-    from x86quant.user_tables import user_tables
+    from x86quant.routing.in_force import current_rules
+    from x86quant.tables.table import shipped_tables
+    from x86quant.tables.user import user_tables
 
     with warnings.catch_warnings():
         # What is broken or old is said in the list.
@@ -146,9 +146,9 @@ def _all_tables() -> list[dict[str, Any]]:
 
 
 def _describe(name: str, path: Path, source: str, active: RuleTable) -> dict[str, Any]:
-    from x86quant.active_rules import stale
     from x86quant.kernels import kernel_names
-    from x86quant.rule_table import read_table
+    from x86quant.routing.in_force import stale
+    from x86quant.tables.table import read_table
 
     row: dict[str, Any] = {"name": name, "path": str(path), "source": source, "error": None}
     try:
@@ -167,8 +167,8 @@ def _describe(name: str, path: Path, source: str, active: RuleTable) -> dict[str
 
 
 def _show(options: argparse.Namespace) -> int:
-    from x86quant.active_rules import current_rules
-    from x86quant.rule_writer import dumps
+    from x86quant.routing.in_force import current_rules
+    from x86quant.tables.table_writer import dumps
 
     table = current_rules() if options.table is None else _table(options.table)
     if options.json:
@@ -200,9 +200,9 @@ def _as_json(table: RuleTable) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from x86quant.active_rules import stale
-    from x86quant.rule_table import shipped_tables
-    from x86quant.user_tables import user_tables
+    from x86quant.routing.in_force import stale
+    from x86quant.tables.table import shipped_tables
+    from x86quant.tables.user import user_tables
 
     found = []
     for name in options.tables or [*shipped_tables(), *user_tables()]:
@@ -226,8 +226,8 @@ def _colon(note: object) -> str:
 
 def _table(name: str) -> RuleTable:
     from x86quant.kernels import kernel_names
-    from x86quant.rule_table import read_table
-    from x86quant.user_tables import find_any_table
+    from x86quant.tables.table import read_table
+    from x86quant.tables.user import find_any_table
 
     return read_table(find_any_table(name), kernel_names())
 
@@ -259,7 +259,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _cpu(isa: str | None) -> Cpu:
-    from x86quant.cpu_info import cpu
+    from x86quant.hardware.cpu import cpu
 
     return cpu().capped(isa) if isa else cpu()
 
@@ -285,7 +285,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _known(paths: Sequence[str] | None) -> list[MeasurementSet]:
     """The files named; else those shipped and the user's, without those that cannot be read."""
-    from x86quant.rule_table import SHIPPED
+    from x86quant.tables.table import SHIPPED
     from x86quant.tuning.measurements import read
     from x86quant.tuning.user_table import user_measurements_path
 
@@ -333,7 +333,7 @@ def _measured(options: argparse.Namespace) -> MeasurementSet:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from x86quant.rule_writer import dumps, write_table
+    from x86quant.tables.table_writer import dumps, write_table
     from x86quant.tuning.fit import fit
     from x86quant.tuning.plots import draw
     from x86quant.tuning.samples import samples
@@ -371,7 +371,7 @@ def _score(options: argparse.Namespace) -> int:
 
 
 def _progress() -> Callable[[int, int], None]:
-    from x86quant.tuning.progress import Progress
+    from x86quant.terminal.progress import Progress
 
     bars: list[Progress] = []
 

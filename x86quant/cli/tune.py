@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from x86quant.errors import InvalidInputError
-from x86quant.isa import LEVELS
+from x86quant.hardware.isa import LEVELS
 from x86quant.spec import OP_KINDS
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _grid(options: argparse.Namespace) -> Grid:
 
 
 def _levels(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    from x86quant.cpu_info import cpu
+    from x86quant.hardware.cpu import cpu
 
     here = cpu()
     reached = tuple(name for name, level in LEVELS.items() if level.features <= here.features)
@@ -166,7 +166,7 @@ def _levels(wanted: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _print_outcome(outcome: Outcome, request: Request, tables: Sequence[Path]) -> None:
-    from x86quant.tuning.progress import clock_time
+    from x86quant.terminal.progress import clock_time
 
     print(
         f"{request.out}: {len(outcome.measured.cases())} cases, {len(outcome.measured)} "
@@ -201,7 +201,7 @@ def _as_json(outcome: Outcome, request: Request, tables: Sequence[Path]) -> dict
 
 
 def _install(options: argparse.Namespace, request: Request, outcome: Outcome) -> list[Path]:
-    from x86quant.cpu_info import cpu
+    from x86quant.hardware.cpu import cpu
     from x86quant.tuning import user_table
 
     installed = []

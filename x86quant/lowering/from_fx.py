@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
 from torch.fx.node import map_arg
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.lowering import normalize, stock
+from x86quant.lowering import normalize, stock_layers
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import (
     QParams,
@@ -220,10 +220,10 @@ class Builder:
         return self.graph.call_method(name, args, kwargs)
 
     def _call_function(self, node: Node) -> Any:
-        converter = stock.FUNCTIONS.get(node.target)
+        converter = stock_layers.FUNCTIONS.get(node.target)
         if converter is not None:
             return converter(self, node, *self._mapped(node.args), **self._mapped(node.kwargs))
-        if stock.is_quantized_op(node.target):
+        if stock_layers.is_quantized_op(node.target):
             return self._stock_op(node)
         args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
         if kwargs.get("inplace"):
@@ -241,12 +241,12 @@ class Builder:
         self, path: str, module: nn.Module, node: Node, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Emit a call of ``module``, found at ``path``."""
-        if type(module) in stock.FUSED:
+        if type(module) in stock_layers.FUSED:
             value = args[0]
             for name, child in module.named_children():
                 value = self.module(f"{path}.{name}", child, node, (value, *args[1:]), {})
             return value
-        converter = stock.MODULES.get(type(module))
+        converter = stock_layers.MODULES.get(type(module))
         if converter is not None:
             return converter(self, path, module, *args, **kwargs)
         spelled = normalize.MODULES.get(type(module))
@@ -259,7 +259,7 @@ class Builder:
                 for key, value in attributes.items()
             }
             return self.call(function, *args, **kwargs, **named)
-        if stock.is_quantized_module(module) and self._seen[node].qparams is not None:
+        if stock_layers.is_quantized_module(module) and self._seen[node].qparams is not None:
             return self._stock_op(node)
         _adopt(self.root, path, _not_in_place(module))
         return self.graph.call_module(path, tuple(args), kwargs)
@@ -334,7 +334,7 @@ def trace(model: nn.Module) -> GraphModule:
         return GraphModule(model, Tracer().trace(model))
     except (torch.fx.proxy.TraceError, TypeError, ValueError) as error:
         raise UnsupportedError(
-            f"x86quant.compiler: {type(model).__name__} cannot be traced by torch.fx ({error}); "
+            f"x86quant.compile: {type(model).__name__} cannot be traced by torch.fx ({error}); "
             "convert it with torch.ao.quantization.quantize_fx.convert_fx, or wrap the part that "
             "branches on values in torch.fx.wrap"
         ) from error
@@ -348,7 +348,7 @@ def from_fx(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -
     """
     if isinstance(example_inputs, torch.Tensor):
         raise InvalidInputError(
-            "x86quant.compiler: example_inputs must be a tuple of inputs; write (x,) for one tensor"
+            "x86quant.compile: example_inputs must be a tuple of inputs; write (x,) for one tensor"
         )
     traced = trace(reference_form(model, example_inputs))
     recorder = _Recorder(traced)

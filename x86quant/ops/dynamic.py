@@ -72,7 +72,7 @@ def _linear_dynamic_packed(
     activation: str | None = None,
 ) -> torch.Tensor:
     """``linear_dynamic`` by weights that were packed when they were first seen."""
-    from x86quant.linear_packs import cached_pack  # the ops alone need no kernels
+    from x86quant.packing.linear_dynamic import cached_pack  # the ops alone need no kernels
 
     check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
     pack = cached_pack(weight, weight_scale, bias, activation)
@@ -116,7 +116,7 @@ def _linear_weight_only_few(
     activation: str | None = None,
 ) -> torch.Tensor:
     """``linear_weight_only`` with the weight read as int8 where there are few rows."""
-    from x86quant.linear_packs import extension_loads  # the ops alone need no kernels
+    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
     check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
     rows = math.prod(x.shape[:-1])

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from x86quant.profiling.profiler import Profile, ProfiledStep, Summary, profile
+from x86quant.profiling.profiler import Profile, ProfiledStep, ProfileSummary, profile
 from x86quant.profiling.roofline import Roofline, measure_roofline
 
-__all__ = ["Profile", "ProfiledStep", "Roofline", "Summary", "measure_roofline", "profile"]
+__all__ = ["Profile", "ProfileSummary", "ProfiledStep", "Roofline", "measure_roofline", "profile"]

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.files import write_aside
 from x86quant.profiling.recorder import Recorder, RunStep
 from x86quant.profiling.roofline import Roofline, measure_roofline, using_threads
 from x86quant.profiling.trace import chrome_trace
-from x86quant.text_table import text_table
+from x86quant.terminal.text_table import text_table
 
 _WARMUP = 3
 _TOTALS = (
@@ -115,7 +115,7 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class ProfileSummary:
     """Groups of steps, those that take longest first: data, and a table when printed."""
 
     by: str
@@ -200,20 +200,20 @@ class Profile:
         """What the roofline allows all steps together."""
         return sum(step.bound_us for step in self.steps)
 
-    def by_kernel(self) -> Summary:
+    def by_kernel(self) -> ProfileSummary:
         """Together for each kernel."""
         return self._grouped("kernel", lambda step: step.kernel)
 
-    def by_kind(self) -> Summary:
+    def by_kind(self) -> ProfileSummary:
         """Together for each kind of step, such as "conv 3×3"."""
         return self._grouped("kind", lambda step: step.kind)
 
-    def _grouped(self, by: str, key: Callable[[RunStep], str]) -> Summary:
+    def _grouped(self, by: str, key: Callable[[RunStep], str]) -> ProfileSummary:
         groups: dict[str, list[ProfiledStep]] = {}
         for step in self.steps:
             groups.setdefault(key(step.step), []).append(step)
         made = [_group(name, steps, self.steps_us) for name, steps in groups.items()]
-        return Summary(by, tuple(sorted(made, key=lambda group: -group.microseconds)))
+        return ProfileSummary(by, tuple(sorted(made, key=lambda group: -group.microseconds)))
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import UNBOUNDED, Bounds, is_op, label, op_name
 from x86quant.lowering.lower import FloatNode, computes_in_float
-from x86quant.router import Choice
+from x86quant.routing.router import Choice
 from x86quant.runtime import Plan, Segment
 from x86quant.runtime.plan import Step
 from x86quant.runtime.supported import is_view

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from x86quant import extension
-from x86quant.cpu_info import Cpu, cpu
+from x86quant.hardware.cpu import Cpu, cpu
 from x86quant.lowering.graph_tools import add_constant, emit
 from x86quant.profiling.recorder import RunStep
 from x86quant.runtime import Segment
@@ -31,7 +31,7 @@ _MOST_COPIED = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Level:
+class MemoryLevel:
     """A level of memory.
 
     Attributes:
@@ -59,9 +59,9 @@ class Roofline:
     isa: str
     threads: int
     gops: float
-    levels: tuple[Level, ...]
+    levels: tuple[MemoryLevel, ...]
 
-    def level(self, nbytes: int) -> Level:
+    def level(self, nbytes: int) -> MemoryLevel:
         """The fastest level that holds ``nbytes``."""
         return next(v for v in self.levels if v.holds is None or nbytes <= v.holds)
 
@@ -144,14 +144,14 @@ def _convolution(channels: int, kernel: int) -> Segment:
     return Segment(GraphModule(root, graph), "roofline")
 
 
-def _levels(this: Cpu, threads: int, speed: Callable[[int], float]) -> Iterator[Level]:
+def _levels(this: Cpu, threads: int, speed: Callable[[int], float]) -> Iterator[MemoryLevel]:
     """Each level of memory, measured by copies that fill half of it."""
     l2 = (this.l2 or _L2_IF_UNKNOWN) * threads
-    yield Level("L2", l2, speed(l2 // 2))
+    yield MemoryLevel("L2", l2, speed(l2 // 2))
     if this.l3 is not None and this.l3 > 2 * l2:
         # Of a large L3, shared with others, only a part can be counted on.
-        yield Level("L3", this.l3, speed(min(this.l3 // 2, 8 * l2)))
-    yield Level("memory", None, speed(min(max(4 * (this.l3 or 0), 64 * l2), _MOST_COPIED)))
+        yield MemoryLevel("L3", this.l3, speed(min(this.l3 // 2, 8 * l2)))
+    yield MemoryLevel("memory", None, speed(min(max(4 * (this.l3 or 0), 64 * l2), _MOST_COPIED)))
 
 
 def _copy_speed(working_set: int) -> float:

@@ -9,8 +9,8 @@ should stay in float.
 from x86quant.quantization.entry import quantize
 from x86quant.quantization.layer_statistics import LayerStatistics, statistics
 from x86quant.quantization.qat import convert_qat, prepare_qat
-from x86quant.quantization.ranking import LayerSensitivity, Sensitivity, sensitivity
-from x86quant.quantization.search import SearchResult, Step
+from x86quant.quantization.search import SearchResult, Trial
+from x86quant.quantization.sensitivity_ranking import LayerSensitivity, Sensitivity, sensitivity
 from x86quant.quantization.summary import Summary
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
     "LayerStatistics",
     "SearchResult",
     "Sensitivity",
-    "Step",
     "Summary",
+    "Trial",
     "convert_qat",
     "prepare_qat",
     "quantize",

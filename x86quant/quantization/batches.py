@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from x86quant.errors import InvalidInputError
-from x86quant.quantization.progress import counted
+from x86quant.terminal.counted import counted
 
 #: What ``calibration`` and ``data`` arguments may be.
 Data: TypeAlias = torch.Tensor | Iterable[Any]

@@ -9,16 +9,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from x86quant.compiler import CompiledModule
 from x86quant.errors import InvalidInputError
-from x86quant.observers import OBSERVERS, ObserverName, WeightObserverName
 from x86quant.quantization.batches import Calibration, Call, Data
-from x86quant.quantization.plan import Mode, check_model, decide
 from x86quant.quantization.prepared import AS_ASKED, Kit, PreparedModel
+from x86quant.quantization.scheme import Mode, check_model, decide
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.static_part import Ranges
 from x86quant.quantization.summary import Summary
-from x86quant.reporting.written import Reporter
+from x86quant.stock.observers import OBSERVERS, ObserverName, WeightObserverName
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -76,8 +74,8 @@ def quantize(
 
     Returns:
         A module in evaluation mode; a ``CompiledModule`` if all of it is one static graph. Its
-        attribute ``quantization`` is a ``Summary`` of what was done, which prints; its
-        ``x86quant_report(path)`` writes a page about it.
+        attribute ``quantization`` is a ``Summary`` of what was done, which prints;
+        ``x86quant.report`` writes a page about it.
 
     Raises:
         InvalidInputError: an argument or a batch is wrong.
@@ -167,10 +165,8 @@ def _switch(name: str, value: object) -> bool | None:
 
 def _finished(result: Any, summary: Summary, sample: Sequence[Call]) -> nn.Module:
     result.requires_grad_(False)
-    result.quantization = summary
-    if not isinstance(result, CompiledModule):
-        args, kwargs = (sample[0].args, sample[0].kwargs) if sample else ((), {})
-        result.x86quant_report = Reporter(result, args, kwargs)
+    example = sample[0] if sample else None
+    result.quantization = dataclasses.replace(summary, example=example)
     _log.info("%s", summary)
     finished: nn.Module = result
     return finished

@@ -13,7 +13,7 @@ from torch import nn
 from torch.ao.quantization.quantize_fx import fuse_fx
 from torch.fx import GraphModule, Interpreter, Node
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
@@ -145,8 +145,8 @@ class _Comparison:
 
     def __init__(self, exact: GraphModule, actual: GraphModule, path: str) -> None:
         self.sums: dict[str, _Sums] = {}
-        self._exact = _Recorder(exact, lambda n: n.name)
-        self._actual = _Recorder(actual, _float_source, _real)
+        self._exact = _ValueRecorder(exact, lambda n: n.name)
+        self._actual = _ValueRecorder(actual, _float_source, _real)
         self._prefix = f"{path}." if path else ""
         self._nodes = {n.meta.get("float_source"): n for n in actual.graph.nodes if is_op(n)}
 
@@ -168,7 +168,7 @@ class _Comparison:
             sums.add(exact, value.reshape(exact.shape), _ends(node))
 
 
-class _Recorder(Interpreter):
+class _ValueRecorder(Interpreter):
     """Keeps the values of nodes, by the name that ``name_of`` gives them."""
 
     def __init__(

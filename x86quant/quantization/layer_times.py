@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.profiling import profile
 from x86quant.quantization.batches import Call
 from x86quant.quantization.prepared import PreparedModel

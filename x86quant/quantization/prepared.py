@@ -17,8 +17,8 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call
 from x86quant.quantization.bias_correction import BiasCorrection
-from x86quant.quantization.plan import Plan, dynamic_layers, static_candidates
 from x86quant.quantization.running import feed
+from x86quant.quantization.scheme import Scheme, dynamic_layers, static_candidates
 from x86quant.quantization.simulation import SimulatedPart
 from x86quant.quantization.static_part import Layer, Ranges, StaticPart
 from x86quant.quantization.summary import Summary
@@ -73,7 +73,7 @@ class PreparedModel:
     """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, data: Calibration | None, ranges: Ranges, kit: Kit
+        self, model: nn.Module, plan: Scheme, data: Calibration | None, ranges: Ranges, kit: Kit
     ) -> None:
         self.model = copy.deepcopy(model).eval()
         self.plan = plan

@@ -13,10 +13,10 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_q
 from torch.fx import GraphModule
 from torch.fx.proxy import TraceError
 
-from x86quant.compiler import CompiledModule, compile
+from x86quant.compiled import CompiledModule, compile
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.qconfig import get_backend_config, get_default_qat_qconfig_mapping
 from x86quant.quantization.wording import first_line, quiet
+from x86quant.stock.qconfig import get_backend_config, get_default_qat_qconfig_mapping
 
 _EXAMPLE = "x86quant_example_inputs"
 

@@ -31,7 +31,7 @@ _SLACK = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class Trial:
     """One int8 model that was tried.
 
     Attributes:
@@ -67,8 +67,8 @@ class SearchResult:
 
     float_score: float
     target: float
-    steps: tuple[Step, ...]
-    best: Step
+    steps: tuple[Trial, ...]
+    best: Trial
     reasons: dict[str, str]
     finished: bool
 
@@ -154,12 +154,12 @@ class _Trials:
         limit: int,
     ) -> None:
         self.target = target
-        self.steps: list[Step] = []
+        self.steps: list[Trial] = []
         self.costs: dict[str, float] = {}
         self.harm: dict[str, float] = {}
         self.ran_out = False
         self._prepared, self._metric, self._kept, self._limit = prepared, metric, kept, limit
-        self._best: tuple[Step, nn.Module] | None = None
+        self._best: tuple[Trial, nn.Module] | None = None
 
     @property
     def left(self) -> bool:
@@ -167,25 +167,25 @@ class _Trials:
         self.ran_out = self.ran_out or len(self.steps) >= self._limit
         return not self.ran_out
 
-    def run(self, float_layers: Collection[str]) -> Step:
+    def run(self, float_layers: Collection[str]) -> Trial:
         """Try the model with ``float_layers`` in float, beside those that are anyway."""
         model = self._prepared.build(self._kept | set(float_layers))
         score = _score(self._metric, model, "int8")
         cost = sum(self.costs[name] for name in float_layers)
-        step = Step(tuple(float_layers), score, cost, score >= self.target - _SLACK)
+        step = Trial(tuple(float_layers), score, cost, score >= self.target - _SLACK)
         self.steps.append(step)
         _log.info("trial %d: %s", len(self.steps), step)
         if self._best is None or rank(step) > rank(self._best[0]):
             self._best = (step, model)
         return step
 
-    def best(self) -> tuple[Step, nn.Module]:
+    def best(self) -> tuple[Trial, nn.Module]:
         """The best model so far."""
         assert self._best is not None
         return self._best
 
 
-def rank(step: Step) -> tuple[float, ...]:
+def rank(step: Trial) -> tuple[float, ...]:
     """Among those that meet the target the fewest and cheapest float layers, else the score."""
     if step.met:
         return (1.0, -len(step.float_layers), -step.cost_us)

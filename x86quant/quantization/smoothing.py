@@ -83,13 +83,13 @@ def apply(model: nn.Module, smoothed: Smoothed) -> None:
 
 def find_consumers(model: nn.Module, call: Call) -> dict[str, tuple[str, ...]]:
     """For each layer norm that only linears (and attentions) read, their names."""
-    watch = _Watch(model)
+    watch = _NormWatch(model)
     with watch, torch.no_grad(), no_fast_path():
         watch.returned(call(model))
     return watch.consumers()
 
 
-class _Watch(TorchFunctionMode):
+class _NormWatch(TorchFunctionMode):
     """Sees every function called on a layer norm's result, and which layer calls it."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -102,7 +102,7 @@ class _Watch(TorchFunctionMode):
         self._inside: list[nn.Module] = []
         self._handles: list[Any] = []
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _NormWatch:
         for module in self._model.modules():
             if isinstance(module, nn.LayerNorm):
                 self._handles.append(module.register_forward_hook(self._norm_done))

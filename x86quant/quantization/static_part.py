@@ -14,18 +14,18 @@ from torch.ao.quantization import ObserverBase, QConfigMapping
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
 from torch.fx import GraphModule, Node
 
-from x86quant.compiler import CompiledModule, compile
+from x86quant.compiled import CompiledModule, compile
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
-from x86quant.observers import ObserverName, WeightObserverName
-from x86quant.qconfig import get_backend_config, get_default_qconfig_mapping
 from x86quant.quantization.batches import Call
 from x86quant.quantization.tracing import Traced
 from x86quant.quantization.wording import quiet
+from x86quant.stock.observers import ObserverName, WeightObserverName
+from x86quant.stock.qconfig import get_backend_config, get_default_qconfig_mapping
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranges:
-    """How ranges are chosen: names of ``x86quant.observers``, and the bits of activations."""
+    """How ranges are chosen: names of ``x86quant.stock.observers``, and the bits of activations."""
 
     observer: ObserverName = "mse"
     weight_observer: WeightObserverName = "minmax"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from x86quant.quantization.wording import listed
 
 if TYPE_CHECKING:
+    from x86quant.quantization.batches import Call
     from x86quant.quantization.equalization import Equalized
     from x86quant.quantization.search import SearchResult
     from x86quant.quantization.smoothing import Smoothed
@@ -30,6 +31,7 @@ class Summary:
         corrected: how many biases were corrected.
         notes: what else a user should know.
         search: how float layers were chosen to hold a metric.
+        example: the arguments of one call, out of the calibration data; None without data.
     """
 
     mode: str
@@ -44,6 +46,7 @@ class Summary:
     corrected: int = 0
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
+    example: Call | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def line(self) -> str:
         """The essence in one line."""

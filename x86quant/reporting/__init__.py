@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from x86quant.reporting.facts import LayerFacts, ModelReport
 from x86quant.reporting.model_report import model_report
-from x86quant.reporting.written import Reporter, report
+from x86quant.reporting.written import report
 
-__all__ = ["LayerFacts", "ModelReport", "Reporter", "model_report", "report"]
+__all__ = ["LayerFacts", "ModelReport", "model_report", "report"]

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import numpy
 import torch
 
-from x86quant.cpu_info import cpu
+from x86quant.explaining.int8_proof import ComputeReport
 from x86quant.files import write_aside
-from x86quant.int8_proof import ComputeReport
+from x86quant.hardware.cpu import cpu
 from x86quant.profiling.recorder import TORCH
 from x86quant.reporting.page import page
-from x86quant.text_table import text_table
+from x86quant.terminal.text_table import text_table
 
 
 class Precision(Protocol):

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear, WeightOnlyEmbedding
-from x86quant.explanation import LayerChoice, explain
-from x86quant.int8_proof import compute_ops
+from x86quant.explaining.explanation import LayerChoice, explain
+from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling.recorder import TORCH
 from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
 from x86quant.reporting.model_report import compiled_layers

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from x86quant.compiler import CompiledModule
-from x86quant.int8_proof import compute_ops
+from x86quant.compiled import CompiledModule
+from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling import Profile, profile
 from x86quant.profiling.recorder import RunStep, record
 from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.profiling.recorder import example_inputs
 from x86quant.quantization.batches import Data
@@ -61,23 +61,12 @@ def report(
     return written
 
 
-class Reporter:
-    """``model.x86quant_report`` of a model that is not one compiled graph."""
-
-    def __init__(self, model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.model, self.inputs, self.kwargs = model, tuple(inputs), dict(kwargs)
-
-    def __call__(self, path: str | os.PathLike[str], *args: Any, **options: Any) -> ModelReport:
-        """See :func:`report`."""
-        return report(self.model, path, *args, **options)
-
-
 def _known_arguments(model: nn.Module) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(model, CompiledModule):
         return example_inputs(model), {}
-    reporter = getattr(model, "x86quant_report", None)
-    if isinstance(reporter, Reporter) and (reporter.inputs or reporter.kwargs):
-        return reporter.inputs, reporter.kwargs
+    example = getattr(getattr(model, "quantization", None), "example", None)
+    if example is not None:
+        return example.args, example.kwargs
     raise InvalidInputError(
         f"a report runs the model, and what {type(model).__name__} takes is not known: "
         "give inputs=(x,), or kwargs={...}"

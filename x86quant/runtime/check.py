@@ -44,13 +44,13 @@ class OpCheck:
 
 def check_ops(graph_module: GraphModule, inputs: Sequence[Any]) -> list[OpCheck]:
     """Run ``graph_module`` on ``inputs`` in plain torch, and each op natively beside it."""
-    comparer = _Comparer(graph_module)
+    comparer = _NativeComparer(graph_module)
     with torch.no_grad():
         comparer.run(*inputs)
     return comparer.checks
 
 
-class _Comparer(Interpreter):
+class _NativeComparer(Interpreter):
     def __init__(self, graph_module: GraphModule) -> None:
         super().__init__(graph_module)
         self.checks: list[OpCheck] = []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.planner import plan_segment

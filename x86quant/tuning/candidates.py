@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.active_rules import override
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels import Kernel, all_kernels, graph_kernels
 from x86quant.kernels.reference import ReferenceKernel
 from x86quant.lowering.graph_tools import add_constant, emit
-from x86quant.packing import ConvGeometry, choice_context, pack_conv, pack_linear
-from x86quant.router import refusals
+from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
+from x86quant.routing.context import Routing
+from x86quant.routing.in_force import override
 from x86quant.runtime import Plan, Segment
 from x86quant.tuning.measurements import NARROW_WEIGHTS, Caller, Status
 from x86quant.tuning.operands import (
@@ -124,8 +124,7 @@ def _reasons(
     if shape_alone:
         spec = spec.replace(weights=None)
     kernels = {kernel.name: kernel}
-    errata = choice_context(kernels)["errata"]
-    return refusals(spec, cpu(), kernels, errata).get(kernel.name, ())
+    return Routing.in_force(kernels).refusals(spec).get(kernel.name, ())
 
 
 # ---------------------------------------------------------------------------- stock operators

@@ -14,12 +14,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from x86quant.conditions import did_you_mean
 from x86quant.errors import InvalidInputError, MeasurementError
-from x86quant.rule_table import SHIPPED
 from x86quant.spec import OpSpec
+from x86quant.tables.conditions import did_you_mean
+from x86quant.tables.table import SHIPPED
+from x86quant.tuning.layer_shapes import multiply_adds, nonsense, with_rows
 from x86quant.tuning.measurements import Cache, Caller, Case, Row, read_lines, rows
-from x86quant.tuning.shapes import multiply_adds, nonsense, with_rows
 
 #: The public networks' layers that come with x86quant.
 LAYERS = SHIPPED / "layers.csv"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from x86quant.conditions import OPS, Pattern, parse_pattern
-from x86quant.rule_table import RADIUS, Denial, Rule, RuleTable, find_table, read_table
+from x86quant.tables.conditions import OPS, Pattern, parse_pattern
+from x86quant.tables.table import RADIUS, Denial, Rule, RuleTable, find_table, read_table
 from x86quant.tuning.measurements import Measurement, MeasurementSet
 from x86quant.tuning.predicates import Mask
 from x86quant.tuning.regret import UNSEEN, Judged, Score, baselines, leave_one_out, score

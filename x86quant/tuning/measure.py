@@ -12,16 +12,16 @@ from time import perf_counter
 
 import torch
 
-from x86quant.active_rules import use_rules
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels.reference import ReferenceKernel
-from x86quant.rule_table import Rule, RuleTable
+from x86quant.routing.in_force import use_rules
 from x86quant.spec import OpSpec
+from x86quant.tables.table import Rule, RuleTable
 from x86quant.tuning.candidates import Candidate, MakeOperands, Runner, candidates
+from x86quant.tuning.layer_shapes import input_shape, weight_shape
 from x86quant.tuning.measurements import Caller, Case, Measurement, Status
 from x86quant.tuning.operands import make_operands, result_shape
 from x86quant.tuning.ranking import LONGEST_STALL, Block, Timed, settle, summary, ties
-from x86quant.tuning.shapes import input_shape, weight_shape
 
 # Rotated operands overflow this many second-level caches, unless the op is so small that it
 # would take more copies than these to.

@@ -21,9 +21,9 @@ from typing import Any, Literal, NoReturn, get_args
 
 from x86quant.errors import MeasurementError
 from x86quant.files import write_aside
-from x86quant.isa import LEVELS
+from x86quant.hardware.isa import LEVELS
 from x86quant.spec import OpSpec
-from x86quant.tuning.shapes import nonsense
+from x86quant.tuning.layer_shapes import nonsense
 
 #: ``stock``: quantized tensors through the stock operators with routed packs.
 #: ``graph``: the compiled runtime.

@@ -20,7 +20,7 @@ from torch import Tensor
 from x86quant.kernels import reference
 from x86quant.kernels.saturation import weight_facts
 from x86quant.spec import OpSpec
-from x86quant.tuning.shapes import input_shape, output_size, weight_shape
+from x86quant.tuning.layer_shapes import input_shape, output_size, weight_shape
 
 #: The widest weights that no pair of can saturate 16-bit sums: 255 * (64 + 64) fits.
 NARROW = (-64, 64)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from x86quant.errors import UnsupportedError
+from x86quant.tuning.layer_shapes import multiply_adds
 from x86quant.tuning.regret import Score
 from x86quant.tuning.samples import Sample
-from x86quant.tuning.shapes import multiply_adds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from x86quant.conditions import OPS, Condition, parse_condition
-from x86quant.cpu_info import Cpu
-from x86quant.features import FEATURES, Feature, Value
+from x86quant.hardware.cpu import Cpu
 from x86quant.spec import OpSpec
+from x86quant.tables.conditions import OPS, Condition, parse_condition
+from x86quant.tables.features import FEATURES, Feature, Value
 
 Mask = NDArray[np.bool_]
 
@@ -151,7 +151,7 @@ def conditions(
 
 
 def _source(feature: Feature, tests: Sequence[Predicate]) -> Value | None:
-    """The tests of one feature in the grammar of ``x86quant.conditions``; None if contradictory."""
+    """The tests of one feature in the grammar of rule tables; None if contradictory."""
     equal = next((test.equal for test in tests if test.equal is not None), None)
     if equal is not None:
         return equal if all(test.holds(equal) for test in tests) else None

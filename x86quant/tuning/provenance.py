@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-import x86quant
-from x86quant.cpu_info import cpu
+from x86quant.hardware.cpu import cpu
 from x86quant.tuning.measurements import machine_name
+from x86quant.version import __version__
 
 
 def this_machine() -> str:
@@ -39,7 +39,7 @@ def provenance(levels: Sequence[str], threads: Sequence[int]) -> dict[str, str]:
         "torch": torch.__version__,
         "onednn": _onednn_version(),
         "fbgemm": f"of torch {torch.__version__}; fbgemm-gpu-cpu {_installed('fbgemm-gpu-cpu')}",
-        "x86quant": x86quant.__version__,
+        "x86quant": __version__,
         "threads": " | ".join(map(str, threads)),
         "omp": os.environ.get("OMP_NUM_THREADS", "unset"),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

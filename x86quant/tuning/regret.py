@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from x86quant.rule_table import Rule, RuleTable, find_table, read_table
+from x86quant.tables.table import Rule, RuleTable, find_table, read_table
 from x86quant.tuning.measurements import Case
 from x86quant.tuning.samples import Sample, choice_of
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from x86quant.conditions import Pattern
+from x86quant.tables.conditions import Pattern
 from x86quant.tuning.predicates import Mask, Offer, Predicate, conditions, offer
 from x86quant.tuning.samples import Sample, shape_of
 

@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from x86quant.cpu_info import Cpu
 from x86quant.errors import MeasurementError
-from x86quant.isa import LEVELS
+from x86quant.hardware.cpu import Cpu
+from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import all_kernels, graph_kernels
-from x86quant.router import Choice, choose
-from x86quant.rule_table import RuleTable
+from x86quant.routing.router import Choice, choose
 from x86quant.spec import OpSpec
+from x86quant.tables.table import RuleTable
 from x86quant.tuning.measurements import TIE, Case, Measurement, MeasurementSet, merge
 
 # Unknown when the stock operators pack weights, so that no rule for them can test it.

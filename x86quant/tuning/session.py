@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from x86quant.terminal.progress import Progress
 from x86quant.tuning.cases import Grid, Shape, jobs
 from x86quant.tuning.journal import Journal, check_same, locked, writing_failed
+from x86quant.tuning.layer_shapes import multiply_adds
 from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, merge, read, write
-from x86quant.tuning.progress import Progress
 from x86quant.tuning.provenance import provenance, this_machine
 from x86quant.tuning.quiet import Quiet, look
-from x86quant.tuning.shapes import multiply_adds
 from x86quant.tuning.worker import Worker
 
 # Seconds of timing for one case: what is left of the budget divides among what is left to do,

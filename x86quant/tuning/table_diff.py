@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from x86quant.cpu_info import Cpu
+from x86quant.hardware.cpu import Cpu
 from x86quant.kernels import all_kernels, graph_kernels
-from x86quant.router import Choice, choose, read_errata
-from x86quant.rule_table import RuleTable
+from x86quant.routing.router import Choice, choose
 from x86quant.spec import OpSpec
+from x86quant.tables.errata import read_errata
+from x86quant.tables.table import RuleTable
 from x86quant.tuning.cases import Grid, Shape, jobs
 from x86quant.tuning.measurements import Case, MeasurementSet, usual
 from x86quant.tuning.samples import as_routed

@@ -15,23 +15,23 @@ from typing import Any
 
 import torch
 
-import x86quant
-from x86quant.active_rules import shipped_table
-from x86quant.conditions import Pattern, parse_pattern
-from x86quant.cpu_info import Cpu
 from x86quant.errors import RuleError
-from x86quant.features import FEATURES
-from x86quant.rule_table import Entry, RuleTable, read_table
+from x86quant.hardware.cpu import Cpu
+from x86quant.routing.in_force import shipped_table
 from x86quant.spec import OpSpec
+from x86quant.tables.conditions import Pattern, parse_pattern
+from x86quant.tables.features import FEATURES
+from x86quant.tables.table import Entry, RuleTable, read_table
+from x86quant.tables.user import install_user_table, user_folder, user_table_path
 from x86quant.tuning.fit import denials_of, fit_table
 from x86quant.tuning.journal import writing_failed
 from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, usual
-from x86quant.user_tables import install_user_table, user_folder, user_table_path
+from x86quant.version import __version__
 
 
 def user_measurements_path() -> Path:
     """The user's measurements: a file for each pair of versions, whose times compare."""
-    name = f"x86quant-{x86quant.__version__}-torch-{torch.__version__}.csv"
+    name = f"x86quant-{__version__}-torch-{torch.__version__}.csv"
     return user_folder() / "measurements" / name
 
 
@@ -79,7 +79,7 @@ def _empty(cpu: Cpu) -> RuleTable:
         name,
         rules=(),
         description="Shapes measured on this machine.",
-        provenance={"cpu": cpu.name, "torch": torch.__version__, "x86quant": x86quant.__version__},
+        provenance={"cpu": cpu.name, "torch": torch.__version__, "x86quant": __version__},
         hardware=_hardware(cpu),
         base=shipped_table(cpu),
     )

@@ -26,9 +26,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from x86quant.active_rules import VARIABLE as RULES_VARIABLE
 from x86quant.errors import TuningError
-from x86quant.isa import VARIABLE as ISA_VARIABLE
+from x86quant.hardware.isa import VARIABLE as ISA_VARIABLE
+from x86quant.routing.in_force import VARIABLE as RULES_VARIABLE
 from x86quant.tuning.measurements import (
     Case,
     Measurement,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from x86quant.spec import OpSpec
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
 
 Value: TypeAlias = "int | bool | str"
 Getter: TypeAlias = "Callable[[OpSpec, Cpu], Value | None]"

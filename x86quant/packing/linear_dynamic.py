@@ -14,8 +14,13 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.packing import NO_ROW_LIMIT, choice_context, segments_record
-from x86quant.router import Choice, choose_by_rows
+from x86quant.routing.context import (
+    Routing,
+    RowRanges,
+    kernel_names_of,
+    ranges_record,
+    row_limits,
+)
 from x86quant.spec import OpSpec
 
 Stamp = tuple[tuple[int, int], ...]
@@ -23,7 +28,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 def choose_linear_dynamic(
     weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-) -> tuple[tuple[int | None, Choice], ...]:
+) -> RowRanges:
     """The kernels for an int8 ``weight`` [N, K], each with the rows up to which it is used."""
     out_features, in_features = weight.shape
     spec = OpSpec(
@@ -36,7 +41,7 @@ def choose_linear_dynamic(
         caller="graph",
         weights=weight_facts(weight),
     )
-    return choose_by_rows(spec, **choice_context(dynamic_kernels()))
+    return Routing.in_force(dynamic_kernels()).choose_by_rows(spec)
 
 
 def pack_linear_dynamic(
@@ -48,15 +53,15 @@ def pack_linear_dynamic(
     """Pack the operands of ``linear_dynamic``; None where the extension is missing."""
     if not extension_loads():
         return None
-    segments = choose_linear_dynamic(weight, bias, activation)
+    ranges = choose_linear_dynamic(weight, bias, activation)
     return torch.ops.x86quant.pack_linear_dynamic(
         weight,
         weight_scale,
         bias,
         activation,
-        [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments],
-        [choice.kernel for _, choice in segments],
-        segments_record(segments),
+        row_limits(ranges),
+        kernel_names_of(ranges),
+        ranges_record(ranges),
     )
 
 

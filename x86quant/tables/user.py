@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from x86quant.rule_table import RuleTable, find_table, shipped_tables
-from x86quant.rule_writer import write_table
+from x86quant.tables.table import RuleTable, find_table, shipped_tables
+from x86quant.tables.table_writer import write_table
 
 
 def user_folder() -> Path:

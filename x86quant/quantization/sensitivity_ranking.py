@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from x86quant.errors import InvalidInputError
-from x86quant.observers import ObserverName
 from x86quant.quantization.batches import Data
 from x86quant.quantization.entry import Switch, prepare
 from x86quant.quantization.harm import harms
 from x86quant.quantization.layer_times import float_times
-from x86quant.quantization.plan import Mode
-from x86quant.quantization.progress import counted
+from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric
-from x86quant.text_table import text_table
+from x86quant.stock.observers import ObserverName
+from x86quant.terminal.counted import counted
+from x86quant.terminal.text_table import text_table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

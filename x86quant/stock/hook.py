@@ -18,7 +18,7 @@ import torch
 
 from x86quant import extension
 from x86quant.errors import InvalidInputError
-from x86quant.packing import ConvGeometry, Saturation, pack_conv, pack_linear
+from x86quant.packing.routed import ConvGeometry, Saturation, pack_conv, pack_linear
 
 _KEY = "QuantizedCPU"
 # Ops that take a quantized tensor. Given a float one, stock torch answers with a list of

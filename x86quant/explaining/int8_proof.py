@@ -38,7 +38,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.errors import FloatOpsError, InvalidInputError
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.graph_tools import label
@@ -233,7 +233,7 @@ class _Steps:
 
 def _dispatched(model: Callable[..., Any], inputs: tuple[Any, ...]) -> list[ComputeOp]:
     ran: list[ComputeOp] = []
-    with _Steps(ran), _Watch(ran, _layer_names(model)):
+    with _Steps(ran), _CalledOps(ran, _layer_names(model)):
         model(*inputs)
     return ran
 
@@ -251,7 +251,7 @@ def _layer_names(model: Callable[..., Any]) -> dict[int, str]:
     return {key: name for key, name in names.items() if name}
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CalledOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each operator, but not what it calls in turn."""
 
     def __init__(self, ran: list[ComputeOp], names: dict[int, str]) -> None:

@@ -1,31 +1,22 @@
-"""``compile``: a stock-converted model in, a module that runs in int8 out."""
+"""``CompiledModule``: a lowered model, and what runs it."""
 
 from __future__ import annotations
 
 import copy
 import operator
-import os
 import threading
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from x86quant import extension
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
-from x86quant.lowering import FloatNode, lower
+from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.runtime import Segment, partition
-
-if TYPE_CHECKING:
-    from x86quant.reporting import ModelReport
-
-if TYPE_CHECKING:
-    from x86quant.quantization.summary import Summary
 
 
 class CompiledModule(nn.Module):
@@ -35,7 +26,8 @@ class CompiledModule(nn.Module):
         graph_module: the graph of ``x86quant`` ops: what runs, and what is exported and saved.
         reports: what each pass did.
         float_nodes: the nodes that still run as torch float ops, each with its reason.
-        quantization: what ``quantize`` did to make it; None if something else made it.
+        quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``; None if
+            something else made it.
     """
 
     def __init__(
@@ -48,7 +40,7 @@ class CompiledModule(nn.Module):
         self.graph_module = graph_module
         self.reports = reports
         self.float_nodes = float_nodes
-        self.quantization: Summary | None = None
+        self.quantization: Any = None
         placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
         self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
         self._lock = threading.Lock()
@@ -95,20 +87,6 @@ class CompiledModule(nn.Module):
         other = copy.copy(self)
         other._runtime = _Runtime(runtime)
         return other
-
-    def x86quant_report(
-        self, path: str | os.PathLike[str], inputs: Sequence[Any] | None = None, **options: Any
-    ) -> ModelReport:
-        """Write a page of HTML about what runs, how fast and how precisely; returns its facts.
-
-        Args:
-            path: where to.
-            inputs: what to run on; by default zeros of the shapes it was compiled for.
-            options: as for ``x86quant.report``: float_model, data, title, notes, runs, …
-        """
-        from x86quant.reporting import report
-
-        return report(self, path, inputs, **options)
 
     def extra_repr(self) -> str:
         """How many nodes there are, how many run in float, and what ``quantize`` did."""
@@ -200,27 +178,3 @@ class _InputSpec:
             raise InvalidInputError(
                 f"input {self.name!r} is on {value.device}; x86quant runs on the CPU, use .cpu()"
             )
-
-
-def compile(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> CompiledModule:
-    """Compile ``model`` into a module of ``x86quant`` ops on plain uint8 and int8 tensors.
-
-    Args:
-        model: what stock ``convert_fx`` or ``convert_to_reference_fx`` returned, or an eager-mode
-            converted model that ``torch.fx`` can trace, or what PT2E's ``convert_pt2e`` returned,
-            as it is or exported.
-        example_inputs: the tuple of positional inputs to run it on once.
-
-    Returns:
-        A module with the same inputs and, within one step per layer, the same outputs. Whatever
-        has no int8 op runs as the torch float op and is listed in ``float_nodes``.
-
-    Raises:
-        InvalidInputError: ``example_inputs`` is not a sequence of inputs.
-        UnsupportedError: the model cannot be traced.
-    """
-    lowering = lower(model, example_inputs)
-    compiled = CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes)
-    with torch.no_grad():
-        compiled(*example_inputs)  # packs the weights and plans: errors come now, the rest is fast
-    return compiled

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 
@@ -25,7 +25,7 @@ _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class Scheme:
     """What is done with a model.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plan:
         )
 
 
-def decide(model: nn.Module, mode: str) -> Plan:
+def decide(model: nn.Module, mode: str) -> Scheme:
     """The plan for ``model``: what was asked for, or by its layers if that is "auto".
 
     Raises:
@@ -59,15 +59,15 @@ def decide(model: nn.Module, mode: str) -> Plan:
     if mode not in MODES:
         raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if mode != "auto":
-        return Plan(mode == "static", mode == "dynamic", mode == "weight_only", "as asked")
+        return Scheme(mode == "static", mode == "dynamic", mode == "weight_only", "as asked")
     convolutions = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
     if not is_transformer(model):
-        return Plan(True, False, False, "no attention: static int8 from end to end")
+        return Scheme(True, False, False, "no attention: static int8 from end to end")
     if not convolutions:
-        return Plan(
+        return Scheme(
             False, True, False, "a transformer: its linears quantize each token as it comes"
         )
-    return Plan(
+    return Scheme(
         True, True, False, "convolutions in static int8, the transformer's linears in dynamic int8"
     )
 
@@ -91,7 +91,7 @@ def _is_attention(module: nn.Module) -> bool:
     return named and any(isinstance(m, nn.Linear) for m in module.modules())
 
 
-def static_candidates(model: nn.Module, plan: Plan) -> Iterator[tuple[str, nn.Module]]:
+def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
     """Submodules that may be quantized statically, outer ones before what is in them."""
     for path, module in model.named_modules():
         if plan.dynamic and any(_is_attention(m) for m in module.modules()):
@@ -101,7 +101,7 @@ def static_candidates(model: nn.Module, plan: Plan) -> Iterator[tuple[str, nn.Mo
             yield path, module
 
 
-def dynamic_layers(model: nn.Module, plan: Plan) -> Iterator[tuple[str, nn.Module]]:
+def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
     """The layers that ``to_dynamic`` can turn into int8."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():

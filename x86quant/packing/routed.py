@@ -6,28 +6,29 @@ through ``pack_linear`` and ``pack_conv``.
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import dataclasses
 from typing import Any, Literal
 
 import torch
 
 from x86quant import extension
-from x86quant.active_rules import current_overrides, current_rules
-from x86quant.cpu_info import cpu
 from x86quant.errors import InvalidInputError
-from x86quant.kernels import Kernel, all_kernels
+from x86quant.hardware.cpu import cpu
+from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.router import Choice, Erratum, choose, choose_by_rows, read_errata
+from x86quant.routing.context import (
+    Routing,
+    RowRanges,
+    kernel_names_of,
+    ranges_record,
+    row_limits,
+)
 from x86quant.spec import OpSpec, WeightFacts
 
 Saturation = Literal["exact", "7bit"]
-NO_ROW_LIMIT = -1
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ConvGeometry:
     """Everything about a convolution but its weights; tuples have one entry a dimension."""
 
@@ -60,13 +61,13 @@ def pack_linear(
     """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
     extension.load()
     spec = linear_spec(weight, bias, layer)
-    segments, activation_max = _choose_segments(spec, saturation)
+    ranges, activation_max = _choose_ranges(spec, saturation)
     return torch.ops.x86quant.pack_linear(
         weight,
         bias,
-        _row_limits(segments),
-        [choice.kernel for _, choice in segments],
-        segments_record(segments),
+        row_limits(ranges),
+        kernel_names_of(ranges),
+        ranges_record(ranges),
         _label(layer, spec),
         activation_max,
     )
@@ -83,7 +84,7 @@ def pack_conv(
     """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
     extension.load()
     spec = conv_spec(weight, bias, geometry, layer)
-    segments, activation_max = _choose_segments(spec, saturation)
+    ranges, activation_max = _choose_ranges(spec, saturation)
     if spec.dims == 1:
         weight = weight.unsqueeze(2)
         geometry = geometry.with_height_one()
@@ -97,10 +98,10 @@ def pack_conv(
         geometry.dilation,
         geometry.groups,
         geometry.transposed,
-        _row_limits(segments),
-        [choice.kernel for _, choice in segments],
-        _kernel_for_odd_widths(spec, segments),
-        segments_record(segments),
+        row_limits(ranges),
+        kernel_names_of(ranges),
+        _kernel_for_odd_widths(spec, ranges),
+        ranges_record(ranges),
         _label(layer, spec),
         activation_max,
     )
@@ -191,28 +192,25 @@ def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) ->
         )
 
 
-# The choice for each range of rows: its upper bound (None: no bound) and the choice.
-Segments = tuple[tuple[int | None, Choice], ...]
-
-
-def _choose_segments(spec: OpSpec, saturation: Saturation) -> tuple[Segments, int]:
+def _choose_ranges(spec: OpSpec, saturation: Saturation) -> tuple[RowRanges, int]:
     """The choices, and the largest activation code they are exact for."""
-    wide = _segments(spec)
+    wide = _ranges(spec)
     if saturation == "7bit":
-        narrow = _segments(spec.replace(activation_max=127))
-        if [choice.kernel for _, choice in narrow] != [choice.kernel for _, choice in wide]:
+        narrow = _ranges(spec.replace(activation_max=127))
+        if kernel_names_of(narrow) != kernel_names_of(wide):
             return narrow, 127
     return wide, 255
 
 
-def _segments(spec: OpSpec) -> Segments:
+def _ranges(spec: OpSpec) -> RowRanges:
+    routing = Routing.in_force(all_kernels())
     if spec.transposed:  # how many rows it multiplies follows from no output size
-        return ((None, choose(spec, **choice_context(all_kernels()))),)
-    return choose_by_rows(spec, **choice_context(all_kernels()))
+        return ((None, routing.choose(spec)),)
+    return routing.choose_by_rows(spec)
 
 
-def _kernel_for_odd_widths(spec: OpSpec, segments: Segments) -> str:
-    """The kernel for outputs one or 16 columns wide, empty where the segments hold for them too.
+def _kernel_for_odd_widths(spec: OpSpec, ranges: RowRanges) -> str:
+    """The kernel for outputs one or 16 columns wide, empty where the ranges hold for them too.
 
     Sizes are unknown when weights are packed, and some kernels are wrong on just these.
     """
@@ -225,39 +223,15 @@ def _kernel_for_odd_widths(spec: OpSpec, segments: Segments) -> str:
 
     last = spec.dims - 1
     kernels = all_kernels()
-    used = {choice.kernel for _, choice in segments}
+    used = {choice.kernel for _, choice in ranges}
     for width in (1, 16):
         size = tuple(input_size(axis, width if axis == last else 2) for axis in range(spec.dims))
-        odd = segments[-1][1].spec.replace(spatial=size, rows=None)
+        odd = ranges[-1][1].spec.replace(spatial=size, rows=None)
         if any(kernels[name].not_supported_reasons(odd, cpu()) for name in used):
             # An override means the layer as a whole; here it may name the kernel that is wrong.
-            return choose(odd, **{**choice_context(all_kernels()), "overrides": ()}).kernel
+            routing = Routing.in_force(kernels)
+            return dataclasses.replace(routing, overrides=()).choose(odd).kernel
     return ""
-
-
-def _row_limits(segments: Segments) -> list[int]:
-    return [NO_ROW_LIMIT if rows is None else rows for rows, _ in segments]
-
-
-def choice_context(kernels: Mapping[str, Kernel]) -> dict[str, Any]:
-    """What every choice among ``kernels`` is made from: the CPU, the rules in force, errata."""
-    return {
-        "cpu": cpu(),
-        "table": current_rules(cpu()),
-        "kernels": kernels,
-        "overrides": current_overrides(),
-        "errata": _errata(),
-    }
-
-
-@functools.cache
-def _errata() -> tuple[Erratum, ...]:
-    return read_errata(torch.__version__)
-
-
-def segments_record(segments: Segments) -> str:
-    """The choices as the JSON that a pack keeps and ``explain`` reads."""
-    return json.dumps([[rows, choice.to_json()] for rows, choice in segments])
 
 
 def _label(layer: str | None, spec: OpSpec) -> str:

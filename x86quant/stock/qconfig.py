@@ -39,7 +39,7 @@ from torch.ao.quantization.backend_config import BackendConfig, get_native_backe
 from torch.ao.quantization.observer import default_placeholder_observer
 
 from x86quant.errors import InvalidInputError
-from x86quant.observers import OBSERVERS, WEIGHT_OBSERVERS, ObserverName, WeightObserverName
+from x86quant.stock.observers import OBSERVERS, WEIGHT_OBSERVERS, ObserverName, WeightObserverName
 
 # What `Observer.with_args` makes: called without arguments, it builds an observer.
 _Factory: TypeAlias = Callable[[], nn.Module]
@@ -91,7 +91,7 @@ def get_default_qconfig_mapping(
             keep 8. Stock quantize and requantize still clamp at 255, so a value beyond the
             calibrated range gets a code above 127: 7 bits make saturation rarer, not impossible.
         observer: how activation ranges are chosen: "minmax", "histogram" (stock), "percentile",
-            "mse" or "kl" (``x86quant.observers``).
+            "mse" or "kl" (``x86quant.stock.observers``).
         weight_observer: "minmax", or "mse" to clip weights where that lowers their error.
     """
     activation = _named(OBSERVERS, "observer", observer).with_args(

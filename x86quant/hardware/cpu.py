@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from x86quant import amx_probe
 from x86quant.errors import CpuError
 from x86quant.files import write_aside
-from x86quant.isa import (
+from x86quant.hardware import amx_probe
+from x86quant.hardware.isa import (
     LEVELS,
     VARIABLE,
     best_level,

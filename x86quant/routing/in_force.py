@@ -1,7 +1,7 @@
 """Which rule table and which overrides are in force.
 
 Looked up in this order: ``with use_rules(...)`` of this thread, ``use_rules(...)`` for the
-process, ``X86QUANT_RULES``, the user's own table for this CPU (``x86quant.user_tables``), the
+process, ``X86QUANT_RULES``, the user's own table for this CPU (``x86quant.tables.user``), the
 shipped table for its ISA level or the nearest below, the table "default".
 
 ``use_rules`` and ``override`` work at once, for the whole process, and return a handle. Used in
@@ -22,17 +22,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from x86quant.conditions import did_you_mean
-from x86quant.cpu_info import cpu as this_cpu
 from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
-from x86quant.isa import LEVELS
+from x86quant.hardware.cpu import cpu as this_cpu
+from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import kernel_names
-from x86quant.router import Override, make_override
-from x86quant.rule_table import RuleTable, read_table, shipped_tables
-from x86quant.user_tables import find_any_table, is_user_table, user_tables
+from x86quant.routing.router import Override, make_override
+from x86quant.tables.conditions import did_you_mean
+from x86quant.tables.table import RuleTable, read_table, shipped_tables
+from x86quant.tables.user import find_any_table, is_user_table, user_tables
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
 
 VARIABLE = "X86QUANT_RULES"
 

@@ -28,11 +28,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from x86quant.features import FEATURES, Feature, Value
 from x86quant.spec import OP_KINDS, OpSpec
+from x86quant.tables.features import FEATURES, Feature, Value
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
 
 OPS: dict[str, frozenset[str]] = {
     "*": frozenset(OP_KINDS),

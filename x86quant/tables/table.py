@@ -34,7 +34,7 @@ A table is data::
     op = "*"
     use = ["fbgemm", "onednn"]           # in this order
 
-The conditions are those of ``x86quant.conditions``, the names those of ``x86quant.features``.
+The conditions are those of ``conditions.py``, the names those of ``features.py``.
 Whatever is wrong is a RuleError naming the file, the line and the remedy.
 """
 
@@ -50,7 +50,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from x86quant.conditions import (
+from x86quant.errors import RuleError
+from x86quant.spec import OP_KINDS, OpSpec
+from x86quant.tables.conditions import (
     OPS,
     Condition,
     ConditionError,
@@ -58,9 +60,7 @@ from x86quant.conditions import (
     did_you_mean,
     parse_pattern,
 )
-from x86quant.errors import RuleError
-from x86quant.features import FEATURES
-from x86quant.spec import OP_KINDS, OpSpec
+from x86quant.tables.features import FEATURES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -68,7 +68,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 if TYPE_CHECKING:
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
 
 SCHEMA = 1
 # Where the shipped tables are: the folder rules/, installed or in place.

@@ -17,28 +17,17 @@ Nothing here knows an op, a kernel or a CPU by name.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from x86quant.conditions import ConditionError, Pattern, did_you_mean, parse_pattern
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.rule_table import (
-    RADIUS,
-    SCHEMA,
-    SHIPPED,
-    RuleTable,
-    TableText,
-    parse_toml,
-    read_patterns,
-    read_text,
-)
 from x86quant.spec import OpSpec, WeightFacts
+from x86quant.tables.conditions import ConditionError, Pattern, did_you_mean, parse_pattern
+from x86quant.tables.errata import Erratum
+from x86quant.tables.table import RADIUS, RuleTable
 
 if TYPE_CHECKING:
-    import os
-
-    from x86quant.cpu_info import Cpu
+    from x86quant.hardware.cpu import Cpu
     from x86quant.kernels.base import Kernel
 
 
@@ -101,64 +90,6 @@ def make_override(kernel: str, op: str = "*", **features: object) -> Override:
         return Override(*parse_pattern(op, features), kernel)
     except ConditionError as error:
         raise InvalidInputError(f"override({kernel!r}): {error}") from None
-
-
-@dataclasses.dataclass(frozen=True)
-class Erratum(Pattern):
-    """Ops that ``kernel`` gets wrong in some versions of torch."""
-
-    kernel: str
-    because: str
-    reference: str
-    torch: str
-
-    def concerns(self, torch_version: str) -> bool:
-        """Whether ``torch_version`` is among the versions that are wrong."""
-        found = _version(torch_version)
-        tests = {
-            ">=": lambda bound: found >= bound,
-            ">": lambda bound: found > bound,
-            "<=": lambda bound: found <= bound,
-            "<": lambda bound: found < bound,
-            "==": lambda bound: found == bound,
-        }
-        parts = _VERSIONS.findall(self.torch)
-        return all(tests[sign](_version(bound)) for sign, bound in parts)
-
-
-_VERSIONS = re.compile(r"(>=|<=|==|>|<) *(\d+(?:\.\d+)*)")
-_ERRATUM_KEYS = {"kernel", "torch", "op", "when", "because", "reference"}
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """``"2.13.0+cpu"`` as (2, 13, 0): three numbers, whatever was left out or follows."""
-    numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", text)[0])]
-    return tuple([*numbers, 0, 0, 0][:3])
-
-
-def read_errata(
-    torch_version: str, path: str | os.PathLike[str] = SHIPPED / "errata.toml"
-) -> tuple[Erratum, ...]:
-    """The errata in a file that concern a version of torch; RuleError if the file is wrong."""
-    text = read_text(path)
-    data, source = parse_toml(text, str(path)), TableText(text, str(path))
-    if data.get("schema") != SCHEMA:
-        source.fail(f"schema must be {SCHEMA}; upgrade x86quant if it is newer", key="schema")
-    source.check_keys(data, {"schema", "erratum"})
-    errata = []
-    for index, item, op, when in read_patterns(
-        source, data.get("erratum", []), "erratum", _ERRATUM_KEYS
-    ):
-        texts = {}
-        for key in ("kernel", "because", "reference", "torch"):
-            texts[key] = source.text(item, key, "erratum", index)
-            if not texts[key]:
-                source.fail(f"an erratum must give its {key}", "erratum", index, key)
-        parts = texts["torch"].split(",")
-        if not all(_VERSIONS.fullmatch(part.strip()) for part in parts):
-            source.fail('write versions like ">=2.13, <2.14"', "erratum", index, "torch")
-        errata.append(Erratum(op, when, **texts))
-    return tuple(erratum for erratum in errata if erratum.concerns(torch_version))
 
 
 def choose(

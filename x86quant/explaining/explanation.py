@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.compiler import CompiledModule
+from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear
 from x86quant.lowering.passes import Report
-from x86quant.pack_sites import PackSite, pack_sites
 from x86quant.profiling.recorder import Elided, RunStep, record
-from x86quant.router import Choice
-from x86quant.text_table import text_table
+from x86quant.routing.router import Choice
+from x86quant.stock.pack_sites import PackSite, pack_sites
+from x86quant.terminal.text_table import text_table
 
 _STOCK_CLASSES = {"Onednn": "onednn", "Qnnp": "qnnpack", "Packed": "fbgemm"}
 _NOT_ROUTED = (

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.compiler import CompiledModule
+from x86quant.compiled.module import CompiledModule
 from x86quant.lowering import lower
 from x86quant.lowering.from_export import is_decomposed
 from x86quant.lowering.graph_tools import own_call

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.explanation import cell_parts
-from x86quant.pack_sites import PackSite, pack_sites
-from x86quant.packing import ConvGeometry, pack_conv, pack_linear
-from x86quant.stock_engine import saturation_policy
+from x86quant.explaining.explanation import cell_parts
+from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
+from x86quant.stock.hook import saturation_policy
+from x86quant.stock.pack_sites import PackSite, pack_sites
 
 
 def reroute(model: torch.nn.Module) -> torch.nn.Module:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from x86quant.tuning.progress import Progress
+from x86quant.terminal.progress import Progress
 
 _T = TypeVar("_T")
 _REDRAW = 0.2

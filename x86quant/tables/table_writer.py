@@ -1,4 +1,4 @@
-"""Writing rule tables as TOML, such that ``x86quant.rule_table`` reads back the same table."""
+"""Writing rule tables as TOML, such that ``x86quant.tables.table`` reads back the same table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from x86quant.conditions import Condition, Source
 from x86quant.files import write_aside
-from x86quant.rule_table import SPEC_KEYS, Entry, Rule, RuleTable, shipped_tables
 from x86quant.spec import OpSpec
+from x86quant.tables.conditions import Condition, Source
+from x86quant.tables.table import SPEC_KEYS, Entry, Rule, RuleTable, shipped_tables
 
 
 def _toml(value: object) -> str:

@@ -1,0 +1,37 @@
+"""``compile``: a stock-converted model in, a module that runs in int8 out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from x86quant.compiled.module import CompiledModule
+from x86quant.lowering import lower
+
+
+def compile(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> CompiledModule:
+    """Compile ``model`` into a module of ``x86quant`` ops on plain uint8 and int8 tensors.
+
+    Args:
+        model: what stock ``convert_fx`` or ``convert_to_reference_fx`` returned, or an eager-mode
+            converted model that ``torch.fx`` can trace, or what PT2E's ``convert_pt2e`` returned,
+            as it is or exported.
+        example_inputs: the tuple of positional inputs to run it on once.
+
+    Returns:
+        A module with the same inputs and, within one step per layer, the same outputs. Whatever
+        has no int8 op runs as the torch float op and is listed in ``float_nodes``.
+
+    Raises:
+        InvalidInputError: ``example_inputs`` is not a sequence of inputs.
+        UnsupportedError: the model cannot be traced.
+    """
+    lowering = lower(model, example_inputs)
+    compiled = CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes)
+    with torch.no_grad():
+        compiled(*example_inputs)  # packs the weights and plans: errors come now, the rest is fast
+    return compiled

@@ -1,0 +1,20 @@
+"""Int8 linears on float tensors: the layers, and ``to_dynamic`` that puts them into a model."""
+
+from x86quant.dynamic.convert import activation_name, to_dynamic
+from x86quant.dynamic.layers import (
+    DynamicLinear,
+    DynamicMultiheadAttention,
+    Int8Linear,
+    WeightOnlyEmbedding,
+    WeightOnlyLinear,
+)
+
+__all__ = [
+    "DynamicLinear",
+    "DynamicMultiheadAttention",
+    "Int8Linear",
+    "WeightOnlyEmbedding",
+    "WeightOnlyLinear",
+    "activation_name",
+    "to_dynamic",
+]

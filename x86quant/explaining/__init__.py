@@ -1,0 +1,1 @@
+"""Answers about a model: which kernels, why, whether all of it is int8; and choosing again."""

@@ -1,0 +1,1 @@
+"""What the CPU can do: detected, capped, and proven where a flag is not permission."""

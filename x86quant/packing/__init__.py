@@ -1,0 +1,1 @@
+"""From weights to packs: describe a layer, choose its kernels, pack."""

@@ -1,0 +1,1 @@
+"""The one choose loop, and the table in force."""

@@ -1,0 +1,1 @@
+"""The format of rule tables: grammar, vocabulary, reader and writer, errata, the user's own."""
