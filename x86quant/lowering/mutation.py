@@ -148,7 +148,7 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
     # Leaving inference mode would turn gradients on: no_grad comes after it.
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        recorder = _Recorder(gm)
+        recorder = _WriteRecorder(gm)
         expected = recorder.run(*_clones(tuple(example_inputs)))
         expected = _clones(expected)
         spelled = [n for n in gm.graph.nodes if n.target in _IN_PLACE_OPERATORS]
@@ -173,7 +173,7 @@ class _Write:
     functional: _Call | None
 
 
-class _Recorder(Interpreter):
+class _WriteRecorder(Interpreter):
     """Runs a graph and notes the value of every node and what it wrote."""
 
     def __init__(self, gm: GraphModule) -> None:
@@ -309,7 +309,7 @@ def _written_argument(n: Node, storage: int, env: dict[Node, Any]) -> Node:
 class _Rewriter:
     """Copies a graph node by node; ``now`` has what stands for each old node at the moment."""
 
-    def __init__(self, gm: GraphModule, recorded: _Recorder) -> None:
+    def __init__(self, gm: GraphModule, recorded: _WriteRecorder) -> None:
         self.gm = gm
         self.values, self.writes = recorded.values, recorded.writes
         self.geometries = recorded.geometries

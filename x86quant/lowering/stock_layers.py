@@ -7,7 +7,7 @@ the ``Builder``; the walk then quantizes the result with the qparams the stock o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -20,11 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Node
 
+from x86quant.lowering.builder import Builder
 from x86quant.lowering.graph_tools import emit, op, symmetric_int8
 from x86quant.lowering.normalize import IDENTITY
-
-if TYPE_CHECKING:
-    from x86quant.lowering.from_fx import Builder
 
 aten = torch.ops.aten
 _quantized = torch.ops.quantized
