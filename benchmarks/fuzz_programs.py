@@ -46,18 +46,17 @@ Inputs = tuple[torch.Tensor, ...]
 _ALLOWANCE = 15.0
 _GOOD = 25.0
 
-_METHODS = (
-    ["abs", "neg", "sigmoid", "tanh", "relu", "exp", "square", "erf", "sin", "contiguous", "clone", "detach", "floor", "sign"]
-)  # fmt: skip
+_METHODS = """abs neg sigmoid tanh relu exp square erf sin contiguous clone detach floor
+    sign""".split()  # noqa: SIM905
 _IN_PLACE = ["abs_", "neg_", "sigmoid_", "tanh_", "relu_", "square_", "zero_", "sin_", "erf_"]
-_FUNCTIONAL = (
-    ["relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "mish", "elu", "celu", "selu", "leaky_relu", "softplus", "logsigmoid", "softsign", "tanhshrink", "hardshrink", "softshrink", "sigmoid", "tanh", "glu", "normalize"]
-)  # fmt: skip
-_WITH_IN_PLACE = ["relu", "relu6", "hardtanh", "hardswish", "hardsigmoid", "silu", "mish", "elu",
-                  "celu", "selu", "leaky_relu"]  # fmt: skip
-_ACTIVATIONS = ["ReLU", "ReLU6", "Hardtanh", "Hardswish", "Hardsigmoid", "SiLU", "GELU", "Mish",
-                "ELU", "CELU", "SELU", "LeakyReLU", "Softplus", "LogSigmoid", "Softsign", "Sigmoid",
-                "Tanh", "Identity", "Dropout", "PReLU", "Hardshrink", "Tanhshrink"]  # fmt: skip
+_FUNCTIONAL = """relu relu6 hardtanh hardswish hardsigmoid silu gelu mish elu celu selu leaky_relu
+    softplus logsigmoid softsign tanhshrink hardshrink softshrink sigmoid tanh glu
+    normalize""".split()  # noqa: SIM905
+_WITH_IN_PLACE = """relu relu6 hardtanh hardswish hardsigmoid silu mish elu celu selu
+    leaky_relu""".split()  # noqa: SIM905
+_ACTIVATIONS = """ReLU ReLU6 Hardtanh Hardswish Hardsigmoid SiLU GELU Mish ELU CELU SELU LeakyReLU
+    Softplus LogSigmoid Softsign Sigmoid Tanh Identity Dropout PReLU Hardshrink
+    Tanhshrink""".split()  # noqa: SIM905
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Builder:
     def __init__(self) -> None:
         self.root = nn.Module()
         self.graph = Graph()
+        self._shared: dict[str, str] = {}
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Emit a float call in its canonical spelling; an identity emits nothing."""
@@ -49,6 +50,12 @@ class Builder:
     def constant(self, hint: str, tensor: torch.Tensor) -> Node:
         """A constant tensor of the graph."""
         return add_constant(self.root, self.graph, hint, tensor.detach())
+
+    def shared(self, hint: str, make: Callable[[], torch.Tensor]) -> Node:
+        """A constant that every call with this ``hint`` shares."""
+        if hint not in self._shared:
+            self._shared[hint] = str(self.constant(hint, make()).target)
+        return self.graph.create_node("get_attr", self._shared[hint])
 
     def weight(self, hint: str, weight: torch.Tensor, transposed_groups: int = 0) -> Node:
         """A weight: int8 codes and scales where it is symmetric int8, else its float value.

@@ -532,6 +532,10 @@ def _batch_norm_module(module: Any) -> tuple[object, dict[str, Any]]:
     }
 
 
+def _unflatten_module(module: Any) -> tuple[object, dict[str, Any]]:
+    return torch.unflatten, {"dim": module.dim, "sizes": tuple(module.unflattened_size)}
+
+
 _POOL = ("kernel_size", "stride", "padding", "ceil_mode")
 
 #: How a module is spelled as a function: (function, keyword arguments); tensors become constants.
@@ -556,6 +560,7 @@ MODULES: dict[type[nn.Module], Callable[[Any], tuple[object, dict[str, Any]]]] =
     nn.Hardshrink: _attributes(F.hardshrink, "lambd"),
     nn.PReLU: _attributes(F.prelu, "weight"),
     nn.Flatten: _attributes(torch.flatten, "start_dim", "end_dim"),
+    nn.Unflatten: _unflatten_module,
     nn.PixelShuffle: _attributes(F.pixel_shuffle, "upscale_factor"),
     nn.PixelUnshuffle: _attributes(F.pixel_unshuffle, "downscale_factor"),
     nn.LayerNorm: _attributes(F.layer_norm, "normalized_shape", "weight", "bias", "eps"),

@@ -73,10 +73,10 @@ def _is_item(user: Node, node: Node) -> bool:
 
 
 def _dequantize_after(gm: GraphModule, node: Node, codes: Node) -> None:
-    node.meta["qparams"] = qparams_of(codes)
     with gm.graph.inserting_after(node):
         real = emit(gm.graph, "dequantize", x=node, **scale_and_zp("x", codes))
-    inherit(real, node)
+    inherit(real, node)  # before the node has qparams: reals have none
+    node.meta["qparams"] = qparams_of(codes)
     node.replace_all_uses_with(real, delete_user_cb=lambda user: user is not real)
 
 
