@@ -76,6 +76,13 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]
     "view of bits": (lambda m, x: x.view(torch.int32).view(torch.float32), (SHAPE,)),
     "as_strided": (lambda m, x: x.as_strided((2, 4, 6), (144, 36, 1)), (SHAPE,)),
     "one constant, other lengths": (lambda m, x: x * m.scalar, ((2, 5, 8), (2, 7, 8))),
+    "resized as another": (
+        lambda m, x: F.interpolate(F.max_pool2d(x, 2), size=x.shape[-2:]),
+        (SHAPE, (2, 4, 8, 10)),
+    ),
+    "a number first": (lambda m, x: 2 * x + (1 - x), (SHAPE,)),
+    "alpha": (lambda m, x: torch.ops.aten.add.Tensor(x, x, alpha=2), (SHAPE,)),
+    "divisor": (lambda m, x: F.avg_pool2d(x, 2, divisor_override=3), (SHAPE,)),
     "strides": (lambda m, x: x[:, ::2, 1::2] + x[:, 1::2, ::2], (SHAPE,)),
     "input by keyword": (lambda m, x: torch.flatten(input=x, start_dim=1), (SHAPE,)),
 }

@@ -227,10 +227,8 @@ def _check(
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         expected = gm(x)
-        if native:
-            actual = compile(gm, (x,))(x)
-        else:
-            actual = lower(gm, (x,), passes=()).canonical(x)
+        runs = compile(gm, (x,)) if native else lower(gm, (x,), passes=()).canonical
+        actual = runs(x)
     assert actual.shape == expected.shape, (call, gm.graph)
     # A step of rounding apart at most; NaN is the lowest code.
     assert float((actual - expected).abs().max()) <= 0.0301, (call, gm.graph)

@@ -39,7 +39,7 @@ class Builder:
             if not args and "input" in kwargs:  # passes look for it at the first place
                 kwargs = dict(kwargs)
                 args = (kwargs.pop("input"),)
-            return self.graph.call_function(function, args, kwargs)
+            return self.graph.call_function(normalize.not_canonical(function), args, kwargs)
         target, arguments = call
         if target is normalize.IDENTITY:
             return arguments[0]

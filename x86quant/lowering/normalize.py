@@ -97,9 +97,22 @@ def _applied(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call
         if name not in _VALUES
         for leaf in pytree.tree_leaves(value)
     )
-    if computed or not isinstance(bound.arguments.get("input", bound.args[0]), Node | list | tuple):
+    # A sum or product may start with a number; anything else is about a tensor.
+    first, *_ = bound.arguments.values()
+    if computed or not (isinstance(first, Node | list | tuple) or "other" in bound.arguments):
         return None
     return rule(*bound.args, **bound.kwargs)
+
+
+def not_canonical(target: Any) -> Any:
+    """Another name for what ``target`` calls, where a pass would take it for the canonical form.
+
+    Such is ``aten.add.Tensor`` with an alpha: it has a rule, and the rule has answered None.
+    """
+    if target not in _FUNCTIONS or not isinstance(target, torch._ops.OpOverload):
+        return target
+    name = target._schema.name.partition("::")[2]
+    return getattr(torch, name, target.overloadpacket)
 
 
 def _rule(*spellings: object) -> Callable[[Rule], Rule]:

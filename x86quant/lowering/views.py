@@ -103,3 +103,12 @@ def computes_a_size(node: Node) -> bool:
     return node.target in _ON_SIZES and all(
         computes_a_size(argument) if isinstance(argument, Node) else True for argument in node.args
     )
+
+
+def is_size_tuple(node: Node) -> bool:
+    """Whether ``node`` yields several sizes of a tensor: its shape, or a slice of it."""
+    if node.op == "call_method":
+        return node.target == "size" and len(node.args) == 1 and not node.kwargs
+    if node.target is operator.getitem and isinstance(node.args[1], slice):
+        return isinstance(node.args[0], Node) and is_size_tuple(node.args[0])
+    return node.target is getattr and node.args[1] == "shape"
