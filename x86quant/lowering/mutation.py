@@ -145,6 +145,8 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         UnsupportedError: a write cannot be expressed, among them any to a parameter or buffer,
             which would outlast the call.
     """
+    if not any(_may_write(node, gm) for node in gm.graph.nodes):
+        return gm
     # Leaving inference mode would turn gradients on: no_grad comes after it.
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
@@ -163,6 +165,42 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
 
 
 # --- what a node writes ----------------------------------------------------------------------
+
+#: Where functions live that write to an argument only if their name or their arguments say so.
+_KNOWN = ("torch", "_operator", "operator", "builtins", "math")
+
+
+def _may_write(n: Node, root: nn.Module) -> bool:
+    """Whether ``n`` could write in place: whatever is not known not to. Running it tells."""
+    target: Any = n.target
+    if n.op == "call_method":
+        return str(target).endswith("_") or "out" in n.kwargs
+    if n.op == "call_module":
+        return not _keeps_inputs(root.get_submodule(str(target)))
+    if n.op != "call_function":
+        return False
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    name = str(getattr(target, "__name__", ""))
+    home = str(getattr(target, "__module__", None) or "torch")
+    switches = ("inplace", "training", "train", "use_input_stats", "max_norm", "out")
+    return (
+        target in _IN_PLACE_OPERATORS
+        or target is operator.setitem
+        or name.endswith("_")
+        or home.partition(".")[0] not in _KNOWN
+        or any(argument is True for argument in n.args)
+        or any(n.kwargs.get(switch) not in (None, False) for switch in switches)
+    )
+
+
+def _keeps_inputs(module: nn.Module) -> bool:
+    """Whether ``module``, one of torch's own, writes neither to its input nor to itself."""
+    if isinstance(module, nn.Sequential):
+        return all(map(_keeps_inputs, list(module.children())[:1]))
+    state = module.training and any(True for _ in module.buffers())
+    in_place = getattr(module, "inplace", False) or getattr(module, "max_norm", None) is not None
+    return type(module).__module__.startswith("torch.") and not state and not in_place
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,13 +263,14 @@ class _WriteRecorder(Interpreter):
                 return None
 
     def _note(self, n: Node, candidates: list[tuple[_Call, Any]]) -> None:
-        written: dict[int, torch.Tensor] = {}
-        for key, (x, version, geometry) in self._versions.items():
-            if _geometry(x) != geometry:
+        for x in _tensors([self.env[argument] for argument in n.all_input_nodes]):
+            if _geometry(x) != self._versions[id(x)][2]:
                 raise UnsupportedError(
                     f"{n.target} changes the shape of a tensor in place; write x = x."
                     f"{str(n.target).rstrip('_')}(...) instead"
                 )
+        written: dict[int, torch.Tensor] = {}
+        for key, (x, version, geometry) in self._versions.items():
             if _version(x) != version:
                 written[_storage(x)] = x
                 self._versions[key] = (x, _version(x), geometry)
