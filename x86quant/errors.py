@@ -6,7 +6,8 @@
     ├── CpuError           the CPU cannot do what was asked (X86QUANT_ISA, missing feature)
     ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
     ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
-    ├── UnsupportedError   no kernel can run this op; names every kernel and its reasons
+    ├── UnsupportedError   x86quant cannot do this with the model; says why, and what to do
+    │   └── NoKernelError  no kernel can run this op; names every kernel and its reasons
     ├── MeasurementError   a file of measurements or shapes is wrong; says file, line and remedy
     ├── TuningError        tuning cannot start or go on (another one runs, the disk is full)
     ├── ArtifactError      a model cannot be saved, or a file is damaged, hostile or too new
@@ -36,7 +37,11 @@ class InvalidInputError(X86QuantError, ValueError):
 
 
 class UnsupportedError(X86QuantError, NotImplementedError):
-    """No registered kernel can run this op."""
+    """x86quant cannot do this with the model."""
+
+
+class NoKernelError(UnsupportedError):
+    """No registered kernel can run this op. In a compiled model torch then does."""
 
 
 class MeasurementError(X86QuantError, ValueError):

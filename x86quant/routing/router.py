@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError, NoKernelError, UnsupportedError
 from x86quant.spec import OpSpec, WeightFacts
 from x86quant.tables.conditions import ConditionError, Pattern, did_you_mean, parse_pattern
 from x86quant.tables.errata import Erratum
@@ -122,7 +122,7 @@ def choose(
     legal = [name for name in kernels if name not in refused]
     steps = [f"{name} refused: {'; '.join(reasons)}" for name, reasons in refused.items()]
     if not legal:
-        raise UnsupportedError(f"no kernel can run {spec}:{_listed(refused)}")
+        raise NoKernelError(f"no kernel can run {spec}:{_listed(refused)}")
     steps.append(f"legal: {', '.join(legal)}")
     for rule, reason, names, must in _preferences(spec, cpu, table, legal, overrides):
         usable = [name for name in names if name in legal]

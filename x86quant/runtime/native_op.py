@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from x86quant.errors import UnsupportedError
+from x86quant.errors import NoKernelError
 from x86quant.runtime import layout
 from x86quant.runtime.plan import Value
 
@@ -292,7 +292,7 @@ def _in_rows(values: Sequence[Value], out: Value, channel: int) -> dict[str, tup
     every = [*values, out]
     sizes = layout.rows([v.meta for v in every], channel)
     if sizes is None:
-        raise UnsupportedError("its tensors have too many dimensions that lie apart")
+        raise NoKernelError("its tensors have too many dimensions that lie apart")
     names = [*"ab"[: len(values)], "out"]
     return dict(zip(names, zip(every, sizes, strict=True), strict=True))
 
@@ -314,11 +314,11 @@ def _float_and_codes(real: torch.Tensor, codes: torch.Tensor) -> tuple[int, list
     if rank >= 3 and layout.fits(codes, 1) and codes.stride(-1) >= codes.shape[1]:
         return 1, [layout.image(real), layout.image(codes)]
     if rank == 0:
-        raise UnsupportedError("its tensor has no dimensions")
+        raise NoKernelError("its tensor has no dimensions")
     channel = layout.order_of(codes)[-1]
     found = layout.rows([real, codes], channel)
     if found is None:
-        raise UnsupportedError("its tensors have too many dimensions that lie apart")
+        raise NoKernelError("its tensors have too many dimensions that lie apart")
     return channel, found
 
 

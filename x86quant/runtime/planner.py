@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from x86quant.errors import UnsupportedError
+from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, is_op, label, op_name
 from x86quant.lowering.views import is_reshape
 from x86quant.runtime import layout
@@ -76,7 +76,7 @@ class _Planner:
                 lower = _LOWERED[op_name(node)] if is_op(node) else _Planner._view
                 try:
                     self.values[node] = lower(self, node)
-                except UnsupportedError as error:
+                except NoKernelError as error:
                     raise NoNativeFormError(node.name, str(error)) from error
         results = [self._result(node, index) for index, node in enumerate(self.output_nodes)]
         arena = [b for b in self.buffers if b.base == 0]
@@ -224,7 +224,7 @@ class _Planner:
     def _rows(self, node: Node, values: Sequence[Value], channel: int) -> list[Any]:
         found = layout.rows([v.meta for v in values], channel)
         if found is None:
-            raise UnsupportedError("its tensors have too many dimensions that lie apart")
+            raise NoKernelError("its tensors have too many dimensions that lie apart")
         return found
 
     # ---------------------------------------------------------------- nodes
@@ -261,7 +261,7 @@ class _Planner:
         if result.untyped_storage()._cdata == source.meta.untyped_storage()._cdata:
             return self._value(source.buffer, result)
         if not is_reshape(node):
-            raise UnsupportedError("it is no view of its input")
+            raise NoKernelError("it is no view of its input")
         order = layout.channels_last_order(result.dim())
         target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()))
         try:
