@@ -74,7 +74,10 @@ class _Planner:
                 self.values[node] = self._input(node, next(given), bases)
             elif node.op in ("call_function", "call_method"):
                 lower = _LOWERED[op_name(node)] if is_op(node) else _Planner._view
+                shape = self.shapes[node]
                 try:
+                    if isinstance(shape, torch.Size) and (not shape or not shape.numel()):
+                        raise NoKernelError("its tensor is empty or has no dimensions")
                     self.values[node] = lower(self, node)
                 except NoKernelError as error:
                     raise NoNativeFormError(node.name, str(error)) from error
