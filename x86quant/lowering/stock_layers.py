@@ -300,9 +300,9 @@ MODULES: dict[type[nn.Module], ModuleConverter] = {
 # --- functions -------------------------------------------------------------------------------
 
 
-def _quantize(builder: Builder, node: Node, x: Any, *_: Any, **__: Any) -> Any:
+def _quantize(builder: Builder, node: Node, input: Any, *_: Any, **__: Any) -> Any:
     # The walk quantizes the result, whose qparams it has seen.
-    return x
+    return input
 
 
 def _dequantize(builder: Builder, node: Node, x: Any) -> Any:
