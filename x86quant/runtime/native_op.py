@@ -311,7 +311,7 @@ def _float_and_codes(real: torch.Tensor, codes: torch.Tensor) -> tuple[int, list
     Rows stay apart, so that there is something to share among threads.
     """
     rank = codes.dim()
-    if rank >= 3 and layout.fits(codes, 1) and codes.stride(-1) >= codes.shape[1]:
+    if 3 <= rank <= 5 and layout.fits(codes, 1) and codes.stride(-1) >= codes.shape[1]:
         return 1, [layout.image(real), layout.image(codes)]
     if rank == 0:
         raise NoKernelError("its tensor has no dimensions")

@@ -494,7 +494,7 @@ def _feeds_conv(node: Node) -> bool:
 def _is_point(point: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Whether ``point`` is one pixel of each image of ``whole``."""
     return (
-        len(point) == len(whole) > 2
+        2 < len(point) == len(whole) <= 5
         and point[:2] == whole[:2]
         and all(size == 1 for size in point[2:])
         and point != whole
