@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from x86quant.errors import (
         ArtifactError,
         CpuError,
+        CpuTooOldError,
         ExtensionError,
         FloatOpsError,
         InvalidInputError,
@@ -82,6 +83,7 @@ _HOME = {
     "errors": (
         "ArtifactError",
         "CpuError",
+        "CpuTooOldError",
         "ExtensionError",
         "FloatOpsError",
         "InvalidInputError",
@@ -123,6 +125,7 @@ __all__ = [
     "ComputeReport",
     "Cpu",
     "CpuError",
+    "CpuTooOldError",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",

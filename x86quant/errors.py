@@ -4,6 +4,7 @@
 
     X86QuantError
     ├── CpuError           the CPU cannot do what was asked (X86QUANT_ISA, missing feature)
+    │   └── CpuTooOldError     it lacks AVX2: models run in plain torch
     ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
     ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
     ├── UnsupportedError   x86quant cannot do this with the model; says why, and what to do
@@ -26,6 +27,10 @@ class X86QuantError(Exception):
 
 class CpuError(X86QuantError, RuntimeError):
     """The CPU, or the ISA level asked for, cannot do this."""
+
+
+class CpuTooOldError(CpuError):
+    """The CPU lacks AVX2, which every kernel needs: models run in plain torch."""
 
 
 class RuleError(X86QuantError, ValueError):
