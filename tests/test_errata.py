@@ -122,18 +122,27 @@ def test_every_erratum_has_a_case() -> None:
     assert not [right for engine, _, right, level in CASES if concerning(engine, right, level)]
 
 
+def has_avx512() -> bool:
+    """Of the CPU itself, which is what these kernels ask."""
+    import torch
+
+    return bool(torch.cpu.get_capabilities()["avx512_f"])
+
+
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_an_erratum_is_true_and_its_neighbour_is_not_hit(number: int) -> None:
     engine, wrong, _, level = CASES[number]
     erratum = concerning(engine, wrong, level)[0]
     if engine == "onednn" and not isa.has(level):
         pytest.skip(f"this CPU has no {level}")
+    if engine == "fbgemm" and not wrong.transposed and not has_avx512():
+        pytest.skip("FBGEMM's group-wise kernels end after other groups without AVX-512")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.test_errata", str(number)],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": CAPS[level], "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # emulated CPUs are slow
         check=False,
     )
     outcomes = done.stdout.split()
