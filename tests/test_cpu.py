@@ -250,7 +250,7 @@ def test_nothing_is_remembered_where_reboots_cannot_be_told(monkeypatch, cache, 
 def test_the_probe_really_multiplies_tiles():
     assert cpu_info._probe_amx() is None
     broken = amx_probe._CODE.replace(bytes.fromhex("c4e2695ec1"), bytes(0))
-    code = f"from x86quant import amx_probe as p; p._CODE = {broken!r}; print(p.main())"
+    code = f"from x86quant.hardware import amx_probe as p; p._CODE = {broken!r}; print(p.main())"
     assert run_python(code).stdout.strip() == "3"
 
 
@@ -326,7 +326,7 @@ def test_a_library_capped_by_its_own_variable_gives_no_wrong_numbers(cap, stock)
 
 @pytest.mark.skipif(not HERE.amx, reason="this CPU has no AMX, or is capped below it")
 def test_onednn_is_kept_off_amx_that_faults():
-    faulty = "from x86quant import cpu_info; cpu_info._remembered = lambda *_: 'it faults'\n"
+    faulty = "from x86quant.hardware import cpu; cpu._remembered = lambda *_: 'it faults'\n"
     done = run_python(faulty + ISA_REPORT, X86QUANT_ISA="", ONEDNN_VERBOSE="1")
     assert "ISA avx512_vnni EXACT True" in done.stdout, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "convolution" in line and "exec" in line]
