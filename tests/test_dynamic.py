@@ -29,9 +29,9 @@ from x86quant.dynamic import (
     Int8Linear,
     WeightOnlyEmbedding,
     WeightOnlyLinear,
-    quantize_weight,
     to_dynamic,
 )
+from x86quant.dynamic.layers import quantize_weight
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.kernels import dynamic_kernels
 from x86quant.ops.dynamic import ACTIVATIONS

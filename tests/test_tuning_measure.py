@@ -29,7 +29,8 @@ from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels, graph_kernels, kernel_names
 from x86quant.spec import OpSpec
 from x86quant.tables.table_reader import read_table
-from x86quant.tuning import journal, measure, progress, quiet, ranking, session, user_table
+from x86quant.terminal import progress
+from x86quant.tuning import journal, measure, quiet, ranking, session, user_table
 from x86quant.tuning.candidates import Candidate, MakeOperands, candidates
 from x86quant.tuning.cases import LAYERS, PROBES, Grid, Shape, jobs, read_shapes, select, supports
 from x86quant.tuning.layer_shapes import with_rows

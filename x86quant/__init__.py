@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from x86quant.errors import (
         ArtifactError,
         CpuError,
+        CpuTooOldError,
         ExtensionError,
         FloatOpsError,
         InvalidInputError,
@@ -84,6 +85,7 @@ _HOME = {
     "errors": (
         "ArtifactError",
         "CpuError",
+        "CpuTooOldError",
         "ExtensionError",
         "FloatOpsError",
         "InvalidInputError",
@@ -127,6 +129,7 @@ __all__ = [
     "ComputeReport",
     "Cpu",
     "CpuError",
+    "CpuTooOldError",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",

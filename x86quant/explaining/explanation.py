@@ -12,6 +12,7 @@ import torch
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention
+from x86quant.errors import CpuTooOldError
 from x86quant.hardware.cpu import cpu
 from x86quant.lowering.passes import Report
 from x86quant.profiling.recorder import Elided, RunStep, record
@@ -192,8 +193,11 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
 
 
 def _rules_in_force() -> str:
-    table = current_rules()
-    return f"rules in force: {table.name}, {likeness(table, cpu())}"
+    try:
+        table = current_rules()
+        return f"rules in force: {table.name}, {likeness(table, cpu())}"
+    except CpuTooOldError:  # nothing was chosen: models run in plain torch
+        return ""
 
 
 def _with_rules(text: str, rules: str) -> str:

@@ -18,13 +18,13 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import UNBOUNDED, Bounds, is_op, label, op_name
 from x86quant.lowering.lower import FloatNode, computes_in_float
+from x86quant.lowering.views import is_view
 from x86quant.ops.dynamic import linear_dynamic
 from x86quant.packing.linear_dynamic import cached_pack
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Routes
 from x86quant.runtime import Plan, Segment
 from x86quant.runtime.plan import Step
-from x86quant.runtime.supported import is_view
 
 #: The kernel of steps that torch runs in float, and of our own ops where they run in plain torch.
 TORCH, PLAIN = "torch", "plain"

@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError, NoKernelError, UnsupportedError
 from x86quant.kernels import kernel_names
 from x86quant.kernels.base import Situation
 from x86quant.routing.choice import Choice
@@ -91,14 +91,15 @@ class Routing:
         """The kernel for ``spec``, and none of those ``ruled_out``, for reasons of the caller.
 
         Raises:
-            UnsupportedError: no kernel can run the op, or not the one that an override names.
+            NoKernelError: no kernel can run the op.
+            UnsupportedError: not the one that an override names can.
             InvalidInputError: an override names no kernel.
         """
         refused = self._refused(spec, ruled_out or {})
         legal = [name for name in self.kernels if name not in refused]
         steps = [f"{name} refused: {'; '.join(reasons)}" for name, reasons in refused.items()]
         if not legal:
-            raise UnsupportedError(f"no kernel can run {spec}:{_listed(refused)}")
+            raise NoKernelError(f"no kernel can run {spec}:{_listed(refused)}")
         steps.append(f"legal: {', '.join(legal)}")
         for rule, reason, names, must in self._preferences(spec, legal):
             usable = [name for name in names if name in legal]
