@@ -19,6 +19,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.tables.likeness import likeness
 
     facts: dict[str, object] = {
         "x86quant": x86quant.__version__,
@@ -31,8 +32,14 @@ def run(options: argparse.Namespace) -> int:
         facts |= {"rules": None, "cpu": None, "missing": str(error)}
         description = f"{error} Models run in plain torch, slowly."
     else:
-        facts |= {"rules": x86quant.current_rules().name, "cpu": dataclasses.asdict(cpu)}
-        description = str(cpu)
+        table = x86quant.current_rules()
+        like = likeness(table, cpu)
+        facts |= {
+            "rules": table.name,
+            "rules_measured": {"on": like.measured, "like_this_cpu": like.degree},
+            "cpu": dataclasses.asdict(cpu),
+        }
+        description = f"{'':<9} {like}\n{cpu}"
         if torch.get_num_threads() > cpu.best_threads:
             description += (
                 f"\n  advice: torch.set_num_threads({cpu.best_threads}), "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from x86quant.errors import UnsupportedError
-from x86quant.routing.router import Choice
+from x86quant.routing.choice import Choice
 
 
 class NoNativeFormError(UnsupportedError):
