@@ -1,6 +1,6 @@
 """Builds the native kernels into one shared library: ``python kernels/native/build.py``.
 
-Flags are those of ``toolchain.py``, as in ``setup.py``; sources do without exceptions. Objects are
+Flags are those of ``toolchain.py``; sources do without exceptions. Objects are
 rebuilt when a source or a header is newer than they are, and for other flags.
 """
 
