@@ -748,7 +748,7 @@ def test_the_users_table_is_read_back_and_keeps_other_entries() -> None:
 
 def test_tuning_one_model_again_replaces_its_entries() -> None:
     """Also those of transposed layers, whose weights have one scale for all channels."""
-    up = CONV.replace(transposed=True, per_channel=False, output_padding=(0, 0), rows=None)
+    up = CONV.replace(transposed=True, per_channel=False, output_padding=(0, 0))
     for took in (3, 2, 1):
         measured = [stock(up, "onednn", took), graph(up, "native", took), stock(CONV, "fbgemm", 1)]
         table = user_table.with_entries(measured, cpu())
