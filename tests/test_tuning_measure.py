@@ -778,7 +778,7 @@ def test_tune_measures_at_a_lower_level_and_writes_a_file(
     out = tmp_path / "m.csv"
     status = cli.main(
         ["tune", "--shapes", str(shapes_csv), "--out", str(out), "--isa", "avx2", "--batch", "1",
-         "--rows", "4", "--budget", "1m", "--json"]
+         "--rows", "4", "--budget", "1h", "--json"]
     )  # fmt: skip
     assert status == 0
     found = read(out)
