@@ -345,7 +345,9 @@ def test_the_kernel_shows_in_repr_and_explain() -> None:
 
 def narrow(linear: DynamicLinear) -> DynamicLinear:
     """The same with weights that cannot saturate any kernel's sums."""
-    return DynamicLinear(linear.weight // 2, linear.weight_scale, linear.bias, linear.activation)
+    return DynamicLinear(
+        linear.int8_weight // 2, linear.weight_scale, linear.bias, linear.activation
+    )
 
 
 @pytest.mark.parametrize("kernel", ["fbgemm", "onednn"])

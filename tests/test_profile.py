@@ -13,6 +13,7 @@ from torch import nn
 import x86quant
 from tests.test_lowering import IMAGE, Residual
 from tests.test_runtime import compiled
+from x86quant.errors import InvalidInputError
 from x86quant.hardware.cpu import cpu
 from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
 from x86quant.profiling.recorder import RunStep
@@ -125,8 +126,8 @@ def test_trace_is_valid_and_whole(measured: Profile, tmp_path: Path) -> None:
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"])  # no overlaps
 
 
-def test_a_trace_that_cannot_be_written_is_an_os_error(measured: Profile, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
+def test_a_trace_that_cannot_be_written_says_why(measured: Profile, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="there is no folder"):
         measured.to_chrome_trace(tmp_path / "missing" / "trace.json")
 
 

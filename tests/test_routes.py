@@ -78,7 +78,7 @@ def test_explain_and_repr_of_dynamic_linears_say_what_is_packed_until_rerouted()
         assert "kernel=reference" in repr(model)
     assert x86quant.explain(model)[0].kernel == "reference"
     with torch.no_grad():
-        model[0].weight.zero_()  # packed again at the next call, by the rules then
+        model[0].int8_weight.zero_()  # packed again at the next call, by the rules then
     assert x86quant.explain(model)[0].kernel == "native"
 
 
@@ -141,7 +141,7 @@ def test_dynamic_linears_under_scrambled_tables(order: tuple[str, ...]) -> None:
     layer, x = DynamicLinear.from_float(nn.Linear(24, 8)), torch.randn(5, 24)
     want = layer(x)
     step = float(x.max() - x.min()) / 255
-    largest = float((layer.weight_scale * layer.weight.abs().sum(1)).max())
+    largest = float((layer.weight_scale * layer.int8_weight.abs().sum(1)).max())
     with x86quant.use_rules(prefers(*order, op="linear", rows="<= 2")):
         x86quant.reroute(layer)
         for rows in (1, 2, 5):
