@@ -39,11 +39,14 @@ class Kernel(abc.ABC):
         name: stable; the same in rules, logs, tests and environment variables.
         requires: CPU features (names as in ``Cpu.features``) without which it cannot run.
         engine: the stock engine whose prepack makes this kernel's packed weight.
+        row_breaks: numbers of rows from which on it may refuse what it ran with fewer, or run what
+            it refused; the router looks at both sides of each.
     """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset()
     engine: ClassVar[str]
+    row_breaks: ClassVar[frozenset[int]] = frozenset()
 
     def missing_features(self, cpu: Cpu) -> list[str]:
         """Required features that ``cpu`` lacks, sorted."""

@@ -44,6 +44,7 @@ class FakeKernel:
     requires: frozenset[str] = frozenset()
     refuse: Callable[[OpSpec], str | None] = lambda spec: None
     where: Mapping[Situation, str] = dataclasses.field(default_factory=dict)
+    row_breaks: frozenset[int] = frozenset()
 
     def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
         return self.where

@@ -35,6 +35,8 @@ class FbgemmKernel(Kernel):
 class FbgemmDynamicKernel(FbgemmKernel):
     """The same in linears on float tensors, by the stock dynamic linear."""
 
+    row_breaks = frozenset({2})  # more rows than one would share a range
+
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         return super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)

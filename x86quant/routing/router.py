@@ -187,6 +187,7 @@ class Routing:
         patterns: list[Pattern] = [*self.overrides, *self.errata]
         breaks = set(self.table.row_breaks(spec, self.cpu))
         breaks |= {b for pattern in patterns for b in pattern.row_breaks(spec, self.cpu) if b > 1}
+        breaks |= {b for kernel in self.kernels.values() for b in kernel.row_breaks}
         pieces: list[tuple[int | None, Choice]] = []
         starts = [1, *sorted(breaks)]
         for start, after in zip(starts, [*starts[1:], None], strict=True):
