@@ -270,7 +270,7 @@ class FixedRangeObserver(FixedQParamsObserver):
     def __init__(
         self, scale: float, zero_point: int, observer: Callable[[], nn.Module], **kwargs: Any
     ) -> None:
-        super().__init__(scale, zero_point, **kwargs)
+        super().__init__(scale, zero_point, **kwargs)  # type: ignore[no-untyped-call]
         self.observer = observer()
 
     def forward(self, x_orig: torch.Tensor) -> torch.Tensor:

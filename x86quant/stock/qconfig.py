@@ -210,7 +210,9 @@ def _set_ops(
 def _set_fixed(mapping: QConfigMapping, activation: _Factory) -> None:
     """Give ops of a fixed range an observer that sees where the range is not theirs."""
     for kind, qconfig in list(mapping.object_type_qconfigs.items()):
-        fixed = qconfig.activation() if qconfig is not None else None
+        if qconfig is None:
+            continue
+        fixed = qconfig.activation()
         if isinstance(fixed, FixedQParamsObserver):
             observer = FixedRangeObserver.with_args(
                 scale=float(fixed.scale),
