@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import difflib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -28,6 +28,9 @@ from x86quant.quantization.wording import listed
 _log = logging.getLogger("x86quant.quantization")
 
 AS_ASKED = "as asked"
+
+#: On how many calls what was traced is compared with the model.
+_EXAMPLES = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,7 +205,7 @@ class PreparedModel:
         )
 
     def _prepare_static(self, data: Calibration, kit: Kit) -> None:
-        traced = self._trace_parts(data.example)
+        traced = self._trace_parts(data.sample)
         if kit.equalize is not False:
             self._equalize(traced, always=kit.equalize is True)
         self.parts = tuple(
@@ -221,18 +224,18 @@ class PreparedModel:
             for part in self.parts:
                 part.corrections = corrections[part.path].corrections()
 
-    def _trace_parts(self, example: Call) -> dict[str, tuple[Traced, Call]]:
+    def _trace_parts(self, sample: Sequence[Call]) -> dict[str, tuple[Traced, Call]]:
         """The outermost parts that can be traced, each with an example of its inputs."""
         found: dict[str, tuple[Traced, Call]] = {}
         refused: list[str] = []
-        seen = self._example_calls(example)
+        seen = self._example_calls(sample)
         for path, module in static_candidates(self.model, self.plan):
             if any(not p or path == p or path.startswith(f"{p}.") for p in found):
                 continue
             if path not in seen:
                 continue
             try:
-                found[path] = (trace(holder(path, module), seen[path]), seen[path])
+                found[path] = (trace(holder(path, module), seen[path]), seen[path][0])
             except UnsupportedError as error:
                 if not path and not self.plan.dynamic:
                     self.notes.append(f"the whole cannot be one graph: {error}")
@@ -250,15 +253,20 @@ class PreparedModel:
             self.notes.append(f"static parts: {listed(list(found))}; torch runs what is between")
         return found
 
-    def _example_calls(self, example: Call) -> dict[str, Call]:
-        """How each submodule is called first when the model runs on ``example``."""
-        calls: dict[str, Call] = {}
+    def _example_calls(self, sample: Sequence[Call]) -> dict[str, list[Call]]:
+        """The first calls of each submodule when the model runs on each call of ``sample``."""
+        calls: dict[str, list[Call]] = {}
         paths = [path for path, _ in self.model.named_modules()]
 
         def keeping(path: str) -> Any:
-            return lambda call: calls.setdefault(path, call)
+            def keep(call: Call) -> None:
+                found = calls.setdefault(path, [])
+                if len(found) < _EXAMPLES:
+                    found.append(call)
 
-        feed(self.model, [example], {path: keeping(path) for path in paths})
+            return keep
+
+        feed(self.model, sample[:_EXAMPLES], {path: keeping(path) for path in paths})
         return calls
 
     def _equalize(self, traced: dict[str, tuple[Traced, Call]], always: bool) -> None:
@@ -297,7 +305,7 @@ class PreparedModel:
         """The modules that are called when the model runs; None without data to run it on."""
         if not self.sample:
             return None
-        return set(self._example_calls(self.sample[0]))
+        return set(self._example_calls(self.sample[:1]))
 
     def _of(self, part: StaticPart) -> list[NamedLayer]:
         return [layer for layer in self.layers.values() if layer.part is part]

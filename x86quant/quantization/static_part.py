@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from torch.ao.nn.intrinsic.modules.fused import _FusedModule
 from torch.ao.quantization import ObserverBase, QConfigMapping
+from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
 from torch.fx import GraphModule, Node
 
 from x86quant.compiled import CompiledModule, compile
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
+from x86quant.lowering.mutation import OnCopy
 from x86quant.quantization.batches import Call
 from x86quant.quantization.tracing import Traced
 from x86quant.quantization.wording import quiet
@@ -38,7 +40,7 @@ class Ranges:
             observer=self.observer,
             weight_observer=self.weight_observer,
         )
-        for kind in (*Int8Linear.__subclasses__(), DynamicMultiheadAttention):
+        for kind in (*Int8Linear.__subclasses__(), DynamicMultiheadAttention, OnCopy):
             mapping.set_object_type(kind, None)
         return mapping
 
@@ -152,6 +154,9 @@ class StaticPart:
                 copy.deepcopy(self.float_module),
                 mapping,
                 self._example,
+                prepare_custom_config=PrepareCustomConfig().set_non_traceable_module_classes(
+                    [OnCopy]
+                ),
                 backend_config=get_backend_config(),
             )
         return prepared.eval()

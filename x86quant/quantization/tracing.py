@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.fx import GraphModule, Node, Tracer
+from torch.fx import GraphModule, Node
 from torch.fx.proxy import TraceError
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
+from x86quant.lowering.mutation import InPlaceTracer, without_mutations
 from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
+from x86quant.quantization.faithful import check_faithful, why_untraceable
 from x86quant.quantization.wording import first_line
 
 #: What symbolic tracing raises when code depends on values, beside its own TraceError.
@@ -62,52 +64,45 @@ class Traced:
     note: str = ""
 
 
-def trace(model: nn.Module, example: Call) -> Traced:
+def trace(model: nn.Module, calls: Sequence[Call]) -> Traced:
     """``model``, in evaluation mode, as a graph; its batch norms folded. ``model`` may be changed.
+
+    ``calls`` are examples of how it is called: what is traced must answer them as ``model`` does.
 
     Raises:
         UnsupportedError: neither torch.fx nor torch.export can trace it; says why.
     """
+    example = calls[0]
     if example.kwargs:
         raise UnsupportedError("it takes keyword arguments, and a graph takes positional ones only")
+    if (why := why_untraceable(model, example)) is not None:
+        raise UnsupportedError(why)
     try:
         tracer = _LayerTracer()
         graph = tracer.trace(model)
         gm = GraphModule(model, graph)
         for node in graph.nodes:
             node.meta["scope"] = tracer.node_name_to_scope[node.name][0]
-        _check(model, gm, example)
+        gm = without_mutations(gm, example.args)
+        check_faithful(model, gm, calls)
         found = Traced(gm, "torch.fx")
-    except _TRACE_ERRORS as error:
+    except (*_TRACE_ERRORS, UnsupportedError) as error:
         reason = f"torch.fx cannot trace it ({first_line(error)})"
         gm = from_export(model, example, reason)
+        check_faithful(model, gm, calls)
         found = Traced(gm, "torch.export", reason)
     normalize(found.graph_module)
     fold_batch_norms(found.graph_module)
     return found
 
 
-class _LayerTracer(Tracer):
+class _LayerTracer(InPlaceTracer):
     """Sees through everything but torch's own layers and x86quant's."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, Int8Linear | DynamicMultiheadAttention):
             return True
         return super().is_leaf_module(m, module_qualified_name)
-
-
-def _check(model: nn.Module, gm: GraphModule, example: Call) -> None:
-    """A traced model must answer as the model does: tracing may have frozen what depends on values.
-
-    Raises:
-        TypeError: it returns something else.
-    """
-    with torch.no_grad():
-        expected, actual = example(model), example(gm)
-    if type(actual) is not type(expected):
-        raise TypeError(f"the traced model returns {type(actual)}, not {type(expected)}")
-    if isinstance(expected, torch.Tensor) and expected.shape != actual.shape:
-        raise TypeError(f"the traced model returns {actual.shape}, not {expected.shape}")
 
 
 def normalize(gm: GraphModule) -> None:
