@@ -62,7 +62,7 @@ def sqnr(exact: torch.Tensor, actual: torch.Tensor) -> float:
 
 
 def equalized(model: nn.Module, x: torch.Tensor, always: bool = True):
-    graph = trace(copy.deepcopy(model), Call((x,))).graph_module
+    graph = trace(copy.deepcopy(model), [Call((x,))]).graph_module
     ranges = equalization.ChannelRanges(graph)
     ranges.observe(Call((x,)))
     return graph, equalization.equalize(graph, ranges, always=always)
@@ -93,7 +93,7 @@ def test_equalization_narrows_channel_ranges():
 
 
 def test_equalization_finds_pairs_through_pools_and_flatten():
-    graph = trace(conv_chain(), Call((images(),))).graph_module
+    graph = trace(conv_chain(), [Call((images(),))]).graph_module
     assert [(p.first, p.second) for p in equalization.find_pairs(graph)] == [
         ("0", "2"),
         ("2", "4"),
@@ -122,7 +122,7 @@ class Branch(nn.Module):
     ids=["sigmoid", "relu6", "read twice", "called twice"],
 )
 def test_equalization_leaves_what_it_would_change(between):
-    graph = trace(Branch(between).eval(), Call((images(),))).graph_module
+    graph = trace(Branch(between).eval(), [Call((images(),))]).graph_module
     assert list(equalization.find_pairs(graph)) == []
 
 
@@ -166,7 +166,7 @@ def test_bias_correction_removes_the_mean_error():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3)).eval()
     x = images().abs()
-    part = StaticPart("", trace(copy.deepcopy(model), Call((x,))), Call((x,)), Ranges())
+    part = StaticPart("", trace(copy.deepcopy(model), [Call((x,))]), Call((x,)), Ranges())
     part.calibrate(Call((x,)))
     before = part.build()(x)
     correction = BiasCorrection(part)

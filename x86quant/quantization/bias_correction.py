@@ -24,7 +24,9 @@ class BiasCorrection:
     def __init__(self, part: StaticPart) -> None:
         nodes = [layer.node for layer in part.layers if is_weighted(part.module(layer.node))]
         # A layer used again and again meets its own errors, which one mean does not describe.
-        calls = Counter(node.target for node in part.prepared.graph.nodes if node.op == "call_module")
+        calls = Counter(
+            node.target for node in part.prepared.graph.nodes if node.op == "call_module"
+        )
         nodes = [node for node in nodes if calls[node.target] == 1]
         self._part = part
         self._sums: dict[str, torch.Tensor] = {}

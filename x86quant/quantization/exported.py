@@ -82,7 +82,7 @@ def from_export(model: nn.Module, example: Call, reason: str) -> GraphModule:
     Raises:
         UnsupportedError: it cannot; says why, after ``reason``, why torch.fx cannot either.
     """
-    args, shapes = _dynamic_batch(example)
+    args, shapes = _free_sizes(example)
     try:
         with quiet(), _silent(), torch.no_grad():
             program = torch.export.export(model, args, dynamic_shapes=shapes, strict=False)
@@ -110,15 +110,17 @@ def _silent() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _dynamic_batch(example: Call) -> tuple[tuple[Any, ...], Any]:
-    """Inputs with at least two rows, and the wish that their number stays free."""
+def _free_sizes(example: Call) -> tuple[tuple[Any, ...], Any]:
+    """Inputs with at least two rows, and the wish that all their sizes stay free."""
     tensors = example.tensors
     rows = {x.shape[0] if x.dim() else None for x in tensors}
     if len(tensors) != len(example.args) or len(rows) != 1 or None in rows:
         return example.args, None
     if rows == {1}:  # export would take a single row for a constant
         tensors = [torch.cat([x, x]) for x in tensors]
-    return tuple(tensors), tuple({0: torch.export.Dim.AUTO} for _ in tensors)
+    return tuple(tensors), tuple(
+        dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in tensors
+    )
 
 
 def _convert(gm: GraphModule, model: nn.Module, node: Node) -> None:

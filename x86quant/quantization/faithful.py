@@ -143,9 +143,7 @@ def _mapped(call: Call, change: Any) -> Call:
     def changed(value: Any) -> Any:
         return change(value) if isinstance(value, torch.Tensor) and value.dim() else value
 
-    return Call(
-        tuple(map(changed, call.args)), {key: changed(x) for key, x in call.kwargs.items()}
-    )
+    return Call(tuple(map(changed, call.args)), {key: changed(x) for key, x in call.kwargs.items()})
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -128,7 +128,7 @@ def _static(
 ) -> list[LayerStatistics]:
     examples: list[Call] = []
     feed(reference, calls[:1], {path: examples.append})
-    traced = trace(holder(path, reference.get_submodule(path)), examples[0]).graph_module
+    traced = trace(holder(path, reference.get_submodule(path)), examples[:1]).graph_module
     for pair in summary.equalized:
         if pair.part == path:
             equalization.apply(traced, pair)

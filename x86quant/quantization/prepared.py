@@ -30,7 +30,7 @@ _log = logging.getLogger("x86quant.quantization")
 AS_ASKED = "as asked"
 
 #: On how many calls what was traced is compared with the model.
-_EXAMPLES = 3
+_EXAMPLES = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

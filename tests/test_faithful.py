@@ -1,0 +1,157 @@
+"""What ``quantize`` traces is the model: writes in place, hooks, branches, other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.batches import Call
+from x86quant.quantization.faithful import check_faithful, why_untraceable
+from x86quant.quantization.tracing import trace
+
+
+class Between(nn.Module):
+    """Two convolutions with something between them."""
+
+    def __init__(self, between: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.act = nn.ReLU(inplace=True)
+        self.between = between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.between(self, self.a(x)))
+
+
+def statement(write: Callable[[Any, torch.Tensor], object]) -> Any:
+    """``write`` as a statement: what it returns is dropped."""
+
+    def between(self: Any, y: torch.Tensor) -> torch.Tensor:
+        write(self, y)
+        return y
+
+    return between
+
+
+def iadd(self: Any, y: torch.Tensor) -> torch.Tensor:
+    z = y
+    y += 1
+    return z
+
+
+def on_height(self: Any, y: torch.Tensor) -> torch.Tensor:
+    return F.avg_pool2d(y, 2) if y.shape[2] > 40 else y
+
+
+def on_batch(self: Any, y: torch.Tensor) -> torch.Tensor:
+    return y * 3 if y.shape[0] > 1 else y - 2
+
+
+def on_values(self: Any, y: torch.Tensor) -> torch.Tensor:
+    return y * 3 if bool(y.mean() > 100) else y - 2
+
+
+CASES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "clamp_": statement(lambda self, y: y.clamp_(-0.1, 0.1)),
+    "F.relu in place": statement(lambda self, y: F.relu(y, inplace=True)),
+    "module in place": statement(lambda self, y: self.act(y)),
+    "torch.relu_": statement(lambda self, y: torch.relu_(y)),
+    "mul_ add_": statement(lambda self, y: y.mul_(2.0).add_(0.3)),
+    "part of it": statement(lambda self, y: y[:, :4].mul_(0.0)),
+    "setitem": statement(lambda self, y: y.__setitem__((slice(None), 0), 0.0)),
+    "iadd": iadd,
+    "height": on_height,
+    "batch": on_batch,
+    "values": on_values,
+}
+
+
+def decibels(want: torch.Tensor, got: torch.Tensor) -> float:
+    assert want.shape == got.shape
+    return float(10 * torch.log10(want.square().sum() / (want - got).square().sum()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_int8_does_what_the_model_does_at_other_sizes_too(case: str) -> None:
+    torch.manual_seed(0)
+    model = Between(CASES[case]).eval()
+    int8 = x86quant.quantize(model, [torch.randn(4, 3, 32, 32) for _ in range(2)])
+    for shape in ((4, 3, 32, 32), (1, 3, 32, 32), (2, 3, 64, 48)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            want, got = model(x.clone()), int8(x.clone())
+        assert decibels(want, got) > 20, (shape, int8.quantization)
+
+
+@pytest.mark.parametrize("where", ["layer", "model"])
+def test_hooks_are_called(where: str) -> None:
+    torch.manual_seed(0)
+    model = Between(lambda self, y: F.relu(y)).eval()
+    if where == "layer":
+        model.a.register_forward_hook(lambda module, args, y: y * 2 + 1)
+    else:
+        model.register_forward_pre_hook(lambda module, args: (args[0] * 0.1 + 3,))
+    x = torch.randn(4, 3, 16, 16)
+    int8 = x86quant.quantize(model, [x])
+    with torch.no_grad():
+        assert decibels(model(x), int8(x)) > 20
+
+
+def test_a_graph_that_differs_at_another_size_is_refused() -> None:
+    model, frozen = Between(on_height).eval(), Between(lambda self, y: y).eval()
+    frozen.load_state_dict(model.state_dict())
+    with pytest.raises(UnsupportedError, match="other results than the model"):
+        check_faithful(model, frozen, [Call((torch.randn(2, 3, 32, 32),))])
+    check_faithful(model, model, [Call((torch.randn(2, 3, 32, 32),))])
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.layer(x) + self.seen
+
+
+class Noise(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_state_and_noise_are_no_graph() -> None:
+    call = Call((torch.randn(2, 4),))
+    assert "buffers" in str(why_untraceable(Counts(), call))
+    assert "random" in str(why_untraceable(Noise(), call))
+    assert why_untraceable(nn.Linear(4, 4), call) is None
+    with pytest.raises(UnsupportedError, match="random"):
+        trace(Noise(), [call])
+
+
+def test_a_recurrent_layer_keeps_its_bias() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(6):
+                x = torch.tanh(self.cell(x)) + x
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model, x = Recurrent().eval(), torch.randn(64, 16)
+    int8 = x86quant.quantize(model, [x])
+    assert "head" in int8.quantization.int8_layers
+    assert int8.quantization.corrected <= 1
+    with torch.no_grad():
+        assert decibels(model(x), int8(x)) > 25
