@@ -7,11 +7,29 @@ Legality lives here, beside the kernel, as code that answers with reasons. Prefe
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
+
+from x86quant.tables.conditions import Span
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Situation:
+    """What is found out only when packed weights run; the packs in C++ look for it at each call.
+
+    Attributes:
+        widths: the last side of the output is one of these.
+    """
+
+    widths: Span
+
+    def __str__(self) -> str:
+        return f"the output is {self.widths} wide"
 
 
 class Kernel(abc.ABC):
@@ -34,6 +52,13 @@ class Kernel(abc.ABC):
     def quicker_with_narrow_weights(self, cpu: Cpu) -> bool:
         """Whether weights that cannot saturate 16-bit sums are multiplied faster than others."""
         return False
+
+    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
+        """In which situations it cannot run packed weights that it otherwise can, and why.
+
+        The router chooses another kernel for each when it packs, and the pack switches to it.
+        """
+        return {}
 
     @abc.abstractmethod
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:

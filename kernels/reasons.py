@@ -49,6 +49,17 @@ def pair_saturation(spec: OpSpec, layout: str) -> list[str]:
     ]
 
 
+def shared_sums(kernel: str, family: str, instructions: str, spec: OpSpec) -> list[str]:
+    """Products that share a 16-bit sum which can leave int16, or of which nothing is known."""
+    layout = saturation.probed_layout(kernel, family, instructions)
+    if layout is None:
+        return [
+            f"nobody has seen which {instructions} sums of its {family} layers are exact "
+            "(benchmarks.shared_sums finds out)"
+        ]
+    return [] if layout == saturation.NONE else pair_saturation(spec, layout)
+
+
 def one_range(spec: OpSpec) -> list[str]:
     """Several rows of a linear on float tensors, each of which has a range of its own."""
     if spec.rows == 1:

@@ -15,6 +15,14 @@ Which weights are pairs is decided by a kernel's packed layout:
     Any two weights of one output channel. It covers every layout, and is for libraries that
     choose a layout of their own from shapes unknown when weights are packed (oneDNN).
 
+``NONE``
+    No two products share a 16-bit sum: the kernel widens first, or multiplies by VNNI.
+
+Which of these holds for a family of FBGEMM's layers and a set of instructions is not read off its
+source but seen: ``python -m benchmarks.shared_sums`` gives the library layers with weights at their
+extreme, and records in ``shared_sums.json`` which products disturbed each other. What was never
+probed has no layout, and is not legal. oneDNN is taken to pair any two.
+
 ``CHANNEL`` is not of pairs: it sums whole output channels, to prove that int32 accumulators
 cannot overflow.
 
@@ -23,7 +31,10 @@ The zero point counts as an activation, since padding is filled with it: ``A`` b
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
@@ -31,9 +42,14 @@ from torch import Tensor
 
 from x86quant.spec import WeightFacts
 
+NONE = "none"
 TAPS = "taps"
 ANY = "any"
 CHANNEL = "channel"
+
+#: What kernels may do, from the most to the least exact.
+LAYOUTS = (NONE, TAPS, ANY)
+PROBED = Path(__file__).with_name("shared_sums.json")
 
 _BLOCK = 2**20  # weights
 
@@ -80,6 +96,21 @@ def can_overflow(extremes: tuple[int, int], activation_max: int) -> bool:
     """
     widest = max(-extremes[0], extremes[1])
     return _leaves(INT32, (-widest, widest), activation_max)
+
+
+def probed_layout(kernel: str, family: str, instructions: str) -> str | None:
+    """Which products share a 16-bit sum, as seen; None where nobody has looked."""
+    return _probed().get((kernel, family, instructions))
+
+
+@functools.cache
+def _probed() -> dict[tuple[str, str, str], str]:
+    """The layouts on record; where several CPUs were probed, the least exact."""
+    found: dict[tuple[str, str, str], str] = {}
+    for record in json.loads(PROBED.read_text())["probed"]:
+        key = (record["kernel"], record["family"], record["instructions"])
+        found[key] = max(found.get(key, NONE), record["layout"], key=LAYOUTS.index)
+    return found
 
 
 def _leaves(bounds: tuple[int, int], extremes: tuple[int, int], activation_max: int) -> bool:

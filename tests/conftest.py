@@ -14,14 +14,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(autouse=True)
-def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``quantize`` decides nothing by time: tests are of results, on machines that do much else."""
-    import x86quant.quantization.speed
-
-    monkeypatch.setattr(x86quant.quantization.speed, "can_tell", lambda: False)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own() -> Iterator[None]:
     """An empty cache folder, for subprocesses too."""

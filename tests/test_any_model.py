@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 import x86quant
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
-from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
 from x86quant.quantization import speed
 
 Forward = Callable[[Any, torch.Tensor], Any]
@@ -29,7 +29,7 @@ def images(count: int = 8, size: int = 12, seed: int = 0) -> torch.Tensor:
 
 
 def quantized(model: nn.Module, data: Any, **settings: Any) -> Any:
-    return x86quant.quantize(model, data, **{"progress": False, "speed_check": False, **settings})
+    return x86quant.quantize(model, data, **{"progress": False, **settings})
 
 
 def sqnr(exact: torch.Tensor, actual: torch.Tensor) -> float:
@@ -88,7 +88,7 @@ def _torch_relu(_: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _masked_fill(_: Any, x: torch.Tensor) -> torch.Tensor:
-    x.masked_fill_(x > 0.2, 1.0)
+    x.masked_fill_(x > 0.2, 0.2)  # continuous, so that rounding cannot flip much
     return x
 
 
@@ -707,7 +707,7 @@ def test_what_is_slower_stays_in_float(monkeypatch):
     assert torch.equal(result(images()), model(images()))
     assert result.quantization.int8_layers == ()
     assert "1.50 times" in str(result.quantization)
-    kept = quantized(model, images(), speed_check=False)
+    kept = quantized(model, images())
     assert kept.quantization.int8_layers == ("a", "b")
 
 
@@ -716,3 +716,15 @@ def test_noise_is_no_loss():
         return x + 1
 
     assert speed.slower(same, same, speed.Call((torch.zeros(4),))) is None
+
+
+# --- nothing runs past a guard ---
+
+
+def test_guarded_modules_are_not_saved_as_the_float_model(tmp_path):
+    result = quantized(Branches(lambda _, x: x), images())
+    assert isinstance(result, GuardedModule)
+    with pytest.raises(ArtifactError, match=r"model\.compiled"):
+        x86quant.save(result, tmp_path / "net.x86q", example_inputs=(images(),))
+    with pytest.raises(torch.fx.proxy.TraceError, match="GuardedModule"):
+        torch.fx.symbolic_trace(result)

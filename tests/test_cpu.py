@@ -16,6 +16,7 @@ from tests.stock import run_python
 from x86quant.errors import CpuError
 from x86quant.hardware import amx_probe
 from x86quant.hardware import cpu as cpu_info
+from x86quant.hardware.allowance import Allowance, cpu_quota, fast_cpus
 from x86quant.hardware.cpu import classify
 from x86quant.hardware.isa import LEVELS, best_level, capped_features
 
@@ -250,7 +251,7 @@ def test_nothing_is_remembered_where_reboots_cannot_be_told(monkeypatch, cache, 
 def test_the_probe_really_multiplies_tiles():
     assert cpu_info._probe_amx() is None
     broken = amx_probe._CODE.replace(bytes.fromhex("c4e2695ec1"), bytes(0))
-    code = f"from x86quant import amx_probe as p; p._CODE = {broken!r}; print(p.main())"
+    code = f"from x86quant.hardware import amx_probe as p; p._CODE = {broken!r}; print(p.main())"
     assert run_python(code).stdout.strip() == "3"
 
 
@@ -326,7 +327,7 @@ def test_a_library_capped_by_its_own_variable_gives_no_wrong_numbers(cap, stock)
 
 @pytest.mark.skipif(not HERE.amx, reason="this CPU has no AMX, or is capped below it")
 def test_onednn_is_kept_off_amx_that_faults():
-    faulty = "from x86quant import cpu_info; cpu_info._remembered = lambda *_: 'it faults'\n"
+    faulty = "from x86quant.hardware import cpu; cpu._remembered = lambda *_: 'it faults'\n"
     done = run_python(faulty + ISA_REPORT, X86QUANT_ISA="", ONEDNN_VERBOSE="1")
     assert "ISA avx512_vnni EXACT True" in done.stdout, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "convolution" in line and "exec" in line]
@@ -384,3 +385,59 @@ def test_detection_never_runs_py_cpuinfos_slow_query():
         "print(x86quant.cpu().isa)"
     )
     assert run_python(code).stdout.strip() == HERE.isa
+
+
+# A part of the CPU: masks, quotas, hybrids, from files as Linux shows them.
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+ALLOWANCES = json.loads((Path(__file__).parent / "allowances.json").read_text())
+
+
+@pytest.mark.parametrize("recorded", ALLOWANCES, ids=lambda r: r["what"])
+def test_a_part_of_the_cpu_is_seen(recorded, tmp_path):
+    root = written(tmp_path, recorded["files"])
+    mask = recorded["mask"]
+    found = Allowance(None if mask is None else frozenset(mask), cpu_quota(root), fast_cpus(root))
+    assert found.quota == recorded["quota"]
+    assert len(found.fast or ()) == recorded["fast"]
+    assert found.threads(recorded["cores"], recorded["logical"]) == recorded["threads"]
+    assert len(found.notes(recorded["logical"])) == recorded["notes"]
+    description = {**RECORDED[0], "cores": recorded["cores"], "count": recorded["logical"]}
+    cpu = classify(description, found)
+    assert cpu.best_threads == recorded["threads"]
+    assert cpu.notes == found.notes(recorded["logical"])
+
+
+def test_a_mask_of_this_process_is_seen():
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system has no CPU masks")
+    code = """
+        import os
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        import x86quant
+        print(x86quant.cpu().best_threads, x86quant.cpu().threads)
+    """
+    best, threads = run_python(code).stdout.split()
+    assert best == "1"
+    assert int(threads) == HERE.threads
+
+
+def test_info_advises_as_many_threads_as_can_run(monkeypatch, capsys):
+    import dataclasses
+
+    import torch
+
+    from x86quant import cli
+
+    monkeypatch.setattr(x86quant, "cpu", lambda: dataclasses.replace(HERE, best_threads=1))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert cli.main(["info"]) == 0
+    assert "torch.set_num_threads(1)" in capsys.readouterr().out

@@ -29,9 +29,9 @@ from x86quant.dynamic import (
     Int8Linear,
     WeightOnlyEmbedding,
     WeightOnlyLinear,
-    quantize_weight,
     to_dynamic,
 )
+from x86quant.dynamic.layers import quantize_weight
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.kernels import dynamic_kernels
 from x86quant.ops.dynamic import ACTIVATIONS
@@ -53,7 +53,7 @@ def layer(
 
 
 def expected(linear: Int8Linear, x: torch.Tensor, activation: str | None = None) -> torch.Tensor:
-    return reference(x, linear.weight, linear.weight_scale, linear.bias, activation)
+    return reference(x, linear.int8_weight, linear.weight_scale, linear.bias, activation)
 
 
 def check(linear: DynamicLinear, x: torch.Tensor) -> None:
@@ -69,9 +69,9 @@ def check(linear: DynamicLinear, x: torch.Tensor) -> None:
 
 def weight_only_is_close(linear: Int8Linear, x: torch.Tensor) -> None:
     """``linear_weight_only`` of these weights is the linear of their real values."""
-    operands = (linear.weight, linear.weight_scale, linear.bias)
+    operands = (linear.int8_weight, linear.weight_scale, linear.bias)
     got = torch.ops.x86quant.linear_weight_only(x, *operands, "gelu")
-    weight = linear.weight.double() * linear.weight_scale.double()[:, None]
+    weight = linear.int8_weight.double() * linear.weight_scale.double()[:, None]
     want = F.gelu(F.linear(x.double(), weight, linear.bias.double()))
     reach = F.linear(x.abs().double(), weight.abs())
     assert bool(((got - want).abs() <= 1e-6 * (1 + reach)).all())
@@ -146,7 +146,7 @@ def test_every_isa_level_equals_the_reference(level: str) -> None:
 
 def test_saturating_sums_are_the_exact_ones() -> None:
     for linear, x in saturating():
-        total = 255 * 130 * int(linear.weight[0, 0])
+        total = 255 * 130 * int(linear.int8_weight[0, 0])
         one = torch.tensor(float(total)) * (torch.tensor(2.0) / 255 * linear.weight_scale[0])
         assert torch.equal(linear(x), one.expand(len(x), 37))
 
@@ -248,8 +248,8 @@ def test_bad_input_is_refused(kind: type[Int8Linear], x: torch.Tensor, message: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weight": torch.zeros(9, 20)}, "weight must be int8"),
-        ({"weight": torch.zeros(9, 20, 1, dtype=torch.int8)}, "of shape"),
+        ({"int8_weight": torch.zeros(9, 20)}, "weight must be int8"),
+        ({"int8_weight": torch.zeros(9, 20, 1, dtype=torch.int8)}, "of shape"),
         ({"weight_scale": torch.ones(8)}, r"weight_scale must be float32 of shape \(9,\)"),
         ({"weight_scale": torch.ones(9).half()}, "weight_scale must be float32"),
         ({"bias": torch.ones(1)}, "bias must be float32"),
@@ -258,7 +258,7 @@ def test_bad_input_is_refused(kind: type[Int8Linear], x: torch.Tensor, message: 
 )
 def test_bad_weights_are_refused(changes: dict[str, Any], message: str) -> None:
     good = {
-        "weight": torch.zeros(9, 20, dtype=torch.int8),
+        "int8_weight": torch.zeros(9, 20, dtype=torch.int8),
         "weight_scale": torch.ones(9),
         "bias": torch.zeros(9),
         "activation": None,
@@ -284,7 +284,7 @@ def test_other_float_types_are_refused() -> None:
 
 def test_the_op_runs_packed_and_sees_weights_change() -> None:
     linear, x = layer(30, 8), torch.randn(4, 30)
-    weight = linear.weight.clone()
+    weight = linear.int8_weight.clone()
     run = lambda: torch.ops.x86quant.linear_dynamic(x, weight, linear.weight_scale)  # noqa: E731
     first = run()
     assert torch.equal(first, reference(x, weight, linear.weight_scale))
@@ -297,7 +297,9 @@ def test_packs_of_freed_weights_are_dropped() -> None:
     x = torch.randn(1, 16)
     for seed in range(200):
         linear = layer(16, 4, seed=seed)
-        got = torch.ops.x86quant.linear_dynamic(x, linear.weight, linear.weight_scale, linear.bias)
+        got = torch.ops.x86quant.linear_dynamic(
+            x, linear.int8_weight, linear.weight_scale, linear.bias
+        )
         assert torch.equal(got, expected(linear, x))
     gc.collect()
     assert len(linear_packs._CACHE) < 150
@@ -341,9 +343,15 @@ def test_the_kernel_shows_in_repr_and_explain() -> None:
     assert (choice.layer, choice.kernel, choice.op) == ("0", "native", "linear")
 
 
+def narrow(linear: DynamicLinear) -> DynamicLinear:
+    """The same with weights that cannot saturate any kernel's sums."""
+    return DynamicLinear(linear.weight // 2, linear.weight_scale, linear.bias, linear.activation)
+
+
 @pytest.mark.parametrize("kernel", ["fbgemm", "onednn"])
 def test_stock_kernels_take_one_row_and_agree_within_a_step(kernel: str) -> None:
-    linear, x = DynamicLinear.from_float(nn.Linear(64, 16), "relu"), torch.randn(1, 64)
+    # Weights that they may run without VNNI too.
+    linear, x = narrow(DynamicLinear.from_float(nn.Linear(64, 16), "relu")), torch.randn(1, 64)
     want = linear(x)
     with x86quant.override(kernel, op="linear", dynamic=True, rows="<= 1"):
         forced = copy.deepcopy(linear)
@@ -352,7 +360,7 @@ def test_stock_kernels_take_one_row_and_agree_within_a_step(kernel: str) -> None
         assert torch.equal(forced(x.expand(3, 64)), want.expand(3, 16))
         assert bool(forced(torch.full((1, 64), INF)).isnan().all())
     step = (x.max() - x.min()).item() / 255
-    largest = linear.weight_scale * linear.weight.abs().sum(1)
+    largest = linear.weight_scale * linear.int8_weight.abs().sum(1)
     assert bool(((got - want).abs() <= step * largest).all())
     assert not torch.equal(got, want * 0)
 
@@ -363,18 +371,18 @@ def test_stock_kernels_refuse_more_rows() -> None:
         x86quant.override("fbgemm", op="linear", dynamic=True),
         pytest.raises(UnsupportedError, match=refused),
     ):
-        layer(8, 8)(torch.zeros(2, 8))
+        narrow(layer(8, 8))(torch.zeros(2, 8))
 
 
 def test_every_kernel_is_built() -> None:
     for name in dynamic_kernels():
         pack = torch.ops.x86quant.pack_linear_dynamic(
-            layer(8, 3).weight, torch.ones(3), None, "gelu", [-1], [name], "[]"
+            layer(8, 3).int8_weight, torch.ones(3), None, "gelu", [-1], [name], "[]"
         )
         assert pack.run(torch.randn(1, 8)).shape == (1, 3)
     with pytest.raises(ValueError, match="no dynamic linear kernel"):
         torch.ops.x86quant.pack_linear_dynamic(
-            layer(8, 3).weight, torch.ones(3), None, None, [-1], ["none"], "[]"
+            layer(8, 3).int8_weight, torch.ones(3), None, None, [-1], ["none"], "[]"
         )
 
 
@@ -414,7 +422,7 @@ def test_from_float_is_close_and_state_survives(kind: type[Int8Linear]) -> None:
     assert torch.equal(fresh(x), want)
 
 
-@pytest.mark.parametrize("name", ["weight", "weight_scale", "bias"])
+@pytest.mark.parametrize("name", ["int8_weight", "weight_scale", "bias"])
 def test_a_changed_state_is_packed_again(name: str) -> None:
     linear, x = layer(16, 4), torch.randn(2, 16)
     before = linear(x)
@@ -428,7 +436,7 @@ def test_a_changed_state_is_packed_again(name: str) -> None:
 def test_weight_only_is_the_dequantized_linear() -> None:
     linear = WeightOnlyLinear.from_float(nn.Linear(40, 30))
     for x in (torch.randn(40), torch.randn(1, 40), torch.randn(40, 5).t(), torch.randn(7, 10, 40)):
-        real = F.linear(x, linear.weight * linear.weight_scale[:, None], linear.bias)
+        real = F.linear(x, linear.int8_weight * linear.weight_scale[:, None], linear.bias)
         assert torch.allclose(linear(x), real, atol=1e-5)
 
 
@@ -486,7 +494,7 @@ def test_cross_attention_packs_once_and_sees_a_new_state() -> None:
     assert [part.pack() for part in ours[0]._parts()] == packs
     for twin in (copy.deepcopy(ours[0]), pickle.loads(pickle.dumps(ours[0]))):
         assert torch.equal(twin(x, y, y)[0], first)
-        assert twin._parts()[0].weight.data_ptr() == twin.in_proj.weight.data_ptr()
+        assert twin._parts()[0].int8_weight.data_ptr() == twin.in_proj.int8_weight.data_ptr()
     ours[0].load_state_dict(ours[1].state_dict())
     assert torch.equal(ours[0](x, y, y)[0], ours[1](x, y, y)[0])
 
@@ -601,7 +609,8 @@ def test_the_model_itself_is_not_changed_unless_asked() -> None:
 
 def test_what_stays_in_float() -> None:
     class Special(nn.Linear):
-        pass
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
 
     hooked = nn.Linear(4, 4)
     hooked.register_forward_hook(lambda *_: None)
@@ -651,3 +660,133 @@ def test_our_modules_compile() -> None:
     compiled = x86quant.compile(model, (x,))
     assert torch.equal(compiled(x), model(x))
     assert not compiled.float_nodes
+
+
+# ------------------------------------------------------------------------- what parents read
+
+
+def test_a_linear_answers_as_the_float_one_did() -> None:
+    real = nn.Linear(12, 7)
+    real.note = "mine"
+    ours = to_dynamic(real)
+    weight = ours.weight
+    assert (weight.dtype, weight.shape, weight.device) == (
+        torch.float32,
+        (7, 12),
+        real.weight.device,
+    )
+    assert weight.is_floating_point()
+    assert (ours.in_features, ours.out_features, ours.note) == (12, 7, "mine")
+    assert torch.equal(torch.ones(2, 12, dtype=torch.float64).to(weight.dtype), torch.ones(2, 12))
+    assert "weight" not in dict(ours.named_buffers())
+    step = ours.weight_scale[:, None] * 0.5001
+    for read in (weight, weight.data, weight.detach(), copy.deepcopy(weight), weight.t().t()):
+        assert bool(((read - real.weight).abs() <= step).all())
+    assert torch.tensor(weight.tolist()).equal(torch.from_numpy(weight.numpy()))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda layer: layer.weight.zero_(),
+        lambda layer: layer.weight.data.mul_(2),
+        lambda layer: nn.init.ones_(layer.weight),
+        lambda layer: layer.weight.__setitem__(0, 1.0),
+        lambda layer: layer.weight.view(-1).chunk(2)[0].zero_(),
+        lambda layer: setattr(layer.weight, "data", torch.zeros(7, 12)),
+    ],
+)
+def test_a_write_to_a_weight_on_demand_is_refused(write: Callable[[nn.Module], Any]) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be written to"):
+        write(to_dynamic(nn.Linear(12, 7)))
+
+
+class Casting(nn.Module):
+    """Casts its input to the dtype of a weight, as T5 and Whisper do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.to(self.linear.weight.dtype))
+
+
+@pytest.mark.parametrize("weight_only", [True, False])
+def test_a_parent_that_casts_to_the_weights_dtype(weight_only: bool) -> None:
+    torch.manual_seed(0)
+    real, x = Casting().eval(), torch.randn(5, 12)
+    ours = to_dynamic(real, weight_only=weight_only)
+    close(ours, real, x)
+    program = torch.export.export(ours, (x,), strict=False)
+    assert torch.equal(program.module()(x), ours(x))
+    op = "linear_weight_only" if weight_only else "linear_dynamic"
+    assert f"x86quant.{op}" in program.graph_module.code
+    assert torch.equal(torch.fx.symbolic_trace(ours)(x), ours(x))
+
+
+class Reading(nn.Module):
+    """Computes with the weights of its layers instead of calling them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(12, 7), nn.Linear(12, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.linear.weight, self.linear.bias) + x @ self.other.weight.t()
+
+
+def test_a_parent_that_reads_weights() -> None:
+    torch.manual_seed(0)
+    real, x = Reading().eval(), torch.randn(5, 12)
+    ours = to_dynamic(real)
+    close(ours, real, x)
+    with torch.profiler.profile() as seen:
+        ours(x)
+    assert "x86quant::linear_dynamic" in {event.key for event in seen.key_averages()}
+
+
+def test_a_float_attention_by_the_weights_of_ours() -> None:
+    torch.manual_seed(0)
+    real, x = nn.MultiheadAttention(32, 4).eval(), torch.randn(7, 2, 32)
+    ours = to_dynamic(real)
+    with torch.no_grad():
+        got, _ = F.multi_head_attention_forward(
+            x, x, x, ours.embed_dim, ours.num_heads, ours.in_proj_weight, ours.in_proj_bias,
+            ours.bias_k, ours.bias_v, ours.add_zero_attn, 0.0, ours.out_proj.weight,
+            ours.out_proj.bias, training=False,
+        )  # fmt: skip
+        want, _ = real(x, x, x)
+    assert (got - want).abs().max() < 0.02
+    assert (ours.kdim, ours.vdim, ours.head_dim) == (32, 32, 8)
+
+
+def test_a_plain_subclass_of_linear_is_int8() -> None:
+    class Named(nn.Linear):
+        """Nothing but a name."""
+
+    kinds = [Named(4, 4), nn.modules.linear.NonDynamicallyQuantizableLinear(4, 4)]
+    assert [type(layer) for layer in to_dynamic(nn.Sequential(*kinds))] == [DynamicLinear] * 2
+
+
+@pytest.mark.parametrize("weight_only", [True, False])
+def test_the_linear_that_hugging_face_calls_conv1d(weight_only: bool) -> None:
+    kind = type(
+        "Conv1D",
+        (nn.Module,),
+        {
+            "__module__": "transformers.pytorch_utils",
+            "forward": lambda self, x: x @ self.weight + self.bias,
+        },
+    )
+    torch.manual_seed(0)
+    real = kind()
+    real.nf, real.nx = 7, 12
+    real.weight, real.bias = nn.Parameter(torch.randn(12, 7)), nn.Parameter(torch.randn(7))
+    ours = to_dynamic(real, weight_only=weight_only)
+    assert isinstance(ours, Int8Linear)
+    assert (ours.nf, ours.nx, ours.weight.shape) == (7, 12, (12, 7))
+    x = torch.randn(2, 5, 12)
+    close(ours, real, x)
+    with torch.no_grad():
+        assert torch.allclose(torch.addmm(ours.bias, x[0], ours.weight), real(x[0]), atol=0.1)

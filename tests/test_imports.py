@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import x86quant
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"x86quant": ROOT / "x86quant", "x86quant.kernels": ROOT / "kernels"}
 
@@ -112,3 +114,24 @@ def test_no_two_modules_have_one_name() -> None:
         if sum(not module.startswith(commands) for module in where) > 1
     }
     assert not found
+
+
+def test_the_lists_of_public_names_agree() -> None:
+    """What ``import x86quant`` offers: typed for checkers, found on first use, and listed."""
+    assert sorted(x86quant.__all__) == list(x86quant.__all__)
+    assert set(x86quant.__all__) == set(x86quant._MODULE_OF)
+    tree = ast.parse((ROOT / "x86quant" / "__init__.py").read_text(encoding="utf-8"))
+    (typed,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    homes = {
+        alias.name: str(node.module)
+        for node in typed.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert homes == {name: f"x86quant.{module}" for name, module in x86quant._MODULE_OF.items()}
+    for name in x86quant.__all__:
+        assert getattr(x86quant, name) is not None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import dataclasses
 import mmap
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from x86quant import extension
-from x86quant.kernels.native import capi
+from x86quant.kernels.native import capi, toolchain
+from x86quant.runtime import native_op
 
 CPU_FLAGS = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].splitlines()[0].split())
 NEEDED = {
@@ -26,6 +30,7 @@ NEEDED = {
     "amx_int8": {"avx512_vnni", "avx512vbmi", "amx_tile", "amx_int8"},
 }
 ISAS = [isa for isa, flags in NEEDED.items() if flags <= CPU_FLAGS]
+Triple = tuple[int, int, int]
 KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first", "three")
 
 
@@ -77,6 +82,7 @@ class Case:
             residual=bool(r.random() < 0.4),
             res_zp=int(r.integers(0, 256)),
             res_mult=float(r.random()),
+            output_padding=self.output_padding(),
         )
         self.batch = int(r.choice([0, 1, 1, 1, 2, 3]))
 
@@ -110,6 +116,18 @@ class Case:
         self.groups = int(self.rng.choice([1, 1, 2, 4]))
         self.cin, self.cout = self.groups * self.upto(12), self.groups * self.upto(20)
         self.size = (1, self.upto(6), self.upto(8))
+        if self.rng.random() < 0.4:
+            self.kernel = (1, 1, 1)
+            if self.rng.random() < 0.6:
+                self.stride = (1, 1, 1)
+
+    def output_padding(self) -> Triple:
+        """Whatever torch allows, mostly the most of it."""
+        if not self.transposed:
+            return (0, 0, 0)
+        most = [max(pair) - 1 for pair in zip(self.stride, self.dilation, strict=True)]
+        d, h, w = (n if self.rng.random() < 0.5 else int(self.rng.integers(0, n + 1)) for n in most)
+        return d, h, w
 
     def as_first(self) -> None:
         self.cin = self.upto(4)
@@ -138,7 +156,14 @@ def conv_with_torch(spec: capi.ConvSpec, x: capi.Bytes, residual: capi.Bytes | N
         weight = weight.reshape(spec.groups, out // spec.groups, per, *kernel).transpose(1, 2)
         weight = weight.reshape(spec.groups * per, out // spec.groups, *kernel)
         sums = torch.nn.functional.conv_transpose3d(
-            shifted, weight, None, spec.stride, spec.padding, 0, spec.groups, spec.dilation
+            shifted,
+            weight,
+            None,
+            spec.stride,
+            spec.padding,
+            spec.output_padding,
+            spec.groups,
+            spec.dilation,
         )
     else:
         sums = torch.nn.functional.conv3d(
@@ -187,6 +212,62 @@ def test_the_dense_algorithm_takes_any_groups(
     lib: capi.Library, isa: str, seed: int, kind: str
 ) -> None:
     run_case(lib, Case(kind, seed), isa, 1, "dense")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("channels", [5, 32])
+def test_output_padding_of_a_transposed_kernel_of_one(
+    lib: capi.Library, isa: str, channels: int
+) -> None:
+    """The output is longer than the input, although each pixel is made of one."""
+    rng = np.random.default_rng(channels)
+    weight = rng.integers(-128, 128, (24, channels, 1, 1, 1)).astype(np.int8)
+    bias = rng.standard_normal(24).astype(np.float32)
+    spec = capi.ConvSpec(
+        weight,
+        np.full(24, 1e-3, np.float32),
+        bias * 40,
+        dilation=(1, 3, 2),
+        transposed=True,
+        in_zp=9,
+        out_zp=100,
+        output_padding=(0, 2, 1),
+    )
+    x, free = guarded(rng.integers(0, 256, (2, 1, 5, 7, channels)).astype(np.uint8))
+    out = np.zeros((2, 1, 7, 8, 24), np.uint8)
+    lib.conv(lib.pack(spec, isa), x, out)
+    np.testing.assert_array_equal(out, conv_with_torch(spec, x, None))
+    free()
+
+
+# A core's L1 and L2 in bytes: real ones, and sizes no core has.
+CACHES = [(48 << 10, 2 << 20), (32 << 10, 512 << 10), (32 << 10, 256 << 10), (1, 1), (1 << 30,) * 2]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_do_not_depend_on_the_sizes_of_caches(
+    lib: capi.Library, isa: str, kind: str
+) -> None:
+    for seed in range(12):
+        case = Case(kind, seed)
+        if seed % 3 == 0:  # more than one piece for every cache
+            case.size = (case.size[0], 4 * case.size[1], 4 * case.size[2])
+        size = case.spec.out_size(case.size)
+        if min(size) < 1:
+            continue
+        x = case.rng.integers(0, 256, (case.batch, *case.size, case.cin)).astype(np.uint8)
+        shape = (case.batch, *size, case.cout)
+        residual = case.rng.integers(0, 256, shape).astype(np.uint8) if case.spec.residual else None
+        results = []
+        for caches in CACHES:
+            lib.set_caches(*caches)
+            out = np.zeros(shape, np.uint8)
+            lib.conv(lib.pack(case.spec, isa), x, out, residual)
+            results.append(out)
+        lib.set_caches(0, 0)
+        for out in results[1:]:
+            np.testing.assert_array_equal(out, results[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -508,6 +589,105 @@ def test_the_grouped_algorithm_permutes_quads(lib: capi.Library, isa: str, each:
     lib.conv(lib.pack(spec, "reference"), x, want)
     lib.conv(lib.pack(spec, isa, "grouped"), x, got)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("isa", ["reference", *ISAS])
+@pytest.mark.parametrize("kind", ["adaptive_pool", "avg_pool"])
+@pytest.mark.parametrize("code", [254, 255])
+def test_averages_of_more_pixels_than_an_int32_can_sum(
+    lib: capi.Library, isa: str, kind: str, code: int
+) -> None:
+    rows, columns = 3000, 3001
+    assert 255 * rows * columns > 2**31
+    x = np.full((1, 1, rows, columns, 1), code, np.uint8)
+    out = np.zeros((1, 1, 1, 1, 1), np.uint8)
+    fields = {"kernel": (1, rows, columns)} if kind == "avg_pool" else {}
+    lib.op(kind, isa, x, out, a_mult=1.0, **fields)
+    assert out.item() == code
+
+
+@pytest.mark.parametrize("isa", ["reference", *ISAS])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("field", ["mult", "bias", "res_mult"])
+def test_numbers_that_are_not_finite_are_refused(
+    lib: capi.Library, isa: str, value: float, field: str
+) -> None:
+    weight = np.ones((8, 4, 1, 1, 1), np.int8)
+    good = capi.ConvSpec(weight, np.ones(8, np.float32), np.ones(8, np.float32), residual=True)
+    lib.pack(good, isa)
+    values = np.full(8, value, np.float32)
+    values[:7] = 1
+    spec = dataclasses.replace(good, **{field: values if field != "res_mult" else value})
+    with pytest.raises(capi.NativeError, match="not finite"):
+        lib.pack(spec, isa)
+    x = np.zeros((1, 1, 1, 1, 4), np.uint8)
+    with pytest.raises(capi.NativeError, match="not finite"):
+        lib.op("requant", isa, x, x.copy(), a_mult=value)
+
+
+def enum(name: str) -> dict[str, int]:
+    """An enum of native.h, names without what they begin with, in lower case."""
+    header = (Path(capi.__file__).parent / "native.h").read_text()
+    body = header.partition(f"typedef enum {name} {{")[2].partition("}")[0]
+    return {
+        found[1].lower(): int(found[2]) for found in re.finditer(r"XQ_[A-Z]+_(\w+) = (\d+)", body)
+    }
+
+
+def test_numbers_written_in_python_are_those_of_the_header() -> None:
+    assert enum("xq_isa") == capi.ISAS
+    assert enum("xq_algo") == capi.ALGOS
+    kinds = enum("xq_op_kind")
+    assert kinds == {name: number for number, name in enumerate(capi.OPS)}
+    renamed = {"requantize": "requant", "adaptive_avg_pool": "adaptive_pool"}
+    assert {renamed.get(name, name): kind for name, kind in native_op._KINDS.items()} == kinds
+
+
+@pytest.mark.parametrize(
+    ("struct", "view"),
+    [
+        ("xq_tensor", capi.Tensor),
+        ("xq_conv", capi.Conv),
+        ("xq_requant", capi.Requant),
+        ("xq_conv_call", capi.ConvCall),
+        ("xq_op", capi.Op),
+    ],
+)
+def test_structs_written_in_python_are_those_of_the_header(
+    struct: str, view: type[ctypes.Structure]
+) -> None:
+    header = (Path(capi.__file__).parent / "native.h").read_text()
+    body = header.partition(f"typedef struct {struct} {{")[2].partition(f"}} {struct};")[0]
+    body = re.sub(r"//.*", "", body)
+    fields = [
+        name
+        for statement in body.split(";")
+        for name in re.findall(r"(\w+)(?:\[\d\])?\s*(?:,|$)", statement.strip())
+    ]
+    assert fields == [name.rstrip("_") for name, _ in view._fields_]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("there-is-no-such-compiler", "there is no C++ compiler"),
+        ("c++ -std=c++20 -DXQ_TARGET=1 -Werror -Wfatal-errors", "cannot build it"),
+        ("c++", None),
+    ],
+)
+def test_the_compiler_is_tried_before_it_is_used(
+    compiler: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiler.startswith("c++") and shutil.which("c++") is None:
+        pytest.skip("no compiler is installed")
+    monkeypatch.setenv("CXX", compiler)
+    found = toolchain.why_not()
+    if reason is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert reason in found
+        assert "\n" not in found
 
 
 def test_bad_calls_are_refused(lib: capi.Library) -> None:

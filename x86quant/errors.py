@@ -4,9 +4,11 @@
 
     X86QuantError
     ├── CpuError           the CPU cannot do what was asked (X86QUANT_ISA, missing feature)
+    │   └── CpuTooOldError     it lacks AVX2: models run in plain torch
     ├── RuleError          a rule table is unreadable or wrong; says file, line and remedy
     ├── InvalidInputError  an argument is wrong; says which layer and what to do (a ValueError)
-    ├── UnsupportedError   no kernel can run this op; names every kernel and its reasons
+    ├── UnsupportedError   x86quant cannot do this with the model; says why, and what to do
+    │   └── NoKernelError  no kernel can run this op; names every kernel and its reasons
     ├── MeasurementError   a file of measurements or shapes is wrong; says file, line and remedy
     ├── TuningError        tuning cannot start or go on (another one runs, the disk is full)
     ├── ArtifactError      a model cannot be saved, or a file is damaged, hostile or too new
@@ -27,6 +29,10 @@ class CpuError(X86QuantError, RuntimeError):
     """The CPU, or the ISA level asked for, cannot do this."""
 
 
+class CpuTooOldError(CpuError):
+    """The CPU lacks AVX2, which every kernel needs: models run in plain torch."""
+
+
 class RuleError(X86QuantError, ValueError):
     """A rule table is unreadable or wrong."""
 
@@ -36,7 +42,11 @@ class InvalidInputError(X86QuantError, ValueError):
 
 
 class UnsupportedError(X86QuantError, NotImplementedError):
-    """No registered kernel can run this op."""
+    """x86quant cannot do this with the model."""
+
+
+class NoKernelError(UnsupportedError):
+    """No registered kernel can run this op. In a compiled model torch then does."""
 
 
 class MeasurementError(X86QuantError, ValueError):

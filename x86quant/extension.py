@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from x86quant.errors import ExtensionError
+from x86quant.errors import CpuTooOldError, ExtensionError
 from x86quant.hardware.cpu import cpu
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
@@ -19,6 +19,10 @@ _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall -
 @functools.cache
 def load() -> None:
     """Register the compiled ops under ``torch.ops.x86quant``."""
+    try:
+        isa = cpu().isa
+    except CpuTooOldError as error:
+        raise ExtensionError(str(error)) from error
     library = Path(__file__).with_name("_C.so")
     if not library.exists():
         raise ExtensionError(
@@ -31,7 +35,7 @@ def load() -> None:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
-    torch.ops.x86quant.set_native_isa(cpu().isa)
+    torch.ops.x86quant.set_native_isa(isa)
 
 
 @functools.cache

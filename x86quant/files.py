@@ -1,20 +1,69 @@
-"""Writing files such that a reader, or a crash, never sees half of one."""
+"""Writing files such that a reader, or a crash, never sees half of one.
+
+What is no regular file is written through, never replaced: a device, a pipe. A link stays a link,
+and what it points to is written.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from pathlib import Path
 
+from x86quant.errors import InvalidInputError
+
+
+def check_target(target: Path, what: str = "") -> None:
+    """Raise InvalidInputError where ``write_aside`` could not write to ``target``.
+
+    ``what`` names the option that gave it.
+    """
+    _resolved(target, f"{what}: " if what else "")
+
 
 def write_aside(target: Path, content: str | bytes) -> None:
-    """Write ``content`` to a file beside ``target`` and move it into place."""
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    """Write ``content`` to ``target``: a regular file as a whole or not at all."""
+    data = content.encode() if isinstance(content, str) else content
+    file = _resolved(target, "")
+    if file is None:
+        with open(os.open(target, os.O_WRONLY), "wb") as opened:
+            opened.write(data)
+        return
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with open(temporary, "xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with open(temporary, "xb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(opened.fileno())
+        if file.exists():
+            os.chmod(temporary, stat.S_IMODE(file.stat().st_mode))
+        os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _resolved(target: Path, told: str) -> Path | None:
+    """The file to write, behind all links; None if ``target`` is to be written as it stands."""
+    folder = InvalidInputError(f"{told}{target} is a folder: give the name of a file in it")
+    if not target.name:
+        raise folder
+    try:
+        kind = target.stat().st_mode
+    except FileNotFoundError:
+        kind = None
+    except OSError as error:  # a circle of links, a name too long
+        raise InvalidInputError(f"{told}{target} cannot be written: {error.strerror}") from error
+    if kind is not None and stat.S_ISDIR(kind):
+        raise folder
+    if kind is not None and stat.S_ISSOCK(kind):
+        raise InvalidInputError(f"{told}{target} is a socket, which cannot be written as a file")
+    # /dev/stdout is a file where it is redirected to one, and still nothing to replace.
+    if target.absolute().parts[1:2] in (("dev",), ("proc",)) and kind is not None:
+        return None
+    if kind is not None and not stat.S_ISREG(kind):
+        return None
+    file = Path(os.path.realpath(target)) if target.is_symlink() else target
+    if not file.absolute().parent.is_dir():
+        raise InvalidInputError(f"{told}there is no folder {file.absolute().parent}")
+    return file

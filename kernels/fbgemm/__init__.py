@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .. import reasons, saturation
@@ -23,10 +24,12 @@ class FbgemmKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        found = reasons.common(spec) + reasons.per_channel_transposed(spec)
-        if _saturating(path(spec), cpu):
-            found += reasons.pair_saturation(spec, saturation.TAPS)
-        return found
+        return (
+            reasons.common(spec)
+            + reasons.per_channel_transposed(spec)
+            + _long_row_sums(spec)
+            + reasons.shared_sums(self.name, path(spec), instructions(cpu), spec)
+        )
 
 
 class FbgemmDynamicKernel(FbgemmKernel):
@@ -48,15 +51,26 @@ class FbgemmGraphKernel(FbgemmKernel):
         return found
 
 
-def _saturating(taken: Path, cpu: Cpu) -> bool:
-    """Whether the path adds products in 16 bits.
+def instructions(cpu: Cpu) -> str:
+    """The set of instructions FBGEMM takes on ``cpu``: it has no AVX-VNNI version."""
+    known = ("avx512_vnni", "avx512", "avx2")
+    return next((name for name in known if name in cpu.features), "no")
 
-    Depthwise does on every CPU, and groupwise on none. The others have an AVX512-VNNI version
-    and no AVX-VNNI one.
+
+def _long_row_sums(spec: OpSpec) -> list[str]:
+    """Depthwise kernels add up the activations under one weight in 16 bits.
+
+    They need that sum where the weight's zero point is not 0.
     """
-    if taken == "depthwise":
-        return True
-    return taken != "groupwise" and "avx512_vnni" not in cpu.features
+    taps = math.prod(spec.kernel)
+    if spec.weights is None or spec.weights.symmetric or path(spec) != "depthwise":
+        return []
+    if taps * spec.activation_max <= saturation.INT16[1]:
+        return []
+    return [
+        f"16-bit sums of activations can saturate: {taps} of up to {spec.activation_max} each, "
+        "which weights with a zero point need"
+    ]
 
 
 def path(spec: OpSpec) -> Path:
@@ -107,8 +121,9 @@ def _depthwise(spec: OpSpec, kernel: _Dims, stride: _Dims, padding: _Dims, dilat
 
 
 # Channels a group -> fewest groups. FBGEMM fills a vector with whole groups, so the fewest
-# depends on the vector length; these are AVX-512's, the larger ones, which hold for AVX2 too.
-_GROUPWISE = {2: 8, 4: 4, 8: 1, 16: 1}
+# depends on the vector length: twice as many with AVX-512, where this names too many layers.
+# It asks the CPU itself, whatever it is capped to.
+_GROUPWISE = {2: 4, 4: 2, 8: 1, 16: 1}
 
 
 def _groupwise(spec: OpSpec, kernel: _Dims, stride: _Dims, padding: _Dims, dilation: _Dims) -> bool:

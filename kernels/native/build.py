@@ -1,7 +1,7 @@
 """Builds the native kernels into one shared library: ``python kernels/native/build.py``.
 
-Each file names its own instruction set, so every file has the same flags. Objects are rebuilt when
-a source, a header or a flag is newer than they are.
+Flags are those of ``toolchain.py``; sources do without exceptions. Objects are
+rebuilt when a source or a header is newer than they are, and for other flags.
 """
 
 from __future__ import annotations
@@ -10,32 +10,21 @@ import argparse
 import concurrent.futures
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from x86quant.kernels.native import toolchain
+
 HERE = Path(__file__).resolve().parent
 DEFAULT_DIRECTORY = HERE.parent.parent / "build" / "native"
-FLAGS = [
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fno-exceptions",
-    "-fno-math-errno",
-    "-ffp-contract=off",  # results must not depend on the instruction set
-    "-Wall",
-    "-Wextra",
-    "-Wno-psabi",
-    "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 headers
-    "-Wno-uninitialized",  # the same
-]
 SANITIZE_FLAGS = [
     "-O1",  # sanitizers make -O3 slow to compile
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
-    "-g",
+    "-g1",  # lines of code, for the reports
 ]
 
 
@@ -44,17 +33,13 @@ def sources() -> list[Path]:
     return sorted(HERE.glob("*.cpp"))
 
 
-def compiler() -> str:
-    """The C++ compiler: ``CXX`` or ``c++``."""
-    return os.environ.get("CXX", "c++")
-
-
 def _compile(source: Path, objects: Path, flags: list[str]) -> Path:
     newest = max(path.stat().st_mtime for path in [source, *HERE.glob("*.h")])
-    key = hashlib.sha256(" ".join([compiler(), *flags]).encode()).hexdigest()[:12]
+    command = [*shlex.split(toolchain.compiler()), *flags]
+    key = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
     target = objects / f"{source.stem}-{key}.o"
     if not target.exists() or target.stat().st_mtime < newest:
-        subprocess.run([compiler(), *flags, "-c", str(source), "-o", str(target)], check=True)
+        subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
     return target
 
 
@@ -65,7 +50,7 @@ def build(directory: Path = DEFAULT_DIRECTORY, *, sanitize: bool = False) -> Pat
         subprocess.CalledProcessError: the compiler refused; its output is on stderr.
         FileNotFoundError: there is no compiler.
     """
-    flags = FLAGS + (SANITIZE_FLAGS if sanitize else [])
+    flags = [*toolchain.flags(), "-fno-exceptions", *(SANITIZE_FLAGS if sanitize else [])]
     directory.mkdir(parents=True, exist_ok=True)
     library = directory / ("libxq_native_sanitized.so" if sanitize else "libxq_native.so")
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -74,7 +59,14 @@ def build(directory: Path = DEFAULT_DIRECTORY, *, sanitize: bool = False) -> Pat
     if not library.exists() or library.stat().st_mtime < newest:
         # Linked aside and moved into place: a process may have the old library mapped.
         aside = library.with_suffix(f".{os.getpid()}.so")
-        link = [compiler(), *flags, "-shared", *map(str, objects), "-o", str(aside)]
+        link = [
+            *shlex.split(toolchain.compiler()),
+            *flags,
+            "-shared",
+            *map(str, objects),
+            "-o",
+            str(aside),
+        ]
         subprocess.run(link, check=True)
         aside.replace(library)
     return library

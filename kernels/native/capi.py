@@ -177,16 +177,18 @@ class ConvSpec:
     residual: bool = False
     res_zp: int = 0
     res_mult: float = 0.0
+    output_padding: Triple = (0, 0, 0)
 
     def out_size(self, size: tuple[int, ...]) -> tuple[int, ...]:
         """The output's (d, h, w) for an input's (d, h, w)."""
         out = []
         axes = (size, self.weight.shape[2:], self.stride, self.padding, self.dilation)
-        for n, k, s, p, d in zip(*axes, strict=True):
+        for n, k, s, p, d, more in zip(*axes, self.output_padding, strict=True):
             reach = d * (k - 1) + 1
-            out.append(
-                (n - 1) * s - 2 * p + reach if self.transposed else (n + 2 * p - reach) // s + 1
-            )
+            if self.transposed:
+                out.append((n - 1) * s - 2 * p + reach + more)
+            else:
+                out.append((n + 2 * p - reach) // s + 1)
         return tuple(out)
 
 
@@ -200,7 +202,7 @@ class Library:
         self.lib.xq_conv_scratch.restype = ctypes.c_size_t
         self.lib.xq_conv_items.restype = ctypes.c_int64
         self.lib.xq_op_items.restype = ctypes.c_int64
-        for name in ("xq_conv_run", "xq_op_run"):
+        for name in ("xq_conv_run", "xq_op_run", "xq_set_caches"):
             getattr(self.lib, name).restype = None
         self.lib.xq_conv_run.argtypes = [
             ctypes.POINTER(ConvCall),
@@ -208,6 +210,7 @@ class Library:
             ctypes.c_int64,
             ctypes.c_void_p,
         ]
+        self.lib.xq_set_caches.argtypes = [ctypes.c_int64, ctypes.c_int64]
         self.lib.xq_op_run.argtypes = [ctypes.POINTER(Op), ctypes.c_int64, ctypes.c_int64]
 
     def check(self, status: int) -> None:
@@ -218,6 +221,10 @@ class Library:
     def enable_amx(self) -> bool:
         """Ask for AMX; False where the system refuses."""
         return bool(self.lib.xq_enable_amx() == 0)
+
+    def set_caches(self, l1: int, l2: int) -> None:
+        """The caches, in bytes, that weights are packed for from now on; 0 where unknown."""
+        self.lib.xq_set_caches(l1, l2)
 
     def pack(self, spec: ConvSpec, isa: str, algo: str = "auto") -> Bytes:
         """Weights packed for ``isa``."""

@@ -2,6 +2,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "internal.h"
 
 namespace xq {
@@ -47,11 +49,13 @@ const char* xq_status_text(int status) {
     case XQ_BAD_SHAPE: return "the tensors do not fit each other or the op";
     case XQ_UNSUPPORTED: return "this algorithm cannot do this op on this ISA";
     case XQ_NO_PERMISSION: return "the operating system does not let this process use AMX";
+    case XQ_NOT_FINITE: return "a multiplier or a bias is not finite";
     default: return "unknown status";
   }
 }
 
 int xq_enable_amx(void) {
+  if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vnni")) return XQ_UNSUPPORTED;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) ? XQ_NO_PERMISSION : XQ_OK;
 }
@@ -68,6 +72,8 @@ int xq_conv_check(const xq_conv_call* call) {
   const int64_t ins[3] = {in.d, in.h, in.w}, outs[3] = {out.d, out.h, out.w};
   for (int i = 0; i < 3; ++i)
     if (!size_fits(p->conv, i, ins[i], outs[i])) return XQ_BAD_SHAPE;
+  // Loops that read the input in place take an output pixel for each of its pixels.
+  if (p->algo == XQ_ALGO_DENSE && p->mode == kDirect && !std::equal(ins, ins + 3, outs)) return XQ_BAD_SHAPE;
   if (out.n == 0) return XQ_OK;
   if ((in.w > 1 && in.stride_w < in.c) || (out.w > 1 && out.stride_w < out.c)) return XQ_BAD_SHAPE;
   if ((p->residual != 0) != (call->residual.data != nullptr)) return XQ_BAD_ARGUMENT;

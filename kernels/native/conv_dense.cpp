@@ -6,8 +6,6 @@
 namespace xq {
 namespace {
 
-// Input copied at a time by one thread: it should stay in L2 beside the weights.
-constexpr int64_t kBandBytes = 512 * 1024;
 // Rows are computed up to 32 at a time.
 constexpr int64_t kTileRows = 32;
 
@@ -79,10 +77,10 @@ Band band_for(const Shape& s) {
   auto bytes = [&](int64_t rows) {
     return planes_for(s, rows).bytes + (s.p.mode == kIm2col ? im2col_bytes(s, rows) : 0);
   };
-  const int64_t whole = bytes(s.out.h);
-  if (whole <= kBandBytes) return {s.out.h, max64(1, kBandBytes / max64(whole, 1))};
+  const int64_t whole = bytes(s.out.h), most = band_bytes(s.p);
+  if (whole <= most) return {s.out.h, max64(1, most / max64(whole, 1))};
   const int64_t one = bytes(1), each = max64((whole - one) / max64(s.out.h - 1, 1), 1);
-  const int64_t rows = std::clamp<int64_t>((kBandBytes - one) / each + 1, 1, s.out.h);
+  const int64_t rows = std::clamp<int64_t>((most - one) / each + 1, 1, s.out.h);
   return {ceil_div(s.out.h, ceil_div(s.out.h, rows)), 1};  // evenly
 }
 

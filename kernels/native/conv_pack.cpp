@@ -1,5 +1,6 @@
 // Choosing an algorithm and packing weights for it.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <vector>
@@ -24,9 +25,13 @@ Geometry geometry_of(const xq_conv& c) {
 
 int64_t taps_of(const xq_conv& c) { return int64_t{c.kernel[0]} * c.kernel[1] * c.kernel[2]; }
 
-bool plain_pixel(const Geometry& g) {
-  for (int i = 0; i < 3; ++i)
+// Whether output pixel i is made of input pixel i and nothing else. The output of a transposed convolution may
+// be up to max(stride, dilation) - 1 pixels longer than its taps reach, whatever its kernel.
+bool plain_pixel(const xq_conv& c, const Geometry& g) {
+  for (int i = 0; i < 3; ++i) {
     if (g.kernel[i] != 1 || g.stride[i] != 1 || g.pad[i] != 0 || g.up[i] != 1) return false;
+    if (c.transposed && g.dilation[i] != 1) return false;
+  }
   return true;
 }
 
@@ -82,6 +87,11 @@ DepthwisePlan depthwise_plan(const Geometry& g) {
   return best;
 }
 
+// What xq_set_caches said last. Until then, and for a size that is unknown, those of the CPU (Sapphire Rapids)
+// on which the shares of the caches that loops take were measured.
+constexpr int64_t kUsualL1 = 48 * 1024, kUsualL2 = 2048 * 1024;
+std::atomic<int64_t> cache_l1{kUsualL1}, cache_l2{kUsualL2};
+
 // Everything about a blob that does not depend on the weights' values.
 struct Layout {
   Packed head{};
@@ -127,7 +137,7 @@ void layout_dense(Layout& l) {
   const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
   const int64_t width = 2 * l.head.lanes;
   const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, width / out));
-  l.head.mode = plain_pixel(l.head.geo) ? kDirect : kPlanes;
+  l.head.mode = plain_pixel(c, l.head.geo) ? kDirect : kPlanes;
   if (l.head.mode == kPlanes && c.groups == 1 && c.in_channels <= 16 &&
       (l.head.geo.stride[2] > 1 || c.in_channels % 4 != 0))
     l.head.mode = kIm2col;
@@ -179,6 +189,7 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   Packed& h = l.head;
   h.magic = kMagic;
   h.isa = isa;
+  h.caches = {cache_l1, cache_l2};
   h.conv = conv;
   h.algo = choose_algo(conv, isa);
   h.geo = geometry_of(conv);
@@ -416,6 +427,12 @@ void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
 
 bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
 
+bool finite(const float* values, int64_t count) {
+  for (int64_t i = 0; values && i < count; ++i)
+    if (!std::isfinite(values[i])) return false;
+  return true;
+}
+
 }  // namespace
 
 bool conv_valid(const xq_conv& c, int isa) {
@@ -432,6 +449,13 @@ bool conv_valid(const xq_conv& c, int isa) {
 }
 
 }  // namespace xq
+
+void xq_set_caches(int64_t l1, int64_t l2) {
+  // A size beyond these is a misreading, by which working memory should not become absurd.
+  constexpr int64_t kLeastL1 = 8 << 10, kMostL1 = 1 << 20, kLeastL2 = 64 << 10, kMostL2 = 64 << 20;
+  xq::cache_l1 = l1 > 0 ? std::clamp(l1, kLeastL1, kMostL1) : xq::kUsualL1;
+  xq::cache_l2 = l2 > 0 ? std::clamp(l2, kLeastL2, kMostL2) : xq::kUsualL2;
+}
 
 int xq_conv_algo(const xq_conv* conv, int isa) {
   return conv && xq::conv_valid(*conv, isa) ? xq::choose_algo(*conv, isa) : XQ_ALGO_AUTO;
@@ -491,6 +515,8 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
   if (!byte_range(q->in_zp) || !byte_range(q->out_zp) || !byte_range(q->lo) || !byte_range(q->hi) ||
       !byte_range(q->res_zp) || q->lo > q->hi)
     return XQ_BAD_ARGUMENT;
+  if (!finite(q->mult, conv->out_channels) || !finite(q->bias, conv->out_channels) || !finite(&q->res_mult, 1))
+    return XQ_NOT_FINITE;
   pack_blob(layout_of(*conv, isa), weight, *q, packed);
   return XQ_OK;
 }

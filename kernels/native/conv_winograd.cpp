@@ -15,7 +15,7 @@ Parts parts_of(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
   const int64_t tiles = tiles_of(call.out), threads = call.threads;
   // Sharing out blocks transforms the input once a thread; sharing out tiles reads the weights as often.
-  const bool many = tiles >= threads * kWinogradGroup;
+  const bool many = tiles >= threads * winograd_group(p);
   if (many || p.n_blocks < threads) return {tiles, min64(threads, tiles), 1};
   return {tiles, 1, threads};
 }
@@ -29,8 +29,8 @@ int64_t winograd_items(const xq_conv_call& call) {
 
 size_t winograd_scratch(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
-  const int64_t products = 16 * kWinogradGroup * 2 * p.lanes * 4;
-  const int64_t codes = 16 * winograd_step(p.conv.in_channels) * 2;
+  const int64_t products = 16 * winograd_group(p) * 2 * p.lanes * 4;
+  const int64_t codes = 16 * winograd_step(p, p.conv.in_channels) * 2;
   return static_cast<size_t>(products + codes + p.conv.in_channels + kAlign);
 }
 

@@ -106,13 +106,15 @@ void regroup_rows(const xq::Packed& p, int64_t block, const uint8_t* a, int64_t 
   }
 }
 
-// Pixels that all blocks of channels pass over before the next ones. Few, so that their input and
-// output stay in L1; but weights too big for L2 should be read once, not once a chunk.
+// Pixels that all blocks of channels pass over before the next ones. Few, so that their input takes half of L1
+// and their output, which is written once, passes through no more than all of it. But weights that are too big
+// to stay in L2 beside the rest (3/8 of it) should be read once, not once a chunk: then the input of a chunk
+// takes half as much of L2.
 inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
   const xq::Packed& p = *t.packed;
   const int64_t lda = xq::max64(t.lda, 1), weights = p.size - p.weights;
-  if (weights > 768 * 1024) return xq::round_up(384 * 1024 / lda, tile) + tile;
-  const int64_t rows = xq::min64(24 * 1024 / lda, 48 * 1024 / p.conv.out_channels);
+  if (weights > p.caches.l2 * 3 / 8) return xq::round_up(p.caches.l2 * 3 / 16 / lda, tile) + tile;
+  const int64_t rows = xq::min64(p.caches.l1 / 2 / lda, p.caches.l1 / p.conv.out_channels);
   return xq::max64((rows + tile / 2) / tile * tile, tile);
 }
 

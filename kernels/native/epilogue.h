@@ -36,7 +36,7 @@ struct Epilogue {
     for (int i = 0; i < 4; ++i) {
       F v = V::fma(V::to_float(sums[i]), mult[i % VECS], bias[i % VECS]);
       if (add) v = V::fma(V::to_float(V::sub32(r[i], res_zp)), res_mult, v);
-      if (!PLAIN && clamp_float) v = V::min(v, limit);
+      if (!PLAIN && clamp_float) v = V::min(limit, v);  // in this order NaN stays NaN: the lower bound
       sums[i] = V::to_int(v);
     }
     I bytes = V::max8(V::narrow(sums, zp16), lo);

@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513801;
+constexpr uint32_t kMagic = 0x58513802;
 constexpr int64_t kAlign = 64;
 
 static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -69,10 +69,16 @@ constexpr int kClasses = 1 + kPairings;
 // The longest run that is regrouped: rows of it fit the stack.
 constexpr int64_t kMaxRegroup = 4096;
 
+// One core's data caches, in bytes: what the size of every piece of work is derived from.
+struct Caches {
+  int64_t l1, l2;
+};
+
 // The head of a packed blob; arrays follow at the given byte offsets.
 struct Packed {
   uint32_t magic;
   int32_t isa, algo, mode;
+  Caches caches;
   xq_conv conv;
   Geometry geo;
   int32_t in_zp, out_zp, lo, hi, residual, res_zp;
@@ -176,21 +182,29 @@ struct WinogradTask {
   uint8_t* scratch;
 };
 
-// Tiles whose products are summed before they are transformed back: their sums should stay in L1.
-constexpr int64_t kWinogradGroup = 24;
+// Tiles whose products are summed before they are transformed back. Of each tile a block keeps 16 sums of two
+// vectors: all of them should fit L1. One or two of the largest register blocks; two are enough for each time
+// that the weights are read.
+constexpr int64_t kWinogradRows = 12;
+
+static inline int64_t winograd_group(const Packed& p) {
+  const int64_t tile = 16 * 2 * p.lanes * int64_t{sizeof(int32_t)};
+  return max64(1, min64(p.caches.l1 / tile / kWinogradRows, 2)) * kWinogradRows;
+}
 
 // Elements from one tile's transformed channels to the next one's: never a power of two apart.
 static inline int64_t winograd_lda(int64_t channels) { return channels % 64 ? channels : channels + 32; }
 
-// Tiles whose input is transformed together: it should stay in L2.
-static inline int64_t winograd_chunk(int64_t channels) {
-  const int64_t tiles = 384 * 1024 / (32 * winograd_lda(channels));
-  return max64(1, min64(tiles / kWinogradGroup, 4)) * kWinogradGroup;
+// Tiles whose input is transformed together: 16 positions of 16 bits a channel. It takes 3/16 of L2, which
+// weights, input and output pass through meanwhile.
+static inline int64_t winograd_chunk(const Packed& p, int64_t channels) {
+  const int64_t tiles = p.caches.l2 * 3 / 16 / (32 * winograd_lda(channels)), group = winograd_group(p);
+  return max64(1, min64(tiles / group, 4)) * group;
 }
 
 // Elements between the 16 positions of a transformed tile. Loops may read two rows too many.
-static inline int64_t winograd_step(int64_t channels) {
-  return (winograd_chunk(channels) + 2) * winograd_lda(channels);
+static inline int64_t winograd_step(const Packed& p, int64_t channels) {
+  return (winograd_chunk(p, channels) + 2) * winograd_lda(channels);
 }
 
 // Whether an output pixel depends on the input pixels in its place only.
@@ -227,15 +241,20 @@ static inline const IsaKernels& kernels_of(int isa) {
     case XQ_ISA_AVX_VNNI: return kAvxVnni;
     case XQ_ISA_AVX512: return kAvx512;
     case XQ_ISA_AVX512_VNNI: return kAvx512Vnni;
-    default: return kAmxInt8;
+    case XQ_ISA_AMX_INT8: return kAmxInt8;
   }
+  __builtin_trap();  // every entry has checked the level: another one would be memory overwritten
 }
 
 static inline bool has_vnni(int isa) { return isa != XQ_ISA_AVX2 && isa != XQ_ISA_AVX512; }
 static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 
-// Output pixels and input columns that depthwise handles at a time, so that its strips stay in L1.
-constexpr int64_t kStripBytes = 20 * 1024;
+// Input bytes that are copied at a time by one thread. A quarter of L2: the copy is read again for every block
+// of channels, while weights, input and output pass through the rest.
+static inline int64_t band_bytes(const Packed& p) { return p.caches.l2 / 4; }
+
+// Input bytes of depthwise's woven strips: 5/12 of L1 (20 of 48 KiB), beside sums, weights, input and output.
+static inline int64_t strip_bytes(const Packed& p) { return p.caches.l1 * 5 / 12; }
 
 static inline int64_t depthwise_strip_columns(const Packed& p, int64_t width_out) {
   return (width_out - 1) * p.geo.stride[2] + (p.geo.kernel[2] - 1) * p.geo.dilation[2] + 1;
@@ -243,7 +262,7 @@ static inline int64_t depthwise_strip_columns(const Packed& p, int64_t width_out
 
 static inline int64_t depthwise_tile(const Packed& p, int64_t width_out) {
   const int64_t column = int64_t{p.depthwise.quads} * p.lanes * 16;
-  int64_t columns = kStripBytes / column;
+  int64_t columns = strip_bytes(p) / column;
   int64_t fit = (columns - 1 - (p.geo.kernel[2] - 1) * p.geo.dilation[2]) / p.geo.stride[2] + 1;
   return min64(width_out, max64(fit, 6));
 }

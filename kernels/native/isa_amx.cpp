@@ -1,5 +1,7 @@
 // AMX tiles; AVX-512 VNNI for what is no matrix product.
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni,avx512vbmi,amx-tile,amx-int8")
+#define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni,avx512vbmi,amx-tile,amx-int8"
+#include "target.h"
+
 #include "vec512.h"
 
 #include "amx.h"
@@ -15,3 +17,5 @@ using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
 }  // namespace xq
+
+XQ_TARGET_END

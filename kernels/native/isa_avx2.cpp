@@ -1,5 +1,7 @@
 // AVX2 and FMA: products of 16-bit pairs, which cannot saturate.
-#pragma GCC target("avx2,fma")
+#define XQ_TARGET "avx2,fma"
+#include "target.h"
+
 #include "vec256.h"
 
 #include "depthwise.h"
@@ -16,3 +18,5 @@ using V = Vec256<false>;
 const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
 }  // namespace xq
+
+XQ_TARGET_END

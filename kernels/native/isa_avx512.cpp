@@ -1,5 +1,7 @@
 // AVX-512 without VNNI.
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma")
+#define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma"
+#include "target.h"
+
 #include "vec512.h"
 
 #include "depthwise.h"
@@ -16,3 +18,5 @@ using V = Vec512<false, false>;
 const IsaKernels kAvx512 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
 }  // namespace xq
+
+XQ_TARGET_END

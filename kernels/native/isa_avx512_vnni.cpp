@@ -1,5 +1,7 @@
 // AVX-512 with VNNI.
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni")
+#define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni"
+#include "target.h"
+
 #include "vec512.h"
 
 #include "depthwise.h"
@@ -15,3 +17,5 @@ using V = Vec512<true, false>;
 const IsaKernels kAvx512Vnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
 }  // namespace xq
+
+XQ_TARGET_END

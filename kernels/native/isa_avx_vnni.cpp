@@ -1,5 +1,7 @@
 // AVX-VNNI: 256-bit dot products.
-#pragma GCC target("avx2,fma,avxvnni")
+#define XQ_TARGET "avx2,fma,avxvnni"
+#include "target.h"
+
 #include "vec256.h"
 
 #include "depthwise.h"
@@ -15,3 +17,5 @@ using V = Vec256<true>;
 const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
 }  // namespace xq
+
+XQ_TARGET_END

@@ -1,4 +1,4 @@
-// The native int8 kernels: a C interface on plain pointers, with no dependency but a C++17 compiler.
+// The native int8 kernels: a C interface on plain pointers, with no dependency but a C++20 compiler.
 //
 // Numerics. Activations are affine uint8, weights symmetric int8 per output channel, sums exact
 // int32 (they wrap beyond 2^31, which needs more than 65,000 products). An output is
@@ -15,10 +15,16 @@
 // in place. Only the channels of a pixel must be adjacent. Nothing outside a tensor's pixels is
 // ever read or written.
 //
+// A multiplier, bias or residual multiplier that is not finite is refused. Where a float still becomes NaN
+// (the input of QUANTIZE, say), its code is the lower bound.
+//
 // ISA. The caller names it; nothing is detected here. Packed weights remember theirs.
 //
+// Caches. Loops work on pieces of a size that fits the caches. xq_set_caches says how large these are, before
+// anything is packed; packed weights remember the sizes of their time. Results do not depend on them.
+//
 // Threads. Every op is a number of independent items: run any split of [0, items) from any threads.
-// There is no mutable global state. Scratch memory belongs to one running thread, 64-byte aligned.
+// There is no other mutable global state. Scratch memory belongs to one running thread, 64-byte aligned.
 #pragma once
 
 #include <stddef.h>
@@ -49,12 +55,17 @@ typedef enum xq_status {
   XQ_BAD_SHAPE = 2,       // the tensors do not fit each other or the op
   XQ_UNSUPPORTED = 3,     // this algorithm cannot do this op on this ISA
   XQ_NO_PERMISSION = 4,   // the operating system does not let this process use AMX
+  XQ_NOT_FINITE = 5,      // a multiplier or a bias is NaN or infinite
 } xq_status;
 
 XQ_API const char* xq_status_text(int status);
 
-// Asks the kernel for AMX tiles, once a process. XQ_OK or XQ_NO_PERMISSION.
+// Asks the operating system for AMX tiles, once a process. XQ_NO_PERMISSION where it refuses, XQ_UNSUPPORTED
+// where the CPU lacks something else that XQ_ISA_AMX_INT8 stands for, as a virtual machine may make it.
 XQ_API int xq_enable_amx(void);
+
+// Bytes of one core's L1 data cache and of its L2 cache; 0 where a size is unknown.
+XQ_API void xq_set_caches(int64_t l1, int64_t l2);
 
 // Channels-last (n, d, h, w, c); strides in bytes; d = 1 for images, d = h = 1 for sequences, and a
 // matrix of rows is n = d = h = 1, w = rows.

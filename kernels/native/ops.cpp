@@ -42,12 +42,22 @@ void settle_step(xq_tensor& t) {
   if (t.w == 1) t.stride_w = t.h > 1 ? t.stride_h : t.d > 1 ? t.stride_d : t.stride_n;
 }
 
+// Whether the codes of a window, less their zero points, may sum to more than an int32.
+bool sums_are_long(const xq_op& op) {
+  if (op.kind != XQ_OP_AVG_POOL && op.kind != XQ_OP_ADAPTIVE_POOL) return false;
+  const int64_t in[3] = {op.a.d, op.a.h, op.a.w}, out[3] = {op.out.d, op.out.h, op.out.w};
+  int64_t pixels = 1;
+  for (int i = 0; i < 3; ++i)  // an adaptive window may straddle two more pixels than its share
+    pixels *= op.kind == XQ_OP_AVG_POOL ? min64(op.kernel[i], in[i]) : min64(in[i], ceil_div(in[i], out[i]) + 1);
+  return pixels > INT32_MAX / 255;
+}
+
 void run_rows(xq_op op, int64_t begin, int64_t end) {
   if (pixelwise(op)) {
     settle_step(op.a), settle_step(op.out);
     if (b_is_wide(op)) settle_step(op.b);
   }
-  if (op.isa == XQ_ISA_REFERENCE || odd_strides(op)) return op_reference(op, begin, end);
+  if (op.isa == XQ_ISA_REFERENCE || odd_strides(op) || sums_are_long(op)) return op_reference(op, begin, end);
   kernels_of(op.isa).op_rows(op, begin, end);
 }
 
@@ -107,6 +117,7 @@ int xq_op_check(const xq_op* op) {
   if (op->kind == XQ_OP_LUT && !op->lut) return XQ_BAD_ARGUMENT;
   if (op->kind == XQ_OP_AFFINE && !(op->scale_c && op->shift_c)) return XQ_BAD_ARGUMENT;
   if (op->kind == XQ_OP_LAYER_NORM && !(op->eps >= 0)) return XQ_BAD_ARGUMENT;
+  if (!__builtin_isfinite(op->a_mult) || !__builtin_isfinite(op->b_mult) || !__builtin_isfinite(op->eps)) return XQ_NOT_FINITE;
   if (!byte_range(op->a_zp) || !byte_range(op->b_zp) || !byte_range(op->out_zp)) return XQ_BAD_ARGUMENT;
   if (!byte_range(op->lo) || !byte_range(op->hi) || op->lo > op->hi) return XQ_BAD_ARGUMENT;
   if (!shapes_fit(*op)) return XQ_BAD_SHAPE;

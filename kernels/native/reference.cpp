@@ -91,8 +91,8 @@ uint8_t max_pool(const xq_op& op, const Index& at, int64_t w, int64_t c) {
   return static_cast<uint8_t>(best);
 }
 
-int32_t box_sum(const xq_op& op, int64_t n, const Range win[3], int64_t c) {
-  int32_t sum = 0;
+int64_t box_sum(const xq_op& op, int64_t n, const Range win[3], int64_t c) {
+  int64_t sum = 0;
   for (int64_t d = win[0].begin; d < win[0].end; ++d)
     for (int64_t h = win[1].begin; h < win[1].end; ++h)
       for (int64_t v = win[2].begin; v < win[2].end; ++v) sum += pixel(op.a, n, d, h, v)[c] - op.a_zp;

@@ -8,16 +8,13 @@ Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are 
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from x86quant.kernels.native.build import (
-    DEFAULT_DIRECTORY,
-    SANITIZE_FLAGS,
-    build,
-    compiler,
-)
+from x86quant.kernels.native import toolchain
+from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build
 
 HERE = Path(__file__).resolve().parent
 
@@ -35,8 +32,17 @@ def main() -> int:
     library = build(arguments.directory, sanitize=True)
     fuzzer = arguments.directory / "fuzz"
     source = HERE / "fuzz" / "fuzz.cpp"
-    flags = ["-std=c++17", "-O1", *SANITIZE_FLAGS, f"-Wl,-rpath,{arguments.directory}"]
-    subprocess.run([compiler(), *flags, str(source), str(library), "-o", str(fuzzer)], check=True)
+    flags = [
+        toolchain.STANDARD,
+        "-Wall",
+        "-Wextra",
+        *SANITIZE_FLAGS,
+        f"-Wl,-rpath,{arguments.directory}",
+    ]
+    subprocess.run(
+        [*shlex.split(toolchain.compiler()), *flags, str(source), str(library), "-o", str(fuzzer)],
+        check=True,
+    )
     present = set(Path("/proc/cpuinfo").read_text().split())
     isas = [str(isa) for isa, flag in FLAGS.items() if flag in present]
     last = arguments.first + arguments.seeds

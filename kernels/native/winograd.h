@@ -104,8 +104,9 @@ template <class V, int VECS>
 void winograd_block(const xq::WinogradTask& t, const Epilogue<V>& epilogue, const xq::Block& block, int64_t first,
                     int64_t count, const int16_t* codes, int64_t lda, int64_t step, int32_t* products) {
   const xq::Packed& p = *t.packed;
-  static_assert(xq::kWinogradGroup % V::kWinogradRows == 0, "or the last rows would be written past the end");
-  constexpr int64_t kWidth = VECS * V::kLanes, kStep = xq::kWinogradGroup * kWidth;
+  static_assert(xq::kWinogradRows % V::kWinogradRows == 0, "or the last rows would be written past the end");
+  constexpr int64_t kWidth = VECS * V::kLanes;
+  const int64_t product_step = xq::winograd_group(p) * kWidth;
   const int64_t pairs = p.conv.in_channels / p.conv.groups / 2;
   const auto* weights = reinterpret_cast<const int16_t*>(p.at<int8_t>(p.weights) + block.w_off);
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
@@ -115,11 +116,11 @@ void winograd_block(const xq::WinogradTask& t, const Epilogue<V>& epilogue, cons
     for (int64_t part = 0; part < tiles; ++part) {
       const int64_t from = part * count / tiles, rows = (part + 1) * count / tiles - from;
       winograd_rows<V, VECS>(rows, codes + i * step + from * lda + block.a_off, lda,
-                             weights + i * pairs * kWidth * 2, pairs, products + i * kStep + from * kWidth);
+                             weights + i * pairs * kWidth * 2, pairs, products + i * product_step + from * kWidth);
     }
   alignas(64) int32_t sums[4 * kWidth];
   for (int64_t m = 0; m < count; ++m) {
-    winograd_output<V, VECS>(products + m * kWidth, kStep, corr, sums);
+    winograd_output<V, VECS>(products + m * kWidth, product_step, corr, sums);
     const WinogradTile at(t, first + m);
     const int64_t across = xq::min64(2, t.out->w - at.x);
     for (int64_t y = 0; y < 2 && at.y + y < t.out->h; ++y) {
@@ -138,9 +139,10 @@ void winograd(const xq::WinogradTask& t) {
   const Epilogue<V> epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   const int64_t channels = p.conv.in_channels, lda = xq::winograd_lda(channels);
-  const int64_t most = xq::winograd_chunk(channels), step = xq::winograd_step(channels);
+  const int64_t most = xq::winograd_chunk(p, channels), step = xq::winograd_step(p, channels);
+  const int64_t group = xq::winograd_group(p);
   auto* products = reinterpret_cast<int32_t*>(t.scratch);
-  auto* codes = reinterpret_cast<int16_t*>(products + 16 * xq::kWinogradGroup * 2 * V::kLanes);
+  auto* codes = reinterpret_cast<int16_t*>(products + 16 * group * 2 * V::kLanes);
   auto* padding = reinterpret_cast<uint8_t*>(codes + 16 * step);
   memset(padding, p.in_zp, static_cast<size_t>(channels));
   const int64_t chunks = xq::ceil_div(t.last - t.first, most);
@@ -153,8 +155,8 @@ void winograd(const xq::WinogradTask& t) {
       winograd_input(pixel, channels, codes + (tile - first) * lda, step);
     }
     for (int b = t.block_begin; b < t.block_end; ++b)
-      for (int64_t tile = first; tile < last; tile += xq::kWinogradGroup) {
-        const int64_t count = xq::min64(xq::kWinogradGroup, last - tile);
+      for (int64_t tile = first; tile < last; tile += group) {
+        const int64_t count = xq::min64(group, last - tile);
         const auto run = blocks[b].vecs == 2 ? winograd_block<V, 2> : winograd_block<V, 1>;
         run(t, epilogue, blocks[b], tile, count, codes + (tile - first) * lda, lda, step, products);
       }

@@ -32,13 +32,4 @@ class QnnpackKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        return reasons.common(spec) + _transposed(spec)
-
-
-def _transposed(spec: OpSpec) -> list[str]:
-    """Three-dimensional ones run as something else; grouped ones read past their scales."""
-    if spec.transposed and spec.dims == 3:
-        return ["a three-dimensional transposed convolution is computed wrongly"]
-    if spec.transposed and spec.groups > 1:
-        return reasons.per_channel_transposed(spec)
-    return []
+        return reasons.common(spec)

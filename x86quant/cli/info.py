@@ -19,22 +19,38 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.tables.likeness import likeness
 
-    cpu = x86quant.cpu()
-    table = x86quant.current_rules()
-    facts = {
+    facts: dict[str, object] = {
         "x86quant": x86quant.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "rules": table.name,
-        "cpu": dataclasses.asdict(cpu),
     }
+    try:
+        cpu = x86quant.cpu()
+    except x86quant.CpuTooOldError as error:
+        facts |= {"rules": None, "cpu": None, "missing": str(error)}
+        description = f"{error} Models run in plain torch, slowly."
+    else:
+        table = x86quant.current_rules()
+        like = likeness(table, cpu)
+        facts |= {
+            "rules": table.name,
+            "rules_measured": {"on": like.measured, "like_this_cpu": like.degree},
+            "cpu": dataclasses.asdict(cpu),
+        }
+        description = f"{'':<9} {like}\n{cpu}"
+        if torch.get_num_threads() > cpu.best_threads:
+            description += (
+                f"\n  advice: torch.set_num_threads({cpu.best_threads}), "
+                "as many as this process can use at a time"
+            )
     if options.json:
         print(json.dumps(facts, indent=2, default=_plain))
     else:
         for name in ("x86quant", "torch", "threads", "rules"):
-            print(f"{name:<9} {facts[name]}")
-        print(cpu)
+            print(f"{name:<9} {facts[name] or 'none'}")
+        print(description)
     return 0
 
 

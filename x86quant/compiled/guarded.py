@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from x86quant.compiled.structure import CallForm, Structure
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
@@ -163,6 +164,10 @@ class GuardedModule(nn.Module):
         return self.results.fill(found)
 
     def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
+        if any(isinstance(x, torch.fx.Proxy) for x in pytree.tree_leaves((args, kwargs))):
+            raise torch.fx.proxy.TraceError(  # else the float module would be traced instead
+                "torch.fx cannot trace a GuardedModule, whose conditions are about real tensors"
+            )
         original = self.original
         if self.strict or original is None:
             raise InvalidInputError(f"the quantized model does not hold for this call: {reason}")

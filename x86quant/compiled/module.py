@@ -6,6 +6,7 @@ import copy
 import operator
 import threading
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
+from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
+from x86quant.runtime.plan import NoNativeFormError
 
 
 class CompiledModule(nn.Module):
@@ -45,6 +48,7 @@ class CompiledModule(nn.Module):
         self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
         self._lock = threading.Lock()
         self._runtime: _Runtime | None = None
+        self._torch_nodes: set[str] = set()
         self.eval()
 
     def forward(self, *inputs: Any) -> Any:
@@ -63,7 +67,23 @@ class CompiledModule(nn.Module):
             )
         for spec, value in zip(self._inputs, inputs, strict=False):
             spec.check(value)
-        return self.runtime(*inputs)
+        while True:
+            runtime = self.runtime
+            try:
+                return runtime(*inputs)
+            except NoNativeFormError as error:
+                self._leave_to_torch(error, runtime)
+
+    def _leave_to_torch(self, found: NoNativeFormError, runtime: GraphModule) -> None:
+        """Cut the graph into segments anew, without the node that ``runtime`` cannot run."""
+        with self._lock:
+            if self._runtime is None or self._runtime.module is not runtime:
+                return  # another thread has done it
+            self._torch_nodes = {*self._torch_nodes, found.node}
+            (node,) = (n for n in self.graph_module.graph.nodes if n.name == found.node)
+            node.meta["why"] = found.reason
+            self.float_nodes = (*self.float_nodes, FloatNode.of(self.graph_module, node))
+            self._runtime = None
 
     @property
     def runtime(self) -> GraphModule:
@@ -74,13 +94,19 @@ class CompiledModule(nn.Module):
         if self._runtime is None:
             with self._lock:
                 if self._runtime is None:
-                    self._runtime = _Runtime(_build_runtime(self.graph_module))
+                    self._runtime = _Runtime(_build_runtime(self.graph_module, self._torch_nodes))
         return self._runtime.module
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The parts that run natively."""
         return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
+
+    def plan_again(self) -> None:
+        """Pack and plan again at the next call, by the rules that are in force then."""
+        with self._lock:
+            self._runtime = None
+        forget_packs(self.graph_module.buffers())
 
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""
@@ -134,7 +160,7 @@ def _only_segment(module: GraphModule) -> Segment | None:
     return segment if isinstance(segment, Segment) else None
 
 
-def _build_runtime(graph_module: GraphModule) -> GraphModule:
+def _build_runtime(graph_module: GraphModule, torch_nodes: Collection[str]) -> GraphModule:
     try:
         extension.load()
     except ExtensionError as error:
@@ -142,7 +168,7 @@ def _build_runtime(graph_module: GraphModule) -> GraphModule:
             f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=4
         )
         return graph_module
-    return partition(graph_module, Segment)
+    return partition(graph_module, Segment, torch_nodes)
 
 
 class _InputSpec:

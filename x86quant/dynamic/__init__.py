@@ -1,6 +1,6 @@
 """Int8 linears on float tensors: the layers, and ``to_dynamic`` that puts them into a model."""
 
-from x86quant.dynamic.convert import activation_name, to_dynamic
+from x86quant.dynamic.convert import activation_name, is_linear, to_dynamic, why_float
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -16,5 +16,7 @@ __all__ = [
     "WeightOnlyEmbedding",
     "WeightOnlyLinear",
     "activation_name",
+    "is_linear",
     "to_dynamic",
+    "why_float",
 ]

@@ -16,6 +16,7 @@ from x86quant.dynamic.layers import (
     Int8Linear,
     WeightOnlyEmbedding,
     WeightOnlyLinear,
+    is_conv1d,
 )
 
 #: Activation modules that a linear before them can absorb, by qualified name, so that those of
@@ -56,9 +57,9 @@ def to_dynamic(
 ) -> nn.Module:
     """``model`` with its linears in int8, for inference.
 
-    Every ``nn.Linear`` becomes a ``DynamicLinear`` and every ``nn.MultiheadAttention`` a
-    ``DynamicMultiheadAttention``, where that is possible. Activations right behind a linear are
-    fused into it. Subclasses of these layers, parametrized layers and layers with hooks stay.
+    Every ``nn.Linear`` (and Hugging Face's ``Conv1D``) becomes a ``DynamicLinear`` and every
+    ``nn.MultiheadAttention`` a ``DynamicMultiheadAttention``, where that is possible. Activations
+    right behind a linear are fused into it. What stays in float: see ``why_float``.
 
     Args:
         model: a float model; it is not changed unless ``inplace``.
@@ -75,15 +76,16 @@ def to_dynamic(
     def convert(name: str, module: nn.Module) -> nn.Module:
         if module not in done:
             done[module] = module
-            kept = _has_hooks(module) or (keep is not None and keep(name, module))
-            if type(module) is nn.Linear and not kept:
-                done[module] = kind.from_float(module)
-            elif type(module) is nn.Embedding and embeddings and not kept:
-                if module.max_norm is None:  # a table with one is rewritten as it is read
-                    done[module] = WeightOnlyEmbedding.from_float(module)
-            elif type(module) is nn.MultiheadAttention:
-                if not (kept or weight_only or DynamicMultiheadAttention.refusal(module)):
+            kept = keep is not None and keep(name, module)
+            if isinstance(module, nn.MultiheadAttention):
+                if not (kept or weight_only or why_float(module)):
                     done[module] = DynamicMultiheadAttention.from_float(module)
+            elif is_linear(module):
+                if not (kept or why_float(module)):
+                    done[module] = kind.from_float(module)
+            elif isinstance(module, nn.Embedding):
+                if embeddings and not (kept or why_float(module)):
+                    done[module] = WeightOnlyEmbedding.from_float(module)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():
@@ -98,6 +100,58 @@ def to_dynamic(
         _fuse_children(module, users)
         _leave_fast_path(module)
     return model
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether ``module`` is a linear layer: torch's, a subclass of it, or Hugging Face's Conv1D."""
+    return isinstance(module, nn.Linear) or is_conv1d(module)
+
+
+def why_float(module: nn.Module) -> str | None:
+    """Why ``to_dynamic`` leaves a linear, an attention or a table in float; None if it does not.
+
+    Only layers whose computation is known are replaced: those of torch's own classes, and
+    subclasses that change neither what is called nor what is stored.
+    """
+    if _has_hooks(module):
+        return "it has hooks, which read or change its float tensors"
+    if "forward" in vars(module):
+        return "its forward was replaced on the object"
+    base = next((kind for kind in _BASES if isinstance(module, kind)), type(module))
+    if nn.utils.parametrize.is_parametrized(module):
+        return "its weight is computed anew by a parametrization"
+    if not _behaves_as(type(module), base):
+        return f"its class {type(module).__name__} has a computation of its own"
+    unknown = (set(module._parameters) | set(module._buffers)) - _STATE.get(base, _WEIGHT_AND_BIAS)
+    if unknown:
+        return f"it has more tensors than weight and bias: {', '.join(sorted(unknown))}"
+    if isinstance(module, nn.MultiheadAttention):
+        return DynamicMultiheadAttention.refusal(module) or why_float(module.out_proj)
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "its max_norm rewrites the table as it is read"
+    return None
+
+
+_BASES = (nn.Linear, nn.MultiheadAttention, nn.Embedding)
+_WEIGHT_AND_BIAS = frozenset({"weight", "bias"})
+_STATE: dict[type, frozenset[str]] = {
+    nn.MultiheadAttention: frozenset(
+        {"in_proj_weight", "in_proj_bias", "bias_k", "bias_v"}
+        | {f"{name}_proj_weight" for name in "qkv"}
+    )
+}
+#: What a subclass may define without changing what a call computes.
+_HARMLESS = frozenset({"__init__", "reset_parameters", "extra_repr", "__constants__"})
+
+
+def _behaves_as(kind: type, base: type) -> bool:
+    """Whether ``kind`` computes as its base class ``base`` does."""
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    return not any(
+        name not in _HARMLESS and (callable(value) or isinstance(value, property))
+        for one in between
+        for name, value in vars(one).items()
+    )
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -5,6 +5,9 @@
 Nothing is calibrated. ``DynamicLinear`` multiplies in int8; ``WeightOnlyLinear`` keeps the
 activations in float and saves memory traffic only. The numerics are those of
 ``torch.ops.x86quant.linear_dynamic`` and ``linear_weight_only``.
+
+Code around a layer may read its attributes. What it had in float it still answers: ``weight`` is a
+float32 tensor that is computed when its values are needed, see ``weight_on_demand``.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.packing import linear_dynamic as linear_packs
-from x86quant.routing.router import Choice
+from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Routes
 
 _Self = TypeVar("_Self", bound="Int8Linear")
 
@@ -48,6 +53,22 @@ def _float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.detach().to(torch.float32).clone()
 
 
+def carry_attributes(old: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the plain attributes that ``old`` has and it lacks: parents may read them."""
+    for name, value in vars(old).items():
+        if not hasattr(new, name) and not isinstance(value, torch.Tensor):
+            setattr(new, name, value)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether ``module`` is the linear that Hugging Face calls Conv1D: its weight is [in, out]."""
+    return _full_name(type(module)) == "transformers.pytorch_utils.Conv1D"
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _is_plain(x: torch.Tensor) -> bool:
     """Whether ``x`` is memory and nobody watches: tracers and modes want the op, not its kernel."""
     return (
@@ -63,51 +84,93 @@ class Int8Linear(nn.Module):
     """What the two kinds of linear share: unpacked int8 weights as state.
 
     Attributes:
-        weight: int8 [out_features, in_features].
+        int8_weight: int8 [out_features, in_features].
         weight_scale: float32 [out_features].
         bias: float32 [out_features], or None.
         activation: "relu", "gelu", "gelu_tanh" or "silu", applied to the result; or None.
+        transposed: whether the float layer kept its weight as [in_features, out_features], so that
+            this is what ``weight`` has to look like.
     """
 
-    weight: torch.Tensor
+    int8_weight: torch.Tensor
     weight_scale: torch.Tensor
     bias: torch.Tensor | None
     op: ClassVar[str]
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        int8_weight: torch.Tensor,
         weight_scale: torch.Tensor,
         bias: torch.Tensor | None = None,
         activation: str | None = None,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
         check_activation(self.op, activation)
-        self.register_buffer("weight", weight)
+        self.register_buffer("int8_weight", int8_weight)
         self.register_buffer("weight_scale", weight_scale)
         self.register_buffer("bias", bias)
         self.activation = activation
+        self.transposed = transposed
         self.eval()
 
     @classmethod
-    def from_float(cls: type[_Self], linear: nn.Linear, activation: str | None = None) -> _Self:
-        """The int8 form of a float ``linear``, with ``activation`` fused behind it."""
-        return cls(*quantize_weight(linear.weight), _float_bias(linear.bias), activation)
+    def from_float(cls: type[_Self], linear: nn.Module, activation: str | None = None) -> _Self:
+        """The int8 form of a float ``linear``, with ``activation`` fused behind it.
+
+        ``linear`` is an ``nn.Linear``, or the layer that Hugging Face calls Conv1D.
+        """
+        transposed = is_conv1d(linear)
+        weight, bias = linear.get_parameter("weight"), linear.bias
+        operands = quantize_weight(weight.t() if transposed else weight)
+        found = cls(*operands, _float_bias(bias), activation, transposed)  # type: ignore[arg-type]
+        carry_attributes(linear, found)
+        return found
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The float weight that the codes stand for; no memory is used until it is read."""
+        if torch.compiler.is_compiling():  # a traced graph drops what it does not use
+            return self._float_weight()
+        shape = tuple(self.int8_weight.shape)
+        if self.transposed:
+            return WeightOnDemand(shape[::-1], self.int8_weight.device, self._float_weight)
+        return WeightOnDemand(shape, self.int8_weight.device, self._float_weight, self._product)
+
+    def _float_weight(self) -> torch.Tensor:
+        real = self.int8_weight * self.weight_scale[:, None]
+        return real.t() if self.transposed else real
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` times the weight alone."""
+        op = getattr(torch.ops.x86quant, self.op)
+        out: torch.Tensor = op(x, self.int8_weight, self.weight_scale)
+        return out
 
     @property
     def in_features(self) -> int:
         """Size of an input row."""
-        return self.weight.shape[1]
+        return self.int8_weight.shape[1]
 
     @property
     def out_features(self) -> int:
         """Size of an output row."""
-        return self.weight.shape[0]
+        return self.int8_weight.shape[0]
+
+    @property
+    def nx(self) -> int:
+        """As Hugging Face's Conv1D calls ``in_features``."""
+        return self.in_features
+
+    @property
+    def nf(self) -> int:
+        """As Hugging Face's Conv1D calls ``out_features``."""
+        return self.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., in_features] to [..., out_features], float32."""
         op = getattr(torch.ops.x86quant, self.op)
-        out: torch.Tensor = op(x, self.weight, self.weight_scale, self.bias, self.activation)
+        out: torch.Tensor = op(x, self.int8_weight, self.weight_scale, self.bias, self.activation)
         return out
 
     def extra_repr(self) -> str:
@@ -128,12 +191,13 @@ class DynamicLinear(Int8Linear):
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        int8_weight: torch.Tensor,
         weight_scale: torch.Tensor,
         bias: torch.Tensor | None = None,
         activation: str | None = None,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(weight, weight_scale, bias, activation)
+        super().__init__(int8_weight, weight_scale, bias, activation, transposed)
         self._packed: tuple[Any, Any] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -144,28 +208,45 @@ class DynamicLinear(Int8Linear):
                 try:
                     out: torch.Tensor = pack.run(x)
                 except (RuntimeError, ValueError):
-                    check_operands(
-                        self.op, x, self.weight, self.weight_scale, self.bias, self.activation
-                    )
+                    operands = (self.int8_weight, self.weight_scale, self.bias)
+                    check_operands(self.op, x, *operands, self.activation)
                     raise
                 return out
         return super().forward(x)
 
     def pack(self) -> Any | None:
         """The packed weight; None where the extension is missing."""
-        state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
-        tensors = (state["weight"], state["weight_scale"], state["bias"])
-        now = (self.activation, linear_packs.stamp(*tensors))
+        tensors, now = self._state()
         if self._packed is None or self._packed[0] != now:
             check_weight(self.op, *tensors)
             pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
             self._packed = (now, pack)
         return self._packed[1]
 
+    def pack_again(self) -> None:
+        """Let the weight be packed again at the next call, by the rules that are in force then."""
+        self._packed = None
+        linear_packs.forget_packs([self.int8_weight])
+
+    def _state(self) -> tuple[tuple[Any, Any, Any], Any]:
+        """The tensors that are packed, and what changes when a pack of them is out of date."""
+        state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
+        tensors = (state["int8_weight"], state["weight_scale"], state["bias"])
+        return tensors, (self.activation, linear_packs.stamp(*tensors))
+
+    @property
+    def routes(self) -> Routes:
+        """The kernels that run it: what is packed, else what would be packed now."""
+        if self._packed is not None and self._packed[1] is not None:
+            stamp, pack = self._packed
+            if stamp == self._state()[1]:
+                return Routes.from_json(pack.record())
+        return linear_packs.choose_linear_dynamic(self.int8_weight, self.bias, self.activation)
+
     @property
     def choices(self) -> tuple[tuple[int | None, Choice], ...]:
         """The kernels that run it: each with the rows up to which it is used, and why."""
-        return linear_packs.choose_linear_dynamic(self.weight, self.bias, self.activation)
+        return self.routes.ranges
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights hold for this CPU and these rules only.
@@ -173,7 +254,7 @@ class DynamicLinear(Int8Linear):
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
-        kernels = dict.fromkeys(choice.kernel for _, choice in self.choices)
+        kernels = dict.fromkeys(self.routes.kernels)
         return f"{super().extra_repr()}, kernel={' or '.join(kernels)}"
 
     def chunk(self, parts: int) -> tuple[DynamicLinear, ...]:
@@ -182,7 +263,7 @@ class DynamicLinear(Int8Linear):
         return tuple(
             DynamicLinear(weight, scale, part_bias, self.activation)
             for weight, scale, part_bias in zip(
-                self.weight.chunk(parts), self.weight_scale.chunk(parts), bias, strict=True
+                self.int8_weight.chunk(parts), self.weight_scale.chunk(parts), bias, strict=True
             )
         )
 
@@ -197,42 +278,78 @@ class WeightOnlyEmbedding(nn.Module):
     """An embedding table in int8, one scale a row; what is looked up is float.
 
     Attributes:
-        weight: int8 [num_embeddings, embedding_dim].
+        int8_weight: int8 [num_embeddings, embedding_dim].
         weight_scale: float32 [num_embeddings].
     """
 
-    weight: torch.Tensor
+    int8_weight: torch.Tensor
     weight_scale: torch.Tensor
 
-    def __init__(self, weight: torch.Tensor, weight_scale: torch.Tensor) -> None:
+    def __init__(self, int8_weight: torch.Tensor, weight_scale: torch.Tensor) -> None:
         super().__init__()
-        self.register_buffer("weight", weight)
+        self.register_buffer("int8_weight", int8_weight)
         self.register_buffer("weight_scale", weight_scale)
 
     @classmethod
     def from_float(cls, embedding: nn.Embedding) -> WeightOnlyEmbedding:
         """The int8 form of a float ``embedding``."""
-        return cls(*quantize_weight(embedding.weight))
+        found = cls(*quantize_weight(embedding.weight))
+        carry_attributes(embedding, found)
+        return found
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The float table that the codes stand for; no memory is used until it is read."""
+        if torch.compiler.is_compiling():
+            return self._float_weight()
+        shape = tuple(self.int8_weight.shape)
+        return WeightOnDemand(shape, self.int8_weight.device, self._float_weight, self._product)
+
+    def _float_weight(self) -> torch.Tensor:
+        return self.int8_weight * self.weight_scale[:, None]
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` times the table: a linear that is tied to it."""
+        out: torch.Tensor = torch.ops.x86quant.linear_dynamic(
+            x, self.int8_weight, self.weight_scale
+        )
+        return out
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return self.int8_weight.shape[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Size of a row."""
+        return self.int8_weight.shape[1]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the table for ``ids`` of any shape."""
-        codes = F.embedding(ids, self.weight)
+        codes = F.embedding(ids, self.int8_weight)
         return codes * F.embedding(ids, self.weight_scale.unsqueeze(1))
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
-        return ", ".join(map(str, self.weight.shape))
+        return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
 class DynamicMultiheadAttention(nn.Module):
     """``nn.MultiheadAttention`` with both projections in int8, the attention itself in float.
 
-    A drop-in replacement in ``forward``. It has no float ``in_proj_weight``, so the fast paths of
-    ``nn.TransformerEncoderLayer``, which would read it, must be off: ``to_dynamic`` sees to that.
+    A drop-in replacement in ``forward``, and in what it answers. The fast paths of
+    ``nn.TransformerEncoderLayer`` would compute with the float weights: they leave an attention
+    alone whose weights are not plain tensors, and ``to_dynamic`` turns them off.
     """
 
-    # nn.TransformerEncoderLayer asks for these before it takes its float fast path.
-    in_proj_bias: None = None
+    # What it would have if it were of the kinds that are refused.
+    q_proj_weight: None = None
+    k_proj_weight: None = None
+    v_proj_weight: None = None
+    bias_k: None = None
+    bias_v: None = None
+    add_zero_attn = False
     _qkv_same_embed_dim = True
 
     def __init__(
@@ -252,6 +369,16 @@ class DynamicMultiheadAttention(nn.Module):
         self.dropout = dropout
         self._split: tuple[Any, tuple[DynamicLinear, ...]] | None = None
 
+    @property
+    def in_proj_weight(self) -> torch.Tensor:
+        """The float weight of the joint input projection; no memory is used until it is read."""
+        return self.in_proj.weight
+
+    @property
+    def in_proj_bias(self) -> torch.Tensor | None:
+        """The bias of the joint input projection."""
+        return self.in_proj.bias
+
     @staticmethod
     def refusal(attention: nn.MultiheadAttention) -> str | None:
         """Why ``attention`` has to stay in float, or None."""
@@ -267,13 +394,15 @@ class DynamicMultiheadAttention(nn.Module):
         if (why := cls.refusal(attention)) is not None:
             raise InvalidInputError(f"the attention cannot be quantized: {why}")
         bias = _float_bias(attention.in_proj_bias)
-        return cls(
+        found = cls(
             DynamicLinear(*quantize_weight(attention.in_proj_weight), bias),
             DynamicLinear.from_float(attention.out_proj),
             attention.num_heads,
             attention.batch_first,
             attention.dropout,
         ).train(attention.training)
+        carry_attributes(attention, found)
+        return found
 
     def forward(
         self,
@@ -322,10 +451,15 @@ class DynamicMultiheadAttention(nn.Module):
     def _parts(self) -> tuple[DynamicLinear, ...]:
         """The input projection of queries, of keys and of values, each on its own."""
         whole = self.in_proj
-        now = linear_packs.stamp(whole.weight, whole.weight_scale, whole.bias)
+        now = linear_packs.stamp(whole.int8_weight, whole.weight_scale, whole.bias)
         if self._split is None or self._split[0] != now:
             self._split = (now, whole.chunk(3))
         return self._split[1]
+
+    @property
+    def separate_parts(self) -> tuple[DynamicLinear, ...]:
+        """What projects queries, keys and values where they differ, if that happened so far."""
+        return () if self._split is None else self._split[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_split": None}  # views of the state

@@ -21,6 +21,7 @@ from typing import Any
 from x86quant.errors import CpuError
 from x86quant.files import write_aside
 from x86quant.hardware import amx_probe
+from x86quant.hardware.allowance import Allowance, allowance
 from x86quant.hardware.isa import (
     LEVELS,
     VARIABLE,
@@ -52,6 +53,9 @@ _TORCH_NAMES = {
 _NEEDS = {"avx_vnni": "avx2", "avx512": "avx2", "avx512_vnni": "avx512", "amx_int8": "avx512_vnni"}
 
 
+_EVERYTHING = Allowance()
+
+
 @dataclasses.dataclass(frozen=True)
 class Cpu:
     """A CPU as kernels and rules see it.
@@ -64,6 +68,8 @@ class Cpu:
         isa: the highest level these make up.
         cores: physical cores.
         threads: logical cores.
+        best_threads: threads that suit this process: the physical cores, the fast ones of a
+            hybrid CPU, and no more than its CPU mask and its control group's quota allow.
         l1d, l2: bytes a core; None when unknown.
         l3: bytes in all; None when unknown.
         notes: what was found odd or lowered, in words.
@@ -78,6 +84,7 @@ class Cpu:
     isa: str
     cores: int = 1
     threads: int = 1
+    best_threads: int = 1
     l1d: int | None = None
     l2: int | None = None
     l3: int | None = None
@@ -135,14 +142,14 @@ class Cpu:
         return "\n".join([text, *(f"  note: {note}" for note in self.notes)])
 
 
-def classify(description: Mapping[str, Any]) -> Cpu:
-    """The CPU in a description as py-cpuinfo gives it.
+def classify(description: Mapping[str, Any], allowed: Allowance = _EVERYTHING) -> Cpu:
+    """The CPU in a description as py-cpuinfo gives it, of which a process may use a part.
 
     Reads ``flags`` (list), ``vendor_id_raw``, ``brand_raw``, ``family``, ``model``,
     ``stepping``, and where present ``cores``, ``count``, ``l1d``, ``l2``, ``l3``.
 
     Raises:
-        CpuError: the CPU lacks AVX2.
+        CpuTooOldError: the CPU lacks AVX2.
     """
     flags = set(description.get("flags", ()))
     features: set[str] = set()
@@ -151,6 +158,7 @@ def classify(description: Mapping[str, Any]) -> Cpu:
         if all(flags & set(group) for group in groups) and (base is None or base in features):
             features.add(feature)
     threads = int(description.get("count") or 1)
+    cores = int(description.get("cores") or threads)
     return Cpu(
         vendor=str(description.get("vendor_id_raw", "unknown")),
         name=str(description.get("brand_raw", "unknown CPU")),
@@ -159,11 +167,13 @@ def classify(description: Mapping[str, Any]) -> Cpu:
         stepping=int(description.get("stepping", 0)),
         features=frozenset(features),
         isa=best_level(frozenset(features)),
-        cores=int(description.get("cores") or threads),
+        cores=cores,
         threads=threads,
+        best_threads=allowed.threads(cores, threads),
         l1d=description.get("l1d"),
         l2=description.get("l2"),
         l3=description.get("l3"),
+        notes=allowed.notes(threads),
     )
 
 
@@ -172,12 +182,13 @@ def cpu() -> Cpu:
     """This CPU, at the level ``X86QUANT_ISA`` caps it to if that is set.
 
     Raises:
-        CpuError: no AVX2; or ``X86QUANT_ISA`` is wrong, too high, or was set too late.
+        CpuTooOldError: no AVX2.
+        CpuError: ``X86QUANT_ISA`` is wrong, too high, or was set too late.
     """
     import torch
 
     capabilities = torch.cpu.get_capabilities()
-    found = classify({**_describe(), **_sizes(capabilities)})
+    found = classify({**_describe(), **_sizes(capabilities)}, allowance())
     found = _confirmed_by_torch(found, capabilities)
     if found.amx:
         found = _confirmed_by_probe(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from x86quant.errors import CpuError
+from x86quant.errors import CpuError, CpuTooOldError
 
 VARIABLE = "X86QUANT_ISA"
 
@@ -75,12 +75,12 @@ def best_level(features: frozenset[str]) -> str:
     """The highest level whose features are all there.
 
     Raises:
-        CpuError: there is not even AVX2.
+        CpuTooOldError: there is not even AVX2.
     """
     for name, level in reversed(LEVELS.items()):
         if level.features <= features:
             return name
-    raise CpuError(
+    raise CpuTooOldError(
         "x86quant needs a CPU with AVX2 (Intel Haswell, AMD Zen or later) and an operating "
         "system, or hypervisor, that lets programs use it."
     )

@@ -7,36 +7,35 @@ tensors stand plain float ops::
 
 with int8 weights as constants behind ``x86quant.dequantize_weight``. It runs as it is, it is the
 reference that the lowered graph is compared with, and an op that no pass knows simply stays.
-Quantized-module form, reference form and eager-mode models all come out the same.
+Quantized-module form, reference form and eager-mode models all come out the same. Writes in place
+are gone before the walk begins (``mutation.py``).
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Interpreter, Node, Tracer
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
+from torch.fx.proxy import TraceError
 
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import normalize, stock_layers
+from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
-from x86quant.lowering.graph_tools import (
-    QParams,
-    add_constant,
-    attribute,
-    dequantized,
-    emit,
-    scale_and_zp,
-    symmetric_int8,
-)
+from x86quant.lowering.graph_tools import QParams, attribute, emit
+from x86quant.lowering.mutation import InPlaceTracer, without_mutations
 
 _CODES = {torch.quint8: 0, torch.qint8: 128}
+
+#: Methods whose result depends on how the tensor lies in memory, which is our own affair elsewhere.
+_SEE_MEMORY = frozenset({"as_strided", "is_contiguous", "storage_offset", "stride", "view"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Seen:
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     qparams: QParams | None = None
+    memory_format: torch.memory_format | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -61,11 +61,25 @@ class Seen:
         if value.is_quantized and value.dtype in _CODES and _per_tensor(value):
             # A signed code c is the unsigned code c + 128 with its zero point shifted alike.
             qparams = QParams(value.q_scale(), value.q_zero_point() + _CODES[value.dtype])
-        return Seen(tuple(value.shape), value.dtype, qparams)
+        return Seen(tuple(value.shape), value.dtype, qparams, _memory_format(value))
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it stood for real numbers: floats or their codes."""
+        return self.dtype is not None and (self.dtype.is_floating_point or self.dtype in _CODES)
 
 
 def _per_tensor(value: torch.Tensor) -> bool:
     return value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+
+
+def _memory_format(value: torch.Tensor) -> torch.memory_format | None:
+    if value.layout is not torch.strided:
+        return None
+    if value.is_contiguous():
+        return torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.dim())
+    return last if last is not None and value.is_contiguous(memory_format=last) else None
 
 
 class _Recorder(Interpreter):
@@ -81,84 +95,24 @@ class _Recorder(Interpreter):
         return value
 
 
-class Builder:
-    """Builds the canonical graph node by node; converters in ``stock`` call its methods."""
+class _Walk:
+    """Goes through the stock graph node by node and writes down what each means."""
 
     def __init__(self, model: GraphModule, seen: dict[Node, Seen]) -> None:
         self.model = model
-        self.root = nn.Module()
-        self.graph = Graph()
+        self.builder = Builder()
         self._seen = seen
         self._values: dict[Node, Any] = {}
 
-    # --- what converters use ---
-
-    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Emit a float call in its canonical spelling; an identity emits nothing."""
-        call = normalize.normalized(function, args, kwargs)
-        if call is None:
-            return self.graph.call_function(function, args, kwargs)
-        target, arguments = call
-        if target is normalize.IDENTITY:
-            return arguments[0]
-        keywords = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
-        positional = arguments[:-1] if keywords else arguments
-        return self.graph.call_function(target, tuple(positional), dict(keywords))
-
-    def constant(self, hint: str, tensor: torch.Tensor) -> Node:
-        """A constant tensor of the graph."""
-        return add_constant(self.root, self.graph, hint, tensor.detach())
-
-    def weight(self, hint: str, weight: torch.Tensor, transposed_groups: int = 0) -> Node:
-        """A weight: int8 codes and scales where it is symmetric int8, else its float value.
-
-        ``transposed_groups`` is the group count of a transposed convolution, whose output
-        channels are dimension 1 within each group.
-        """
-        if not weight.is_quantized:
-            return self.constant(f"{hint}_weight", weight)
-        quantized = symmetric_int8(weight)
-        if quantized is None:
-            node = self.constant(f"{hint}_weight", weight.dequantize())
-            node.meta["why"] = f"its weight is {weight.dtype} with a zero point, not symmetric int8"
-            return node
-        codes, scales = quantized
-        return emit(
-            self.graph,
-            "dequantize_weight",
-            weight=self.constant(f"{hint}_weight", codes),
-            weight_scales=self.constant(f"{hint}_weight_scales", scales),
-            axis=1 if transposed_groups else 0,
-        )
-
-    def same_codes(self, x: Any, moved: Node, margins: Sequence[tuple[int, int]]) -> Node:
-        """``moved``, which is ``x`` with ``margins``, quantized as ``x`` was (losing nothing)."""
-        source = dequantized(x)
-        if source is None:
-            return moved
-        codes = emit(self.graph, "quantize", x=moved, **scale_and_zp("out", source))
-        real = emit(self.graph, "dequantize", x=codes, **scale_and_zp("x", source))
-        shape = list(source.meta["shape"])
-        for axis, (before, after) in enumerate(margins, start=2):
-            shape[axis] += before + after
-        for node in (moved, codes, real):
-            # No tensor of the stock model is this one.
-            node.meta.update(source="", shape=tuple(shape))
-        return real
-
-    # --- the walk ---
-
     def convert(self, node: Node) -> None:
         """Emit the canonical form of one stock node."""
-        before = set(self.graph.nodes)
+        before = set(self.builder.graph.nodes)
         value = getattr(self, f"_{node.op}")(node)
         if node.op == "output":
             return
         value = self._quantized(node, value)
         self._values[node] = value
-        if (mutated := _mutated(node, self.model)) is not None:
-            self._values[mutated] = value
-        self._describe(node, set(self.graph.nodes) - before)
+        self._describe(node, set(self.builder.graph.nodes) - before)
 
     def _describe(self, node: Node, new: set[Node]) -> None:
         seen = self._seen[node]
@@ -176,61 +130,88 @@ class Builder:
         seen = self._seen[node]
         if seen.qparams is not None:
             scale, zero_point = seen.qparams.scale, seen.qparams.zero_point
-            codes = emit(self.graph, "quantize", x=value, out_scale=scale, out_zp=zero_point)
-            return emit(self.graph, "dequantize", x=codes, x_scale=scale, x_zp=zero_point)
+            codes = emit(
+                self.builder.graph, "quantize", x=value, out_scale=scale, out_zp=zero_point
+            )
+            return emit(self.builder.graph, "dequantize", x=codes, x_scale=scale, x_zp=zero_point)
         return value
 
     def _mapped(self, value: Any) -> Any:
         return map_arg(value, lambda node: self._values[node])
 
     def _placeholder(self, node: Node) -> Node:
-        new = self.graph.create_node(
+        new = self.builder.graph.create_node(
             "placeholder", str(node.target), node.args, node.kwargs, name=node.name
         )
         seen = self._seen[node]
         new.meta["shape"] = seen.shape
         new.meta["input_dtype"] = seen.dtype
-        return self.graph.call_method("dequantize", (new,)) if seen.qparams else new
+        return self.builder.graph.call_method("dequantize", (new,)) if seen.qparams else new
 
     def _get_attr(self, node: Node) -> Node:
         value = attribute(self.model, str(node.target))
         if isinstance(value, torch.Tensor):
             real = value.dequantize() if value.is_quantized else value
-            return self.constant(str(node.target), real)
+            return self.builder.constant(str(node.target), real)
         target = str(node.target).replace(".", "_")
-        setattr(self.root, target, value)
-        return self.graph.create_node("get_attr", target)
+        setattr(self.builder.root, target, value)
+        return self.builder.graph.create_node("get_attr", target)
 
     def _output(self, node: Node) -> None:
-        self.graph.output(self._mapped(node.args[0]))
+        self.builder.graph.output(self._mapped(node.args[0]))
 
     def _call_method(self, node: Node) -> Any:
-        name = str(node.target)
-        args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)
+        return self._method(node, str(node.target))
+
+    def _method(self, node: Node, name: str) -> Any:
+        args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
         if name == "dequantize":
             return args[0]
-        if name == "view" and not isinstance(args[1], torch.dtype):
+        if name == "view" and _reshapes(args, kwargs):
             # Codes may lie in memory channels last, where a view is not always possible.
             name = "reshape"
-        if name.endswith("_") and not name.endswith("__"):
-            name = name[:-1]
+            if "size" in kwargs:
+                kwargs["shape"] = kwargs.pop("size")
+        elif name == "view_as":
+            name = "reshape_as"
+        elif name in _SEE_MEMORY and isinstance(node.args[0], Node):
+            args = (self._as_it_lay(node, node.args[0]), *args[1:])
         function = normalize.METHODS.get(name)
-        if function is not None and self._seen[node].is_tensor:
-            return self.call(function, *args, **kwargs)
-        return self.graph.call_method(name, args, kwargs)
+        if function is not None and self._seen[node].is_real:
+            return self.builder.call(function, *args, **kwargs)
+        return self.builder.graph.call_method(name, args, kwargs)
+
+    def _as_it_lay(self, node: Node, argument: Node) -> Any:
+        """``argument`` in the memory format that it had in the stock model."""
+        seen, value = self._seen[argument], self._values[argument]
+        if not seen.is_tensor:
+            return value
+        if seen.memory_format is None:
+            raise UnsupportedError(
+                f"{node.name} ({node.target}) depends on how a tensor lies in memory; call "
+                "contiguous() on the tensor first"
+            )
+        return self.builder.graph.call_method(
+            "contiguous", (value,), {"memory_format": seen.memory_format}
+        )
 
     def _call_function(self, node: Node) -> Any:
-        converter = stock_layers.FUNCTIONS.get(node.target)
-        if converter is not None:
-            return converter(self, node, *self._mapped(node.args), **self._mapped(node.kwargs))
-        if stock_layers.is_quantized_op(node.target):
-            return self._stock_op(node)
+        target: Any = node.target
+        if (name := _method_name(target)) is not None:
+            return self._method(node, name)
         args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
-        if kwargs.get("inplace"):
-            kwargs["inplace"] = False
-        if self._seen[node].is_tensor:
-            return self.call(node.target, *args, **kwargs)
-        return self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        converter = stock_layers.FUNCTIONS.get(target)
+        if converter is not None and _binds(converter, self.builder, node, *args, **kwargs):
+            return converter(self.builder, node, *args, **kwargs)
+        if stock_layers.is_quantized_op(target):
+            return self._stock_op(node)
+        if target in _VIEWS:
+            target = torch.ops.aten.reshape.default
+        elif target in _STRIDED and isinstance(node.args[0], Node):
+            args = (self._as_it_lay(node, node.args[0]), *args[1:])
+        if self._seen[node].is_real:
+            return self.builder.call(target, *args, **kwargs)
+        return self.builder.graph.call_function(target, args, kwargs)
 
     def _call_module(self, node: Node) -> Any:
         module = attribute(self.model, str(node.target))
@@ -241,28 +222,30 @@ class Builder:
         self, path: str, module: nn.Module, node: Node, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Emit a call of ``module``, found at ``path``."""
-        if type(module) in stock_layers.FUSED:
+        if type(module) in stock_layers.FUSED and not kwargs:
             value = args[0]
             for name, child in module.named_children():
                 value = self.module(f"{path}.{name}", child, node, (value, *args[1:]), {})
             return value
         converter = stock_layers.MODULES.get(type(module))
         if converter is not None:
-            return converter(self, path, module, *args, **kwargs)
+            positional = _positional(module, args, kwargs)
+            if _binds(converter, self.builder, path, module, *positional):
+                return converter(self.builder, path, module, *positional)
         spelled = normalize.MODULES.get(type(module))
-        if spelled is not None:
+        if spelled is not None and self._seen[node].is_real:
             function, attributes = spelled(module)
             named = {
-                key: self.constant(f"{path}_{key}", value)
+                key: self.builder.constant(f"{path}_{key}", value)
                 if isinstance(value, torch.Tensor)
                 else value
                 for key, value in attributes.items()
             }
-            return self.call(function, *args, **kwargs, **named)
+            return self.builder.call(function, *_positional(module, args, kwargs), **named)
         if stock_layers.is_quantized_module(module) and self._seen[node].qparams is not None:
             return self._stock_op(node)
-        _adopt(self.root, path, _not_in_place(module))
-        return self.graph.call_module(path, tuple(args), kwargs)
+        self.builder.adopt(path, module)
+        return self.builder.graph.call_module(path, tuple(args), kwargs)
 
     def _stock_op(self, node: Node) -> Any:
         """Run a stock quantized op that has no float form here, on real quantized tensors."""
@@ -276,63 +259,71 @@ class Builder:
                 return value
             assert seen.dtype is not None
             scale, zero_point = seen.qparams.scale, seen.qparams.zero_point - _CODES[seen.dtype]
-            return self.graph.call_function(
+            return self.builder.graph.call_function(
                 torch.quantize_per_tensor, (value, scale, zero_point, seen.dtype)
             )
 
         args, kwargs = map_arg(node.args, stock_value), map_arg(node.kwargs, stock_value)
         if node.op == "call_module":
             path = str(node.target)
-            _adopt(self.root, path, attribute(self.model, path))
-            result = self.graph.call_module(path, args, kwargs)
+            self.builder.adopt(path, attribute(self.model, path))
+            result = self.builder.graph.call_module(path, args, kwargs)
         else:
-            result = self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+            result = self.builder.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         result.meta["why"] = "a stock quantized op that has no int8 form here"
         if self._seen[node].qparams is None:
             return result
-        return self.graph.call_method("dequantize", (result,))
+        return self.builder.graph.call_method("dequantize", (result,))
 
 
-def _mutated(node: Node, model: GraphModule) -> Node | None:
-    """The argument that a stock node changes in place: later users of it see the result."""
-    first = node.args[0] if node.args else None
-    if not isinstance(first, Node):
-        return None
-    if node.op == "call_module":
-        in_place = bool(getattr(attribute(model, str(node.target)), "inplace", False))
-    elif node.op == "call_method":
-        name = str(node.target)
-        in_place = name.endswith("_") and not name.endswith("__")
-    else:
-        in_place = node.kwargs.get("inplace") is True
-    return first if in_place else None
+#: Functions that see how their first argument lies in memory.
+_STRIDED = frozenset({torch.as_strided, torch.ops.aten.as_strided.default})
+#: Views that reshape does too, wherever the codes lie.
+_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 
 
-def _not_in_place(module: nn.Module) -> nn.Module:
-    """``module`` itself, or a shallow copy that does not overwrite its input."""
-    if getattr(module, "inplace", False):
-        module = copy.copy(module)
-        module.inplace = False  # type: ignore[assignment]
-    return module
+def _reshapes(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a ``view`` is to another shape, not to another dtype."""
+    wanted = [*args[1:], *kwargs.values()]
+    return "dtype" not in kwargs and not isinstance(wanted[0], torch.dtype)
 
 
-def _adopt(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Register ``module`` under the dotted ``path``."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        if not hasattr(root, parent):
-            root.add_module(parent, nn.Module())
-        root = root.get_submodule(parent)
-    root.add_module(name, module)
+def _method_name(function: object) -> str | None:
+    """``add`` for ``torch.Tensor.add``, a method spelled as a function."""
+    name = getattr(function, "__name__", "")
+    found = name and getattr(torch.Tensor, name, None) is function
+    return name if found and not name.startswith("__") else None
+
+
+def _binds(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether ``function`` can be called so."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _positional(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of ``module``, whatever the call spelled by name, in their order."""
+    if not kwargs:
+        return tuple(args)
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    return bound.args if not bound.kwargs else tuple(bound.arguments.values())
 
 
 def trace(model: nn.Module) -> GraphModule:
     """``model`` as a GraphModule; quantized modules stay whole."""
     if isinstance(model, GraphModule):
         return model
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedError(
+            f"x86quant.compile: {type(model).__name__} is TorchScript, whose layers cannot be read "
+            "back; compile the model that it was made from"
+        )
     try:
-        return GraphModule(model, Tracer().trace(model))
-    except (torch.fx.proxy.TraceError, TypeError, ValueError) as error:
+        return GraphModule(model, InPlaceTracer().trace(model))
+    except (TraceError, TypeError, ValueError, AttributeError) as error:
         raise UnsupportedError(
             f"x86quant.compile: {type(model).__name__} cannot be traced by torch.fx ({error}); "
             "convert it with torch.ao.quantization.quantize_fx.convert_fx, or wrap the part that "
@@ -350,13 +341,14 @@ def from_fx(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -
         raise InvalidInputError(
             "x86quant.compile: example_inputs must be a tuple of inputs; write (x,) for one tensor"
         )
-    traced = trace(reference_form(model, example_inputs))
+    traced = without_mutations(trace(reference_form(model, example_inputs)), example_inputs)
     recorder = _Recorder(traced)
     with torch.no_grad():
         recorder.run(*example_inputs)
-    builder = Builder(traced, recorder.seen)
+    walk = _Walk(traced, recorder.seen)
     for node in traced.graph.nodes:
-        builder.convert(node)
+        walk.convert(node)
+    builder = walk.builder
     canonical = GraphModule(builder.root, builder.graph, class_name="CanonicalGraph")
     canonical.graph.eliminate_dead_code()
     canonical.recompile()

@@ -1,28 +1,43 @@
 """One spelling for each float op: modules, functions and methods become aten overloads.
 
 ``F.relu``, ``nn.ReLU``, ``torch.relu`` and ``x.relu_()`` all mean the same; the passes should see
-one op. Each entry binds the arguments of one spelling by name and answers with an aten overload
-and its arguments, or None to leave the call as it is. Anything not listed is left as it is.
+one op. Each rule takes the arguments of one spelling under torch's own names and answers with an
+aten overload and its arguments, or with None. A call stays what it is, a torch op that runs in
+float, when there is no rule for it, when the rule's parameters do not fit, when the rule answers
+None, or when an argument that the rule must know (a stride, a slope) is computed at run time.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
-#: An overload with its arguments.
+#: An overload with its arguments; a mapping at the end holds those that are keyword only.
 Call = tuple[Any, tuple[Any, ...]]
 Rule = Callable[..., Call | None]
 
 #: The overload that stands for "returns its input".
 IDENTITY = aten.alias.default
+
+#: Parameters that may be, or contain, values of the graph. All others must be plain.
+_VALUES = frozenset(
+    {"input", "other", "weight", "bias", "running_mean", "running_var", "tensors", "size"}
+)
+#: The names that torch takes for the sake of numpy.
+_NUMPY_NAMES = {
+    "axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other",
+}  # fmt: skip
 
 _FUNCTIONS: dict[object, Rule] = {}
 
@@ -39,12 +54,15 @@ METHODS: dict[str, Any] = {
     "contiguous": IDENTITY,
     "detach": IDENTITY,
     "div": torch.div,
+    "divide": torch.div,
     "hardshrink": F.hardshrink,
     "mean": torch.mean,
     "mul": torch.mul,
+    "multiply": torch.mul,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "sub": torch.sub,
+    "subtract": torch.sub,
     "tanh": torch.tanh,
     **{
         name: getattr(torch, name)
@@ -53,13 +71,48 @@ METHODS: dict[str, Any] = {
 }
 
 
-def normalized(target: object, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
+def normalized(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
     """The canonical form of a function call, or None when there is none."""
     rule = _FUNCTIONS.get(target)
     if rule is None and callable(target):
         name = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
         rule = _BY_NAME.get(name)
-    return None if rule is None else rule(*args, **kwargs)
+    return None if rule is None else _applied(rule, args, kwargs)
+
+
+def _applied(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+    """What ``rule`` makes of these arguments, if they are ones that it knows."""
+    signature = inspect.signature(rule)
+    named = {
+        name if name in signature.parameters else _NUMPY_NAMES.get(name, name): value
+        for name, value in kwargs.items()
+    }
+    try:
+        bound = signature.bind(*args, **named)
+    except TypeError:  # another overload, or a parameter that the rule knows nothing of
+        return None
+    computed = any(
+        isinstance(leaf, Node)
+        for name, value in bound.arguments.items()
+        if name not in _VALUES
+        for leaf in pytree.tree_leaves(value)
+    )
+    # A sum or product may start with a number; anything else is about a tensor.
+    first, *_ = bound.arguments.values()
+    if computed or not (isinstance(first, Node | list | tuple) or "other" in bound.arguments):
+        return None
+    return rule(*bound.args, **bound.kwargs)
+
+
+def not_canonical(target: Any) -> Any:
+    """Another name for what ``target`` calls, where a pass would take it for the canonical form.
+
+    Such is ``aten.add.Tensor`` with an alpha: it has a rule, and the rule has answered None.
+    """
+    if target not in _FUNCTIONS or not isinstance(target, torch._ops.OpOverload):
+        return target
+    name = target._schema.name.partition("::")[2]
+    return getattr(torch, name, target.overloadpacket)
 
 
 def _rule(*spellings: object) -> Callable[[Rule], Rule]:
@@ -70,25 +123,49 @@ def _rule(*spellings: object) -> Callable[[Rule], Rule]:
     return decorate
 
 
-def _list(value: Any, dims: int) -> list[Any]:
-    return list(value) if isinstance(value, (tuple, list)) else [value] * dims
+def _list(value: Any, dims: int) -> list[Any] | None:
+    """``value``, one number or one for each dimension, as a list; None if it is something else."""
+    if isinstance(value, int | float) or value is None:
+        return [value] * dims
+    found = list(value)
+    return found * dims if len(found) == 1 else found if len(found) == dims else None
+
+
+def _lists(dims: int, *values: Any) -> list[list[Any]] | None:
+    """Each of ``values`` as a list of numbers; None if one cannot be."""
+    found = [_list(value, dims) for value in values]
+    return None if any(one is None for one in found) else found  # type: ignore[return-value]
 
 
 # --- identities ------------------------------------------------------------------------------
 
 
-@_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
-def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Call | None:
-    return None if training else (IDENTITY, (x,))
+@_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def _dropout(
+    input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Call | None:
+    return None if training else (IDENTITY, (input,))
 
 
-@_rule(IDENTITY, torch.detach)
-def _identity(x: Any, *_: Any, **__: Any) -> Call:
-    return IDENTITY, (x,)
+@_rule(F.alpha_dropout, F.feature_alpha_dropout)
+def _alpha_dropout(
+    input: Any, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Call | None:
+    return _dropout(input, p, training)
 
 
-def _stochastic_depth(x: Any, p: float, mode: str, training: bool = True) -> Call | None:
-    return None if training else (IDENTITY, (x,))
+@_rule(torch.dropout, torch.feature_dropout, aten.dropout.default)
+def _aten_dropout(input: Any, p: float, train: bool) -> Call | None:
+    return _dropout(input, p, train)
+
+
+@_rule(IDENTITY, torch.detach, aten.detach.default)
+def _identity(input: Any, memory_format: Any = None) -> Call:
+    return IDENTITY, (input,)
+
+
+def _stochastic_depth(input: Any, p: float, mode: str, training: bool = True) -> Call | None:
+    return None if training else (IDENTITY, (input,))
 
 
 _BY_NAME["torchvision.ops.stochastic_depth.stochastic_depth"] = _stochastic_depth
@@ -97,14 +174,14 @@ _BY_NAME["torchvision.ops.stochastic_depth.stochastic_depth"] = _stochastic_dept
 
 
 def _plain_unary(overload: Any) -> Rule:
-    def rule(x: Any, inplace: bool = False) -> Call:
-        return overload, (x,)
+    def rule(input: Any, inplace: bool = False) -> Call:
+        return overload, (input,)
 
     return rule
 
 
 _PLAIN_UNARY: dict[Any, tuple[object, ...]] = {
-    aten.abs.default: (torch.abs, operator.abs),
+    aten.abs.default: (torch.abs, torch.absolute, operator.abs),
     aten.erf.default: (torch.erf,),
     aten.exp.default: (torch.exp,),
     aten.hardsigmoid.default: (F.hardsigmoid,),
@@ -112,11 +189,11 @@ _PLAIN_UNARY: dict[Any, tuple[object, ...]] = {
     aten.log.default: (torch.log,),
     aten.log_sigmoid.default: (F.logsigmoid,),
     aten.mish.default: (F.mish,),
-    aten.neg.default: (torch.neg, operator.neg),
+    aten.neg.default: (torch.neg, torch.negative, operator.neg),
     aten.reciprocal.default: (torch.reciprocal,),
     aten.rsqrt.default: (torch.rsqrt,),
     aten.selu.default: (F.selu, torch.selu),
-    aten.sigmoid.default: (torch.sigmoid, F.sigmoid),
+    aten.sigmoid.default: (torch.sigmoid, F.sigmoid, torch.special.expit),
     aten.silu.default: (F.silu,),
     aten.sqrt.default: (torch.sqrt,),
     aten.square.default: (torch.square,),
@@ -139,23 +216,32 @@ def _relu6(input: Any, inplace: bool = False) -> Call:
 @_rule(F.hardtanh, aten.hardtanh.default)
 def _hardtanh(
     input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Call:
-    return aten.clamp.default, (input, min_val, max_val)
+) -> Call | None:
+    return _clamp(input, min_val, max_val)
 
 
 @_rule(torch.clamp, torch.clip, aten.clamp.default)
 def _clamp(input: Any, min: Any = None, max: Any = None) -> Call | None:
-    if all(value is None or isinstance(value, (int, float)) for value in (min, max)):
-        return aten.clamp.default, (input, min, max)
-    return None
+    bounds = [value for value in (min, max) if value is not None]
+    if not all(isinstance(value, int | float) and not math.isnan(value) for value in bounds):
+        return None
+    if len(bounds) == 2 and min > max:  # torch gives max everywhere
+        min = max
+    # An end at infinity is none, unless it leaves nothing else.
+    low, high = (None if min == -math.inf else min), (None if max == math.inf else max)
+    if low == math.inf or high == -math.inf:
+        return None
+    if low is None and high is None:
+        return IDENTITY, (input,)
+    return aten.clamp.default, (input, low, high)
 
 
-@_rule(torch.clamp_min)
+@_rule(torch.clamp_min, aten.clamp_min.default)
 def _clamp_min(input: Any, min: Any) -> Call | None:
     return _clamp(input, min, None)
 
 
-@_rule(torch.clamp_max)
+@_rule(torch.clamp_max, aten.clamp_max.default)
 def _clamp_max(input: Any, max: Any) -> Call | None:
     return _clamp(input, None, max)
 
@@ -177,7 +263,6 @@ def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False)
 
 @_rule(F.gelu, aten.gelu.default)
 def _gelu(input: Any, approximate: str = "none") -> Call:
-    # ``approximate`` is keyword-only in aten: the caller passes trailing dicts as keywords.
     return aten.gelu.default, (input, {"approximate": approximate})
 
 
@@ -186,7 +271,7 @@ def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
     return aten.softplus.default, (input, beta, threshold)
 
 
-@_rule(F.hardshrink, torch.hardshrink)
+@_rule(F.hardshrink, torch.hardshrink, aten.hardshrink.default)
 def _hardshrink(input: Any, lambd: float = 0.5) -> Call:
     return aten.hardshrink.default, (input, lambd)
 
@@ -221,31 +306,42 @@ UNARY: frozenset[object] = frozenset(
 def _binary(name: str, commutes: bool) -> Rule:
     packet = getattr(aten, name)
 
-    def rule(a: Any, b: Any, alpha: Any = 1, rounding_mode: Any = None) -> Call | None:
+    def rule(input: Any, other: Any, *, alpha: Any = 1, rounding_mode: Any = None) -> Call | None:
         if alpha != 1 or rounding_mode is not None:
             return None
-        numbers = [isinstance(value, (int, float)) for value in (a, b)]
-        if not any(numbers):
-            return packet.Tensor, (a, b)
-        if numbers[0] and not commutes:
+        if isinstance(input, Node) and isinstance(other, Node):
+            return packet.Tensor, (input, other)
+        if isinstance(input, Node):
+            number, node = other, input
+        else:
+            number, node = input, other
+        plain = isinstance(number, int | float) and isinstance(node, Node)
+        if not plain or (node is other and not commutes):
             return None
-        return packet.Scalar, ((b, a) if numbers[0] else (a, b))
+        return packet.Scalar, (node, number)
 
     return rule
 
 
-for _name, _commutes in (("add", True), ("mul", True), ("sub", False), ("div", False)):
+for _name, _commutes, _more in (
+    ("add", True, ()),
+    ("mul", True, (torch.multiply,)),
+    ("sub", False, (torch.subtract,)),
+    ("div", False, (torch.divide, torch.true_divide)),
+):
     _rule(
         getattr(torch, _name),
         getattr(operator, "truediv" if _name == "div" else _name),
-        getattr(operator, "itruediv" if _name == "div" else f"i{_name}"),
         getattr(aten, _name).Tensor,
+        getattr(aten, _name).Scalar,
+        *_more,
     )(_binary(_name, _commutes))
 
 
 @_rule(torch.cat, torch.concat, torch.concatenate, aten.cat.default)
 def _cat(tensors: Any, dim: int = 0) -> Call | None:
-    return (aten.cat.default, (list(tensors), dim)) if isinstance(tensors, (tuple, list)) else None
+    nodes = isinstance(tensors, tuple | list) and all(isinstance(x, Node) for x in tensors)
+    return (aten.cat.default, (list(tensors), dim)) if nodes else None
 
 
 # --- convolution and linear ------------------------------------------------------------------
@@ -261,11 +357,11 @@ def _convolution(dims: int) -> Rule:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Call | None:
-        if isinstance(padding, str):
-            if padding != "valid":
-                return None
+        if padding == "valid":
             padding = 0
-        sizes = [_list(value, dims) for value in (stride, padding, dilation)]
+        sizes = None if isinstance(padding, str) else _lists(dims, stride, padding, dilation)
+        if sizes is None:
+            return None
         return aten.convolution.default, (input, weight, bias, *sizes, False, [0] * dims, groups)
 
     return rule
@@ -281,17 +377,28 @@ def _transposed_convolution(dims: int) -> Rule:
         output_padding: Any = 0,
         groups: int = 1,
         dilation: Any = 1,
-    ) -> Call:
-        sizes = [_list(value, dims) for value in (stride, padding, dilation)]
-        more = _list(output_padding, dims)
+    ) -> Call | None:
+        sizes = _lists(dims, stride, padding, dilation, output_padding)
+        if sizes is None:
+            return None
+        *sizes, more = sizes
         return aten.convolution.default, (input, weight, bias, *sizes, True, more, groups)
 
     return rule
 
 
 for _dims in (1, 2, 3):
-    _rule(getattr(F, f"conv{_dims}d"), getattr(aten, f"conv{_dims}d").default)(_convolution(_dims))
-    _rule(getattr(F, f"conv_transpose{_dims}d"))(_transposed_convolution(_dims))
+    _rule(
+        getattr(F, f"conv{_dims}d"),
+        getattr(aten, f"conv{_dims}d").default,
+        getattr(aten, f"conv{_dims}d").padding,
+    )(_convolution(_dims))
+    _rule(
+        getattr(F, f"conv_transpose{_dims}d"),
+        aten.conv_transpose1d.default
+        if _dims == 1
+        else getattr(aten, f"conv_transpose{_dims}d").input,
+    )(_transposed_convolution(_dims))
 
 
 @_rule(F.linear, aten.linear.default)
@@ -314,9 +421,9 @@ def _max_pool(dims: int) -> Rule:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Call | None:
-        if return_indices:
+        sizes = _lists(dims, kernel_size, stride or kernel_size, padding, dilation)
+        if return_indices or sizes is None:
             return None
-        sizes = [_list(v, dims) for v in (kernel_size, stride or kernel_size, padding, dilation)]
         return overload, (input, *sizes, ceil_mode)
 
     return rule
@@ -334,9 +441,9 @@ def _avg_pool(dims: int) -> Rule:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Call | None:
-        if divisor_override is not None:
+        sizes = _lists(dims, kernel_size, stride or kernel_size, padding)
+        if divisor_override is not None or sizes is None:
             return None
-        sizes = [_list(value, dims) for value in (kernel_size, stride or kernel_size, padding)]
         return overload, (input, *sizes, ceil_mode, count_include_pad)
 
     return rule
@@ -345,9 +452,11 @@ def _avg_pool(dims: int) -> Rule:
 def _adaptive_avg_pool(dims: int) -> Rule:
     overload = getattr(aten, f"adaptive_avg_pool{dims}d").default
 
-    def rule(input: Any, output_size: Any) -> Call:
-        sizes = [-1 if size is None else size for size in _list(output_size, dims)]
-        return overload, (input, sizes)
+    def rule(input: Any, output_size: Any) -> Call | None:
+        sizes = _list(output_size, dims)
+        if sizes is None:
+            return None
+        return overload, (input, [-1 if size is None else size for size in sizes])
 
     return rule
 
@@ -363,18 +472,18 @@ for _dims in (1, 2, 3):
     )
     _rule(
         getattr(F, f"adaptive_avg_pool{_dims}d"),
+        getattr(torch, f"adaptive_avg_pool{_dims}d", None),
         getattr(aten, f"adaptive_avg_pool{_dims}d").default,
     )(_adaptive_avg_pool(_dims))
+_FUNCTIONS.pop(None, None)
 
 
 @_rule(torch.mean, aten.mean.dim)
-def _mean(
-    input: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None, dtype: Any = None
-) -> Call | None:
-    dims = dim if dim is not None else axis
-    if dims is None or dtype is not None:
+def _mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Call | None:
+    if dim is None or dtype is not None:
         return None
-    return aten.mean.dim, (input, _list(dims, 1), keepdim)
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    return aten.mean.dim, (input, dims, keepdim)
 
 
 @_rule(F.batch_norm)
@@ -394,9 +503,14 @@ def _batch_norm(
     return aten.batch_norm.default, arguments
 
 
-@_rule(F.layer_norm)
+@_rule(F.layer_norm, torch.layer_norm, aten.layer_norm.default)
 def _layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    input: Any,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
 ) -> Call:
     return aten.layer_norm.default, (input, list(normalized_shape), weight, bias, eps)
 
@@ -431,6 +545,10 @@ def _batch_norm_module(module: Any) -> tuple[object, dict[str, Any]]:
     }
 
 
+def _unflatten_module(module: Any) -> tuple[object, dict[str, Any]]:
+    return torch.unflatten, {"dim": module.dim, "sizes": tuple(module.unflattened_size)}
+
+
 _POOL = ("kernel_size", "stride", "padding", "ceil_mode")
 
 #: How a module is spelled as a function: (function, keyword arguments); tensors become constants.
@@ -455,13 +573,16 @@ MODULES: dict[type[nn.Module], Callable[[Any], tuple[object, dict[str, Any]]]] =
     nn.Hardshrink: _attributes(F.hardshrink, "lambd"),
     nn.PReLU: _attributes(F.prelu, "weight"),
     nn.Flatten: _attributes(torch.flatten, "start_dim", "end_dim"),
+    nn.Unflatten: _unflatten_module,
     nn.PixelShuffle: _attributes(F.pixel_shuffle, "upscale_factor"),
     nn.PixelUnshuffle: _attributes(F.pixel_unshuffle, "downscale_factor"),
     nn.LayerNorm: _attributes(F.layer_norm, "normalized_shape", "weight", "bias", "eps"),
     nn.AvgPool1d: _attributes(F.avg_pool1d, *_POOL, "count_include_pad"),
     nn.AvgPool2d: _attributes(F.avg_pool2d, *_POOL, "count_include_pad", "divisor_override"),
     nn.AvgPool3d: _attributes(F.avg_pool3d, *_POOL, "count_include_pad", "divisor_override"),
-    nn.Upsample: _attributes(F.interpolate, "size", "scale_factor", "mode", "align_corners"),
+    nn.Upsample: _attributes(
+        F.interpolate, "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor"
+    ),
     **{
         kind: _attributes(function, "p", "training")
         for kind, function in (

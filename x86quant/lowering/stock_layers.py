@@ -7,7 +7,7 @@ the ``Builder``; the walk then quantizes the result with the qparams the stock o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.ao.nn.intrinsic as nni
@@ -20,11 +20,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Node
 
+from x86quant.lowering.builder import Builder
 from x86quant.lowering.graph_tools import emit, op, symmetric_int8
 from x86quant.lowering.normalize import IDENTITY
-
-if TYPE_CHECKING:
-    from x86quant.lowering.from_fx import Builder
 
 aten = torch.ops.aten
 _quantized = torch.ops.quantized
@@ -196,6 +194,37 @@ def _prelu_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
     return builder.call(F.prelu, x, builder.constant(f"{path}_weight", module.weight.dequantize()))
 
 
+def _embedding_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
+    return builder.call(F.embedding, x, _table(builder, path, module), module.padding_idx)
+
+
+def _embedding_bag_module(
+    builder: Builder, path: str, module: Any, x: Any, offsets: Any = None, weights: Any = None
+) -> Any:
+    return builder.call(
+        F.embedding_bag,
+        x,
+        _table(builder, path, module),
+        offsets,
+        mode=module.mode,
+        per_sample_weights=weights,
+        include_last_offset=module.include_last_offset,
+        padding_idx=module.padding_idx,
+    )
+
+
+def _table(builder: Builder, path: str, module: Any) -> Node:
+    """The rows of an embedding, rounded once: the stock module does it at each call."""
+
+    def rounded() -> torch.Tensor:
+        table: torch.Tensor = module.get_weight().dequantize().detach()
+        if module.max_norm is None:
+            return table
+        return torch.renorm(table, module.norm_type, 0, module.max_norm)
+
+    return builder.shared(f"{path}_weight", rounded)
+
+
 def _softmax_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
     return builder.call(nn.functional.softmax, x, module.dim)
 
@@ -245,6 +274,8 @@ MODULES: dict[type[nn.Module], ModuleConverter] = {
         _reference_conv,
     ),
     nnqr.Linear: _reference_linear,
+    nnqr.Embedding: _embedding_module,
+    nnqr.EmbeddingBag: _embedding_bag_module,
     nnq.BatchNorm2d: _batch_norm_module(),
     nnq.BatchNorm3d: _batch_norm_module(),
     nniq.BNReLU2d: _batch_norm_module(F.relu),
@@ -269,9 +300,9 @@ MODULES: dict[type[nn.Module], ModuleConverter] = {
 # --- functions -------------------------------------------------------------------------------
 
 
-def _quantize(builder: Builder, node: Node, x: Any, *_: Any, **__: Any) -> Any:
+def _quantize(builder: Builder, node: Node, input: Any, *_: Any, **__: Any) -> Any:
     # The walk quantizes the result, whose qparams it has seen.
-    return x
+    return input
 
 
 def _dequantize(builder: Builder, node: Node, x: Any) -> Any:

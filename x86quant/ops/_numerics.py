@@ -38,7 +38,8 @@ def codes(
 
 def lookup(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """``table[x]`` for uint8 codes ``x``."""
-    return table[x.to(torch.int64)]
+    # Flat, because an index without dimensions would be taken for a number.
+    return table[x.flatten().to(torch.int64)].reshape(x.shape)
 
 
 def check_codes(op: str, **tensors: torch.Tensor | None) -> None:

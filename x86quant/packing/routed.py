@@ -12,20 +12,18 @@ from typing import Any, Literal
 import torch
 
 from x86quant import extension
-from x86quant.errors import InvalidInputError
-from x86quant.hardware.cpu import cpu
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.routing.context import (
-    Routing,
-    RowRanges,
-    kernel_names_of,
-    ranges_record,
-    row_limits,
-)
+from x86quant.routing.in_force import routing_in_force
+from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec, WeightFacts
+from x86quant.tables.conditions import Span
 
 Saturation = Literal["exact", "7bit"]
+
+#: The widths of an output that the packs in C++ look at; the last for kernels one column wide.
+_WIDTHS_SEEN = frozenset({Span(1, 1), Span(1, None, 16)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +59,13 @@ def pack_linear(
     """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
     extension.load()
     spec = linear_spec(weight, bias, layer)
-    ranges, activation_max = _choose_ranges(spec, saturation)
+    routes, activation_max = _choose_routes(spec, saturation)
     return torch.ops.x86quant.pack_linear(
         weight,
         bias,
-        row_limits(ranges),
-        kernel_names_of(ranges),
-        ranges_record(ranges),
+        routes.row_limits,
+        list(routes.kernels),
+        routes.to_json(),
         _label(layer, spec),
         activation_max,
     )
@@ -84,7 +82,7 @@ def pack_conv(
     """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
     extension.load()
     spec = conv_spec(weight, bias, geometry, layer)
-    ranges, activation_max = _choose_ranges(spec, saturation)
+    routes, activation_max = _choose_routes(spec, saturation)
     if spec.dims == 1:
         weight = weight.unsqueeze(2)
         geometry = geometry.with_height_one()
@@ -98,10 +96,10 @@ def pack_conv(
         geometry.dilation,
         geometry.groups,
         geometry.transposed,
-        row_limits(ranges),
-        kernel_names_of(ranges),
-        _kernel_for_odd_widths(spec, ranges),
-        ranges_record(ranges),
+        routes.row_limits,
+        list(routes.kernels),
+        _kernel_for_odd_widths(routes),
+        routes.to_json(),
         _label(layer, spec),
         activation_max,
     )
@@ -192,46 +190,27 @@ def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) ->
         )
 
 
-def _choose_ranges(spec: OpSpec, saturation: Saturation) -> tuple[RowRanges, int]:
+def _kernel_for_odd_widths(routes: Routes) -> str:
+    """What the packs run at outputs one column or a multiple of 16 wide; empty: as always."""
+    instead = {detour.choice.kernel for detour in routes.detours}
+    unseen = {detour.situation.widths for detour in routes.detours} - _WIDTHS_SEEN
+    if len(instead) > 1 or unseen:
+        raise UnsupportedError(
+            "a pack switches at widths of 1 and of multiples of 16, to one kernel; these detours "
+            f"need more: {'; '.join(map(str, routes.detours))}"
+        )
+    return instead.pop() if instead else ""
+
+
+def _choose_routes(spec: OpSpec, saturation: Saturation) -> tuple[Routes, int]:
     """The choices, and the largest activation code they are exact for."""
-    wide = _ranges(spec)
+    routing = routing_in_force(all_kernels())
+    wide = routing.route(spec)
     if saturation == "7bit":
-        narrow = _ranges(spec.replace(activation_max=127))
-        if kernel_names_of(narrow) != kernel_names_of(wide):
+        narrow = routing.route(spec.replace(activation_max=127))
+        if narrow.kernels != wide.kernels:
             return narrow, 127
     return wide, 255
-
-
-def _ranges(spec: OpSpec) -> RowRanges:
-    routing = Routing.in_force(all_kernels())
-    if spec.transposed:  # how many rows it multiplies follows from no output size
-        return ((None, routing.choose(spec)),)
-    return routing.choose_by_rows(spec)
-
-
-def _kernel_for_odd_widths(spec: OpSpec, ranges: RowRanges) -> str:
-    """The kernel for outputs one or 16 columns wide, empty where the ranges hold for them too.
-
-    Sizes are unknown when weights are packed, and some kernels are wrong on just these.
-    """
-    if spec.transposed or spec.op == "conv1d":
-        return ""
-
-    def input_size(axis: int, output: int) -> int:
-        reach = spec.dilation[axis] * (spec.kernel[axis] - 1) + 1
-        return max(1, (output - 1) * spec.stride[axis] + reach - 2 * spec.padding[axis])
-
-    last = spec.dims - 1
-    kernels = all_kernels()
-    used = {choice.kernel for _, choice in ranges}
-    for width in (1, 16):
-        size = tuple(input_size(axis, width if axis == last else 2) for axis in range(spec.dims))
-        odd = ranges[-1][1].spec.replace(spatial=size, rows=None)
-        if any(kernels[name].not_supported_reasons(odd, cpu()) for name in used):
-            # An override means the layer as a whole; here it may name the kernel that is wrong.
-            routing = Routing.in_force(kernels)
-            return dataclasses.replace(routing, overrides=()).choose(odd).kernel
-    return ""
 
 
 def _label(layer: str | None, spec: OpSpec) -> str:

@@ -336,6 +336,6 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
         return outcome, model
     why = f"int8 takes {ratio:.2f} times as long as float"
     outcome = outcome.without(set(outcome.int8_layers), why).noting(
-        f"all of it stays in float: {why} (speed_check=False keeps int8)"
+        f"all of it stays in float: {why} (without speed_check it stays int8)"
     )
     return outcome, outcome.build()

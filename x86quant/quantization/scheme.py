@@ -7,16 +7,21 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
-from x86quant.dynamic import DynamicMultiheadAttention
+from x86quant.dynamic import is_linear, why_float
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
 
 _CONVOLUTIONS = nn.modules.conv._ConvNd
-_NORMS = (nn.LayerNorm, nn.RMSNorm)
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
+#: Norms of other packages, such as LlamaRMSNorm and T5LayerNorm.
+_NORM = re.compile("(Layer|RMS)Norm$")
+#: How linears of queries are called, and those of their keys and values.
+_QUERY = re.compile("(^|_)(q|query)(_|$)")
+_OTHERS = {"q": ("k", "v"), "query": ("key", "value")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,18 +71,34 @@ def is_transformer(model: nn.Module) -> bool:
     kinds = [type(m) for m in model.modules()]
     if any(issubclass(kind, nn.MultiheadAttention) for kind in kinds):
         return True
-    if not any(issubclass(kind, _NORMS) for kind in kinds):
+    if not any(_is_norm(m) for m in model.modules()):
         return False
     if any(issubclass(kind, _CONVOLUTIONS) for kind in kinds):
         return any(_is_attention(m) for m in model.modules())
-    return any(issubclass(kind, nn.Linear) for kind in kinds)
+    return any(is_linear(m) for m in model.modules())
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether ``module`` normalises each token: by torch's class, or by its name and one weight."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return True
+    weight = getattr(module, "weight", None)
+    named = _NORM.search(type(module).__name__) is not None
+    return named and isinstance(weight, torch.Tensor) and weight.dim() == 1
 
 
 def _is_attention(module: nn.Module) -> bool:
+    """Whether ``module`` is an attention: by name, or by linears for queries, keys and values."""
     if isinstance(module, nn.MultiheadAttention):
         return True
+    linears = {name for name, child in module.named_children() if is_linear(child)}
+    for name in linears:
+        if found := _QUERY.search(name):
+            start, end = found.span(2)
+            if all(name[:start] + x + name[end:] in linears for x in _OTHERS[found[2]]):
+                return True
     named = _ATTENTION.search(type(module).__name__) is not None
-    return named and any(isinstance(m, nn.Linear) for m in module.modules())
+    return named and any(is_linear(m) for m in module.modules())
 
 
 def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
@@ -97,18 +118,8 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
         if path.startswith(inside):
             continue
         if isinstance(module, nn.MultiheadAttention):
-            if not plan.weight_only and _can_be_dynamic(module):
+            if not plan.weight_only and why_float(module) is None:
                 yield path, module
             inside = (*inside, f"{path}.")
-        elif type(module) is nn.Linear and not _hooked(module):
+        elif is_linear(module) and why_float(module) is None:
             yield path, module
-
-
-def _can_be_dynamic(module: nn.MultiheadAttention) -> bool:
-    if type(module) is not nn.MultiheadAttention or _hooked(module):
-        return False
-    return DynamicMultiheadAttention.refusal(module) is None
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

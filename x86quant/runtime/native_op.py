@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from x86quant.errors import NoKernelError
 from x86quant.runtime import layout
 from x86quant.runtime.plan import Value
 
@@ -290,7 +291,8 @@ def _in_rows(values: Sequence[Value], out: Value, channel: int) -> dict[str, tup
     """Tensors of one shape, ``a``, perhaps ``b``, and ``out``, as rows of channels."""
     every = [*values, out]
     sizes = layout.rows([v.meta for v in every], channel)
-    assert sizes is not None, "at most five dimensions"
+    if sizes is None:
+        raise NoKernelError("its tensors have too many dimensions that lie apart")
     names = [*"ab"[: len(values)], "out"]
     return dict(zip(names, zip(every, sizes, strict=True), strict=True))
 
@@ -309,11 +311,14 @@ def _float_and_codes(real: torch.Tensor, codes: torch.Tensor) -> tuple[int, list
     Rows stay apart, so that there is something to share among threads.
     """
     rank = codes.dim()
-    if rank >= 3 and layout.fits(codes, 1) and codes.stride(-1) >= codes.shape[1]:
+    if 3 <= rank <= 5 and layout.fits(codes, 1) and codes.stride(-1) >= codes.shape[1]:
         return 1, [layout.image(real), layout.image(codes)]
+    if rank == 0:
+        raise NoKernelError("its tensor has no dimensions")
     channel = layout.order_of(codes)[-1]
     found = layout.rows([real, codes], channel)
-    assert found is not None, "at most five dimensions"
+    if found is None:
+        raise NoKernelError("its tensors have too many dimensions that lie apart")
     return channel, found
 
 

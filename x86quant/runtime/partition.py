@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -14,14 +14,19 @@ from x86quant.runtime.segment import Segment
 from x86quant.runtime.supported import runner
 
 
-def partition(lowered: GraphModule, make: Callable[[GraphModule, str], Segment]) -> GraphModule:
+def partition(
+    lowered: GraphModule,
+    make: Callable[[GraphModule, str], Segment],
+    torch_nodes: Collection[str] = (),
+) -> GraphModule:
     """A module that does what ``lowered`` does, with its native nodes gathered into segments.
 
-    ``make`` builds a segment from a graph module and its name. Each node gets a stage: even ones
-    are native, odd ones are not, and stages never decrease along an edge. So everything native of
-    one stage can run together without waiting for anything that comes later.
+    ``make`` builds a segment from a graph module and its name; torch runs ``torch_nodes``. Each
+    node gets a stage: even ones are native, odd ones are not, and stages never decrease along an
+    edge. So everything native of one stage can run together without waiting for anything that
+    comes later.
     """
-    stages = _stages(lowered.graph)
+    stages = _stages(lowered.graph, torch_nodes)
     root = nn.Module()
     graph = Graph()
     values: dict[Node, Node] = {}
@@ -57,14 +62,15 @@ def partition(lowered: GraphModule, make: Callable[[GraphModule, str], Segment])
     return GraphModule(root, graph, class_name="Partitioned").eval()
 
 
-def _stages(graph: Graph) -> dict[Node, int]:
+def _stages(graph: Graph, torch_nodes: Collection[str]) -> dict[Node, int]:
     """The stage of every node that computes something."""
     stages: dict[Node, int] = {}
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         stage = max((stages.get(before, 0) for before in node.all_input_nodes), default=0)
-        wanted = {"native": 0, "torch": 1, "either": stage % 2}[runner(node)]
+        by = "torch" if node.name in torch_nodes else runner(node)
+        wanted = {"native": 0, "torch": 1, "either": stage % 2}[by]
         stages[node] = stage if stage % 2 == wanted else stage + 1
     return stages
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-from x86quant.routing.router import Choice
+from x86quant.errors import UnsupportedError
+from x86quant.routing.choice import Choice
+
+
+class NoNativeFormError(UnsupportedError):
+    """A node that a segment cannot run on inputs of these shapes; torch can."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node} cannot run natively: {reason}")
+        self.node = node
+        self.reason = reason
 
 
 @dataclasses.dataclass(eq=False)

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, is_op, label, op_name
+from x86quant.lowering.views import is_reshape
 from x86quant.runtime import layout
 from x86quant.runtime.cat_placement import Placement, place_cats
 from x86quant.runtime.memory import aligned, assign_offsets
 from x86quant.runtime.native_op import NativeOp
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import Buffer, Plan, Step, Value, multiply_adds
+from x86quant.runtime.plan import Buffer, NoNativeFormError, Plan, Step, Value, multiply_adds
 from x86quant.runtime.shapes import infer_shapes
 
 #: Adds a step to a program, once every buffer has its place.
@@ -71,10 +72,15 @@ class _Planner:
         for node in self.root.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = self._input(node, next(given), bases)
-            elif node.op == "call_function" and is_op(node):
-                self.values[node] = _LOWERED[op_name(node)](self, node)
             elif node.op in ("call_function", "call_method"):
-                self.values[node] = self._view(node)
+                lower = _LOWERED[op_name(node)] if is_op(node) else _Planner._view
+                shape = self.shapes[node]
+                try:
+                    if isinstance(shape, torch.Size) and (not shape or not shape.numel()):
+                        raise NoKernelError("its tensor is empty or has no dimensions")
+                    self.values[node] = lower(self, node)
+                except NoKernelError as error:
+                    raise NoNativeFormError(node.name, str(error)) from error
         results = [self._result(node, index) for index, node in enumerate(self.output_nodes)]
         arena = [b for b in self.buffers if b.base == 0]
         peak = assign_offsets(arena)
@@ -221,7 +227,7 @@ class _Planner:
     def _rows(self, node: Node, values: Sequence[Value], channel: int) -> list[Any]:
         found = layout.rows([v.meta for v in values], channel)
         if found is None:
-            raise InvalidInputError(f"{label(node)}: a tensor of too many dimensions")
+            raise NoKernelError("its tensors have too many dimensions that lie apart")
         return found
 
     # ---------------------------------------------------------------- nodes
@@ -257,6 +263,8 @@ class _Planner:
         """The result of a view; where torch would copy, so does the plan, channels last."""
         if result.untyped_storage()._cdata == source.meta.untyped_storage()._cdata:
             return self._value(source.buffer, result)
+        if not is_reshape(node):
+            raise NoKernelError("it is no view of its input")
         order = layout.channels_last_order(result.dim())
         target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()))
         try:
@@ -486,7 +494,7 @@ def _feeds_conv(node: Node) -> bool:
 def _is_point(point: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Whether ``point`` is one pixel of each image of ``whole``."""
     return (
-        len(point) == len(whole) > 2
+        2 < len(point) == len(whole) <= 5
         and point[:2] == whole[:2]
         and all(size == 1 for size in point[2:])
         and point != whole

@@ -35,5 +35,8 @@ class _Shapes(Interpreter):
             tensor = attribute(self.root, str(node.target))
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         result = super().run_node(node)
-        self.shapes[node] = result.shape if isinstance(result, torch.Tensor) else result
+        if isinstance(result, torch.Tensor):
+            self.shapes[node] = result.shape
+        else:  # a torch.Size here is the shape of a tensor, not a value that happens to be one
+            self.shapes[node] = tuple(result) if isinstance(result, torch.Size) else result
         return result

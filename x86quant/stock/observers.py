@@ -12,11 +12,17 @@ count and splits none, so the result does not depend on the order of the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch.ao.quantization import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
+from torch import nn
+from torch.ao.quantization import (
+    FixedQParamsObserver,
+    HistogramObserver,
+    MinMaxObserver,
+    PerChannelMinMaxObserver,
+)
 from torch.ao.quantization.observer import UniformQuantizationObserverBase
 
 from x86quant.errors import InvalidInputError
@@ -250,6 +256,43 @@ class PerChannelMSEObserver(PerChannelMinMaxObserver):
         self.min_val = torch.maximum(self.min_val, -clip)
         self.max_val = torch.minimum(self.max_val, clip)
         return x_orig
+
+
+class FixedRangeObserver(FixedQParamsObserver):
+    """The fixed range of an op such as sigmoid, unless the values seen do not lie in it.
+
+    Stock preparation also puts the observer of such an op on what comes before it, where only a
+    slice, a chunk or another view stands between: a convolution's output then has the range of a
+    sigmoid's, and loses every negative value. What leaves the fixed range is no result of the op,
+    and gets the range that ``observer`` finds for it.
+    """
+
+    def __init__(
+        self, scale: float, zero_point: int, observer: Callable[[], nn.Module], **kwargs: Any
+    ) -> None:
+        super().__init__(scale, zero_point, **kwargs)
+        self.observer = observer()
+
+    def forward(self, x_orig: torch.Tensor) -> torch.Tensor:
+        """Observe ``x_orig`` and return it as it is."""
+        # A masked score is minus infinity, which no range holds.
+        self.observer(x_orig[torch.isfinite(x_orig)])
+        return x_orig
+
+    def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """The fixed scale and zero point, or those that fit what was seen."""
+        if self._fits():
+            return self.scale, self.zero_point
+        found: tuple[torch.Tensor, torch.Tensor] = self.observer.calculate_qparams()  # type: ignore[operator]
+        return found
+
+    def _fits(self) -> bool:
+        """Whether no value seen is more than a step outside of the fixed range."""
+        low, high = (float(getattr(self.observer, name)) for name in ("min_val", "max_val"))
+        scale, zero_point = float(self.scale), int(self.zero_point)
+        first = (int(self.quant_min) - 1 - zero_point) * scale
+        last = (int(self.quant_max) + 1 - zero_point) * scale
+        return low > high or (first <= low and high <= last)  # low is above high: nothing seen
 
 
 #: Activation observers by the name users give them.

@@ -22,6 +22,7 @@ import torch
 import torch.ao.quantization.backend_config.utils
 from torch import nn
 from torch.ao.quantization import (
+    FixedQParamsObserver,
     FusedMovingAvgObsFakeQuantize,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -39,7 +40,13 @@ from torch.ao.quantization.backend_config import BackendConfig, get_native_backe
 from torch.ao.quantization.observer import default_placeholder_observer
 
 from x86quant.errors import InvalidInputError
-from x86quant.stock.observers import OBSERVERS, WEIGHT_OBSERVERS, ObserverName, WeightObserverName
+from x86quant.stock.observers import (
+    OBSERVERS,
+    WEIGHT_OBSERVERS,
+    FixedRangeObserver,
+    ObserverName,
+    WeightObserverName,
+)
 
 # What `Observer.with_args` makes: called without arguments, it builds an observer.
 _Factory: TypeAlias = Callable[[], nn.Module]
@@ -105,6 +112,7 @@ def get_default_qconfig_mapping(
         per_channel=weight.with_args(**_PER_CHANNEL),
         per_tensor=MinMaxObserver.with_args(**_PER_TENSOR),
     )
+    _set_fixed(mapping, activation)
     # Stock PyTorch has no static recurrent modules without a custom-module config.
     _set_types(mapping, _RECURRENT, _dynamic_qconfig())
     return _set_types(mapping, _EMBEDDING, float_qparams_weight_only_qconfig)
@@ -197,6 +205,21 @@ def _set_ops(
     _set_types(mapping, _LAYER_NORM, _qconfig(activation=activation, weight=placeholder))
     # Stays float: quantized::prelu multiplies positive inputs by the weight too (torch 2.13).
     _set_types(mapping, (nn.PReLU,), None)
+
+
+def _set_fixed(mapping: QConfigMapping, activation: _Factory) -> None:
+    """Give ops of a fixed range an observer that sees where the range is not theirs."""
+    for kind, qconfig in list(mapping.object_type_qconfigs.items()):
+        fixed = qconfig.activation() if qconfig is not None else None
+        if isinstance(fixed, FixedQParamsObserver):
+            observer = FixedRangeObserver.with_args(
+                scale=float(fixed.scale),
+                zero_point=int(fixed.zero_point),
+                observer=activation,
+                quant_min=fixed.quant_min,
+                quant_max=fixed.quant_max,
+            )
+            mapping.set_object_type(kind, _qconfig(activation=observer, weight=qconfig.weight))
 
 
 def _set_types(

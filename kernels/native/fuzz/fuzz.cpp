@@ -1,5 +1,6 @@
 // Random convolutions, linears and ops, each on heap blocks of exactly its size, compared with the plain
 // loops. Meant for AddressSanitizer and UBSan: see sanitize.py.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -57,7 +58,9 @@ xq_conv random_conv(Random& r) {
     c.dilation[i] = deep ? r.upto(2) : 1;
     c.padding[i] = r.upto(c.kernel[i]) - 1;
   }
-  c.transposed = r.one_in(6);
+  c.transposed = r.one_in(4);
+  if (c.transposed && r.one_in(2))  // axes along which only the output padding makes a difference
+    for (int i = 0; i < 3; ++i) c.kernel[i] = 1, c.padding[i] = 0, c.stride[i] = r.one_in(2) ? 1 : c.stride[i];
   if (r.one_in(5)) {  // of Winograd's kind
     c.groups = r.one_in(2) ? 1 : r.upto(4), c.transposed = 0;
     c.in_channels = c.groups * 16 * r.upto(5), c.out_channels = c.groups * r.upto(40);
@@ -85,12 +88,21 @@ Bytes run_conv(const xq_conv& conv, int isa, const std::vector<int8_t>& weight, 
   return result;
 }
 
+// Sizes that real cores have, and some that none has.
+void draw_caches(Random& r) {
+  const int64_t sizes[5][2] = {{48 << 10, 2 << 20}, {32 << 10, 512 << 10}, {32 << 10, 256 << 10}, {1, 1}, {1 << 20, 1 << 26}};
+  const auto& size = sizes[r.upto(5) - 1];
+  xq_set_caches(size[0], size[1]);
+}
+
 bool conv_agrees(Random& r, const std::vector<int>& isas) {
+  draw_caches(r);
   const xq_conv c = random_conv(r);
   const int64_t in[3] = {c.kernel[0] > 1 ? r.upto(5) : 1, r.upto(12), r.upto(30)};
   int64_t out[3];
   for (int i = 0; i < 3; ++i)
     if ((out[i] = out_size(c, i, in[i])) < 1) return true;
+    else if (c.transposed) out[i] += r.upto(std::max(c.stride[i], c.dilation[i])) - 1;  // output padding
   const int n = r.upto(3);
   Bytes x_bytes = r.bytes(static_cast<size_t>(n * in[0] * in[1] * in[2] * c.in_channels)), none;
   const xq_tensor x = view(x_bytes, n, in[0], in[1], in[2], c.in_channels);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,8 +34,12 @@ def is_clamp(node: object) -> bool:
     return (
         isinstance(node, Node)
         and node.target is aten.clamp.default
-        and not any(isinstance(bound, Node) for bound in node.args[1:])
+        and all(bound is None or _is_finite(bound) for bound in node.args[1:])
     )
+
+
+def _is_finite(bound: object) -> bool:
+    return isinstance(bound, int | float) and math.isfinite(bound)
 
 
 def clamp_bounds(node: Node) -> Bounds:

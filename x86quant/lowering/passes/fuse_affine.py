@@ -34,7 +34,7 @@ def _fuse(gm: GraphModule, affine: Node) -> int:
     assert isinstance(layer, Node)
     if not _is_open(layer) or sole_user(layer) is not affine:
         return 0
-    if affine.kwargs["axis"] != _channel_axis(layer) or layer.kwargs.get("transposed"):
+    if layer.kwargs.get("transposed"):
         return 0
     weight, scales, bias, scale, shift = (
         constant(gm, value)
@@ -48,6 +48,8 @@ def _fuse(gm: GraphModule, affine: Node) -> int:
     assert scales is not None
     assert scale is not None
     assert shift is not None
+    if scale.numel() > 1 and affine.kwargs["axis"] != _channel_axis(layer):
+        return 0
     if bias is not None and bias.dtype == torch.int32:
         return 0
     scaled = scaled_weight(weight, scales, scale, 0)
@@ -56,7 +58,10 @@ def _fuse(gm: GraphModule, affine: Node) -> int:
     constants = dict(
         zip(
             ("weight", "weight_scales", "bias"),
-            (*scaled, shift if bias is None else bias * scale + shift),
+            (
+                *scaled,
+                (shift if bias is None else bias * scale + shift).expand(len(weight)).contiguous(),
+            ),
             strict=True,
         )
     )

@@ -48,7 +48,8 @@ def _constant_operand(gm: GraphModule, node: Node) -> Lowered:
         if axis is None:
             why(node, f"a constant of shape {tuple(vector.shape)} is not a vector along one axis")
             return None
-        flat = vector.reshape(-1).float().expand(codes.meta["shape"][axis]).contiguous()
+        # One element stands for all: the sizes of the example are not those of every call.
+        flat = vector.reshape(-1).float()
         if node.target is aten.mul.Tensor:
             return _affine(gm, node, codes, flat, torch.zeros_like(flat), axis=axis)
         return _affine(gm, node, codes, torch.ones_like(flat), flat, axis=axis)

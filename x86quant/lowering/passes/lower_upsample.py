@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import dequantized, scale_and_zp, why
 from x86quant.lowering.passes._epilogue import Lowered, lower
+from x86quant.lowering.views import computes_a_size, is_size_tuple
 
 
 def run(gm: GraphModule) -> int:
@@ -24,6 +27,12 @@ def _rule(gm: GraphModule, node: Node) -> Lowered:
         why(node, "its input is not quantized")
         return None
     spatial = len(codes.meta["shape"]) - 2
+    if isinstance(size, Node):
+        if is_size_tuple(size):
+            size = [gm.graph.call_function(operator.getitem, (size, i)) for i in range(spatial)]
+        elif not computes_a_size(size):
+            why(node, "its size is computed in a way that is not known")
+            return None
     return "upsample", {
         "x": codes,
         "size": [size] * spatial if isinstance(size, (int, Node)) else size,

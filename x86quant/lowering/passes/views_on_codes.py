@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
@@ -22,37 +21,7 @@ from x86quant.lowering.graph_tools import (
     scale_and_zp,
     why,
 )
-
-aten = torch.ops.aten
-
-# fmt: off
-_METHODS = frozenset({
-    "chunk", "expand", "flatten", "flip", "movedim", "narrow", "permute", "repeat", "reshape",
-    "roll", "select", "split", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unbind",
-    "unflatten", "unsqueeze",
-})
-# fmt: on
-
-_FUNCTIONS = frozenset(
-    {
-        operator.getitem,
-        F.pixel_shuffle,
-        F.pixel_unshuffle,
-        *(getattr(torch, name) for name in _METHODS if hasattr(torch, name)),
-        aten.flatten.using_ints,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.split.Tensor,
-        aten.squeeze.dim,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-    }
-)
-
-_QUESTIONS = frozenset({"size", "dim", "ndimension", "numel", "stride"})
+from x86quant.lowering.views import is_question, moves_codes
 
 
 def run(gm: GraphModule) -> int:
@@ -62,10 +31,10 @@ def run(gm: GraphModule) -> int:
         codes = dequantized(node.args[0]) if node.args else None
         if codes is None:
             continue
-        if _is_question(node):
+        if is_question(node):
             node.args = (codes, *node.args[1:])
             changed += 1
-        elif _is_view(node):
+        elif moves_codes(node):
             changed += _move(gm, node, codes)
         elif node.target is F.pad and _pads_with_zero(node):
             changed += _move_pad(gm, node, codes)
@@ -74,24 +43,12 @@ def run(gm: GraphModule) -> int:
 
 def is_shape_node(node: Node) -> bool:
     """Whether ``node`` moves codes, or computes with sizes: no arithmetic on reals."""
-    if _is_question(node) or "qparams" in node.meta or node.target is operator.getitem:
+    if is_question(node) or "qparams" in node.meta or node.target is operator.getitem:
         return True
     if "shape" in node.meta:
         return False
     # Not a tensor: a tuple of views, or arithmetic on sizes.
-    return _is_view(node) or getattr(node.target, "__module__", "") == "_operator"
-
-
-def _is_question(node: Node) -> bool:
-    if node.op == "call_method":
-        return node.target in _QUESTIONS
-    return node.target is getattr and node.args[1] in ("shape", "ndim")
-
-
-def _is_view(node: Node) -> bool:
-    if node.op == "call_method":
-        return node.target in _METHODS
-    return node.op == "call_function" and node.target in _FUNCTIONS
+    return moves_codes(node) or getattr(node.target, "__module__", "") == "_operator"
 
 
 def _move(gm: GraphModule, node: Node, codes: Node) -> int:
@@ -116,10 +73,10 @@ def _is_item(user: Node, node: Node) -> bool:
 
 
 def _dequantize_after(gm: GraphModule, node: Node, codes: Node) -> None:
-    node.meta["qparams"] = qparams_of(codes)
     with gm.graph.inserting_after(node):
         real = emit(gm.graph, "dequantize", x=node, **scale_and_zp("x", codes))
-    inherit(real, node)
+    inherit(real, node)  # before the node has qparams: reals have none
+    node.meta["qparams"] = qparams_of(codes)
     node.replace_all_uses_with(real, delete_user_cb=lambda user: user is not real)
 
 

@@ -1,0 +1,344 @@
+"""Which products share a 16-bit sum? Asks FBGEMM, oneDNN and QNNPACK, and records the answer.
+
+    python -m benchmarks.shared_sums            # print what this CPU does
+    python -m benchmarks.shared_sums --write    # and record it in kernels/shared_sums.json
+
+A layer whose activations are all 255 gets one weight of 127, or -128, and others of half of that.
+Where two such products are added in 16 bits, the sum saturates, or wraps, and the output is wrong;
+otherwise it is exact. Every output channel holds another question. Where even a layer of nothing
+but extreme weights is right, no two of its products share a sum.
+
+``X86QUANT_ISA`` gives the answer of lower levels, except where a library looks past it
+(``LOOKS_PAST_CAPS``). Those need a CPU of the level, or one emulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from x86quant.hardware.cpu import Cpu, cpu
+from x86quant.kernels import fbgemm, reference, saturation
+from x86quant.spec import OpSpec
+
+Pair = tuple[int, int]
+
+#: Kernels and families that choose their instructions by the CPU itself, whatever it is capped to.
+LOOKS_PAST_CAPS = {("fbgemm", "groupwise")}
+
+_Y_ZERO_POINT = 120
+_EXTREMES = (127, -128)
+# 255 makes padding as large as the activations, and every exact sum 0.
+_ZERO_POINTS = (0, 255)
+
+
+def _conv(
+    op: Literal["conv1d", "conv2d", "conv3d"],
+    channels: int,
+    out: int | None = None,
+    *,
+    groups: int = 1,
+    k: int = 3,
+    stride: int = 1,
+    transposed: bool = False,
+) -> OpSpec:
+    n = int(op[4])
+    return OpSpec(
+        op,
+        channels,
+        out or channels,
+        groups,
+        (k,) * n,
+        (stride,) * n,
+        (k // 2,) * n,
+        (1,) * n,
+        transposed=transposed,
+        per_channel=False,
+        bias=False,
+    )
+
+
+def _linear(channels: int, out: int) -> OpSpec:
+    return OpSpec("linear", channels, out, per_channel=False, bias=False)
+
+
+LINEARS = (_linear(9, 4), _linear(37, 16), _linear(64, 33), _linear(96, 64))
+DENSE = (
+    _conv("conv2d", 9, k=1),
+    _conv("conv2d", 64, k=1),
+    _conv("conv2d", 64, k=1, stride=2),
+    _conv("conv2d", 5, 8),
+    _conv("conv2d", 8, 16, stride=2),
+    _conv("conv2d", 16, 33),
+    _conv("conv1d", 5, 16),
+    _conv("conv1d", 16),
+    _conv("conv3d", 3, 8),
+)
+TRANSPOSED = (
+    _conv("conv2d", 5, transposed=True),
+    _conv("conv2d", 8, transposed=True),
+    _conv("conv2d", 16, stride=2, transposed=True),
+    _conv("conv1d", 16, transposed=True),
+)
+GROUPED = (
+    _conv("conv2d", 10, groups=2),
+    _conv("conv2d", 24, 48, groups=4),
+    _conv("conv2d", 7, groups=7),
+    _conv("conv2d", 8, 24, groups=8),
+    _conv("conv1d", 16, groups=2),
+    *(
+        _conv("conv2d", channels, groups=groups, stride=stride)
+        for channels, groups in ((16, 8), (32, 8), (32, 4), (64, 4))
+        for stride in (1, 2)
+    ),
+    _conv("conv3d", 16, groups=8),
+    _conv("conv3d", 32, groups=8),
+    _conv("conv3d", 16, groups=2),
+    _conv("conv3d", 32, groups=2),
+)
+DEPTHWISE = (
+    _conv("conv2d", 8, groups=8),
+    _conv("conv2d", 16, groups=16, stride=2),
+    _conv("conv2d", 32, groups=32),
+    _conv("conv2d", 40, groups=40),
+    _conv("conv2d", 8, 16, groups=8),
+    _conv("conv2d", 16, 32, groups=16),
+    _conv("conv2d", 16, groups=16, k=5),
+    _conv("conv2d", 16, groups=16, k=7),
+    _conv("conv1d", 16, groups=16),
+    _conv("conv1d", 32, groups=32, k=7),
+    _conv("conv3d", 8, groups=8),
+    _conv("conv3d", 32, groups=32),
+)
+SHAPES = (*LINEARS, *DENSE, *TRANSPOSED, *GROUPED, *DEPTHWISE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the layers of one family showed."""
+
+    kernel: str
+    family: str
+    instructions: str
+    layout: str
+    layers: int
+    pairs_asked: int
+    pairs_shared: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel:8} {self.family:10} {self.instructions:12} {self.layout:5} "
+            f"{self.layers} layers, {self.pairs_shared} of {self.pairs_asked} pairs share a sum"
+        )
+
+
+def family(kernel: str, spec: OpSpec) -> str:
+    """The family ``spec`` is recorded under: FBGEMM's path, or the kind of layer."""
+    if kernel == "fbgemm":
+        return fbgemm.path(spec)
+    if spec.op == "linear":
+        return "linear"
+    if spec.transposed:
+        return "transposed"
+    if spec.depthwise and spec.out_channels == spec.groups and spec.dims < 3:
+        return "depthwise"
+    return "grouped" if spec.groups > 1 else "dense"
+
+
+def probe(here: Cpu) -> Iterator[Answer]:
+    """Every family of every kernel that can be asked on this CPU."""
+    capped = _is_capped(here)
+    for kernel in ("fbgemm", "onednn", "qnnpack"):
+        families: dict[str, list[OpSpec]] = {}
+        for spec in SHAPES:
+            families.setdefault(family(kernel, spec), []).append(spec)
+        for name, specs in families.items():
+            if not (capped and (kernel, name) in LOOKS_PAST_CAPS):
+                yield _probe_family(kernel, name, specs, here)
+
+
+def _is_capped(here: Cpu) -> bool:
+    """Whether the CPU has wider vectors, or VNNI, that this process was told to leave alone."""
+    has = torch.cpu.get_capabilities()
+    return any(
+        has.get(name) and feature not in here.features
+        for name, feature in (("avx512_f", "avx512"), ("avx512_vnni", "avx512_vnni"))
+    )
+
+
+def _probe_family(kernel: str, name: str, specs: list[OpSpec], here: Cpu) -> Answer:
+    layouts, asked, shared = [], 0, 0
+    for spec in specs:
+        pairs = shared_pairs(kernel, spec)
+        layouts.append(layout_of(kernel, pairs))
+        asked += math.comb(_length(spec), 2)
+        shared += len(pairs)
+    layout = max(layouts, key=saturation.LAYOUTS.index)
+    instructions = fbgemm.instructions(here) if kernel == "fbgemm" else here.isa
+    return Answer(kernel, name, instructions, layout, len(specs), asked, shared)
+
+
+def layout_of(kernel: str, pairs: set[Pair]) -> str:
+    """The narrowest layout that covers ``pairs``."""
+    if not pairs:
+        return saturation.NONE
+    neighbours = all(left % 2 == 0 and right == left + 1 for left, right in pairs)
+    # oneDNN's layout is chosen by sizes that are unknown when weights are packed, and another
+    # size may have another one.
+    return saturation.TAPS if neighbours and kernel != "onednn" else saturation.ANY
+
+
+def shared_pairs(kernel: str, spec: OpSpec) -> set[Pair]:
+    """Pairs of weights, counted along K as ``saturation.TAPS`` has it, whose products share a sum.
+
+    Raises:
+        ValueError: the kernel is wrong even where one weight stands alone, or more than two
+            products share one sum, which no layout describes.
+    """
+    length = _length(spec)
+    alone = torch.eye(length, dtype=torch.bool)
+    nobody = torch.zeros_like(alone)
+    if _wrong(kernel, spec, alone, nobody).any():
+        raise ValueError(f"{kernel} computes {spec} wrongly whatever its weights")
+    if not _wrong(kernel, spec, ~nobody[:1], nobody[:1]).any():
+        return set()
+    if _wrong(kernel, spec, nobody[:1], ~nobody[:1]).any():
+        raise ValueError(f"{kernel} adds more than two products of {spec} in 16 bits")
+    # So a weight has one partner at most. One question tells whether, and one more for each
+    # binary digit of its number which.
+    has_partner = _wrong(kernel, spec, alone, ~alone)
+    partner = torch.zeros(length, dtype=torch.long)
+    for digit in range(length.bit_length()):
+        those = (torch.arange(length) >> digit & 1).bool()
+        partner += _wrong(kernel, spec, alone, those & ~alone).long() << digit
+    found = {(i, int(partner[i])) for i in range(length) if has_partner[i]}
+    if any((right, left) not in found for left, right in found):
+        raise ValueError(f"{kernel} answered with pairs of {spec} that contradict one another")
+    return {(left, right) for left, right in found if left < right}
+
+
+def _length(spec: OpSpec) -> int:
+    return spec.in_channels // spec.groups * math.prod(spec.kernel)
+
+
+def _wrong(kernel: str, spec: OpSpec, extreme: Tensor, half: Tensor) -> Tensor:
+    """For each row of K weights, whether a channel of such weights comes out wrong.
+
+    Weights are at their extreme, at half of it, or 0. Two halves fit into 16 bits, an extreme and
+    a half do not.
+    """
+    wrong = torch.zeros(len(extreme), dtype=torch.bool)
+    for value in _EXTREMES:
+        weights = extreme.to(torch.int8) * value + half.to(torch.int8) * int(value / 2 + 0.5)
+        for start in range(0, len(weights), spec.out_channels):
+            some = weights[start : start + spec.out_channels]
+            # A single row is asked of every channel.
+            rows = some.expand(spec.out_channels, -1) if len(weights) == 1 else some
+            filled = torch.zeros(spec.out_channels, weights.shape[1], dtype=torch.int8)
+            filled[: len(rows)] = rows
+            weight = _as_weight(spec, filled)
+            for zero_point in _ZERO_POINTS:
+                off = _wrong_channels(kernel, spec, weight, zero_point)
+                if len(weights) == 1:
+                    wrong |= off.any()
+                else:
+                    wrong[start : start + len(some)] |= off[: len(some)]
+    return wrong
+
+
+def _as_weight(spec: OpSpec, rows: Tensor) -> Tensor:
+    """``[output channels, K]`` as the weight of ``spec``: the inverse of the proof's order."""
+    if spec.op == "linear":
+        return rows
+    in_group, out_group = spec.in_channels // spec.groups, spec.out_channels // spec.groups
+    weight = rows.view(spec.out_channels, -1, in_group).transpose(1, 2)
+    if spec.transposed:
+        weight = weight.reshape(spec.groups, out_group, in_group, -1).transpose(1, 2)
+        weight = weight.reshape(spec.in_channels, out_group, -1)
+    return weight.reshape(*weight.shape[:2], *spec.kernel).contiguous()
+
+
+def _wrong_channels(kernel: str, spec: OpSpec, weight: Tensor, zero_point: int) -> Tensor:
+    x = torch.full((2, spec.in_channels, *(k + 3 for k in spec.kernel)), 255, dtype=torch.uint8)
+    if spec.op == "linear":
+        sums = reference.accumulate_linear(x, zero_point, weight)
+    else:
+        sums = reference.accumulate_conv(
+            x,
+            zero_point,
+            weight,
+            stride=spec.stride,
+            padding=spec.padding,
+            dilation=spec.dilation,
+            groups=spec.groups,
+            transposed=spec.transposed,
+            output_padding=(0,) * spec.dims,
+        )
+    # A code is at most a hundredth of the largest sum, and the largest error more than half of it.
+    scale = max(float(sums.abs().max()), 65024.0) / 100
+    want = (sums.double() / scale).round() + _Y_ZERO_POINT
+    off = (_run(kernel, spec, x, weight, zero_point, scale).double() - want.clamp(0, 255)).abs() > 1
+    channels: Tensor = off.movedim(1, 0).flatten(1).any(1)
+    return channels
+
+
+def _run(
+    kernel: str, spec: OpSpec, x: Tensor, weight: Tensor, zero_point: int, scale: float
+) -> Tensor:
+    """Output codes of the stock engine, without any routing before it."""
+    make: Any = torch._make_per_tensor_quantized_tensor
+    name = spec.op.replace("conv", "conv_transpose") if spec.transposed else spec.op
+    geometry: list[Any] = []
+    if spec.op != "linear":
+        between = [(0,) * spec.dims] if spec.transposed else []
+        geometry = [spec.stride, spec.padding, *between, spec.dilation, spec.groups]
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = kernel
+    try:
+        prepack = getattr(torch.ops.quantized, f"{name}_prepack")
+        packed = prepack(make(weight, 1.0, 0), None, *geometry)
+        run = getattr(torch.ops.quantized, name)
+        result: Tensor = run(make(x, 1.0, zero_point), packed, scale, _Y_ZERO_POINT).int_repr()
+    finally:
+        torch.backends.quantized.engine = before
+    return result
+
+
+def record(answers: list[Answer], machine: str) -> str:
+    """The text of ``shared_sums.json`` with these answers, those of this machine replaced."""
+    old = json.loads(saturation.PROBED.read_text())["probed"] if saturation.PROBED.exists() else []
+    new = [
+        {**dataclasses.asdict(answer), "torch": torch.__version__.split("+")[0], "on": machine}
+        for answer in answers
+    ]
+    keys = ("kernel", "family", "instructions", "on")
+    merged = {tuple(one[key] for key in keys): one for one in [*old, *new]}
+    lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
+    return f'{{\n"schema": 1,\n"probed": [\n{lines}\n]\n}}\n'
+
+
+def main() -> None:
+    """Print, and if asked record, what this CPU does."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--write", action="store_true", help=f"record it in {saturation.PROBED}")
+    parser.add_argument("--machine", help="its name in the record, such as an emulated CPU's")
+    options = parser.parse_args()
+    here, answers = cpu(), []
+    for answer in probe(here):
+        print(answer, flush=True)
+        answers.append(answer)
+    if options.write:
+        level = f" capped to {here.isa}" if any("capped" in n for n in here.notes) else ""
+        machine = options.machine or f"{here.name}{level}"
+        saturation.PROBED.write_text(record(answers, machine))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Runs tests on CPUs that are not here, with qemu's user-mode emulation.
+
+    python -m tests.emulated                                   # the short set
+    python -m tests.emulated --cpu EPYC-Milan tests/test_saturation.py tests/test_errata.py
+    python -m tests.emulated --cpu Haswell --minutes 600 tests
+
+``X86QUANT_ISA`` caps what libraries let themselves be capped to; PyTorch, FBGEMM and oneDNN ask the
+CPU itself in places that no variable reaches. An emulated CPU answers there too. qemu knows AVX2,
+but neither AVX-512 nor VNNI, and is some twenty times slower than the CPU it runs on.
+
+Programs that tests start are emulated as well: ``sys.executable`` is a script that starts qemu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+#: What qemu is asked for. Features that it cannot emulate are taken away, so that it does not warn.
+CPUS = {
+    "Haswell": "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-rtm,-invpcid",
+    "EPYC-Milan": "EPYC-Milan",
+    "Nehalem": "Nehalem",
+}
+#: Where the short set makes sense; without AVX2 nothing but plain torch runs.
+WITH_AVX2 = ("Haswell", "EPYC-Milan")
+
+#: A few minutes' worth of what differs between CPUs most.
+SHORT = (
+    "tests/test_errata.py",
+    "tests/test_saturation.py::test_fbgemm_is_legal_exactly_where_it_is_right",
+    "tests/test_dynamic.py::test_stock_kernels_take_one_row_and_agree_within_a_step",
+    "tests/test_int8_proof.py::test_reference_form_is_float",
+)
+
+# The variables of the launcher and of its start-up module.
+_LAUNCHER = "X86QUANT_TESTS_LAUNCHER"
+_START_UP = f"""
+import os, sys
+sys.executable = os.environ.get("{_LAUNCHER}", sys.executable)
+"""
+
+
+def environment(cpu: str, folder: Path) -> dict[str, str]:
+    """The environment of an emulated run; puts the launcher into ``folder``."""
+    launcher = folder / "python"
+    launcher.write_text(f'#!/bin/sh\nexec qemu-x86_64 "{sys.executable}" "$@"\n')
+    launcher.chmod(0o755)
+    (folder / "sitecustomize.py").write_text(_START_UP)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return {
+        **os.environ,
+        "QEMU_CPU": CPUS[cpu],
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        _LAUNCHER: str(launcher),
+    }
+
+
+def run(cpu: str, tests: tuple[str, ...], minutes: float) -> tuple[bool, str]:
+    """Whether the tests passed on this CPU, and their output."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment(cpu, Path(folder))
+        pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+        command = [env[_LAUNCHER], *pytest, *tests]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # qemu's warnings of what it does not emulate
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=minutes * 60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            output, _ = process.communicate()
+            return False, f"{output}\nnot finished after {minutes:g} minutes"
+    return process.returncode == 0, output
+
+
+def summary(output: str) -> str:
+    """The counts in pytest's last line."""
+    lines = [line for line in output.splitlines() if re.search(r"\d+ \w+.* in [\d.]+s", line)]
+    return lines[-1].strip("= ") if lines else (output.strip().splitlines() or ["no output"])[-1]
+
+
+def main() -> int:
+    """Run the tests under every CPU named, several at a time, and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("tests", nargs="*", help="files or tests; the short set if none are named")
+    parser.add_argument(
+        "--cpu", action="append", choices=CPUS, help="may be repeated; those with AVX2 if none"
+    )
+    parser.add_argument("--minutes", type=float, default=30, help="for one CPU; then it has failed")
+    parser.add_argument("--jobs", type=int, default=2, help="CPUs emulated at the same time")
+    options = parser.parse_args()
+    if shutil.which("qemu-x86_64") is None:
+        print("qemu-x86_64 is not installed (Debian, Ubuntu: apt-get install qemu-user)")
+        return 3
+
+    def one(cpu: str) -> bool:
+        start = time.monotonic()
+        passed, output = run(cpu, tuple(options.tests) or SHORT, options.minutes)
+        seconds = time.monotonic() - start
+        if not passed:
+            print(output)
+        print(f"{cpu}: {summary(output)} ({seconds:.0f} s in all)", flush=True)
+        return passed
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        return 0 if all(list(pool.map(one, options.cpu or WITH_AVX2))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

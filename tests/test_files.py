@@ -1,0 +1,79 @@
+"""Writing files: atomic, and never in place of what is no file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from x86quant.errors import InvalidInputError
+from x86quant.files import check_target, write_aside
+
+
+def test_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_aside(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_links_stay_links(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target = tmp_path / "there" / "file"
+    target.write_text("old")
+    for name, to in (("link", target), ("chain", tmp_path / "link"), ("new", tmp_path / "made")):
+        (tmp_path / name).symlink_to(to)
+        write_aside(tmp_path / name, name)
+        assert (tmp_path / name).is_symlink()
+        assert to.read_text() == name
+    assert not target.is_symlink()
+    assert target.read_text() == "chain"
+
+
+def test_a_pipe_is_written_through(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    write_aside(pipe, b"through")
+    reader.join()
+    assert read == [b"through"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_devices_stay_devices(tmp_path: Path) -> None:
+    before = os.stat("/dev/null").st_mode
+    write_aside(Path("/dev/null"), "nothing")
+    (tmp_path / "link").symlink_to("/dev/null")
+    write_aside(tmp_path / "link", "nothing")
+    assert os.stat("/dev/null").st_mode == before
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="No space"):
+            write_aside(Path("/dev/full"), "too much")
+        assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for target, message in (
+        (".", "is a folder"),
+        ("..", "is a folder"),
+        ("/", "is a folder"),
+        (str(tmp_path), "is a folder"),
+        ("nowhere/file", "there is no folder"),
+        ("circle", "circle cannot be written"),
+        ("x" * 5000, "cannot be written"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            write_aside(Path(target), "x")
+        with pytest.raises(InvalidInputError, match=f"--out: .*{message}"):
+            check_target(Path(target), "--out")
+    assert [p.name for p in tmp_path.iterdir()] == ["circle"]

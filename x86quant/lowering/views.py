@@ -1,0 +1,114 @@
+"""Which calls move codes and never compute with them: the words that passes and planner share."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+#: Look at the same memory in another shape, or at a part of it. Those that reshape copy where no
+#: view can say it, in the order of the elements.
+_RESHAPES = frozenset({"flatten", "reshape", "unflatten", "view"})
+_VIEWS = _RESHAPES | {
+    "chunk", "movedim", "narrow", "permute", "select", "split", "squeeze", "swapaxes", "swapdims",
+    "t", "transpose", "unbind", "unsqueeze",
+}  # fmt: skip
+#: Repeat codes, or put them in another order.
+_COPIES = frozenset({"expand", "flip", "repeat", "roll"})
+
+_ATEN_RESHAPES = frozenset(
+    {aten.flatten.using_ints, aten.reshape.default, aten.unflatten.int, aten.view.default}
+)
+_ATEN_VIEWS = _ATEN_RESHAPES | {
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.squeeze.dim,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+}
+
+
+def _functions(names: frozenset[str]) -> frozenset[Any]:
+    return frozenset(getattr(torch, name) for name in names if hasattr(torch, name))
+
+
+_RESHAPING = _functions(_RESHAPES) | _ATEN_RESHAPES
+_VIEWING = _functions(_VIEWS) | _ATEN_VIEWS
+_MOVING = _VIEWING | _functions(_COPIES) | {operator.getitem, F.pixel_shuffle, F.pixel_unshuffle}
+
+
+def is_view(node: Node) -> bool:
+    """Whether ``node`` only looks at its input in another shape, or at a part of it."""
+    if node.op == "call_method":
+        return str(node.target) in _VIEWS
+    if node.target is operator.getitem:
+        return _is_basic(node.args[1])
+    return node.target in _VIEWING
+
+
+def is_reshape(node: Node) -> bool:
+    """Whether ``node`` is a view that may copy, and then keeps the order of the elements."""
+    if node.op == "call_method":
+        return str(node.target) in _RESHAPES
+    return node.target in _RESHAPING
+
+
+def moves_codes(node: Node) -> bool:
+    """Whether each element of the result of ``node`` is one of its input's, unchanged."""
+    if node.op == "call_method":
+        return str(node.target) in _VIEWS | _COPIES
+    return node.op == "call_function" and node.target in _MOVING
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index takes a view: numbers and slices do, tensors and lists take a copy."""
+    if isinstance(index, tuple):
+        return all(map(_is_basic, index))
+    if isinstance(index, slice):
+        return True
+    if isinstance(index, Node):
+        return computes_a_size(index)
+    return index is None or index is Ellipsis or type(index) is int
+
+
+#: Methods that ask about a tensor's shape.
+_QUESTIONS = frozenset({"size", "dim", "ndimension", "numel"})
+_ON_SIZES = frozenset(
+    {operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub, operator.neg}
+)
+
+
+def is_question(node: Node) -> bool:
+    """Whether ``node`` asks for a tensor's shape, or for part of it."""
+    if node.op == "call_method":
+        return str(node.target) in _QUESTIONS
+    return node.target is getattr and node.args[1] in ("shape", "ndim")
+
+
+def computes_a_size(node: Node) -> bool:
+    """Whether ``node`` yields sizes, or a number made from sizes and other numbers."""
+    if is_question(node):
+        return True
+    if node.op != "call_function" or not node.args:
+        return False
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and computes_a_size(node.args[0])
+    return node.target in _ON_SIZES and all(
+        computes_a_size(argument) if isinstance(argument, Node) else True for argument in node.args
+    )
+
+
+def is_size_tuple(node: Node) -> bool:
+    """Whether ``node`` yields several sizes of a tensor: its shape, or a slice of it."""
+    if node.op == "call_method":
+        return node.target == "size" and len(node.args) == 1 and not node.kwargs
+    if node.target is operator.getitem and isinstance(node.args[1], slice):
+        return isinstance(node.args[0], Node) and is_size_tuple(node.args[0])
+    return node.target is getattr and node.args[1] == "shape"
