@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.compiled.structure import take_apart
+from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
 
 
@@ -98,9 +100,15 @@ def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
     with torch.no_grad():
         for call in calls:
-            leaves = pytree.tree_leaves(call.copied()(model))
-            tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            yield torch.cat([x.flatten() for x in tensors])
+            tensors = [x for x in _leaves(call.copied()(model)) if x.is_floating_point()]
+            yield torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    try:
+        return take_apart(result)[1]
+    except UnsupportedError:  # the user's own class
+        return [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 
 
 class Fed(Protocol):
