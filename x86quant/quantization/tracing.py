@@ -20,7 +20,7 @@ from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
-from x86quant.quantization.mutation import functionalize
+from x86quant.quantization.in_place import functionalize
 from x86quant.quantization.wording import first_line
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
