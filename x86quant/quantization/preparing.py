@@ -154,8 +154,9 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     if data is None or not any(parametrize.is_parametrized(m) for m in model.modules()):
         return model
     try:
-        for module in model.modules():
+        for module in list(model.modules()):
             if parametrize.is_parametrized(module):
+                _class_of_its_own(module)
                 for name in list(module.parametrizations):  # type: ignore[arg-type, union-attr]
                     parametrize.remove_parametrizations(module, name)
         same = difference(run(reference, data.example), run(model, data.example)) is None
@@ -163,6 +164,13 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
         _log.info("parametrizations stay: %s", first_line(error))
         same = False
     return model if same else copy.deepcopy(reference)
+
+
+def _class_of_its_own(module: nn.Module) -> None:
+    """Part ``module`` from its copies, whose class torch changes when a parametrization goes."""
+    kind = type(module)
+    own = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+    module.__class__ = type(kind.__name__, kind.__bases__, own)
 
 
 def _halves(sample: tuple[Call, ...]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
