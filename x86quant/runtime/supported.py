@@ -34,6 +34,8 @@ _NATIVE = frozenset(
         "requantize",
     }
 )
+#: Ops of ours whose results are no codes.
+_YIELD_FLOATS = frozenset({"dequantize", "linear_dynamic", "linear_weight_only"})
 _UPSAMPLE_MODES = ("nearest", "bilinear")
 
 #: Views, and what may copy codes into another shape but never changes or repeats them.
@@ -105,7 +107,7 @@ def _codes(node: Node) -> bool:
     Read from the graph itself, because a graph that was pickled comes back without ``meta``.
     """
     if is_op(node):
-        return op_name(node) != "dequantize"
+        return op_name(node) not in _YIELD_FLOATS
     return is_view(node) and isinstance(node.args[0], Node) and _codes(node.args[0])
 
 
