@@ -188,7 +188,7 @@ def reset() -> None:
 def _table_of_environment(kernels: frozenset[str] | None) -> RuleTable | None:
     """The table that X86QUANT_RULES names; the variable is read once."""
     wanted = os.environ.get(VARIABLE)
-    if wanted is None:
+    if not wanted:
         return None
     try:
         table = read_table(find_any_table(wanted), kernels)
