@@ -352,7 +352,7 @@ def _conditions(program: ExportedProgram, inputs: int) -> tuple[Condition, ...]:
 
 
 def _finite(bound: Any) -> int | None:
-    return int(bound) if bound.is_finite else None
+    return int(bound) if bound.is_Integer else None
 
 
 def _place_of(node: ast.AST) -> int | None:
