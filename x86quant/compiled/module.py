@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import threading
 import warnings
@@ -17,6 +18,7 @@ from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.runtime import Segment, partition
+from x86quant.runtime.plan_cache import default_bytes
 
 
 class CompiledModule(nn.Module):
@@ -35,12 +37,14 @@ class CompiledModule(nn.Module):
         graph_module: GraphModule,
         reports: tuple[Report, ...] = (),
         float_nodes: tuple[FloatNode, ...] = (),
+        plan_cache_bytes: int | None = None,
     ) -> None:
         super().__init__()
         self.graph_module = graph_module
         self.reports = reports
         self.float_nodes = float_nodes
         self.quantization: Any = None
+        self._plan_cache_bytes = plan_cache_bytes
         placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
         self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
         self._lock = threading.Lock()
@@ -74,13 +78,26 @@ class CompiledModule(nn.Module):
         if self._runtime is None:
             with self._lock:
                 if self._runtime is None:
-                    self._runtime = _Runtime(_build_runtime(self.graph_module))
+                    self._runtime = _Runtime(
+                        _build_runtime(self.graph_module, self._plan_cache_bytes)
+                    )
         return self._runtime.module
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The parts that run natively."""
         return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
+
+    @property
+    def plan_cache_bytes(self) -> int | None:
+        """How many bytes of plans each segment keeps; None: what X86QUANT_PLAN_CACHE_MB says."""
+        return self._plan_cache_bytes
+
+    @plan_cache_bytes.setter
+    def plan_cache_bytes(self, limit: int | None) -> None:
+        self._plan_cache_bytes = limit
+        for segment in self.segments:
+            segment.plan_cache_bytes = default_bytes() if limit is None else limit
 
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""
@@ -134,7 +151,7 @@ def _only_segment(module: GraphModule) -> Segment | None:
     return segment if isinstance(segment, Segment) else None
 
 
-def _build_runtime(graph_module: GraphModule) -> GraphModule:
+def _build_runtime(graph_module: GraphModule, plan_cache_bytes: int | None) -> GraphModule:
     try:
         extension.load()
     except ExtensionError as error:
@@ -142,7 +159,7 @@ def _build_runtime(graph_module: GraphModule) -> GraphModule:
             f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=4
         )
         return graph_module
-    return partition(graph_module, Segment)
+    return partition(graph_module, functools.partial(Segment, plan_cache_bytes=plan_cache_bytes))
 
 
 class _InputSpec:
