@@ -36,7 +36,27 @@ def load() -> None:
 
 @functools.cache
 def try_run() -> Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None]:
-    """What runs a program by its address, past torch's dispatcher; None for other inputs."""
+    """What runs a program by its address, past torch's dispatcher.
+
+    It returns None for inputs that the program is not for, and where somebody watches the ops that
+    run: a tracer, a mode, a transform.
+    """
+    return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], _direct().try_run)
+
+
+def watch(*dictionaries: dict[str, Any]) -> object:
+    """Remembers the tensors in ``dictionaries`` as they are now, for ``unchanged``."""
+    return _direct().watch(*dictionaries)
+
+
+@functools.cache
+def unchanged() -> Callable[[object], bool]:
+    """What tells whether no tensor under a ``watch`` was replaced or written to since."""
+    return cast(Callable[[object], bool], _direct().unchanged)
+
+
+@functools.cache
+def _direct() -> Any:
+    """The functions of the extension that Python calls without torch's dispatcher."""
     load()
-    function: Any = importlib.import_module("x86quant._C").try_run
-    return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], function)
+    return importlib.import_module("x86quant._C")

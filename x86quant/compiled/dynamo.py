@@ -1,8 +1,9 @@
 """``torch.compile(model, backend="x86quant")``.
 
 Torch finds the backend by the entry point in pyproject.toml, so nothing needs to be imported. It
-takes the graphs that hold x86quant's ops (a compiled model inside a larger one) or PT2E's
-``quantized_decomposed`` ops; a graph with neither runs as it is.
+takes the graphs that hold x86quant's ops (an exported program of a compiled model) or PT2E's
+``quantized_decomposed`` ops; a graph with neither runs as it is. So does one that calls a compiled
+model, which is one op that runs natively: see ``x86quant.compiled.traced``.
 
 Dynamo cannot follow stock quantized tensors: it leaves a model converted by ``convert_fx`` to the
 stock engine, op by op. ``x86quant.compile`` such a model first.
@@ -11,6 +12,7 @@ stock engine, op by op. ``x86quant.compile`` such a model first.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +20,14 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.compiled.module import CompiledModule
-from x86quant.lowering import lower
+from x86quant.errors import X86QuantWarning
+from x86quant.lowering import FloatNode, lower
 from x86quant.lowering.from_export import is_decomposed
 from x86quant.lowering.graph_tools import own_call
+from x86quant.lowering.lower import computes_in_float
+
+#: Layers that a warning names.
+_SHOWN = 8
 
 
 def x86quant(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -39,7 +46,9 @@ class _Lazy:
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._static = [_is_weight(node) for node in placeholders]
         self._weights: tuple[Any, ...] = ()
+        self._places: tuple[int, ...] = ()
         self._compiled: CompiledModule | None = None
+        self._told = False
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
@@ -47,11 +56,29 @@ class _Lazy:
         weights = tuple(a for a, static in zip(args, self._static, strict=True) if static)
         inputs = tuple(a for a, static in zip(args, self._static, strict=True) if not static)
         with self._lock:
-            if self._compiled is None or not _same(weights, self._weights):
+            places = tuple(weight.data_ptr() for weight in weights)
+            same = places == self._places and _same(weights, self._weights)
+            # Writes in place are the compiled module's to notice: it has the same memory.
+            if self._compiled is None or not same:
                 self._compiled = _compiled(_with_weights(self._gm, self._static, weights), inputs)
-                self._weights = weights
+                self._weights, self._places = weights, places
+                if not self._told:
+                    self._told = True
+                    _tell(self._compiled.float_nodes)
             compiled = self._compiled
         return compiled(*inputs)
+
+
+def _tell(float_nodes: Sequence[FloatNode]) -> None:
+    """Say which layers stayed in float."""
+    layers = list(dict.fromkeys(node.layer for node in float_nodes))
+    if layers:
+        more = f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
+        warnings.warn(
+            f"torch.compile(backend='x86quant'): in float stay {', '.join(layers[:_SHOWN])}{more}",
+            X86QuantWarning,
+            stacklevel=3,
+        )
 
 
 def _is_weight(node: Node) -> bool:
@@ -92,4 +119,5 @@ def _compiled(gm: GraphModule, inputs: tuple[Any, ...]) -> CompiledModule:
         if (call := own_call(node)) is not None:
             node.target, node.args, node.kwargs = call[0], (), call[1]
     gm.recompile()
-    return CompiledModule(gm)
+    floats = [FloatNode.of(gm, node) for node in gm.graph.nodes if computes_in_float(node)]
+    return CompiledModule(gm, (), tuple(floats))

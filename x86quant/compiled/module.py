@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from x86quant import extension
+from x86quant.compiled import traced
+from x86quant.compiled.inputs import Inputs
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
+from x86quant.ops.float_type import float_type_after
 from x86quant.runtime import Segment, partition
+from x86quant.runtime.plan_cache import default_bytes
+
+_get_tracing_state = torch._C._get_tracing_state
 
 
 class CompiledModule(nn.Module):
     """A lowered model: float in, float out, the same results as the model it was made from.
+
+    It is a module like others, for inference: always in evaluation mode, on the CPU, and its results
+    carry no gradient. Its tensors may be loaded, replaced or written to: what runs follows.
+    ``.half()``, ``.to(torch.bfloat16)`` and the like change the floating type it takes and returns;
+    inside it computes as before.
 
     Attributes:
         graph_module: the graph of ``x86quant`` ops: what runs, and what is exported and saved.
@@ -35,35 +49,76 @@ class CompiledModule(nn.Module):
         graph_module: GraphModule,
         reports: tuple[Report, ...] = (),
         float_nodes: tuple[FloatNode, ...] = (),
+        plan_cache_bytes: int | None = None,
     ) -> None:
         super().__init__()
         self.graph_module = graph_module
         self.reports = reports
         self.float_nodes = float_nodes
         self.quantization: Any = None
-        placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
-        self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
-        self._lock = threading.Lock()
-        self._runtime: _Runtime | None = None
+        self._inputs = Inputs(graph_module.graph)
+        self.__signature__ = self._inputs.signature()
+        self._float_type = torch.float32
+        self._plan_cache_bytes = plan_cache_bytes
+        self._results = traced.results_of(graph_module.graph)
+        self._start()
         self.eval()
 
-    def forward(self, *inputs: Any) -> Any:
-        """Run the graph on positional ``inputs`` like those it was compiled for."""
-        if torch.compiler.is_compiling():  # tracers want the ops, not what runs them
-            return self.graph_module(*inputs)
-        if self._runtime is not None and self._runtime.whole is not None:
-            results = self._runtime.whole.run_again(inputs)
+    def _start(self) -> None:
+        """What belongs to this process and this object."""
+        self._lock = threading.Lock()
+        self._runtime: _Runtime | None = None
+        self._handle = traced.register(self)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the graph on inputs like those it was compiled for, by position or by name."""
+        if torch.compiler.is_compiling():
+            return self._traced(inputs, named)
+        runtime = self._runtime
+        if runtime is not None and runtime.whole is not None and not named and runtime.is_current():
+            results = runtime.whole.run_again(inputs)
             if results is not None:
                 return results[0]
-        required = sum(not spec.optional for spec in self._inputs)
-        if not required <= len(inputs) <= len(self._inputs):
+        if _get_tracing_state() is not None:
+            return self._traced(inputs, named)
+        values = self._inputs.bound(inputs, named, self._float_type)
+        if any(_is_transformed(x) for x in values):
             raise InvalidInputError(
-                f"the compiled model takes {len(self._inputs)} inputs "
-                f"({', '.join(spec.name for spec in self._inputs)}), got {len(inputs)}"
+                "a compiled model has no rules for torch.vmap, torch.func.grad and their kind; "
+                "call it with the whole batch, outside of the transform"
             )
-        for spec, value in zip(self._inputs, inputs, strict=False):
-            spec.check(value)
-        return self.runtime(*inputs)
+        return self._in_float_type(self.run(values))
+
+    def run(self, inputs: tuple[Any, ...]) -> Any:
+        """Run the graph on inputs that are as it takes them: nothing is checked or converted."""
+        with torch.no_grad():  # segments have no gradient; a part of it would be wrong
+            if not torch.is_autocast_enabled("cpu"):
+                return self.runtime(*inputs)
+            with torch.autocast("cpu", enabled=False):
+                return self.runtime(*inputs)
+
+    def _traced(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The call as a tracer should see it: see :mod:`x86quant.compiled.traced`."""
+        values = self._inputs.bound(inputs, named, self._float_type)
+        tensors = [x for x in values if isinstance(x, torch.Tensor)]
+        if (
+            torch.compiler.is_exporting()
+            or not torch.compiler.is_compiling()
+            or self._results is None
+            or len(tensors) < len(values)
+        ):
+            return self._in_float_type(self.graph_module(*values))
+        results = torch.ops.x86quant.run_compiled(self._handle, [x.detach() for x in tensors])
+        return self._in_float_type(traced.filled(self._results, results))
+
+    def _in_float_type(self, results: Any) -> Any:
+        if self._float_type == torch.float32:
+            return results
+        return pytree.tree_map_only(
+            torch.Tensor,
+            lambda x: x.to(self._float_type) if x.is_floating_point() else x,
+            results,
+        )
 
     @property
     def runtime(self) -> GraphModule:
@@ -71,22 +126,51 @@ class CompiledModule(nn.Module):
 
         Without the compiled extension it is the graph itself, in plain torch.
         """
-        if self._runtime is None:
+        return self._runtime_now().module
+
+    def _runtime_now(self) -> _Runtime:
+        """The runtime of the tensors as they are now."""
+        runtime = self._runtime
+        if runtime is None or not runtime.is_current():
             with self._lock:
-                if self._runtime is None:
-                    self._runtime = _Runtime(_build_runtime(self.graph_module))
-        return self._runtime.module
+                runtime = self._runtime
+                if runtime is None or not runtime.is_current():
+                    runtime = self._runtime = _Runtime.of(self.graph_module, self._plan_cache_bytes)
+        return runtime
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The parts that run natively."""
         return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
 
+    @property
+    def plan_cache_bytes(self) -> int | None:
+        """How many bytes of plans each segment keeps; None: what X86QUANT_PLAN_CACHE_MB says."""
+        return self._plan_cache_bytes
+
+    @plan_cache_bytes.setter
+    def plan_cache_bytes(self, limit: int | None) -> None:
+        self._plan_cache_bytes = limit
+        for segment in self.segments:
+            segment.plan_cache_bytes = default_bytes() if limit is None else limit
+
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""
         other = copy.copy(self)
-        other._runtime = _Runtime(runtime)
+        other._runtime = _Runtime(runtime, self._runtime_now().is_current)
         return other
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Stay in evaluation mode: there is nothing to train."""
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """What ``.to``, ``.half`` and their kind do; parents call it of their children."""
+        float_type = float_type_after(self, fn, self._float_type)
+        if float_type != self._float_type:
+            self._float_type = float_type
+            return self
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """How many nodes there are, how many run in float, and what ``quantize`` did."""
@@ -96,11 +180,11 @@ class CompiledModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights and plans belong to this process; a copy makes its own.
-        return {**self.__dict__, "_lock": None, "_runtime": None}
+        return {**self.__dict__, "_lock": None, "_runtime": None, "_handle": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()
+        self._start()
 
 
 class _Runtime:
@@ -109,11 +193,62 @@ class _Runtime:
     Attributes:
         module: what runs.
         whole: the segment that is all there is to run, with one result; None otherwise.
+        is_current: tells whether the tensors of the graph are still those that were packed.
     """
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, is_current: Callable[[], bool]) -> None:
         self.module = module
         self.whole = _only_segment(module)
+        self.is_current = is_current
+
+    @classmethod
+    def of(cls, graph_module: GraphModule, plan_cache_bytes: int | None) -> _Runtime:
+        """What runs ``graph_module`` as it is now."""
+        try:
+            extension.load()
+        except ExtensionError as error:
+            warnings.warn(
+                f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=5
+            )
+            return cls(graph_module, lambda: True)
+        _track(graph_module)
+        is_current = _watched(graph_module)  # before anything is read
+        make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
+        return cls(partition(graph_module, make), is_current)
+
+
+def _watched(graph_module: GraphModule) -> Callable[[], bool]:
+    """Tells whether the tensors of a graph are as they are now: neither replaced nor written to."""
+    watch = extension.watch(*_dictionaries(graph_module))
+    return functools.partial(extension.unchanged(), watch)
+
+
+def _owners(graph_module: GraphModule) -> Iterator[nn.Module]:
+    """The modules that hold constants of the graph."""
+    paths = {
+        str(node.target).rpartition(".")[0]
+        for node in graph_module.graph.nodes
+        if node.op == "get_attr"
+    }
+    return (graph_module.get_submodule(path) for path in sorted({"", *paths}))
+
+
+def _dictionaries(graph_module: GraphModule) -> Iterator[dict[str, Any]]:
+    for owner in _owners(graph_module):
+        yield from (owner._buffers, owner._parameters, owner._modules)
+
+
+def _track(graph_module: GraphModule) -> None:
+    """Replace tensors made in inference mode: writes to those leave no trace."""
+    with torch.inference_mode(False):
+        for owner in _owners(graph_module):
+            for name, buffer in owner._buffers.items():
+                if buffer is not None and buffer.is_inference():
+                    owner._buffers[name] = buffer.clone()
+
+
+def _is_transformed(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _only_segment(module: GraphModule) -> Segment | None:
@@ -132,49 +267,3 @@ def _only_segment(module: GraphModule) -> Segment | None:
     )
     segment = module.get_submodule(str(call.target)) if alone else None
     return segment if isinstance(segment, Segment) else None
-
-
-def _build_runtime(graph_module: GraphModule) -> GraphModule:
-    try:
-        extension.load()
-    except ExtensionError as error:
-        warnings.warn(
-            f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=4
-        )
-        return graph_module
-    return partition(graph_module, Segment)
-
-
-class _InputSpec:
-    """What an input must look like: the dtype and rank of the example."""
-
-    def __init__(
-        self, name: str, dtype: torch.dtype | None, rank: int | None, optional: bool
-    ) -> None:
-        self.name, self.dtype, self.rank, self.optional = name, dtype, rank, optional
-
-    @staticmethod
-    def of(node: Node) -> _InputSpec:
-        shape = node.meta.get("shape")
-        rank = None if shape is None else len(shape)
-        return _InputSpec(node.name, node.meta.get("input_dtype"), rank, bool(node.args))
-
-    def check(self, value: object) -> None:
-        if self.rank is None:
-            return
-        if not isinstance(value, torch.Tensor):
-            raise InvalidInputError(f"input {self.name!r} must be a tensor, got {type(value)}")
-        if value.dtype != self.dtype:
-            raise InvalidInputError(
-                f"input {self.name!r} must be {self.dtype}, got {value.dtype}; "
-                f"convert it with .to({self.dtype})"
-            )
-        if value.dim() != self.rank:
-            raise InvalidInputError(
-                f"input {self.name!r} must have rank {self.rank} as when compiled, "
-                f"got shape {tuple(value.shape)}"
-            )
-        if value.device.type != "cpu":
-            raise InvalidInputError(
-                f"input {self.name!r} is on {value.device}; x86quant runs on the CPU, use .cpu()"
-            )

@@ -17,6 +17,7 @@ from torch import nn
 
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
+from x86quant.ops.float_type import float_type_after, taken_types
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.router import Choice
 
@@ -59,7 +60,27 @@ def _is_plain(x: torch.Tensor) -> bool:
     )
 
 
-class Int8Linear(nn.Module):
+class _Int8Layer(nn.Module):
+    """A layer whose state is int8 codes and float32 scales, whatever type it takes and returns.
+
+    ``.half()`` and the like change that type only; so does autocast, for its blocks.
+    """
+
+    _float_type = torch.float32
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        float_type = float_type_after(self, fn, self._float_type)
+        if float_type != self._float_type:
+            self._float_type = float_type
+            return self
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _converts(self, x: torch.Tensor) -> bool:
+        """Whether ``x`` is to be converted to float32, and the result back to its type."""
+        return x.dtype != torch.float32 and x.dtype in taken_types(self._float_type)
+
+
+class Int8Linear(_Int8Layer):
     """What the two kinds of linear share: unpacked int8 weights as state.
 
     Attributes:
@@ -105,7 +126,9 @@ class Int8Linear(nn.Module):
         return self.weight.shape[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., in_features] to [..., out_features], float32."""
+        """``x`` [..., in_features] to [..., out_features]."""
+        if self._converts(x):
+            return self.forward(x.float()).to(x.dtype)
         op = getattr(torch.ops.x86quant, self.op)
         out: torch.Tensor = op(x, self.weight, self.weight_scale, self.bias, self.activation)
         return out
@@ -137,7 +160,9 @@ class DynamicLinear(Int8Linear):
         self._packed: tuple[Any, Any] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., in_features] to [..., out_features], float32."""
+        """``x`` [..., in_features] to [..., out_features]."""
+        if self._converts(x):
+            return self.forward(x.float()).to(x.dtype)
         if _is_plain(x):
             pack = self.pack()
             if pack is not None:
@@ -193,7 +218,7 @@ class WeightOnlyLinear(Int8Linear):
     op = "linear_weight_only"
 
 
-class WeightOnlyEmbedding(nn.Module):
+class WeightOnlyEmbedding(_Int8Layer):
     """An embedding table in int8, one scale a row; what is looked up is float.
 
     Attributes:
@@ -217,7 +242,7 @@ class WeightOnlyEmbedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the table for ``ids`` of any shape."""
         codes = F.embedding(ids, self.weight)
-        return codes * F.embedding(ids, self.weight_scale.unsqueeze(1))
+        return (codes * F.embedding(ids, self.weight_scale.unsqueeze(1))).to(self._float_type)
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -332,7 +357,7 @@ class DynamicMultiheadAttention(nn.Module):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, embed] as [batch, heads, length, embed / heads]."""
-        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        return x.unflatten(2, (self.num_heads, self.embed_dim // self.num_heads)).transpose(1, 2)
 
 
 def _additive_mask(

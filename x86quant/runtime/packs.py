@@ -39,18 +39,31 @@ class Packs:
     def __init__(self, graph_module: GraphModule) -> None:
         self._root = graph_module
         self._facts: dict[Node, WeightFacts] = {}
+        self._routing: Routing | None = None
+        self._choices: dict[OpSpec, Choice] = {}
         self._handles: dict[tuple[Node, str], Any] = {}
 
     def get(self, node: Node, input_shape: tuple[int, ...], output_shape: tuple[int, ...],
             threads: int) -> Packed:  # fmt: skip
         """The pack for a conv or linear ``node`` on an input of ``input_shape``."""
         spec = self._spec(node, input_shape, output_shape, threads)
-        choice = Routing.in_force(graph_kernels()).choose(spec)
+        choice = self._choice(spec)
         key = (node, choice.kernel)
         if key not in self._handles:
             self._handles[key] = self._pack(node, choice.kernel)
         handle = self._handles[key]
         return Packed(choice, handle, handle.bytes())
+
+    def _choice(self, spec: OpSpec) -> Choice:
+        """What the rules in force choose; asked once for each spec until they change."""
+        routing = Routing.in_force(graph_kernels())
+        if self._routing is None or not _is_same(routing, self._routing):
+            self._routing = routing
+            self._choices.clear()
+        choice = self._choices.get(spec)
+        if choice is None:
+            choice = self._choices[spec] = routing.choose(spec)
+        return choice
 
     def _tensor(self, node: Node, name: str) -> torch.Tensor | None:
         argument = node.kwargs[name]
@@ -149,6 +162,17 @@ class Packs:
             ],
             kwargs["residual_scale"] / out_scale if residual else 0.0,
         )
+
+
+def _is_same(one: Routing, other: Routing) -> bool:
+    """Whether both choose alike: tables, the CPU and errata are made once and then shared."""
+    return (
+        one.table is other.table
+        and one.cpu is other.cpu
+        and one.errata is other.errata
+        and one.overrides == other.overrides
+        and one.kernels == other.kernels
+    )
 
 
 def _bias_in_steps(
