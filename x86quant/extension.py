@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from x86quant.errors import ExtensionError
+from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
@@ -31,12 +32,21 @@ def load() -> None:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
-    torch.ops.x86quant.set_native_isa(cpu().isa)
+    here = cpu()
+    in_use = torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+    if in_use != here.isa:
+        warnings.warn(
+            f"This process may not use {here.isa}, although the CPU has it: the operating system "
+            "refuses (a seccomp filter or a small sigaltstack does that), or a part of the level "
+            f"is masked. The native kernels use {in_use} instead: the same results, more slowly.",
+            X86QuantWarning,
+            stacklevel=2,
+        )
 
 
 @functools.cache
 def try_run() -> Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None]:
-    """What runs a program by its address, past torch's dispatcher; None for other inputs."""
+    """What runs a program by its handle, past torch's dispatcher; None for other inputs."""
     load()
     function: Any = importlib.import_module("x86quant._C").try_run
     return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], function)

@@ -1,0 +1,202 @@
+"""What the compiled part does to the process it runs in: forks, permissions, memory.
+
+Each in a process of its own, because each changes it for good.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from x86quant.hardware.cpu import cpu
+
+_MODEL = """
+import os, signal, time, warnings
+import torch
+from torch import nn
+import x86quant
+from x86quant.dynamic import DynamicLinear
+
+torch.manual_seed(0)
+torch.set_num_threads(3)
+linear = DynamicLinear.from_float(nn.Linear(512, 2048))
+x = torch.randn(256, 512)
+
+def status(child):
+    # The exit status of a child; of one that hangs, that of a signal.
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        done, code = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(code)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def run(script: str, model: str = _MODEL, **environment: str) -> str:
+    """What ``script`` prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", model + textwrap.dedent(script)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("started_by", ["linear(x)", "x @ torch.randn(512, 900)"])
+def test_a_process_forked_after_a_threaded_run_does_not_hang(started_by: str) -> None:
+    out = run(f"""
+        want = linear(x)
+        {started_by}
+        child = os.fork()
+        if child == 0:
+            right = torch.equal(linear(x), want) and torch.get_num_threads() == 3
+            os._exit(0 if right else 1)
+        print(status(child))
+        print(torch.equal(linear(x), want), torch.get_num_threads())
+    """)
+    assert out.split() == ["0", "True", "3"]
+
+
+def test_a_forked_process_may_fork_again_and_use_several_threads() -> None:
+    out = run("""
+        want = linear(x)
+        child = os.fork()
+        if child == 0:
+            linear(x)
+            grandchild = os.fork()
+            if grandchild == 0:
+                torch.set_num_threads(2)
+                os._exit(0 if torch.equal(linear(x), want) else 1)
+            os._exit(status(grandchild))
+        print(status(child))
+    """)
+    assert out.split() == ["0"]
+
+
+def test_workers_of_a_data_loader_run_a_compiled_model() -> None:
+    out = run("""
+        from torch.utils.data import DataLoader, Dataset
+
+        class Rows(Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                torch.set_num_threads(2)  # a worker starts with one
+                return linear(x)[index]
+
+        want = linear(x)[:4]
+        loader = DataLoader(Rows(), batch_size=4, num_workers=2, timeout=60,
+                            multiprocessing_context="fork")
+        print(all(torch.equal(got, want) for got in loader))
+    """)
+    assert out.split() == ["True"]
+
+
+_REFUSE_AMX = """
+# A filter as containers have it: arch_prctl(ARCH_REQ_XCOMP_PERM) is not permitted.
+import ctypes, platform, struct
+
+assert platform.machine() == "x86_64"
+def instruction(code, jump_true, jump_false, value):
+    return struct.pack("HBBI", code, jump_true, jump_false, value)
+load, equal, give = 0x20, 0x15, 0x06
+program = b"".join([
+    instruction(load, 0, 0, 0),              # the number of the system call
+    instruction(equal, 0, 3, 158),           # arch_prctl
+    instruction(load, 0, 0, 16),             # its first argument
+    instruction(equal, 0, 1, 0x1023),        # ARCH_REQ_XCOMP_PERM
+    instruction(give, 0, 0, 0x00050000 | 1), # EPERM
+    instruction(give, 0, 0, 0x7FFF0000),     # everything else
+])
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(6, program)), 0, 0) == 0
+"""
+
+
+@pytest.mark.skipif(not cpu().amx, reason="the CPU has no AMX")
+def test_where_amx_is_refused_weights_are_packed_for_the_level_below() -> None:
+    """Once, with one note: the CPU has AMX, another process was seen to use it."""
+    script = """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                result = DynamicLinear.from_float(nn.Linear(512, 2048))(x)
+        notes = [str(w.message) for w in caught if w.category.__name__ == "X86QuantWarning"]
+        print(len(notes), "avx512_vnni instead" in "".join(notes))
+        print(float(linear(x).double().sum()))
+    """
+    allowed = run(script).split()
+    refused = run(script, _REFUSE_AMX + _MODEL).split()
+    assert allowed[:2] == ["0", "False"]
+    assert refused[:2] == ["1", "True"]
+    assert allowed[2] == refused[2]
+
+
+_MEMORY = """
+def memory(name):
+    with open("/proc/self/status") as status:
+        (line,) = [line for line in status if line.startswith(name)]
+    return int(line.split()[1]) / 1024
+"""
+
+
+def test_rows_of_a_dynamic_linear_are_quantized_in_blocks() -> None:
+    """Codes of all rows would take 134 MB here."""
+    out = run(
+        """
+        linear = DynamicLinear.from_float(nn.Linear(2048, 8))
+        x = torch.ones(1, 2048).expand(65536, 2048)[:, :]
+        rows = torch.ones(65536, 2048)
+        linear(rows[:8])
+        before = memory("VmRSS")
+        linear(rows)
+        print(memory("VmHWM") - before)
+        """,
+        _MODEL + _MEMORY,
+    )
+    assert float(out) < 64
+
+
+def test_working_memory_of_a_large_call_is_given_back() -> None:
+    """FBGEMM's sums of the whole tensor take 128 MB."""
+    out = run(
+        """
+        import x86quant.extension
+        x86quant.extension.load()
+        pack = torch.ops.x86quant.pack_graph_conv(
+            "fbgemm", torch.ones(32, 4, 1, 1, 1, dtype=torch.int8), torch.ones(32), None, None,
+            [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 255, 0, 0], 0.0,
+        )
+        n = 1024
+        program = torch.classes.x86quant.Program(0, 1)
+        program.expect([1, n, n, 4], [n * n * 4, n * 4, 4, 1], False)
+        program.add_output([1, n, n, 32], [n * n * 32, n * 32, 32, 1], False)
+        def words(base, c):
+            return [base, 0, 1, 1, n, n, c, n * n * c, n * n * c, n * c, c]
+        program.add_conv(pack, words(1, 4), words(2, 32), [])
+        x = torch.zeros(1, n, n, 4, dtype=torch.uint8)
+        before = memory("VmRSS")
+        (out,) = torch.ops.x86quant.run_program(program, [x])
+        del out
+        print(memory("VmRSS") - before, memory("VmHWM") - before)
+        """,
+        _MODEL + _MEMORY,
+    )
+    left, most = map(float, out.split())
+    assert most > 100
+    assert left < 48
