@@ -7,11 +7,42 @@ Legality lives here, beside the kernel, as code that answers with reasons. Prefe
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from x86quant.tables.conditions import Span
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
+
+
+_ANY_WIDTH = Span(1, None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Situation:
+    """What is found out only when packed weights run; the packs in C++ look for it at each call.
+
+    Attributes:
+        kind: "width": the last side of the output is one of ``widths``. "bias": the bias does not
+            fit int32 in units of input scale times weight scale. "zero_point": the input's zero
+            point exceeds the largest activation code that was promised. "dynamic": the input is
+            float, and quantized by the range that it has.
+        widths: of the output, for the kind "width".
+    """
+
+    kind: Literal["width", "bias", "zero_point", "dynamic"]
+    widths: Span = _ANY_WIDTH
+
+    def __str__(self) -> str:
+        return {
+            "width": f"the output is {self.widths} wide",
+            "bias": "the bias is too large for the input scale",
+            "zero_point": "the input's zero point exceeds the 7 bits promised",
+            "dynamic": "the input is quantized as it runs",
+        }[self.kind]
 
 
 class Kernel(abc.ABC):
@@ -20,7 +51,7 @@ class Kernel(abc.ABC):
     Attributes:
         name: stable; the same in rules, logs, tests and environment variables.
         requires: CPU features (names as in ``Cpu.features``) without which it cannot run.
-        engine: the stock engine whose prepack makes this kernel's packed weight.
+        engine: what packs weights for it, in the stock operators: a ``Packer`` in C++.
     """
 
     name: ClassVar[str]
@@ -34,6 +65,13 @@ class Kernel(abc.ABC):
     def quicker_with_narrow_weights(self, cpu: Cpu) -> bool:
         """Whether weights that cannot saturate 16-bit sums are multiplied faster than others."""
         return False
+
+    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
+        """In which situations it cannot run packed weights that it otherwise can, and why.
+
+        The router chooses another kernel for each when it packs, and the pack switches to it.
+        """
+        return {}
 
     @abc.abstractmethod
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:

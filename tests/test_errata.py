@@ -28,19 +28,22 @@ def conv(
     op: Literal["conv2d", "conv3d"],
     channels: int,
     outputs: int,
-    kernel: int,
+    kernel: int | tuple[int, ...],
     groups: int = 1,
     *,
-    stride: int = 1,
-    padding: int = 0,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
     size: int | tuple[int, ...] = 6,
     transposed: bool = False,
 ) -> OpSpec:
     n = int(op[4])
+
+    def each(value: int | tuple[int, ...]) -> tuple[int, ...]:
+        return (value,) * n if isinstance(value, int) else value
+
     return OpSpec(
-        op, channels, outputs, groups, (kernel,) * n, (stride,) * n, (padding,) * n, (1,) * n,
-        (0,) * n, transposed, per_channel=not transposed,
-        spatial=(size,) * n if isinstance(size, int) else size,
+        op, channels, outputs, groups, each(kernel), each(stride), each(padding), (1,) * n,
+        (0,) * n, transposed, per_channel=not transposed, spatial=each(size),
     )  # fmt: skip
 
 
@@ -106,6 +109,54 @@ CASES: list[tuple[str, OpSpec, OpSpec, str]] = [
         conv("conv2d", 192, 192, 5, 2, padding=1, size=15),
         "amx_int8",
     ),
+    (
+        "onednn",
+        conv("conv2d", 16, 16, 1, stride=3, transposed=True),
+        conv("conv2d", 16, 16, 3, stride=3, transposed=True),
+        "avx_vnni",
+    ),
+    (
+        "onednn",
+        conv("conv2d", 16, 16, 1, 16, padding=(2, 0), size=7),
+        conv("conv2d", 16, 16, 3, 16, padding=(2, 0), size=7),
+        "avx_vnni",
+    ),
+    (
+        "onednn",
+        conv("conv2d", 16, 16, 3, stride=(1, 2), padding=1, size=(9, 2)),
+        conv("conv2d", 16, 16, 3, stride=(1, 2), padding=1, size=(9, 4)),
+        "amx_int8",
+    ),
+    (
+        "onednn",
+        conv("conv3d", 16, 16, 3, stride=(1, 1, 2), padding=1, size=(4, 9, 2)),
+        conv("conv3d", 16, 16, 3, stride=(1, 1, 2), padding=1, size=(4, 9, 4)),
+        "amx_int8",
+    ),
+    (
+        "onednn",
+        conv("conv2d", 16, 48, (3, 1), padding=(1, 0), size=(14, 16)),
+        conv("conv2d", 16, 48, (3, 1), padding=(1, 0), size=(14, 15)),
+        "amx_int8",
+    ),
+    (
+        "onednn",
+        conv("conv3d", 16, 48, (1, 3, 1), padding=(0, 1, 0), size=(4, 14, 16)),
+        conv("conv3d", 16, 48, (1, 3, 1), padding=(0, 1, 0), size=(4, 14, 15)),
+        "amx_int8",
+    ),
+    (
+        "qnnpack",
+        conv("conv3d", 8, 8, 3, transposed=True),
+        conv("conv2d", 8, 8, 3, transposed=True),
+        "avx_vnni",
+    ),
+    (
+        "qnnpack",
+        conv("conv2d", 8, 8, 3, 2, transposed=True).replace(per_channel=True),
+        conv("conv2d", 8, 8, 3, 2, transposed=True),
+        "avx_vnni",
+    ),
 ]
 
 
@@ -167,6 +218,9 @@ def run_case(engine: str, spec: OpSpec) -> str:
     scale = float(wanted.abs().max()) / 127
     torch.backends.quantized.engine = engine
     weight = torch.quantize_per_tensor(w, 1.0, 0, torch.qint8)
+    if spec.transposed and spec.per_channel:
+        ones, zeros = torch.ones(w.shape[1]), torch.zeros(w.shape[1], dtype=torch.long)
+        weight = torch.quantize_per_channel(w, ones, zeros, 1, torch.qint8)
     packed = getattr(torch.ops.quantized, f"{name}_prepack")(weight, None, *geometry)
     quantized = torch.quantize_per_tensor(x.float(), 1.0, 7, torch.quint8)
     layout = {2: torch.channels_last, 3: torch.channels_last_3d}[spec.dims]

@@ -17,12 +17,13 @@ from tests import isa, synthetic
 from tests.synthetic import Times, case, conv, linear, measure
 from x86quant.errors import MeasurementError, UnsupportedError
 from x86quant.kernels import all_kernels
-from x86quant.routing.router import choose, choose_by_rows
-from x86quant.tables.table import Rule, RuleTable, parse_table
+from x86quant.routing.router import Routing, choose
+from x86quant.tables.table import Rule, RuleTable
+from x86quant.tables.table_reader import parse_table
 from x86quant.tables.table_writer import dumps
 from x86quant.tuning import fit as fitting
 from x86quant.tuning import plots, user_table
-from x86quant.tuning.fit import fit, fit_table
+from x86quant.tuning.fit import fit
 from x86quant.tuning.measurements import Case, MeasurementSet, usual
 from x86quant.tuning.predicates import Predicate, conditions
 from x86quant.tuning.regret import (
@@ -56,7 +57,7 @@ def text_of(table: RuleTable) -> str:
 
 def test_known_rules_are_recovered_in_few_lines() -> None:
     measured = synthetic.example()
-    table = fit_table(measured)
+    table = fit(measured).table
     assert chosen(table, measured) == best(measured)
     assert len(table.rules) == 4  # a rule and a default for linears, and for convolutions
     assert table.hardware.when["isa"].source == "amx_int8"
@@ -64,17 +65,17 @@ def test_known_rules_are_recovered_in_few_lines() -> None:
 
 
 def test_the_rules_hold_for_shapes_that_were_not_measured_and_for_unknown_rows() -> None:
-    table = fit_table(synthetic.example())
+    table = fit(synthetic.example()).table
     amx, kernels = isa.at("amx_int8"), all_kernels()
     spec = linear(72, 99, 1, caller="stock").replace(rows=None, dynamic=None)
-    pieces = choose_by_rows(spec, cpu=amx, table=table, kernels=kernels)
+    pieces = Routing(amx, table, kernels).route(spec).ranges
     assert [(rows, choice.kernel) for rows, choice in pieces] == [(7, "fbgemm"), (None, "onednn")]
     depthwise = conv(72, groups=72, caller="stock")
     assert choose(depthwise, cpu=amx, table=table, kernels=kernels).kernel == "native"
 
 
 def test_every_rule_gives_its_evidence() -> None:
-    rules = fit_table(synthetic.example()).rules
+    rules = fit(synthetic.example()).table.rules
     by_rows = next(rule for rule in rules if "rows" in rule.when or "multiply_adds" in rule.when)
     assert "cases of 5 networks" in by_rows.because
     assert "times as fast as by the rules below, best or level in 100%" in by_rows.because
@@ -92,7 +93,7 @@ def test_a_wrong_choice_costs_its_slowdown() -> None:
     # Nothing that a rule may test tells the tenth apart: not by size, nor by divisors.
     cases = [case(linear(c, 64, 16), f"net{c % 4}") for c in (61, 67, 70, 71, 73, 77, 79)]
     measured = measure(cases, times)
-    assert fit_table(measured).rules[-1].use[0] == "onednn"
+    assert fit(measured).table.rules[-1].use[0] == "onednn"
 
 
 def test_ties_carry_no_weight() -> None:
@@ -101,7 +102,7 @@ def test_ties_carry_no_weight() -> None:
 
     cases = [case(linear(32 * c, 64, 16), f"net{c % 4}") for c in range(1, 13)]
     measured = measure(cases, times)
-    assert len(fit_table(measured).rules) == 1
+    assert len(fit(measured).table.rules) == 1
     assert all(set(s.losses.values()) == {0.0} for s in samples(measured))
 
 
@@ -119,7 +120,7 @@ def test_threads_and_callers_have_rules_of_their_own() -> None:
         for caller in ("stock", "graph")
     ]
     measured = measure(cases, times)
-    table = fit_table(measured)
+    table = fit(measured).table
     assert chosen(table, measured) == best(measured)
     assert [rule.when["caller"].source for rule in table.rules] == ["stock", "stock", "graph"]
     assert "threads" in table.rules[0].when
@@ -134,7 +135,7 @@ def test_kernels_that_failed_may_not_be_chosen_and_wrong_ones_are_denied() -> No
 
     cases = [case(linear(32 * c, 64, r), f"net{c % 4}") for c in range(1, 9) for r in (4, 16)]
     measured = measure(cases, times)
-    table = fit_table(measured)
+    table = fit(measured).table
     assert [(d.spec.in_channels, d.kernel, d.because) for d in table.denials] == [
         (96, "fbgemm", "7 steps off")
     ]
@@ -157,7 +158,7 @@ def test_a_kernel_for_narrow_weights_only_is_preferred_where_it_may_run() -> Non
     found = samples(measured)
     assert [s.weight for s in found] == [0.5] * 16
     assert ["fbgemm" in s.times for s in found[:2]] == [True, False]
-    table = fit_table(measured)
+    table = fit(measured).table
     assert table.rules[-1].use == ("fbgemm", "onednn", "qnnpack")
     assert summarize(judge(table, found)).mean == 0  # type: ignore[union-attr]
 
@@ -168,7 +169,7 @@ def test_narrow_weights_are_compared_with_narrow_weights() -> None:
     found = samples(measured)
     assert [dict(s.times) for s in found[:2]] == [{"fbgemm": 10.0, "native": 8.0}, {"native": 20.0}]
     assert [s.weight for s in found] == [0.5] * 16
-    assert fit_table(measured).rules[-1].use[0] == "native"
+    assert fit(measured).table.rules[-1].use[0] == "native"
     assert [m.median_us for m in usual(measured)] == [10.0, 20.0] * 8
 
 
@@ -188,7 +189,7 @@ def test_a_rule_names_what_runs_where_its_kernel_may_not() -> None:
         for groups in (1, 8)
     ]
     measured = measure(cases, times)
-    table = fit_table(measured)
+    table = fit(measured).table
     assert chosen(table, measured) == best(measured)
     assert table.rules[0].use == ("fbgemm", "native")
     text_of(table)
@@ -211,11 +212,11 @@ def test_a_single_stalled_timing_makes_no_default() -> None:
         return {"fbgemm": stalled, "onednn": 15.0}
 
     cases = [case(linear(32 * c, 64, 16), f"net{c % 4}") for c in range(1, 17)]
-    assert fit_table(measure(cases, times)).rules[-1].use[0] == "fbgemm"
+    assert fit(measure(cases, times)).table.rules[-1].use[0] == "fbgemm"
 
 
 def test_rules_speak_for_what_was_measured() -> None:
-    table = fit_table(synthetic.example())
+    table = fit(synthetic.example()).table
     amx = isa.at("amx_int8")
     assert table.in_domain(linear(64, 64, 1), amx)
     assert not table.in_domain(linear(64, 10**6, 1), amx)
@@ -247,11 +248,11 @@ def disagreeing(share: float) -> MeasurementSet:
 
 
 def test_a_rule_that_changes_under_resampling_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(fit_table(disagreeing(1.0)).rules) == 2
+    assert len(fit(disagreeing(1.0)).table.rules) == 2
     unstable = disagreeing(0.6)
-    assert len(fit_table(unstable).rules) == 1
+    assert len(fit(unstable).table.rules) == 1
     monkeypatch.setattr("x86quant.tuning.rule_learner.STABLE", 0.0)
-    assert len(fit_table(unstable).rules) > 1  # it did win, over all
+    assert len(fit(unstable).table.rules) > 1  # it did win, over all
 
 
 def test_a_rule_rests_on_several_layers() -> None:
@@ -261,7 +262,7 @@ def test_a_rule_rests_on_several_layers() -> None:
 
     widths = [32, 64, 96, 128, 160, 192, 224, 512]
     cases = [case(linear(w, 64, rows), "a", "b") for w in widths for rows in (1, 16, 64)]
-    assert len(fit_table(measure(cases, times)).rules) == 1
+    assert len(fit(measure(cases, times)).table.rules) == 1
 
 
 # ---------------------------------------------------------------------------- determinism
@@ -274,7 +275,7 @@ def test_the_order_of_lines_changes_no_byte(rng: random.Random) -> None:
     lines = list(measured.measurements)
     rng.shuffle(lines)
     shuffled = dataclasses.replace(measured, measurements=tuple(lines))
-    assert text_of(fit_table(shuffled)) == text_of(fit_table(measured))
+    assert text_of(fit(shuffled).table) == text_of(fit(measured).table)
 
 
 @settings(max_examples=15, deadline=None)
@@ -291,7 +292,7 @@ def test_any_measurements_make_a_table_that_reads_back_and_beats_any_single_kern
     picked = rng.sample(synthetic.example_cases(4), 20)
     made = {one: times(one) for one in picked}
     measured = measure(picked, lambda one: {**made[one], "qnnpack": 40.0})
-    table = fit_table(measured)
+    table = fit(measured).table
     text_of(table)
     found = samples(measured)
 
@@ -418,9 +419,9 @@ def test_what_one_kernel_alone_can_run_does_not_count() -> None:
 def test_measurements_of_several_levels_or_none() -> None:
     both = [case(linear(8, 8, 1), "x", isa=level) for level in ("avx2", "avx512")]
     with pytest.raises(MeasurementError, match="of the levels avx2, avx512"):
-        fit_table(measure(both, lambda _: {"fbgemm": 1.0}))
+        fit(measure(both, lambda _: {"fbgemm": 1.0}))
     with pytest.raises(MeasurementError, match="none"):
-        fit_table(measure([], lambda _: {}))
+        fit(measure([], lambda _: {}))
 
 
 # ---------------------------------------------------------------------------- parts

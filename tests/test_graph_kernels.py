@@ -104,7 +104,7 @@ def checks(kernel: str, model: nn.Module, shape: tuple[int, ...]) -> list[OpChec
 
 
 def held_to(kernel: str, module: GraphModule, inputs: tuple[torch.Tensor, ...]) -> list[OpCheck]:
-    with x86quant.override(kernel):
+    with x86quant.override(kernel, caller="graph"):
         return check_ops(module, inputs)
 
 
@@ -146,7 +146,7 @@ def test_graph_kernel_within_concatenations(kernel: str) -> None:
     graph = compiled(Joined(), 2, 8, 9, 9).graph_module
     halve_weights(graph)
     x = torch.randn(2, 8, 9, 9)
-    with x86quant.override(kernel):
+    with x86quant.override(kernel, caller="graph"):
         module = x86quant.CompiledModule(graph, (), ())
         actual = module(x)
     assert float((actual - graph(x)).abs().mean()) < 0.01

@@ -17,12 +17,18 @@ from tests import isa
 from x86quant.errors import InvalidInputError, RuleError, UnsupportedError, X86QuantWarning
 from x86quant.hardware.cpu import Cpu
 from x86quant.kernels import all_kernels
+from x86quant.kernels.base import Situation
 from x86quant.routing import in_force as active_rules
+from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import current_overrides, current_rules, override, use_rules
-from x86quant.routing.router import Choice, choose, choose_by_rows, make_override
+from x86quant.routing.router import Routing, choose, make_override
+from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec, WeightFacts
+from x86quant.tables.conditions import Span
 from x86quant.tables.errata import Erratum, read_errata
-from x86quant.tables.table import RuleTable, find_table, parse_table, read_table
+from x86quant.tables.shipped import find_table
+from x86quant.tables.table import Rule, RuleTable
+from x86quant.tables.table_reader import parse_table, read_table
 
 AMX = isa.at("amx_int8")
 VNNI = isa.at("avx512_vnni")
@@ -37,6 +43,10 @@ class FakeKernel:
     name: str
     requires: frozenset[str] = frozenset()
     refuse: Callable[[OpSpec], str | None] = lambda spec: None
+    where: Mapping[Situation, str] = dataclasses.field(default_factory=dict)
+
+    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
+        return self.where
 
     def missing_features(self, cpu: Cpu) -> list[str]:
         return sorted(self.requires - cpu.features)
@@ -236,6 +246,29 @@ def test_an_override_that_cannot_run_is_an_error() -> None:
         pick(conv(), overrides=[make_override("onednm")])
 
 
+def test_in_compiled_models_an_override_is_a_wish() -> None:
+    """``override("onednn", op="linear")`` must not break models it was not written for."""
+    refusing = {**KERNELS, "onednn": FakeKernel("onednn", refuse=lambda spec: "it may saturate")}
+    spec, mine = linear(caller="graph"), make_override("onednn", "linear")
+    choice = pick(spec, kernels=refusing, overrides=[mine])
+    assert choice.kernel != "onednn"
+    assert "override: prefers onednn" in choice.steps
+    assert pick(spec, overrides=[mine]).rule == "override"
+    older = make_override("qnnpack", "linear")
+    assert pick(spec, kernels=refusing, overrides=[mine, older]).kernel == "qnnpack"
+    for said in ({"caller": "graph"}, {"dynamic": True}):
+        with pytest.raises(UnsupportedError, match=r"it may saturate\n.*Undo the override"):
+            pick(
+                spec.replace(dynamic=True),
+                kernels=refusing,
+                overrides=[make_override("onednn", "linear", **said)],
+            )
+
+
+def test_an_override_of_a_kernel_that_only_compiled_models_have_leaves_stock_ops_alone() -> None:
+    assert pick(linear(caller="stock"), overrides=[make_override("brgemm")]).rule != "override"
+
+
 @pytest.mark.parametrize(
     "features", [{"op": "conv7d"}, {"group": 1}, {"groups": "x"}, {"op": "linear", "kernel_max": 1}]
 )
@@ -318,8 +351,9 @@ def test_shipped_errata_are_read() -> None:
 
 
 def by_rows(spec: OpSpec, table: RuleTable = DEFAULT, cpu: Any = AMX, **more: Any) -> list[Any]:
-    pieces = choose_by_rows(spec, cpu=cpu, table=table, kernels=KERNELS, **more)
-    return [(upper, choice.kernel) for upper, choice in pieces]
+    more = {name: tuple(values) for name, values in more.items()}
+    routes = Routing(cpu, table, KERNELS, **more).route(spec)
+    return [(upper, choice.kernel) for upper, choice in routes.ranges]
 
 
 def test_pieces_by_rows_agree_with_choosing_each() -> None:
@@ -353,6 +387,83 @@ def test_overrides_and_errata_break_rows_too() -> None:
     assert by_rows(linear(), DEFAULT, cpu=AVX2, errata=[wrong]) == [
         (9, "fbgemm"), (None, "onednn")
     ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- detours
+
+NARROW, DYNAMIC = Situation("width", Span(1, 1)), Situation("dynamic")
+
+
+def routed(spec: OpSpec, prefers: list[str], *fakes: FakeKernel, errata: Any = ()) -> Routes:
+    rule = Rule("*", {}, tuple(prefers), "said", "t#1")
+    kernels: Any = {fake.name: fake for fake in fakes}
+    return Routing(AMX, RuleTable("t", (rule,)), kernels, errata=tuple(errata)).route(spec)
+
+
+def told(routes: Routes) -> list[tuple[int, str, str]]:
+    return [(d.origin, str(d.situation), d.choice.kernel) for d in routes.detours]
+
+
+def test_a_kernel_is_replaced_where_it_says_that_it_cannot_run() -> None:
+    first = FakeKernel("first", where={NARROW: "mixes up columns"})
+    last = FakeKernel("last")
+    routes = routed(conv(), ["first", "last"], first, last)
+    assert routes.kernels == ("first",)
+    assert told(routes) == [(0, "the output is 1 wide", "last")]
+    (detour,) = routes.detours
+    assert detour.reason == "mixes up columns"
+    assert "first refused: mixes up columns (where the output is 1 wide)" in detour.choice.steps
+    assert Routes.from_json(routes.to_json()) == routes
+    assert routed(conv(), ["last", "first"], first, last).detours == ()
+
+
+def test_what_replaces_a_kernel_may_need_replacing_too() -> None:
+    first = FakeKernel("first", where={NARROW: "a"})
+    second = FakeKernel("second", where={DYNAMIC: "b"})
+    third = FakeKernel("third", where={NARROW: "c"})
+    last = FakeKernel("last")
+    routes = routed(conv(), ["first", "second", "third", "last"], first, second, third, last)
+    assert told(routes) == [
+        (0, "the output is 1 wide", "second"),
+        (1, "the input is quantized as it runs", "last"),  # third is wrong where it is 1 wide
+    ]
+    ((one, _), (both, _)) = routes.detours_of(0)
+    assert (one, both) == ((NARROW,), (NARROW, DYNAMIC))
+    assert [d.choice.kernel for _, d in routes.detours_of(0)] == ["second", "last"]
+
+
+def test_an_erratum_on_the_width_of_the_output_is_looked_at_by_the_pack() -> None:
+    when = make_override("x", out_width="multiple of 16", transposed=False).when
+    wrong = Erratum("conv2d", when, "first", "rows are mixed up", "#1", ">=2")
+    first, last = FakeKernel("first"), FakeKernel("last")
+    routes = routed(conv(), ["first"], first, last, errata=[wrong])
+    assert told(routes) == [(0, "the output is a multiple of 16 wide", "last")]
+    assert "rows are mixed up" in routes.detours[0].reason
+    assert routed(conv(transposed=True), ["first"], first, last, errata=[wrong]).detours == ()
+    known = conv(spatial=(9, 16))
+    assert pick(known, kernels={"first": first, "last": last}, errata=[wrong]).kernel == "last"
+    other = conv(spatial=(9, 17))
+    assert pick(other, kernels={"first": first, "last": last}, errata=[wrong]).kernel == "first"
+
+
+def test_an_erratum_on_something_not_known_yet_counts() -> None:
+    when = make_override("x", batch="> 8").when
+    wrong = Erratum("conv2d", when, "first", "b", "r", ">=2")
+    kernels = {"first": FakeKernel("first"), "last": FakeKernel("last")}
+    assert pick(conv(batch=None), kernels=kernels, errata=[wrong]).kernel == "last"
+    assert pick(conv(batch=8), kernels=kernels, errata=[wrong]).kernel == "first"
+
+
+def test_every_range_of_rows_has_its_own_detours() -> None:
+    first = FakeKernel("first", where={DYNAMIC: "a"})
+    second = FakeKernel("second", where={DYNAMIC: "b"})
+    few = Rule("*", make_override("x", rows="< 8").when, ("second",), "", "t#1")
+    table = RuleTable("t", (few, Rule("*", {}, ("first",), "", "t#2")))
+    kernels: Any = {f.name: f for f in (first, second, FakeKernel("last"))}
+    routes = Routing(AMX, table, kernels).route(linear())
+    assert routes.kernels == ("second", "first")
+    assert [d.origin for d in routes.detours] == [0, 1]
+    assert [len(routes.detours_of(n)) for n in (0, 1)] == [1, 1]
 
 
 # ---------------------------------------------------------------------------- the default table
@@ -403,8 +514,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     active_rules.reset()
 
 
-def in_force(cpu: Any = AMX, kernels: Mapping[str, Any] | None = None) -> str:
-    return current_rules(cpu, kernels).name
+def in_force(cpu: Any = AMX) -> str:
+    return current_rules(cpu).name
 
 
 def test_use_rules_for_the_process_and_undone() -> None:
@@ -472,7 +583,7 @@ def test_a_wrong_table_changes_nothing(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text('schema = 1\nname = "x"\n[[rule]]\nop = "*"\nuse = "nope"\n')
     with pytest.raises(RuleError, match="unknown kernel 'nope'"):
-        use_rules(broken, KERNELS)
+        use_rules(broken)
     with pytest.raises(RuleError, match="unknown rule table"):
         use_rules("nope")
     assert in_force() == "default"
@@ -524,4 +635,4 @@ def test_overrides_newest_first_and_scoped() -> None:
         assert pick(conv(), overrides=current_overrides()).kernel == "fbgemm"
     assert [o.kernel for o in current_overrides()] == ["fbgemm"]
     with pytest.raises(InvalidInputError, match="unknown kernel"):
-        override("nope", kernels=KERNELS)
+        override("nope")

@@ -18,14 +18,9 @@ from x86quant.kernels import kernel_names
 from x86quant.spec import OP_KINDS, OpSpec, WeightFacts
 from x86quant.tables.conditions import ConditionError, Pattern, parse_condition, parse_pattern
 from x86quant.tables.features import FEATURES
-from x86quant.tables.table import (
-    Entry,
-    RuleTable,
-    find_table,
-    parse_table,
-    read_table,
-    shipped_tables,
-)
+from x86quant.tables.shipped import find_table, shipped_tables
+from x86quant.tables.table import Entry, RuleTable
+from x86quant.tables.table_reader import parse_table, read_table
 from x86quant.tables.table_writer import dumps, write_table
 
 KERNELS = {"fbgemm", "onednn", "qnnpack"}

@@ -16,7 +16,8 @@ from x86quant.cli import main
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels
 from x86quant.routing import in_force as active_rules
-from x86quant.tables.table import read_table, shipped_tables
+from x86quant.tables.shipped import shipped_tables
+from x86quant.tables.table_reader import read_table
 from x86quant.tables.user import user_rules_dir
 from x86quant.tuning.cases import LAYERS, read_shapes
 

@@ -9,6 +9,7 @@ import torch
 
 import x86quant
 from tests.stock import activation, engine, steps_apart, weight
+from x86quant.stock.hook import saturation_policy
 
 Q = torch.ops.quantized
 
@@ -65,7 +66,11 @@ def test_enable_as_a_context_manager_restores_what_was():
     with x86quant.enable():
         with x86quant.enable(saturation="7bit"):
             assert x86quant.is_enabled()
+            assert saturation_policy() == "7bit"
         assert x86quant.is_enabled()
+        assert saturation_policy() == "exact"
+        with x86quant.enable():  # whoever says nothing asks for what is always right
+            assert saturation_policy() == "exact"
     assert not x86quant.is_enabled()
 
 

@@ -28,7 +28,7 @@ from x86quant.errors import InvalidInputError, MeasurementError, TuningError
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels, graph_kernels, kernel_names
 from x86quant.spec import OpSpec
-from x86quant.tables.table import read_table
+from x86quant.tables.table_reader import read_table
 from x86quant.tuning import journal, measure, progress, quiet, ranking, session, user_table
 from x86quant.tuning.candidates import Candidate, MakeOperands, candidates
 from x86quant.tuning.cases import LAYERS, PROBES, Grid, Shape, jobs, read_shapes, select, supports
@@ -738,6 +738,29 @@ def test_the_users_table_is_read_back_and_keeps_other_entries() -> None:
     assert len(more.entries) == 2
     path.write_text("broken")
     assert user_table.with_entries([], cpu()).base is not None
+
+
+def test_tuning_one_model_again_replaces_its_entries() -> None:
+    """Also those of transposed layers, whose weights have one scale for all channels."""
+    up = CONV.replace(transposed=True, per_channel=False, output_padding=(0, 0), rows=None)
+    for took in (3, 2, 1):
+        measured = [stock(up, "onednn", took), graph(up, "native", took), stock(CONV, "fbgemm", 1)]
+        table = user_table.with_entries(measured, cpu())
+        path = user_table.install(table, cpu())
+        assert read_table(path, kernel_names()) == table
+        assert len(table.entries) == 3
+        assert f"measured: {took}.0 µs" in {entry.because for entry in table.entries}
+
+
+def test_tuning_again_replaces_a_denial_whose_reason_changes() -> None:
+    for note in ("2 steps off", "9 steps off"):
+        wrong = [
+            Measurement(case(CONV, isa=cpu().isa, caller=caller), "onednn", "wrong", note=note)
+            for caller in ("stock", "graph")
+        ]
+        path = user_table.install(user_table.with_entries(wrong, cpu()), cpu())
+        denials = read_table(path, kernel_names()).denials
+        assert [(d.spec.caller, d.because) for d in denials] == [("graph", note), ("stock", note)]
 
 
 # ---------------------------------------------------------------------------- command line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,19 @@ from tests import isa
 from x86quant.errors import RuleError, UnsupportedError, X86QuantWarning
 from x86quant.kernels import all_kernels
 from x86quant.routing import in_force as active_rules
+from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import current_rules, shipped_table, use_rules
-from x86quant.routing.router import Choice, choose
+from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
-from x86quant.tables.table import RuleTable, find_table, parse_table, read_table, shipped_tables
+from x86quant.tables.shipped import SHIPPED, find_table, shipped_tables
+from x86quant.tables.table import RuleTable
+from x86quant.tables.table_reader import parse_table, read_table
 from x86quant.tables.table_writer import dumps
+from x86quant.tables.likeness import likeness
+from x86quant.tuning.fit import _assemble, _problems, denials_of
+from x86quant.tuning.measurements import read
+from x86quant.tuning.regret import judge, summarize
+from x86quant.tuning.samples import samples, wrong_results
 from x86quant.tables.user import (
     install_user_table,
     user_folder,
@@ -170,6 +179,41 @@ def test_every_level_has_a_table_and_it_chooses_well(
     assert isinstance(regret, float)
     assert regret <= 0.03
     assert regret <= float(table.provenance["regret_pytorch_2_0"]) / 3
+    # Not only by its own account: of the measurements that it was fitted to, one in nine.
+    found = samples(read(SHIPPED / "measurements" / f"{level}.csv"))[::9]
+    chosen = summarize(judge(table, found))
+    stock = summarize(judge(read_table(find_table("pytorch-2.0")), found))
+    assert chosen is not None
+    assert stock is not None
+    assert chosen.mean <= 0.04
+    assert chosen.mean <= stock.mean / 2
+
+
+def test_a_shipped_table_is_what_its_measurements_give() -> None:
+    table = read_table(find_table("avx512"))
+    measured = read(SHIPPED / "measurements" / "avx512.csv")
+    problems = _problems(samples(measured))
+    denials = denials_of(wrong_results(measured))
+    again = _assemble("avx512", problems, read_table(find_table("default")), denials)
+    again = dataclasses.replace(
+        again,
+        description=table.description,
+        hardware=table.hardware,
+        provenance=table.provenance,
+    )
+    assert dumps(again) == find_table("avx512").read_text()
+
+
+def test_tables_say_whether_they_were_measured_on_a_cpu_like_this_one() -> None:
+    table = read_table(find_table("avx2"))
+    here = dataclasses.replace(isa.at("avx2"), vendor="GenuineIntel", family=6, model=167)
+    assert likeness(table, here).degree == "same"
+    assert likeness(table, dataclasses.replace(here, model=60)).degree == "family"
+    zen = likeness(table, dataclasses.replace(here, vendor="AuthenticAMD", family=25))
+    assert zen.degree == "other"
+    assert "tune --quick" in str(zen)
+    assert "GenuineIntel family 6 model 167 at avx2" in str(zen)
+    assert likeness(read_table(find_table("default")), here).degree == "unknown"
 
 
 def test_the_shipped_table_of_the_nearest_lower_level(

@@ -52,8 +52,9 @@ if TYPE_CHECKING:
     from x86quant.profiling import Profile, profile
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
     from x86quant.reporting import report
+    from x86quant.routing.choice import Choice
     from x86quant.routing.in_force import current_rules, override, use_rules
-    from x86quant.routing.router import Choice, choose
+    from x86quant.routing.router import choose
     from x86quant.spec import OpSpec
     from x86quant.stock.hook import disable, enable, is_enabled
     from x86quant.stock.qconfig import (
@@ -62,7 +63,8 @@ if TYPE_CHECKING:
         get_default_qat_qconfig_mapping,
         get_default_qconfig_mapping,
     )
-    from x86quant.tables.table import Rule, RuleTable, read_table
+    from x86quant.tables.table import Rule, RuleTable
+    from x86quant.tables.table_reader import read_table
 
 # X86QUANT_ISA must cap oneDNN, FBGEMM and ATen before any of them looks at the CPU.
 apply_isa_cap()
@@ -108,8 +110,10 @@ _HOME = {
     "quantization": ("convert_qat", "prepare_qat", "quantize", "sensitivity"),
     "reporting": ("report",),
     "explaining.rerouting": ("reroute",),
-    "routing.router": ("Choice", "choose"),
-    "tables.table": ("Rule", "RuleTable", "read_table"),
+    "routing.choice": ("Choice",),
+    "routing.router": ("choose",),
+    "tables.table": ("Rule", "RuleTable"),
+    "tables.table_reader": ("read_table",),
     "spec": ("OpSpec",),
     "stock.hook": ("disable", "enable", "is_enabled"),
 }

@@ -7,6 +7,7 @@ rule that tests an unknown feature does not match.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 OpKind = Literal["linear", "conv1d", "conv2d", "conv3d"]
@@ -78,6 +79,43 @@ class OpSpec:
     def depthwise(self) -> bool:
         """One input channel a group (with any depth multiplier)."""
         return self.groups > 1 and self.groups == self.in_channels
+
+    @property
+    def output_size(self) -> tuple[int, ...] | None:
+        """Spatial size of the output, empty for a linear; None where the input's is unknown."""
+        if self.op == "linear":
+            return ()
+        if self.spatial is None:
+            return None
+        sides = zip(
+            self.spatial, self.kernel, self.stride, self.padding, self.dilation, strict=True
+        )
+        if self.transposed:
+            more = self.output_padding or (0,) * self.dims
+            return tuple(
+                (n - 1) * s - 2 * p + d * (k - 1) + 1 + extra
+                for (n, k, s, p, d), extra in zip(sides, more, strict=True)
+            )
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides)
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """Products of the op; None where its size is unknown.
+
+        A transposed convolution multiplies each input, not each output, with every tap.
+        """
+        positions = self.rows
+        if self.transposed:
+            sizes = (self.batch, self.spatial)
+            positions = None if None in sizes else (self.batch or 0) * math.prod(self.spatial or ())
+        if positions is None:
+            return None
+        return (
+            positions
+            * self.out_channels
+            * (self.in_channels // self.groups)
+            * math.prod(self.kernel)
+        )
 
     def replace(self, **changes: object) -> OpSpec:
         """A copy with some fields changed."""

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from .. import reasons
-from ..base import Kernel
+from ..base import Kernel, Situation
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
@@ -33,9 +34,17 @@ class NativeKernel(Kernel):
             found.append("linear layers, which may turn out dynamic, are not supported")
         return found
 
+    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
+        """See the base class."""
+        return {Situation("dynamic"): "the input's scale is folded into the packed weights"}
+
 
 class NativeGraphKernel(NativeKernel):
     """The same in compiled models and linears on float tensors, where no linear is in doubt."""
+
+    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
+        """See the base class."""
+        return {}
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""

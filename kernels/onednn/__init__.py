@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, ClassVar
 
 from .. import reasons, saturation
@@ -29,11 +28,6 @@ class OnednnKernel(Kernel):
             + reasons.asymmetric_weights(spec)
             + reasons.per_channel_transposed(spec)
             + reasons.output_padding(spec)
-            + _unequal_transposed(spec)
-            + _gaps_in_transposed(spec)
-            + _wide_depthwise_padding(spec)
-            + _one_column(spec)
-            + (_padded_column_kernel(spec) if "amx_int8" in cpu.features else [])
         )
         if not VNNI & cpu.features and not _exact_depthwise(spec):
             # Its implementations differ in layout and are chosen by shapes not known yet.
@@ -64,74 +58,4 @@ def _exact_depthwise(spec: OpSpec) -> bool:
         and spec.out_channels == spec.groups
         and spec.dims in (1, 2)
         and not spec.transposed
-    )
-
-
-def _unequal_transposed(spec: OpSpec) -> list[str]:
-    """The stock engine packs the weight with input and output channels exchanged.
-
-    Where their numbers differ, the packed weight is read past its end: silent garbage.
-    """
-    if not spec.transposed or spec.in_channels == spec.out_channels:
-        return []
-    return [
-        f"a transposed convolution of {spec.in_channels}→{spec.out_channels} channels is "
-        "computed wrongly: the two must be equal"
-    ]
-
-
-def _gaps_in_transposed(spec: OpSpec) -> list[str]:
-    """Output rows that no weight reaches get a zero-point compensation they should not have."""
-    if not spec.transposed or all(s <= k for s, k in zip(spec.stride, spec.kernel, strict=True)):
-        return []
-    return [
-        f"a transposed convolution whose stride {spec.stride} exceeds its kernel {spec.kernel} "
-        "is computed wrongly"
-    ]
-
-
-def _wide_depthwise_padding(spec: OpSpec) -> list[str]:
-    """The VNNI depthwise kernel leaves whole rows of padding without zero-point compensation."""
-    if not spec.depthwise or all(p < k for p, k in zip(spec.padding, spec.kernel, strict=True)):
-        return []
-    return [
-        f"a depthwise convolution whose padding {spec.padding} reaches its kernel {spec.kernel} "
-        "is computed wrongly"
-    ]
-
-
-def _one_column(spec: OpSpec) -> list[str]:
-    """The VNNI and AMX convolutions mix up rows that are one pixel wide.
-
-    The input size is unknown when weights are packed: the runtime asks again when it knows.
-    """
-    out = output_size(spec)
-    if out is None or out[-1] != 1 or math.prod(out) == 1 or spec.stride[-1] == 1:
-        return []
-    return [f"an output one column wide {out} with stride {spec.stride} is computed wrongly"]
-
-
-def _padded_column_kernel(spec: OpSpec) -> list[str]:
-    """The AMX convolutions go wrong on such kernels where outputs are 16 or 32 pixels wide.
-
-    As above, the runtime asks again when it knows the size.
-    """
-    out = output_size(spec)
-    if out is None or out[-1] % 16 or spec.kernel[-1] != 1 or not any(spec.padding[:-1]):
-        return []
-    return [
-        f"a kernel one column wide {spec.kernel} with padding {spec.padding} is computed wrongly "
-        f"where its output is {out[-1]} columns wide"
-    ]
-
-
-def output_size(spec: OpSpec) -> tuple[int, ...] | None:
-    """Spatial size of the output, None when that of the input is unknown."""
-    if spec.spatial is None or spec.op == "linear" or spec.transposed:
-        return None
-    return tuple(
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, p, d, k, s in zip(
-            spec.spatial, spec.padding, spec.dilation, spec.kernel, spec.stride, strict=True
-        )
     )

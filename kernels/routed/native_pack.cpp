@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "../native/native.h"
-#include "reference_pack.h"
+#include "packer.h"
 
 namespace x86quant {
 namespace {
@@ -81,8 +81,9 @@ struct NativeConv final : GeometryOf<N> {
   at::Tensor apply_relu(const at::Tensor& x, double scale, int64_t zero_point) override {
     return run(x, scale, zero_point, true);
   }
-  at::Tensor apply_dynamic(const at::Tensor& x, bool reduce_range) override {
-    return reference_conv<N>(weight_, bias_, geometry_)->apply_dynamic(x, reduce_range);
+  at::Tensor apply_dynamic(const at::Tensor&, bool) override {
+    TORCH_CHECK(false, "x86quant: the native kernel has no dynamic convolution; the router chooses "
+                       "another for it");
   }
   std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override { return {weight_, bias_}; }
 
@@ -229,4 +230,9 @@ template ConvPack<2> native_conv<2>(const at::Tensor&, const std::optional<at::T
 template ConvPack<3> native_conv<3>(const at::Tensor&, const std::optional<at::Tensor>&,
                                     const ConvGeometry&);
 
+namespace {
+
+const RegisterPacker native("native", {nullptr, native_conv<2>, native_conv<3>});
+
+}  // namespace
 }  // namespace x86quant

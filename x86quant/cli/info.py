@@ -19,14 +19,17 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.tables.likeness import likeness
 
     cpu = x86quant.cpu()
     table = x86quant.current_rules()
+    like = likeness(table, cpu)
     facts = {
         "x86quant": x86quant.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "rules": table.name,
+        "rules_measured": {"on": like.measured, "like_this_cpu": like.degree},
         "cpu": dataclasses.asdict(cpu),
     }
     if options.json:
@@ -34,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         for name in ("x86quant", "torch", "threads", "rules"):
             print(f"{name:<9} {facts[name]}")
+        print(f"{'':<9} {like}")
         print(cpu)
     return 0
 

@@ -128,7 +128,7 @@ def _summary(row: dict[str, Any]) -> str:
 def _all_tables() -> list[dict[str, Any]]:
     """Shipped tables, then the user's, then the one in force if it is neither."""
     from x86quant.routing.in_force import current_rules
-    from x86quant.tables.table import shipped_tables
+    from x86quant.tables.shipped import shipped_tables
     from x86quant.tables.user import user_tables
 
     with warnings.catch_warnings():
@@ -148,7 +148,7 @@ def _all_tables() -> list[dict[str, Any]]:
 def _describe(name: str, path: Path, source: str, active: RuleTable) -> dict[str, Any]:
     from x86quant.kernels import kernel_names
     from x86quant.routing.in_force import stale
-    from x86quant.tables.table import read_table
+    from x86quant.tables.table_reader import read_table
 
     row: dict[str, Any] = {"name": name, "path": str(path), "source": source, "error": None}
     try:
@@ -201,7 +201,7 @@ def _as_json(table: RuleTable) -> dict[str, Any]:
 
 def _check(options: argparse.Namespace) -> int:
     from x86quant.routing.in_force import stale
-    from x86quant.tables.table import shipped_tables
+    from x86quant.tables.shipped import shipped_tables
     from x86quant.tables.user import user_tables
 
     found = []
@@ -226,7 +226,7 @@ def _colon(note: object) -> str:
 
 def _table(name: str) -> RuleTable:
     from x86quant.kernels import kernel_names
-    from x86quant.tables.table import read_table
+    from x86quant.tables.table_reader import read_table
     from x86quant.tables.user import find_any_table
 
     return read_table(find_any_table(name), kernel_names())
@@ -285,7 +285,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _known(paths: Sequence[str] | None) -> list[MeasurementSet]:
     """The files named; else those shipped and the user's, without those that cannot be read."""
-    from x86quant.tables.table import SHIPPED
+    from x86quant.tables.shipped import SHIPPED
     from x86quant.tuning.measurements import read
     from x86quant.tuning.user_table import user_measurements_path
 

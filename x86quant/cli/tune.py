@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -23,6 +24,7 @@ from x86quant.spec import OP_KINDS
 
 if TYPE_CHECKING:
     from x86quant.tuning.cases import Grid, Shape
+    from x86quant.tuning.quick import Quick
     from x86quant.tuning.session import Outcome, Request
 
 HELP = "measure kernels on this machine, and make rules of it"
@@ -78,6 +80,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", type=seconds, metavar="15m", help="stop measuring after this long, all in all"
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="in at most a minute: which shipped table fits this CPU best, and what corrects it",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with an unfinished run")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -89,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure, write, and unless --out is given install a table."""
     from x86quant.tuning.session import run as tune
 
+    if options.quick:
+        return _quick(options)
     request = _request(options)
     try:
         outcome = tune(request)
@@ -101,6 +110,52 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print_outcome(outcome, request, tables)
     return 0
+
+
+def _quick(options: argparse.Namespace) -> int:
+    """Measure for a minute, and install a table if it is better than the one in force."""
+    from x86quant.hardware.cpu import cpu
+    from x86quant.tuning import quick, user_table
+
+    start = time.monotonic()
+    for name in ("shapes", "model", "out", "isa", "budget", "resume"):
+        if getattr(options, name):
+            raise InvalidInputError(
+                f"--quick decides by itself what to measure: leave out --{name}, or --quick"
+            )
+    here = cpu()
+    found = quick.evaluate(quick.measure_few(_shapes(options), here, start=start), here)
+    if found is None:
+        print("nothing to choose: one kernel alone runs each of the layers that were measured")
+        return 0
+    installed = None
+    if found.worth_it and not quick.keeps_own_rules(found.before):
+        installed = user_table.install(quick.as_user_table(found, here), here)
+    if options.json:
+        print(json.dumps(_quick_as_json(found, installed), indent=2))
+        return 0
+    print(found)
+    if installed:
+        print(f"{installed}: installed; delete it to undo")
+    elif found.worth_it:
+        print(
+            f"your own table {found.before.path} stays; to replace it, delete it first"
+        )
+    else:
+        print(f"{found.before.name} stays in force: nothing is better by more than noise")
+    return 0
+
+
+def _quick_as_json(found: Quick, installed: Path | None) -> dict[str, Any]:
+    return {
+        "cases": found.cases,
+        "before": found.before.name,
+        "table": found.table.name,
+        "corrections": [str(rule) for rule in found.corrections],
+        "losses": found.losses,
+        "gain": found.gain,
+        "installed": None if installed is None else str(installed),
+    }
 
 
 def _request(options: argparse.Namespace) -> Request:

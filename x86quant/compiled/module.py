@@ -16,6 +16,7 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
+from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 
 
@@ -81,6 +82,12 @@ class CompiledModule(nn.Module):
     def segments(self) -> tuple[Segment, ...]:
         """The parts that run natively."""
         return tuple(m for m in self.runtime.children() if isinstance(m, Segment))
+
+    def plan_again(self) -> None:
+        """Pack and plan again at the next call, by the rules that are in force then."""
+        with self._lock:
+            self._runtime = None
+        forget_packs(self.graph_module.buffers())
 
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""

@@ -18,7 +18,8 @@ from torch import nn
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.packing import linear_dynamic as linear_packs
-from x86quant.routing.router import Choice
+from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Routes
 
 _Self = TypeVar("_Self", bound="Int8Linear")
 
@@ -153,19 +154,37 @@ class DynamicLinear(Int8Linear):
 
     def pack(self) -> Any | None:
         """The packed weight; None where the extension is missing."""
-        state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
-        tensors = (state["weight"], state["weight_scale"], state["bias"])
-        now = (self.activation, linear_packs.stamp(*tensors))
+        tensors, now = self._state()
         if self._packed is None or self._packed[0] != now:
             check_weight(self.op, *tensors)
             pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
             self._packed = (now, pack)
         return self._packed[1]
 
+    def pack_again(self) -> None:
+        """Let the weight be packed again at the next call, by the rules that are in force then."""
+        self._packed = None
+        linear_packs.forget_packs([self.weight])
+
+    def _state(self) -> tuple[tuple[Any, Any, Any], Any]:
+        """The tensors that are packed, and what changes when a pack of them is out of date."""
+        state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
+        tensors = (state["weight"], state["weight_scale"], state["bias"])
+        return tensors, (self.activation, linear_packs.stamp(*tensors))
+
+    @property
+    def routes(self) -> Routes:
+        """The kernels that run it: what is packed, else what would be packed now."""
+        if self._packed is not None and self._packed[1] is not None:
+            stamp, pack = self._packed
+            if stamp == self._state()[1]:
+                return Routes.from_json(pack.record())
+        return linear_packs.choose_linear_dynamic(self.weight, self.bias, self.activation)
+
     @property
     def choices(self) -> tuple[tuple[int | None, Choice], ...]:
         """The kernels that run it: each with the rows up to which it is used, and why."""
-        return linear_packs.choose_linear_dynamic(self.weight, self.bias, self.activation)
+        return self.routes.ranges
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights hold for this CPU and these rules only.
@@ -173,7 +192,7 @@ class DynamicLinear(Int8Linear):
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
-        kernels = dict.fromkeys(choice.kernel for _, choice in self.choices)
+        kernels = dict.fromkeys(self.routes.kernels)
         return f"{super().extra_repr()}, kernel={' or '.join(kernels)}"
 
     def chunk(self, parts: int) -> tuple[DynamicLinear, ...]:
@@ -326,6 +345,11 @@ class DynamicMultiheadAttention(nn.Module):
         if self._split is None or self._split[0] != now:
             self._split = (now, whole.chunk(3))
         return self._split[1]
+
+    @property
+    def separate_parts(self) -> tuple[DynamicLinear, ...]:
+        """What projects queries, keys and values where they differ, if that happened so far."""
+        return () if self._split is None else self._split[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_split": None}  # views of the state

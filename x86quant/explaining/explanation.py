@@ -11,11 +11,14 @@ import torch
 
 from x86quant import extension
 from x86quant.compiled import CompiledModule
-from x86quant.dynamic import DynamicLinear
+from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention
+from x86quant.hardware.cpu import cpu
 from x86quant.lowering.passes import Report
 from x86quant.profiling.recorder import Elided, RunStep, record
-from x86quant.routing.router import Choice
+from x86quant.routing.in_force import current_rules
+from x86quant.routing.routes import Routes
 from x86quant.stock.pack_sites import PackSite, pack_sites
+from x86quant.tables.likeness import likeness
 from x86quant.terminal.text_table import text_table
 
 _STOCK_CLASSES = {"Onednn": "onednn", "Qnnp": "qnnpack", "Packed": "fbgemm"}
@@ -23,6 +26,24 @@ _NOT_ROUTED = (
     "packed by the stock engine: before enable(), or in C++ by deepcopy, torch.load or "
     "torch.jit.load; x86quant.reroute(model) routes it"
 )
+_PLAIN = "the stock library has this fused op for oneDNN packs alone: it runs in plain arithmetic"
+
+
+@dataclasses.dataclass(frozen=True)
+class Instead:
+    """What runs a layer in a situation in which its kernel cannot.
+
+    Attributes:
+        when: the situation, in words.
+        kernel: the kernel that runs it then.
+        rule: the rule that chose it.
+        reason: why the layer's own kernel cannot.
+    """
+
+    when: str
+    kernel: str
+    rule: str
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +61,7 @@ class LayerChoice:
         steps: the look-up, step by step.
         passed_over: kernels that could not run it, each with its reasons.
         fused: in a compiled model, what it does besides its op, and which pass put it there.
+        instead: what runs it where ``kernel`` cannot, found out at each call.
     """
 
     layer: str
@@ -52,6 +74,7 @@ class LayerChoice:
     steps: tuple[str, ...] = ()
     passed_over: tuple[tuple[str, tuple[str, ...]], ...] = ()
     fused: tuple[str, ...] = ()
+    instead: tuple[Instead, ...] = ()
 
     @property
     def routed(self) -> bool:
@@ -61,9 +84,15 @@ class LayerChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The choices of a whole model: data, and a table when printed."""
+    """The choices of a whole model: data, and a table when printed.
+
+    Attributes:
+        layers: the choices.
+        rules: the table in force, and whether it was measured on a CPU like this one.
+    """
 
     layers: tuple[LayerChoice, ...]
+    rules: str = dataclasses.field(default="", kw_only=True)
 
     def __iter__(self) -> Iterator[LayerChoice]:
         return iter(self.layers)
@@ -90,7 +119,17 @@ class Explanation:
         if not any(c.rows for c in self.layers):
             header = header[:2] + header[3:]  # type: ignore[assignment]
             rows = [row[:2] + row[3:] for row in rows]  # type: ignore[misc]
-        return text_table(header, rows)
+        table = text_table(header, rows)
+        instead = [
+            (c.layer, c.kernel, other.when, other.kernel, other.rule, other.reason)
+            for c in self.layers
+            for other in c.instead
+        ]
+        if not instead:
+            return _with_rules(table, self.rules)
+        others = text_table(("layer", "kernel", "where", "runs", "rule", "because"), instead)
+        text = f"{table}\n\nother kernels run where these cannot:\n{others}"
+        return _with_rules(text, self.rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +169,7 @@ class CompiledExplanation(Explanation):
         if self.elided:
             table = [(e.layer, e.op, e.reason) for e in self.elided]
             parts.append("nothing runs for:\n" + text_table(("layer", "op", "reason"), table))
-        return "\n\n".join(parts)
+        return _with_rules("\n\n".join(parts), self.rules)
 
 
 def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Explanation:
@@ -149,7 +188,16 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
         return _explain_compiled(model, inputs)
     extension.load()
     stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
-    return Explanation((*stock, *_ours(model)))
+    return Explanation((*stock, *_ours(model)), rules=_rules_in_force())
+
+
+def _rules_in_force() -> str:
+    table = current_rules()
+    return f"rules in force: {table.name}, {likeness(table, cpu())}"
+
+
+def _with_rules(text: str, rules: str) -> str:
+    return f"{text}\n\n{rules}" if rules else text
 
 
 def explain_pack(kind: str, pack: Any) -> Explanation:
@@ -176,7 +224,12 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         for choice in _explain_compiled(module, None):
             yield dataclasses.replace(choice, layer=f"{path}.{choice.layer}")
     elif isinstance(module, DynamicLinear):
-        yield from _layer_choices(path, module.choices)
+        yield from _layer_choices(path, module.routes)
+    elif isinstance(module, DynamicMultiheadAttention):
+        yield from _layer_choices(f"{path}.in_proj".lstrip("."), module.in_proj.routes)
+        for name, part in zip(("q", "k", "v"), module.separate_parts, strict=False):
+            yield from _layer_choices(f"{path}.in_proj.{name}".lstrip("."), part.routes)
+        yield from _layer_choices(f"{path}.out_proj".lstrip("."), module.out_proj.routes)
     else:
         for name, child in module.named_children():
             yield from _ours(child, f"{path}.{name}" if path else name)
@@ -184,7 +237,8 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
 
 def _explain_compiled(model: CompiledModule, inputs: Sequence[Any] | None) -> CompiledExplanation:
     steps, elided = record(model, inputs)
-    return CompiledExplanation(tuple(map(_step_choice, steps)), model.reports, elided)
+    choices = tuple(map(_step_choice, steps))
+    return CompiledExplanation(choices, model.reports, elided, rules=_rules_in_force())
 
 
 def _step_choice(step: RunStep) -> LayerChoice:
@@ -208,7 +262,14 @@ def _explain_site(site: PackSite) -> Iterator[LayerChoice]:
         yield from _explain_pack(f"{site.layer}.ih", "linear", packed_ih)
         yield from _explain_pack(f"{site.layer}.hh", "linear", packed_hh)
     else:
-        yield from _explain_pack(site.layer, site.kind, site.pack)
+        for choice in _explain_pack(site.layer, site.kind, site.pack):
+            yield (
+                choice
+                if not (choice.routed and site.runs_plain)
+                else dataclasses.replace(
+                    choice, kernel="reference", rule="its op", reason=_PLAIN, instead=()
+                )
+            )
 
 
 def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
@@ -217,15 +278,12 @@ def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
         kernel = next(name for part, name in _STOCK_CLASSES.items() if part in record)
         yield LayerChoice(layer, kind, kind, kernel, "", _NOT_ROUTED)
         return
-    segments = [(limit, Choice.from_json(data)) for limit, data in json.loads(record)]
-    yield from _layer_choices(layer, segments)
+    yield from _layer_choices(layer, Routes.from_json(record))
 
 
-def _layer_choices(
-    layer: str, segments: Sequence[tuple[int | None, Choice]]
-) -> Iterator[LayerChoice]:
+def _layer_choices(layer: str, routes: Routes) -> Iterator[LayerChoice]:
     above = 0
-    for limit, choice in segments:
+    for number, (limit, choice) in enumerate(routes.ranges):
         yield LayerChoice(
             layer=layer,
             op=choice.spec.op,
@@ -233,9 +291,18 @@ def _layer_choices(
             kernel=choice.kernel,
             rule=choice.rule,
             reason=choice.reason,
-            rows=_rows(above, limit) if len(segments) > 1 else "",
+            rows=_rows(above, limit) if len(routes.ranges) > 1 else "",
             steps=choice.steps,
             passed_over=choice.passed_over,
+            instead=tuple(
+                Instead(
+                    " and ".join(map(str, situations)),
+                    detour.choice.kernel,
+                    detour.choice.rule,
+                    detour.reason,
+                )
+                for situations, detour in routes.detours_of(number)
+            ),
         )
         above = (limit or 0) + 1
 

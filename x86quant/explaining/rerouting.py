@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from x86quant import extension
+from x86quant.compiled import CompiledModule
+from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention
 from x86quant.explaining.explanation import cell_parts
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.stock.hook import saturation_policy
@@ -21,11 +23,20 @@ from x86quant.stock.pack_sites import PackSite, pack_sites
 def reroute(model: torch.nn.Module) -> torch.nn.Module:
     """Pack every int8 layer of ``model`` again, in place, by the rules now in force.
 
-    Works under any engine and whether or not routing is enabled. Returns ``model``.
+    Works under any engine and whether or not routing is enabled. The linears of ``to_dynamic`` and
+    compiled models, whole or parts, pack again at their next call. Returns ``model``.
     """
     extension.load()
     for site in list(pack_sites(model)):
         site.replace(_repack(site))
+    for module in model.modules():
+        if isinstance(module, CompiledModule):
+            module.plan_again()
+        elif isinstance(module, DynamicLinear):
+            module.pack_again()
+        elif isinstance(module, DynamicMultiheadAttention):
+            for part in module.separate_parts:
+                part.pack_again()
     return model
 
 
@@ -72,7 +83,7 @@ def _repack_conv(site: PackSite) -> Any:
         bool(read("transpose")),
         tuple(read("output_padding")),
     )
-    if _is_conv1d(site):
+    if "1d" in site.class_name:  # packed as a conv2d of height 1; only its module tells
         weight = weight.squeeze(2)
         geometry = ConvGeometry(
             geometry.stride[1:],
@@ -83,10 +94,3 @@ def _repack_conv(site: PackSite) -> Any:
             geometry.output_padding[1:],
         )
     return pack_conv(weight, bias, geometry, layer=site.layer, saturation=saturation_policy())
-
-
-def _is_conv1d(site: PackSite) -> bool:
-    """A conv1d is packed as a conv2d of height 1; only its module tells them apart."""
-    name = type(site.module).__name__
-    original = getattr(site.module, "original_name", name)
-    return "1d" in original

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,8 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.routing.context import (
-    Routing,
-    RowRanges,
-    kernel_names_of,
-    ranges_record,
-    row_limits,
-)
+from x86quant.routing.in_force import routing_in_force
+from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec
 
 Stamp = tuple[tuple[int, int], ...]
@@ -28,8 +24,8 @@ Stamp = tuple[tuple[int, int], ...]
 
 def choose_linear_dynamic(
     weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-) -> RowRanges:
-    """The kernels for an int8 ``weight`` [N, K], each with the rows up to which it is used."""
+) -> Routes:
+    """The kernels for an int8 ``weight`` [N, K]."""
     out_features, in_features = weight.shape
     spec = OpSpec(
         "linear",
@@ -41,7 +37,10 @@ def choose_linear_dynamic(
         caller="graph",
         weights=weight_facts(weight),
     )
-    return Routing.in_force(dynamic_kernels()).choose_by_rows(spec)
+    routes = routing_in_force(dynamic_kernels()).route(spec)
+    # Its packs look at rows alone, so no kernel of theirs may have a situation it cannot run in.
+    assert not routes.detours, routes.detours
+    return routes
 
 
 def pack_linear_dynamic(
@@ -53,15 +52,15 @@ def pack_linear_dynamic(
     """Pack the operands of ``linear_dynamic``; None where the extension is missing."""
     if not extension_loads():
         return None
-    ranges = choose_linear_dynamic(weight, bias, activation)
+    routes = choose_linear_dynamic(weight, bias, activation)
     return torch.ops.x86quant.pack_linear_dynamic(
         weight,
         weight_scale,
         bias,
         activation,
-        row_limits(ranges),
-        kernel_names_of(ranges),
-        ranges_record(ranges),
+        routes.row_limits,
+        list(routes.kernels),
+        routes.to_json(),
     )
 
 
@@ -129,6 +128,14 @@ def cached_pack(
         _CACHE[key] = found
         _sweep()
     return found.pack
+
+
+def forget_packs(tensors: Iterable[torch.Tensor]) -> None:
+    """Let weights among ``tensors`` be packed again, by the rules that are in force then."""
+    addresses = {tensor.data_ptr() for tensor in tensors}
+    for key in list(_CACHE):
+        if key[0][0] in addresses:
+            _CACHE.pop(key, None)
 
 
 def _sweep() -> None:

@@ -13,16 +13,10 @@ import torch
 
 from x86quant import extension
 from x86quant.errors import InvalidInputError
-from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.routing.context import (
-    Routing,
-    RowRanges,
-    kernel_names_of,
-    ranges_record,
-    row_limits,
-)
+from x86quant.routing.in_force import routing_in_force
+from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec, WeightFacts
 
 Saturation = Literal["exact", "7bit"]
@@ -61,16 +55,7 @@ def pack_linear(
     """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
     extension.load()
     spec = linear_spec(weight, bias, layer)
-    ranges, activation_max = _choose_ranges(spec, saturation)
-    return torch.ops.x86quant.pack_linear(
-        weight,
-        bias,
-        row_limits(ranges),
-        kernel_names_of(ranges),
-        ranges_record(ranges),
-        _label(layer, spec),
-        activation_max,
-    )
+    return torch.ops.x86quant.pack_linear(weight, bias, *_routing(spec, saturation, layer))
 
 
 def pack_conv(
@@ -84,7 +69,7 @@ def pack_conv(
     """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
     extension.load()
     spec = conv_spec(weight, bias, geometry, layer)
-    ranges, activation_max = _choose_ranges(spec, saturation)
+    routing = _routing(spec, saturation, layer)
     if spec.dims == 1:
         weight = weight.unsqueeze(2)
         geometry = geometry.with_height_one()
@@ -98,12 +83,7 @@ def pack_conv(
         geometry.dilation,
         geometry.groups,
         geometry.transposed,
-        row_limits(ranges),
-        kernel_names_of(ranges),
-        _kernel_for_odd_widths(spec, ranges),
-        ranges_record(ranges),
-        _label(layer, spec),
-        activation_max,
+        *routing,
     )
 
 
@@ -192,47 +172,27 @@ def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) ->
         )
 
 
-def _choose_ranges(spec: OpSpec, saturation: Saturation) -> tuple[RowRanges, int]:
+def _routing(spec: OpSpec, saturation: Saturation, layer: str | None) -> tuple[Any, ...]:
+    """How the weights run, as the packs in C++ take it."""
+    routes, activation_max = _choose_routes(spec, saturation)
+    kernels = all_kernels()
+    return (
+        routes.row_limits,
+        [kernels[choice.kernel].engine for choice in routes.choices],
+        routes.situations,
+        routes.detour_numbers,
+        routes.to_json(),
+        f"layer {layer} ({spec})" if layer else str(spec),
+        activation_max,
+    )
+
+
+def _choose_routes(spec: OpSpec, saturation: Saturation) -> tuple[Routes, int]:
     """The choices, and the largest activation code they are exact for."""
-    wide = _ranges(spec)
+    routing = routing_in_force(all_kernels())
+    wide = routing.route(spec)
     if saturation == "7bit":
-        narrow = _ranges(spec.replace(activation_max=127))
-        if kernel_names_of(narrow) != kernel_names_of(wide):
+        narrow = routing.route(spec.replace(activation_max=127))
+        if narrow.kernels != wide.kernels:
             return narrow, 127
     return wide, 255
-
-
-def _ranges(spec: OpSpec) -> RowRanges:
-    routing = Routing.in_force(all_kernels())
-    if spec.transposed:  # how many rows it multiplies follows from no output size
-        return ((None, routing.choose(spec)),)
-    return routing.choose_by_rows(spec)
-
-
-def _kernel_for_odd_widths(spec: OpSpec, ranges: RowRanges) -> str:
-    """The kernel for outputs one or 16 columns wide, empty where the ranges hold for them too.
-
-    Sizes are unknown when weights are packed, and some kernels are wrong on just these.
-    """
-    if spec.transposed or spec.op == "conv1d":
-        return ""
-
-    def input_size(axis: int, output: int) -> int:
-        reach = spec.dilation[axis] * (spec.kernel[axis] - 1) + 1
-        return max(1, (output - 1) * spec.stride[axis] + reach - 2 * spec.padding[axis])
-
-    last = spec.dims - 1
-    kernels = all_kernels()
-    used = {choice.kernel for _, choice in ranges}
-    for width in (1, 16):
-        size = tuple(input_size(axis, width if axis == last else 2) for axis in range(spec.dims))
-        odd = ranges[-1][1].spec.replace(spatial=size, rows=None)
-        if any(kernels[name].not_supported_reasons(odd, cpu()) for name in used):
-            # An override means the layer as a whole; here it may name the kernel that is wrong.
-            routing = Routing.in_force(kernels)
-            return dataclasses.replace(routing, overrides=()).choose(odd).kernel
-    return ""
-
-
-def _label(layer: str | None, spec: OpSpec) -> str:
-    return f"layer {layer} ({spec})" if layer else str(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
@@ -17,7 +18,10 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import UNBOUNDED, Bounds, is_op, label, op_name
 from x86quant.lowering.lower import FloatNode, computes_in_float
-from x86quant.routing.router import Choice
+from x86quant.ops.dynamic import linear_dynamic
+from x86quant.packing.linear_dynamic import cached_pack
+from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Routes
 from x86quant.runtime import Plan, Segment
 from x86quant.runtime.plan import Step
 from x86quant.runtime.supported import is_view
@@ -202,7 +206,7 @@ class _TimedNode(nn.Module):
         elapsed = (perf_counter() - start) * 1e6
         if self._steps is None:
             outputs = _tensors(result)
-            self._steps = [self._describe(_tensors((args, kwargs)), outputs)] if outputs else []
+            self._steps = [self._describe(args, kwargs, outputs)] if outputs else []
         if self._steps:
             self._times.append(elapsed)
         return result
@@ -251,20 +255,37 @@ def _callable(runtime: GraphModule, node: Node) -> Callable[..., Any]:
 
 
 def _torch_step(
-    runtime: GraphModule, node: Node, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    runtime: GraphModule,
+    node: Node,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    outputs: list[torch.Tensor],
 ) -> RunStep:
     op, kernel, reason = _run_by_torch(runtime, node)
+    choice = _packed_choice(args, kwargs) if op == "linear_dynamic" and is_op(node) else None
+    inputs = _tensors((args, kwargs))
     return RunStep(
         name=node.name,
         layer=label(node),
         op=op,
-        kernel=kernel,
-        rule="",
-        reason=reason,
+        kernel=kernel if choice is None else choice.kernel,
+        rule="" if choice is None else choice.rule,
+        reason=reason if choice is None else choice.reason,
         inputs=tuple(tuple(x.shape) for x in inputs),
         output=tuple(outputs[0].shape),
         activation_bytes=sum(x.nbytes for x in inputs + outputs),
+        choice=choice,
     )
+
+
+def _packed_choice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | None:
+    """Which kernel ran a ``linear_dynamic``, whose op packs its weights by itself."""
+    given = inspect.signature(linear_dynamic).bind(*args, **kwargs).arguments
+    x = given.pop("x")
+    pack = cached_pack(**{"bias": None, "activation": None, **given})
+    if pack is None:
+        return None
+    return Routes.from_json(pack.record()).choice_for(x.numel() // max(x.shape[-1], 1))
 
 
 def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:

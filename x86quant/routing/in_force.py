@@ -16,7 +16,7 @@ import importlib.metadata
 import os
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
@@ -26,13 +26,18 @@ from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
 from x86quant.hardware.cpu import cpu as this_cpu
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import kernel_names
-from x86quant.routing.router import Override, make_override
+from x86quant.routing.router import Override, Routing, make_override
 from x86quant.tables.conditions import did_you_mean
-from x86quant.tables.table import RuleTable, read_table, shipped_tables
+from x86quant.tables.errata import read_errata
+from x86quant.tables.shipped import shipped_tables
+from x86quant.tables.table import RuleTable
+from x86quant.tables.table_reader import read_table
 from x86quant.tables.user import find_any_table, is_user_table, user_tables
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
+    from x86quant.kernels import Kernel
+    from x86quant.tables.errata import Erratum
 
 VARIABLE = "X86QUANT_RULES"
 
@@ -105,9 +110,7 @@ _tables: _Stack[RuleTable] = _Stack("x86quant_rules")
 _overrides: _Stack[Override] = _Stack("x86quant_overrides")
 
 
-def use_rules(
-    name_or_path: str | os.PathLike[str] | RuleTable, kernels: Collection[str] | None = None
-) -> Setting[RuleTable]:
+def use_rules(name_or_path: str | os.PathLike[str] | RuleTable) -> Setting[RuleTable]:
     """Put a rule table in force, by name, path, or as a value.
 
     Without ``with`` it holds for the whole process::
@@ -121,13 +124,12 @@ def use_rules(
 
     Args:
         name_or_path: the name of a shipped table or of the user's, the path of a .toml file, or a
-            table.
-        kernels: the names of the registered kernels; the table may name no others.
+            table; it may name registered kernels only.
 
     Raises:
         RuleError: the table cannot be found, or is wrong; nothing has changed then.
     """
-    known = kernel_names() if kernels is None else kernels
+    known = kernel_names()
     if isinstance(name_or_path, RuleTable):
         table = name_or_path
         table.check_kernels(known)
@@ -137,18 +139,21 @@ def use_rules(
     return Setting(_tables, table)
 
 
-def override(
-    kernel: str, *, op: str = "*", kernels: Collection[str] | None = None, **features: object
-) -> Setting[Override]:
+def override(kernel: str, *, op: str = "*", **features: object) -> Setting[Override]:
     """Run the ops that match on ``kernel``, whatever the table says; the newest one counts.
 
     Conditions are written as in a rule table::
 
         override("fbgemm", op="conv2d", groups="> 1", in_per_group=[4, 8])
 
-    A kernel that cannot run a matching op is an error when that op is routed.
+    It is a kernel of the stock operators that is named: one that cannot run a matching op there is
+    an error when that op is routed. In compiled models and linears on float tensors, whose kernels
+    are others of the same names, the table decides where the kernel cannot run, or where there is
+    none of this name; write ``caller="graph"`` to have an error there too.
+
+    ``override(...).undo()`` ends it; in a ``with`` statement it ends with the block.
     """
-    known = kernel_names() if kernels is None else kernels
+    known = kernel_names()
     if kernel not in known:
         raise InvalidInputError(
             f"override: unknown kernel {kernel!r}; {did_you_mean(kernel, known)}"
@@ -156,7 +161,7 @@ def override(
     return Setting(_overrides, make_override(kernel, op, **features))
 
 
-def current_rules(cpu: Cpu | None = None, kernels: Collection[str] | None = None) -> RuleTable:
+def current_rules(cpu: Cpu | None = None) -> RuleTable:
     """The table in force on ``cpu``, by default the one this runs on.
 
     Raises:
@@ -165,13 +170,23 @@ def current_rules(cpu: Cpu | None = None, kernels: Collection[str] | None = None
     tables = _tables.newest_first()
     if tables:
         return tables[0]
-    known = kernel_names() if kernels is None else frozenset(kernels)
-    return _table_of_environment(known) or automatic_table(cpu or this_cpu(), known)
+    return _table_of_environment() or automatic_table(cpu or this_cpu())
 
 
 def current_overrides() -> tuple[Override, ...]:
     """The overrides in force, the newest first."""
     return _overrides.newest_first()
+
+
+def routing_in_force(kernels: Mapping[str, Kernel]) -> Routing:
+    """What choices among ``kernels`` depend on now, on this machine."""
+    here = this_cpu()
+    return Routing(here, current_rules(here), kernels, current_overrides(), _errata())
+
+
+@functools.cache
+def _errata() -> tuple[Erratum, ...]:
+    return read_errata(importlib.metadata.version("torch"))
 
 
 def reset() -> None:
@@ -185,13 +200,13 @@ def reset() -> None:
 
 
 @functools.cache
-def _table_of_environment(kernels: frozenset[str] | None) -> RuleTable | None:
+def _table_of_environment() -> RuleTable | None:
     """The table that X86QUANT_RULES names; the variable is read once."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return None
     try:
-        table = read_table(find_any_table(wanted), kernels)
+        table = read_table(find_any_table(wanted), kernel_names())
     except RuleError as error:
         raise RuleError(f"{VARIABLE}={wanted}: {error}") from None
     warn_if_stale(table)
@@ -199,37 +214,37 @@ def _table_of_environment(kernels: frozenset[str] | None) -> RuleTable | None:
 
 
 @functools.cache
-def automatic_table(cpu: Cpu, kernels: frozenset[str] | None = None) -> RuleTable:
+def automatic_table(cpu: Cpu) -> RuleTable:
     """The table for ``cpu`` that nobody named: the user's own, else the shipped one.
 
     A broken one, unless it is "default", is skipped with a warning: it must not break a model.
     """
-    for table in _readable(user_tables().values(), kernels):
+    for table in _readable(user_tables().values()):
         if table.fits(cpu):
             warn_if_stale(table)
             return table
-    return shipped_table(cpu, kernels)
+    return shipped_table(cpu)
 
 
 @functools.cache
-def shipped_table(cpu: Cpu, kernels: frozenset[str] | None = None) -> RuleTable:
+def shipped_table(cpu: Cpu) -> RuleTable:
     """The shipped table for the ISA level of ``cpu`` or the nearest below, else "default"."""
     shipped = shipped_tables()
     default = shipped.pop("default")
-    tables = [table for table in _readable(shipped.values(), kernels) if table.hardware.when]
+    tables = [table for table in _readable(shipped.values()) if table.hardware.when]
     for level, needs in reversed(LEVELS.items()):
         for table in tables if needs.features <= cpu.features else ():
             if table.fits(cpu.capped(level)):
                 warn_if_stale(table)
                 return table
-    return read_table(default, kernels)
+    return read_table(default, kernel_names())
 
 
-def _readable(paths: Iterable[Path], kernels: frozenset[str] | None) -> Iterator[RuleTable]:
+def _readable(paths: Iterable[Path]) -> Iterator[RuleTable]:
     """The tables in these files; a warning, once, for each that is broken."""
     for path in paths:
         try:
-            yield read_table(path, kernels)
+            yield read_table(path, kernel_names())
         except RuleError as error:
             _tell(f"broken {path}", f"rule table skipped: {error}")
 

@@ -11,6 +11,9 @@ Looked up in this order, each step recorded:
 6. outside that domain, the nearest measured entry within a radius, else the table extended;
 7. any legal kernel, in the order in which they are registered.
 
+Weights of stock operators are packed before all is known that a choice depends on. ``route`` asks
+for every number of rows, and for every situation in which a kernel chosen cannot run.
+
 Nothing here knows an op, a kernel or a CPU by name.
 """
 
@@ -18,60 +21,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.spec import OpSpec, WeightFacts
+from x86quant.kernels import kernel_names
+from x86quant.kernels.base import Situation
+from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Detour, Routes
+from x86quant.spec import OpSpec
 from x86quant.tables.conditions import ConditionError, Pattern, did_you_mean, parse_pattern
 from x86quant.tables.errata import Erratum
 from x86quant.tables.table import RADIUS, RuleTable
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
-    from x86quant.kernels.base import Kernel
+    from x86quant.kernels import Kernel
 
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """Which kernel runs an op, and why.
-
-    Attributes:
-        spec: the op.
-        kernel: the name of the kernel.
-        rule: what chose it: "default#4", "mine:entry#1", "mine:near#1", "override", "fallback".
-        reason: why, in the words of that rule.
-        steps: the look-up, one line a step.
-        passed_over: every kernel that could not be used, with its reasons.
-    """
-
-    spec: OpSpec
-    kernel: str
-    rule: str
-    reason: str
-    steps: tuple[str, ...] = ()
-    passed_over: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values that ``json`` can write."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Choice:
-        """The choice that ``to_json`` gave, also after a round trip through ``json``."""
-        fields = {key: _tuples(value) for key, value in data.items() if key != "spec"}
-        spec = {key: _tuples(value) for key, value in data["spec"].items() if key != "weights"}
-        weights = data["spec"].get("weights")
-        if weights is not None:
-            spec["weights"] = WeightFacts(**{key: _tuples(v) for key, v in weights.items()})
-        return cls(spec=OpSpec(**spec), **fields)
-
-    def __str__(self) -> str:
-        why = f" ({self.reason})" if self.reason else ""
-        return f"{self.spec} → {self.kernel} by {self.rule}{why}"
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+#: Kernel -> reasons.
+Refusals = Mapping[str, tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +46,16 @@ class Override(Pattern):
     """The user's word: ops that match run on ``kernel``."""
 
     kernel: str
+
+    def binds(self, spec: OpSpec, kernels: Mapping[str, Kernel]) -> bool:
+        """Whether it is an error where ``kernel`` cannot run ``spec``, which it matches.
+
+        It is for stock operators. In compiled models, whose kernels are others of the same names,
+        it is a wish, unless it says ``caller="graph"`` or tests ``dynamic``: it means those then.
+        """
+        if self.kernel not in kernels and self.kernel in kernel_names():
+            return False
+        return spec.caller != "graph" or not self.when.keys().isdisjoint({"caller", "dynamic"})
 
     def __str__(self) -> str:
         return f"override: {self.describe()} → {self.kernel}"
@@ -92,6 +69,193 @@ def make_override(kernel: str, op: str = "*", **features: object) -> Override:
         raise InvalidInputError(f"override({kernel!r}): {error}") from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """Everything that a choice depends on but the op itself.
+
+    Attributes:
+        cpu: what the ops run on.
+        table: the rules in force.
+        kernels: the kernels to choose among, by name.
+        overrides: the user's, first one that matches wins.
+        errata: kernels to deny.
+    """
+
+    cpu: Cpu
+    table: RuleTable
+    kernels: Mapping[str, Kernel]
+    overrides: tuple[Override, ...] = ()
+    errata: tuple[Erratum, ...] = ()
+
+    def choose(self, spec: OpSpec, ruled_out: Refusals | None = None) -> Choice:
+        """The kernel for ``spec``, and none of those ``ruled_out``, for reasons of the caller.
+
+        Raises:
+            UnsupportedError: no kernel can run the op, or not the one that an override names.
+            InvalidInputError: an override names no kernel.
+        """
+        refused = self._refused(spec, ruled_out or {})
+        legal = [name for name in self.kernels if name not in refused]
+        steps = [f"{name} refused: {'; '.join(reasons)}" for name, reasons in refused.items()]
+        if not legal:
+            raise UnsupportedError(f"no kernel can run {spec}:{_listed(refused)}")
+        steps.append(f"legal: {', '.join(legal)}")
+        for rule, reason, names, must in self._preferences(spec, legal):
+            usable = [name for name in names if name in legal]
+            steps.append(f"{rule}: prefers {', '.join(names)}" if names else f"{rule}: {reason}")
+            if usable:
+                return Choice(spec, usable[0], rule, reason, tuple(steps), tuple(refused.items()))
+            if must:
+                self._refuse_override(spec, names[0], refused)
+        raise AssertionError("the fallback names every legal kernel")
+
+    def refusals(self, spec: OpSpec) -> dict[str, tuple[str, ...]]:
+        """Steps 1 and 2: the kernels that cannot, or must not, run ``spec``, with all reasons."""
+        refused = {}
+        for name, kernel in self.kernels.items():
+            reasons = [f"the CPU lacks {feature}" for feature in kernel.missing_features(self.cpu)]
+            reasons += kernel.not_supported_reasons(spec, self.cpu)
+            reasons += [
+                _erratum_reason(erratum)
+                for erratum in self.errata
+                if erratum.kernel == name and erratum.matches(spec, self.cpu)
+            ]
+            if reasons:
+                refused[name] = tuple(reasons)
+        return refused
+
+    def route(self, spec: OpSpec) -> Routes:
+        """How weights run that are packed before rows and the like are known."""
+        # How many rows a transposed convolution multiplies follows from no output size.
+        ranges = ((None, self.choose(spec)),) if spec.transposed else self._by_rows(spec)
+        detours: list[Detour] = []
+        for number, (_, choice) in enumerate(ranges):
+            self._add_detours(detours, len(ranges), number, choice, ())
+        return Routes(ranges, tuple(detours))
+
+    def _refused(self, spec: OpSpec, ruled_out: Refusals) -> dict[str, tuple[str, ...]]:
+        refused = self.refusals(spec)
+        more = [(name, (why,)) for name, why in self.table.denied(spec, self.cpu).items()]
+        for name, reasons in (*more, *ruled_out.items()):
+            if name in self.kernels:
+                refused[name] = (*refused.get(name, ()), *reasons)
+        return refused
+
+    def _preferences(
+        self, spec: OpSpec, legal: list[str]
+    ) -> Iterator[tuple[str, str, Sequence[str], bool]]:
+        """Steps 3 to 7, in order: who speaks, why, the kernels preferred, whether it is a must.
+
+        No kernels means that a table was passed over, for that reason.
+        """
+        cpu = self.cpu
+        for override in self.overrides:
+            if override.matches(spec, cpu):
+                must = override.binds(spec, self.kernels)
+                yield "override", override.describe(), [override.kernel], must
+        for link in self.table.chain():
+            fits, inside = link.fits(cpu), link.in_domain(spec, cpu)
+            if not fits:
+                yield link.name, "its entries are for other hardware", (), False
+            entries = link.entries_near(spec) if fits else []
+            for distance, entry in entries:
+                if distance == 0:
+                    yield entry.name, entry.because or "measured", entry.use, False
+            for rule in link.rules if inside else ():
+                if rule.matches(spec, cpu):
+                    yield rule.name, rule.because, rule.use, False
+            if not inside:
+                yield link.name, "the op is outside what its rules were fitted to", (), False
+            for distance, entry in entries if not inside else ():
+                if 0 < distance <= RADIUS:
+                    near = f"nearest measured: {entry.spec}, {distance:.2f} away"
+                    yield entry.name.replace(":entry#", ":near#"), near, entry.use, False
+        yield "fallback", "no rule names a kernel that can run this", legal, False
+
+    def _refuse_override(self, spec: OpSpec, name: str, refused: Refusals) -> None:
+        if name not in self.kernels:
+            raise InvalidInputError(
+                f"override: unknown kernel {name!r}; {did_you_mean(name, self.kernels)}"
+            )
+        raise UnsupportedError(
+            f"override: {name} cannot run {spec}:{_listed({name: refused[name]})}\n"
+            "Undo the override, or narrow it so that it leaves this op out."
+        )
+
+    def _by_rows(self, spec: OpSpec) -> tuple[tuple[int | None, Choice], ...]:
+        patterns: list[Pattern] = [*self.overrides, *self.errata]
+        breaks = set(self.table.row_breaks(spec, self.cpu))
+        breaks |= {b for pattern in patterns for b in pattern.row_breaks(spec, self.cpu) if b > 1}
+        pieces: list[tuple[int | None, Choice]] = []
+        starts = [1, *sorted(breaks)]
+        for start, after in zip(starts, [*starts[1:], None], strict=True):
+            choice = self.choose(spec.replace(rows=start))
+            if pieces and pieces[-1][1].kernel == choice.kernel:
+                choice = pieces.pop()[1]
+            pieces.append((None if after is None else after - 1, choice))
+        return tuple(pieces)
+
+    def _add_detours(
+        self,
+        detours: list[Detour],
+        ranges: int,
+        origin: int,
+        choice: Choice,
+        held: tuple[Situation, ...],
+    ) -> None:
+        """What runs instead of ``choice`` where it cannot, when the situations ``held`` do."""
+        spec = choice.spec.replace(rows=None)
+        for situation, reason in self._situations(choice.kernel, spec).items():
+            if situation in held:
+                continue
+            now = (*held, situation)
+            ruled_out = {
+                name: tuple(
+                    f"{why} (where {one})"
+                    for one, why in self._situations(name, spec).items()
+                    if one in now
+                )
+                for name in self.kernels
+            }
+            # An override means the layer as a whole; here it may name the kernel that is wrong.
+            instead = dataclasses.replace(self, overrides=()).choose(
+                _in(spec, situation), {name: why for name, why in ruled_out.items() if why}
+            )
+            detours.append(Detour(origin, situation, reason, instead))
+            self._add_detours(detours, ranges, ranges + len(detours) - 1, instead, now)
+
+    def _situations(self, name: str, spec: OpSpec) -> dict[Situation, str]:
+        """In which situations ``name`` cannot run ``spec``: what it says itself, and errata."""
+        found = dict(self.kernels[name].situations(spec, self.cpu))
+        for erratum in self.errata:
+            if erratum.kernel == name:
+                for widths in erratum.widths(spec, self.cpu):
+                    found[Situation("width", widths)] = _erratum_reason(erratum)
+        if spec.activation_max < 255:
+            full = self.kernels[name].not_supported_reasons(_in(spec, _ZERO_POINT), self.cpu)
+            if full:
+                found[_ZERO_POINT] = "; ".join(full)
+        return found
+
+
+_ZERO_POINT = Situation("zero_point")
+
+
+def _in(spec: OpSpec, situation: Situation) -> OpSpec:
+    """``spec`` with what ``situation`` says of it."""
+    if situation.kind == "zero_point":
+        return spec.replace(activation_max=255)
+    return spec.replace(dynamic=True) if situation.kind == "dynamic" else spec
+
+
+def _erratum_reason(erratum: Erratum) -> str:
+    return f"erratum: {erratum.because} ({erratum.reference})"
+
+
+def _listed(refused: Mapping[str, Sequence[str]]) -> str:
+    return "".join(f"\n  {name}: {'; '.join(reasons)}" for name, reasons in refused.items())
+
+
 def choose(
     spec: OpSpec,
     *,
@@ -101,134 +265,5 @@ def choose(
     overrides: Sequence[Override] = (),
     errata: Sequence[Erratum] = (),
 ) -> Choice:
-    """The kernel for ``spec`` on ``cpu``.
-
-    Args:
-        spec: the op.
-        cpu: what it runs on.
-        table: the rules in force.
-        kernels: every registered kernel, by name.
-        overrides: the user's, first one that matches wins.
-        errata: kernels to deny.
-
-    Raises:
-        UnsupportedError: no kernel can run the op, or not the one that an override names.
-        InvalidInputError: an override names no kernel.
-    """
-    refused = refusals(spec, cpu, kernels, errata)
-    for name, reason in table.denied(spec, cpu).items():
-        if name in kernels:
-            refused[name] = (*refused.get(name, ()), reason)
-    legal = [name for name in kernels if name not in refused]
-    steps = [f"{name} refused: {'; '.join(reasons)}" for name, reasons in refused.items()]
-    if not legal:
-        raise UnsupportedError(f"no kernel can run {spec}:{_listed(refused)}")
-    steps.append(f"legal: {', '.join(legal)}")
-    for rule, reason, names, must in _preferences(spec, cpu, table, legal, overrides):
-        usable = [name for name in names if name in legal]
-        steps.append(f"{rule}: prefers {', '.join(names)}" if names else f"{rule}: {reason}")
-        if usable:
-            return Choice(spec, usable[0], rule, reason, tuple(steps), tuple(refused.items()))
-        if must:
-            _refuse_override(spec, names[0], kernels, refused)
-    raise AssertionError("the fallback names every legal kernel")
-
-
-def refusals(
-    spec: OpSpec, cpu: Cpu, kernels: Mapping[str, Kernel], errata: Sequence[Erratum]
-) -> dict[str, tuple[str, ...]]:
-    """Steps 1 and 2: the kernels that cannot, or must not, run ``spec``, with all reasons."""
-    refused = {}
-    for name, kernel in kernels.items():
-        reasons = [f"the CPU lacks {feature}" for feature in kernel.missing_features(cpu)]
-        reasons += kernel.not_supported_reasons(spec, cpu)
-        reasons += [
-            f"erratum: {erratum.because} ({erratum.reference})"
-            for erratum in errata
-            if erratum.kernel == name and erratum.matches(spec, cpu)
-        ]
-        if reasons:
-            refused[name] = tuple(reasons)
-    return refused
-
-
-def _preferences(
-    spec: OpSpec, cpu: Cpu, table: RuleTable, legal: list[str], overrides: Sequence[Override]
-) -> Iterator[tuple[str, str, Sequence[str], bool]]:
-    """Steps 3 to 7, in order: who speaks, why, the kernels preferred, whether it is a must.
-
-    No kernels means that a table was passed over, for that reason.
-    """
-    for override in overrides:
-        if override.matches(spec, cpu):
-            yield "override", override.describe(), [override.kernel], True
-    for link in table.chain():
-        fits, inside = link.fits(cpu), link.in_domain(spec, cpu)
-        if not fits:
-            yield link.name, "its entries are for other hardware", (), False
-        entries = sorted(
-            ((entry.distance(spec), number, entry) for number, entry in enumerate(link.entries)),
-            key=lambda found: found[:2],
-        )
-        for distance, _, entry in entries if fits else ():
-            if distance == 0:
-                yield entry.name, entry.because or "measured", entry.use, False
-        for rule in link.rules if inside else ():
-            if rule.matches(spec, cpu):
-                yield rule.name, rule.because, rule.use, False
-        if not inside:
-            yield link.name, "the op is outside what its rules were fitted to", (), False
-        for distance, _, entry in entries if fits and not inside else ():
-            if 0 < distance <= RADIUS:
-                near = f"nearest measured: {entry.spec}, {distance:.2f} away"
-                yield entry.name.replace(":entry#", ":near#"), near, entry.use, False
-    yield "fallback", "no rule names a kernel that can run this", legal, False
-
-
-def _refuse_override(
-    spec: OpSpec, name: str, kernels: Mapping[str, Kernel], refused: Mapping[str, tuple[str, ...]]
-) -> None:
-    if name not in kernels:
-        raise InvalidInputError(f"override: unknown kernel {name!r}; {did_you_mean(name, kernels)}")
-    raise UnsupportedError(
-        f"override: {name} cannot run {spec}:{_listed({name: refused[name]})}\n"
-        "Undo the override, or narrow it so that it leaves this op out."
-    )
-
-
-def _listed(refused: Mapping[str, Sequence[str]]) -> str:
-    return "".join(f"\n  {name}: {'; '.join(reasons)}" for name, reasons in refused.items())
-
-
-def choose_by_rows(
-    spec: OpSpec,
-    *,
-    cpu: Cpu,
-    table: RuleTable,
-    kernels: Mapping[str, Kernel],
-    overrides: Sequence[Override] = (),
-    errata: Sequence[Erratum] = (),
-) -> tuple[tuple[int | None, Choice], ...]:
-    """The choice for every number of rows, for weights packed before the rows are known.
-
-    Each pair is the largest number of rows (None: no bound) and the choice up to there,
-    ascending; neighbours differ in their kernel. An empty batch goes with one row.
-    """
-    patterns: list[Pattern] = [*overrides, *errata]
-    breaks = set(table.row_breaks(spec, cpu))
-    breaks |= {b for pattern in patterns for b in pattern.row_breaks(spec, cpu) if b > 1}
-    pieces: list[tuple[int | None, Choice]] = []
-    starts = [1, *sorted(breaks)]
-    for start, after in zip(starts, [*starts[1:], None], strict=True):
-        choice = choose(
-            spec.replace(rows=start),
-            cpu=cpu,
-            table=table,
-            kernels=kernels,
-            overrides=overrides,
-            errata=errata,
-        )
-        if pieces and pieces[-1][1].kernel == choice.kernel:
-            choice = pieces.pop()[1]
-        pieces.append((None if after is None else after - 1, choice))
-    return tuple(pieces)
+    """The kernel for ``spec``; arguments and errors are those of ``Routing``."""
+    return Routing(cpu, table, kernels, tuple(overrides), tuple(errata)).choose(spec)

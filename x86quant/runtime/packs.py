@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 from x86quant.kernels import graph_kernels
 from x86quant.kernels.saturation import weight_facts
 from x86quant.lowering.graph_tools import attribute, op_name
-from x86quant.routing.context import Routing
-from x86quant.routing.router import Choice
+from x86quant.routing.choice import Choice
+from x86quant.routing.in_force import routing_in_force
 from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
@@ -45,7 +45,7 @@ class Packs:
             threads: int) -> Packed:  # fmt: skip
         """The pack for a conv or linear ``node`` on an input of ``input_shape``."""
         spec = self._spec(node, input_shape, output_shape, threads)
-        choice = Routing.in_force(graph_kernels()).choose(spec)
+        choice = routing_in_force(graph_kernels()).choose(spec)
         key = (node, choice.kernel)
         if key not in self._handles:
             self._handles[key] = self._pack(node, choice.kernel)

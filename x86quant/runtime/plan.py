@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from x86quant.routing.router import Choice
+from x86quant.routing.choice import Choice
 
 
 @dataclasses.dataclass(eq=False)

@@ -16,6 +16,7 @@ _KINDS = {
     f"{_CLASSES}quantized.Conv3dPackedParamsBase": "conv3d",
     f"{_CLASSES}rnn.CellParamsBase": "cell",
 }
+_PLAIN_MODULES = frozenset({"ConvAdd2d", "ConvAddReLU2d", "LinearLeakyReLU", "LinearTanh"})
 # Attributes that hold nothing but the pack of the module one level up.
 _HOLDERS = ("_packed_params", "param")
 
@@ -37,6 +38,19 @@ class PackSite:
     pack: Any
     replace: Callable[[Any], None]
     module: torch.nn.Module
+
+    @property
+    def class_name(self) -> str:
+        """The class of the module, also of a scripted one."""
+        return str(getattr(self.module, "original_name", type(self.module).__name__))
+
+    @property
+    def runs_plain(self) -> bool:
+        """Whether its op runs in plain arithmetic, whatever kernel the weights are packed for.
+
+        The stock library has these ops for oneDNN packs alone, and crashes or refuses elsewhere.
+        """
+        return self.class_name in _PLAIN_MODULES
 
 
 def pack_sites(model: torch.nn.Module) -> Iterator[PackSite]:

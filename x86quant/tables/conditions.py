@@ -84,6 +84,15 @@ class Span:
         below = self.high is None or value <= self.high
         return self.low <= value and below and (value % self.step == 0) != self.apart
 
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return str(self.low)
+        bounds = f"{self.low}.." if self.high is None else f"{self.low}..{self.high}"
+        words = [] if self.high is None and self.low <= 1 else [bounds]
+        if self.step > 1 or self.apart:
+            words.append(f"{'no' if self.apart else 'a'} multiple of {self.step}")
+        return " and ".join(words) or "any number"
+
     def inside(self, other: Span) -> bool:
         """Whether every value of this span is in ``other``."""
         if self.low == self.high:

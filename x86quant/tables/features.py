@@ -6,7 +6,6 @@ A feature that is unknown (``None``) matches no condition. Adding a feature is a
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -33,6 +32,7 @@ class Feature:
         values: every text it can be; empty when that is open.
         per_row: ``value(rows) == rows * value(1)``, so that the row at which a condition on it
             flips can be computed when weights are packed.
+        run_time: unknown when the weights of a stock operator are packed, known when it runs.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Feature:
     minimum: int = 0
     values: tuple[str, ...] = ()
     per_row: bool = False
+    run_time: bool = False
 
 
 def _maker(cpu: Cpu) -> str:
@@ -50,18 +51,16 @@ def _maker(cpu: Cpu) -> str:
     return {"GenuineIntel": "intel", "AuthenticAMD": "amd"}.get(cpu.vendor, cpu.vendor)
 
 
-def _multiply_adds(spec: OpSpec) -> int | None:
-    if spec.rows is None:
-        return None
-    per_output = spec.in_channels // spec.groups * math.prod(spec.kernel)
-    return spec.rows * spec.out_channels * per_output
-
-
 def _same_padding(spec: OpSpec) -> bool | None:
     if not spec.kernel:
         return None
     sides = zip(spec.kernel, spec.padding, spec.dilation, strict=True)
     return all(2 * p == d * (k - 1) for k, p, d in sides)
+
+
+def _some_side_exceeds(longer: tuple[int, ...], kernel: tuple[int, ...]) -> bool | None:
+    """Whether ``longer`` exceeds the kernel on any side; None for a linear."""
+    return any(n > k for n, k in zip(longer, kernel, strict=True)) if kernel else None
 
 
 _FEATURES = (
@@ -114,6 +113,14 @@ _FEATURES = (
         minimum=1,
     ),
     Feature(
+        "kernel_width",
+        "int",
+        lambda s, _: s.kernel[-1] if s.kernel else None,
+        "last side of the kernel",
+        of="conv",
+        minimum=1,
+    ),
+    Feature(
         "equal_sides",
         "bool",
         lambda s, _: len(set(s.kernel)) == 1 if s.kernel else None,
@@ -129,10 +136,24 @@ _FEATURES = (
         minimum=1,
     ),
     Feature(
+        "stride_past_kernel",
+        "bool",
+        lambda s, _: _some_side_exceeds(s.stride, s.kernel),
+        "the stride exceeds the kernel on some side",
+        of="conv",
+    ),
+    Feature(
         "padding_max",
         "int",
         lambda s, _: max(s.padding, default=None),
         "largest padding",
+        of="conv",
+    ),
+    Feature(
+        "padding_past_kernel",
+        "bool",
+        lambda s, _: _some_side_exceeds(tuple(p + 1 for p in s.padding), s.kernel),
+        "the padding is at least as long as the kernel on some side",
         of="conv",
     ),
     Feature(
@@ -171,24 +192,50 @@ _FEATURES = (
         lambda s, _: None if s.weights is None else s.weights.symmetric,
         "every weight zero point is 0",
     ),
-    Feature("dynamic", "bool", lambda s, _: s.dynamic, "activations are quantized at run time"),
-    Feature("post_op", "text", lambda s, _: s.post_op, "what is fused behind the op"),
-    Feature("batch", "int", lambda s, _: s.batch, "samples in the batch"),
+    Feature(
+        "out_width",
+        "int",
+        lambda s, _: s.output_size[-1] if s.output_size else None,
+        "last side of the output",
+        of="conv",
+        minimum=1,
+        run_time=True,
+    ),
+    Feature(
+        "dynamic",
+        "bool",
+        lambda s, _: s.dynamic,
+        "activations are quantized at run time",
+        run_time=True,
+    ),
+    Feature(
+        "post_op", "text", lambda s, _: s.post_op, "what is fused behind the op", run_time=True
+    ),
+    Feature("batch", "int", lambda s, _: s.batch, "samples in the batch", run_time=True),
     Feature(
         "rows",
         "int",
         lambda s, _: s.rows,
         "rows of the matrix product",
         per_row=True,
+        run_time=True,
     ),
     Feature(
         "multiply_adds",
         "int",
-        lambda s, _: _multiply_adds(s),
-        "rows * out_channels * in_per_group * kernel volume",
+        lambda s, _: s.multiply_adds,
+        "products of the op: rows * out_channels * in_per_group * kernel volume",
         per_row=True,
+        run_time=True,
     ),
-    Feature("threads", "int", lambda s, _: s.threads, "threads the op runs on", minimum=1),
+    Feature(
+        "threads",
+        "int",
+        lambda s, _: s.threads,
+        "threads the op runs on",
+        minimum=1,
+        run_time=True,
+    ),
     Feature(
         "caller",
         "text",

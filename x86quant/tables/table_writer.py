@@ -1,4 +1,4 @@
-"""Writing rule tables as TOML, such that ``x86quant.tables.table`` reads back the same table."""
+"""Writing rule tables as TOML, such that ``tables.table_reader`` reads back the same table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from x86quant.files import write_aside
 from x86quant.spec import OpSpec
 from x86quant.tables.conditions import Condition, Source
-from x86quant.tables.table import SPEC_KEYS, Entry, Rule, RuleTable, shipped_tables
+from x86quant.tables.shipped import shipped_tables
+from x86quant.tables.table import SPEC_KEYS, USUAL_SIDES, Entry, Rule, RuleTable
 
 
 def _toml(value: object) -> str:
@@ -40,11 +41,11 @@ def _sources(when: Mapping[str, Condition]) -> dict[str, Source]:
 
 def _spec_items(spec: OpSpec) -> dict[str, object]:
     """The fields of an entry's spec that differ from what is read when they are left out."""
-    usual = {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0}
     items = {}
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
-        standard = (usual[field.name],) * spec.dims if field.name in usual else field.default
+        sides = USUAL_SIDES.get(field.name)
+        standard = field.default if sides is None else (sides,) * spec.dims
         if field.name in SPEC_KEYS and value != standard:
             items[field.name] = value
     return items

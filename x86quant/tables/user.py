@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from x86quant.tables.table import RuleTable, find_table, shipped_tables
+from x86quant.tables.shipped import find_table, shipped_tables
+from x86quant.tables.table import RuleTable
 from x86quant.tables.table_writer import write_table
 
 

@@ -22,8 +22,7 @@ from x86quant.kernels import Kernel, all_kernels, graph_kernels
 from x86quant.kernels.reference import ReferenceKernel
 from x86quant.lowering.graph_tools import add_constant, emit
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
-from x86quant.routing.context import Routing
-from x86quant.routing.in_force import override
+from x86quant.routing.in_force import override, routing_in_force
 from x86quant.runtime import Plan, Segment
 from x86quant.tuning.measurements import NARROW_WEIGHTS, Caller, Status
 from x86quant.tuning.operands import (
@@ -124,7 +123,7 @@ def _reasons(
     if shape_alone:
         spec = spec.replace(weights=None)
     kernels = {kernel.name: kernel}
-    return Routing.in_force(kernels).refusals(spec).get(kernel.name, ())
+    return routing_in_force(kernels).refusals(spec).get(kernel.name, ())
 
 
 # ---------------------------------------------------------------------------- stock operators
@@ -211,7 +210,7 @@ class GraphRunner:
         inputs = [x for x in (o.x, o.residual) if x is not None]
         inputs = [_channels_innermost(x) for x in inputs]
         segment = Segment(_graph_of(o), "tune")
-        with override(self._kernel, kernels=graph_kernels()):
+        with override(self._kernel, caller="graph"):
             return segment.plan(inputs), inputs
 
     def result(self) -> Tensor:

@@ -17,8 +17,8 @@ from typing import Any, get_args
 from x86quant.errors import InvalidInputError, MeasurementError
 from x86quant.spec import OpSpec
 from x86quant.tables.conditions import did_you_mean
-from x86quant.tables.table import SHIPPED
-from x86quant.tuning.layer_shapes import multiply_adds, nonsense, with_rows
+from x86quant.tables.shipped import SHIPPED
+from x86quant.tuning.layer_shapes import nonsense, with_rows
 from x86quant.tuning.measurements import Cache, Caller, Case, Row, read_lines, rows
 
 #: The public networks' layers that come with x86quant.
@@ -198,5 +198,5 @@ def _sizes(spec: OpSpec, grid: Grid) -> Iterator[OpSpec]:
         sizes = grid.batches if spec.batch is None else (spec.batch,)
         options = [with_rows(spec.replace(batch=n, dynamic=False)) for n in sizes]
     for number, option in enumerate(options):
-        if number == 0 or multiply_adds(option) <= grid.most_work:
+        if number == 0 or (option.multiply_adds or 0) <= grid.most_work:
             yield option

@@ -1,4 +1,4 @@
-"""From measurements to a rule table: ``fit_table``.
+"""From measurements to a rule table: ``fit``.
 
 The rules themselves are learned in ``x86quant.tuning.rule_learner``. Here they are put together:
 one list for every caller and kind of op, what each rule rests on in words, what was found wrong,
@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from x86quant.spec import OpSpec
 from x86quant.tables.conditions import OPS, Pattern, parse_pattern
-from x86quant.tables.table import RADIUS, Denial, Rule, RuleTable, find_table, read_table
+from x86quant.tables.shipped import find_table
+from x86quant.tables.table import RADIUS, Denial, Rule, RuleTable, shape_in_table
+from x86quant.tables.table_reader import read_table
 from x86quant.tuning.measurements import Measurement, MeasurementSet
 from x86quant.tuning.predicates import Mask
 from x86quant.tuning.regret import UNSEEN, Judged, Score, baselines, leave_one_out, score
@@ -34,7 +37,19 @@ from x86quant.tuning.samples import Sample, one_level, samples, shape_of, wrong_
 Progress = Callable[[int, int], None]
 
 # What of the measurements' provenance a table repeats.
-_PROVENANCE = ("cpu", "isa", "torch", "onednn", "fbgemm", "x86quant", "threads", "date")
+_PROVENANCE = (
+    "cpu",
+    "vendor",
+    "family",
+    "model",
+    "isa",
+    "torch",
+    "onednn",
+    "fbgemm",
+    "x86quant",
+    "threads",
+    "date",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +61,14 @@ class Fitted:
     unseen: tuple[Judged, ...]
 
 
-def fit_table(
+def fit(
     measured: MeasurementSet,
     *,
     name: str | None = None,
     base: RuleTable | None = None,
     progress: Progress = lambda *_: None,
-) -> RuleTable:
-    """The rule table that measurements of one ISA level make.
+) -> Fitted:
+    """The rule table that measurements of one ISA level make, and how good it is.
 
     Args:
         measured: all of one ISA level; other callers, threads and machines together.
@@ -64,17 +79,6 @@ def fit_table(
     Raises:
         MeasurementError: there are none, or of several levels.
     """
-    return fit(measured, name=name, base=base, progress=progress).table
-
-
-def fit(
-    measured: MeasurementSet,
-    *,
-    name: str | None = None,
-    base: RuleTable | None = None,
-    progress: Progress = lambda *_: None,
-) -> Fitted:
-    """Like ``fit_table``, with the scores."""
     level = one_level(measured)
     base = base or read_table(find_table("default"))
     found = samples(measured)
@@ -185,11 +189,13 @@ def _domain(problems: Sequence[Problem]) -> Pattern:
 
 def denials_of(wrong: Iterable[Measurement]) -> tuple[Denial, ...]:
     """A kernel that was wrong on a layer once may not run it at any size."""
-    found: dict[tuple[str, str], Denial] = {}
+    found: dict[tuple[OpSpec, str], Denial] = {}
     for m in wrong:
-        spec = shape_of(m.case.spec).replace(caller=m.case.caller)
-        found.setdefault((str(spec), m.kernel_name), Denial(spec, m.kernel_name, m.note))
-    return tuple(found[key] for key in sorted(found))
+        spec = shape_in_table(shape_of(m.case.spec).replace(caller=m.case.caller))
+        found.setdefault((spec, m.kernel_name), Denial(spec, m.kernel_name, m.note))
+    return tuple(
+        sorted(found.values(), key=lambda d: (str(d.spec), d.kernel, str(d.spec.caller), d.because))
+    )
 
 
 def _provenance(

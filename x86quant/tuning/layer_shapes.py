@@ -1,4 +1,4 @@
-"""What follows from the shape of an op: output size, rows, work, and whether it makes sense."""
+"""What follows from the shape of an op: rows, shapes of its operands, whether it makes sense."""
 
 from __future__ import annotations
 
@@ -7,34 +7,9 @@ import math
 from x86quant.spec import OP_KINDS, OpSpec
 
 
-def output_size(spec: OpSpec) -> tuple[int, ...]:
-    """Spatial size of the output of an op whose ``spatial`` is known; empty for a linear."""
-    sides = zip(
-        spec.spatial or (), spec.kernel, spec.stride, spec.padding, spec.dilation, strict=True
-    )
-    if spec.transposed:
-        more = spec.output_padding or (0,) * spec.dims
-        return tuple(
-            (n - 1) * s - 2 * p + d * (k - 1) + 1 + extra
-            for (n, k, s, p, d), extra in zip(sides, more, strict=True)
-        )
-    return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides)
-
-
 def with_rows(spec: OpSpec) -> OpSpec:
     """``spec`` with the ``rows`` that follow from its batch and spatial size."""
-    return spec.replace(rows=(spec.batch or 1) * math.prod(output_size(spec)))
-
-
-def multiply_adds(spec: OpSpec) -> int:
-    """Products of an op whose ``rows`` are known.
-
-    A transposed convolution multiplies each input, not each output, with every tap.
-    """
-    rows = spec.rows or 1
-    if spec.transposed:
-        rows = (spec.batch or 1) * math.prod(spec.spatial or ())
-    return rows * spec.out_channels * (spec.in_channels // spec.groups) * math.prod(spec.kernel)
+    return spec.replace(rows=(spec.batch or 1) * math.prod(spec.output_size or ()))
 
 
 def weight_shape(spec: OpSpec) -> tuple[int, ...]:
@@ -79,6 +54,7 @@ def _nonsense_sizes(spec: OpSpec) -> tuple[str, str] | None:
         value = getattr(spec, field)
         if value is not None and value < 1:
             return field, f"{value} is too small: at least 1"
-    if any(n < 1 for n in output_size(spec)):
-        return "spatial", f"an input of {spec.spatial} leaves no output: {output_size(spec)}"
+    size = spec.output_size or ()
+    if any(n < 1 for n in size):
+        return "spatial", f"an input of {spec.spatial} leaves no output: {size}"
     return None

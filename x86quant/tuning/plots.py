@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from x86quant.errors import UnsupportedError
-from x86quant.tuning.layer_shapes import multiply_adds
 from x86quant.tuning.regret import Score
 from x86quant.tuning.samples import Sample
 
@@ -80,7 +79,7 @@ def _against(samples: Sequence[Sample], one: str, other: str) -> Figure:
     for op, marker in _MARKERS.items():
         some = [s for s in samples if s.spec.op == op]
         if some:
-            work = [multiply_adds(s.case.spec) for s in some]
+            work = [s.case.spec.multiply_adds or 0 for s in some]
             ratio = [s.times[other] / s.times[one] for s in some]
             colour = [math.log2(s.spec.groups) for s in some]
             points = axes.scatter(

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from x86quant.tables.table import Rule, RuleTable, find_table, read_table
+from x86quant.tables.shipped import find_table
+from x86quant.tables.table import Rule, RuleTable
+from x86quant.tables.table_reader import read_table
 from x86quant.tuning.measurements import Case
 from x86quant.tuning.samples import Sample, choice_of
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from x86quant.errors import MeasurementError
 from x86quant.hardware.cpu import Cpu
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import all_kernels, graph_kernels
-from x86quant.routing.router import Choice, choose
+from x86quant.routing.choice import Choice
+from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
 from x86quant.tables.table import RuleTable
 from x86quant.tuning.measurements import TIE, Case, Measurement, MeasurementSet, merge
@@ -180,8 +181,3 @@ def choice_of(sample: Sample, table: RuleTable) -> Choice:
     order += sorted(measured.keys() - set(order))
     kernels: dict[str, Any] = {name: _MeasuredKernel(measured[name]) for name in order}
     return choose(sample.spec, cpu=sample.cpu, table=table, kernels=kernels)
-
-
-def count_layers(found: Iterable[Sample]) -> int:
-    """How many layer shapes there are among samples."""
-    return len({shape_of(sample.spec) for sample in found})

@@ -11,7 +11,6 @@ from pathlib import Path
 from x86quant.terminal.progress import Progress
 from x86quant.tuning.cases import Grid, Shape, jobs
 from x86quant.tuning.journal import Journal, check_same, locked, writing_failed
-from x86quant.tuning.layer_shapes import multiply_adds
 from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, merge, read, write
 from x86quant.tuning.provenance import provenance, this_machine
 from x86quant.tuning.quiet import Quiet, look
@@ -162,7 +161,7 @@ def _measure_level(
 
 
 def _work(job: Job) -> float:
-    return _FIXED_WORK + float(multiply_adds(job[0].spec))
+    return _FIXED_WORK + float(job[0].spec.multiply_adds or 0)
 
 
 def _limit(left: float | None, rest: Iterable[Job]) -> float:

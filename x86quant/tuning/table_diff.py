@@ -12,7 +12,8 @@ import torch
 
 from x86quant.hardware.cpu import Cpu
 from x86quant.kernels import all_kernels, graph_kernels
-from x86quant.routing.router import Choice, choose
+from x86quant.routing.choice import Choice
+from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
 from x86quant.tables.errata import read_errata
 from x86quant.tables.table import RuleTable

@@ -21,9 +21,10 @@ from x86quant.routing.in_force import shipped_table
 from x86quant.spec import OpSpec
 from x86quant.tables.conditions import Pattern, parse_pattern
 from x86quant.tables.features import FEATURES
-from x86quant.tables.table import Entry, RuleTable, read_table
+from x86quant.tables.table import Entry, RuleTable, shape_in_table
+from x86quant.tables.table_reader import read_table
 from x86quant.tables.user import install_user_table, user_folder, user_table_path
-from x86quant.tuning.fit import denials_of, fit_table
+from x86quant.tuning.fit import denials_of, fit
 from x86quant.tuning.journal import writing_failed
 from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, usual
 from x86quant.version import __version__
@@ -37,11 +38,11 @@ def user_measurements_path() -> Path:
 
 def fitted(measured: MeasurementSet, cpu: Cpu) -> RuleTable:
     """The table that the fit makes of all measurements at the level of ``cpu``."""
-    table = fit_table(
+    table = fit(
         measured.where(lambda case: case.isa == cpu.isa),
         name=user_table_path(cpu.isa).stem,
         base=shipped_table(cpu),
-    )
+    ).table
     installed = _installed(cpu)
     entries = installed.entries if installed else ()
     return dataclasses.replace(table, entries=entries, hardware=_hardware(cpu))
@@ -51,10 +52,12 @@ def with_entries(measured: Iterable[Measurement], cpu: Cpu) -> RuleTable:
     """The user's table, or a new one that extends the shipped one, with these shapes as entries."""
     here = [m for m in measured if m.case.isa == cpu.isa]
     new = entries(here)
-    table = _installed(cpu) or _empty(cpu)
+    table = users_table(cpu)
     kept = tuple(e for e in table.entries if e.spec not in {entry.spec for entry in new})
-    denials = dict.fromkeys((*table.denials, *denials_of(m for m in here if m.status == "wrong")))
-    return dataclasses.replace(table, entries=new + kept, denials=tuple(denials))
+    # What was measured now replaces what was said of the same kernel on the same shape.
+    wrong = denials_of(m for m in here if m.status == "wrong")
+    denials = {(d.spec, d.kernel): d for d in (*table.denials, *wrong)}
+    return dataclasses.replace(table, entries=new + kept, denials=tuple(denials.values()))
 
 
 def install(table: RuleTable, cpu: Cpu) -> Path:
@@ -73,13 +76,26 @@ def _installed(cpu: Cpu) -> RuleTable | None:
         return None
 
 
+def users_table(cpu: Cpu) -> RuleTable:
+    """The user's table, or a new one with nothing in it that extends the shipped one."""
+    return _installed(cpu) or _empty(cpu)
+
+
 def _empty(cpu: Cpu) -> RuleTable:
     name = user_table_path(cpu.isa).stem
     return RuleTable(
         name,
         rules=(),
         description="Shapes measured on this machine.",
-        provenance={"cpu": cpu.name, "torch": torch.__version__, "x86quant": __version__},
+        provenance={
+            "cpu": cpu.name,
+            "vendor": cpu.vendor,
+            "family": str(cpu.family),
+            "model": str(cpu.model),
+            "isa": cpu.isa,
+            "torch": torch.__version__,
+            "x86quant": __version__,
+        },
         hardware=_hardware(cpu),
         base=shipped_table(cpu),
     )
@@ -104,11 +120,11 @@ def entries(measured: Sequence[Measurement]) -> tuple[Entry, ...]:
     graph: dict[OpSpec, list[Measurement]] = {}
     stock: dict[OpSpec, list[Measurement]] = {}
     for m in measured:
+        shape = shape_in_table(m.case.spec)
         if m.case.caller == "graph":
-            spec = m.case.spec.replace(caller="graph")
-            graph.setdefault(spec, []).append(m)
+            graph.setdefault(shape.replace(caller="graph"), []).append(m)
         else:
-            stock.setdefault(_as_packed(m.case.spec), []).append(m)
+            stock.setdefault(_as_packed(shape), []).append(m)
     found = [_entry(spec, of_spec) for spec, of_spec in graph.items()]
     for spec, of_spec in stock.items():
         found += _by_rows(spec, of_spec)
