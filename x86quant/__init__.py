@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
+        DynamicGRU,
+        DynamicGRUCell,
         DynamicLinear,
+        DynamicLSTM,
+        DynamicLSTMCell,
         DynamicMultiheadAttention,
         WeightOnlyEmbedding,
+        WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
         to_dynamic,
     )
@@ -73,9 +78,14 @@ _HOME = {
     "compiled": ("CompiledModule", "compile"),
     "hardware.cpu": ("Cpu", "cpu"),
     "dynamic": (
+        "DynamicGRU",
+        "DynamicGRUCell",
         "DynamicLinear",
+        "DynamicLSTM",
+        "DynamicLSTMCell",
         "DynamicMultiheadAttention",
         "WeightOnlyEmbedding",
+        "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
         "to_dynamic",
     ),
@@ -123,6 +133,10 @@ __all__ = [
     "ComputeReport",
     "Cpu",
     "CpuError",
+    "DynamicGRU",
+    "DynamicGRUCell",
+    "DynamicLSTM",
+    "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",
@@ -137,6 +151,7 @@ __all__ = [
     "RuleTable",
     "UnsupportedError",
     "WeightOnlyEmbedding",
+    "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",

@@ -29,6 +29,7 @@ class Animal:
         sizes: which of the sizes the float model takes.
         save: whether the int8 model can be saved; else a pattern of the reason.
         needs: a package without which the entry is left out.
+        slow: too large for the test suite; ``benchmarks.zoo`` has it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Animal:
     sizes: tuple[int, ...] = (0, 1, 2)
     save: str | None = None
     needs: str | None = None
+    slow: bool = False
 
     def model(self) -> nn.Module:
         """The float model: evaluation mode, batch norms settled on inputs of the usual size."""
@@ -54,8 +56,13 @@ class Animal:
         return self.inputs(batch, size)
 
     def calibration(self) -> list[Inputs]:
-        """Batches for ``quantize``, of the usual size."""
-        return [self.sample(6, 1, seed) for seed in (1, 2, 3, 4)]
+        """Batches for ``quantize``, of every size, the usual one first."""
+        return [
+            self.sample(8, size, seed)
+            for seed in (1, 2, 3)
+            for size in (1, 0, 2)
+            if size in self.sizes
+        ]
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
@@ -100,7 +107,9 @@ def sqnr(expected: Any, actual: Any) -> float:
     if [x.shape for x in wanted] != [x.shape for x in found] or not wanted:
         return -torch.inf
     signal = sum(float(x.double().square().sum()) for x in wanted)
-    noise = sum(float((x.double() - y.double()).square().sum()) for x, y in zip(wanted, found, strict=True))
+    noise = sum(
+        float((x.double() - y.double()).square().sum()) for x, y in zip(wanted, found, strict=True)
+    )
     if noise == 0:
         return torch.inf
     return float(10 * torch.log10(torch.tensor(signal / noise, dtype=torch.float64)))

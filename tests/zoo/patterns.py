@@ -331,7 +331,9 @@ class YoloHead(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.a(self.stem(x))
         where, size, score = y[:, :2], y[:, 2:4], y[:, 4:]
-        return torch.cat([torch.sigmoid(where), torch.exp(size.clamp(max=2)), torch.sigmoid(score)], 1)
+        return torch.cat(
+            [torch.sigmoid(where), torch.exp(size.clamp(max=2)), torch.sigmoid(score)], 1
+        )
 
 
 class UnrolledLSTM(nn.Module):
@@ -617,11 +619,11 @@ class Embedded(nn.Module):
 class Tagger(nn.Module):
     """A recurrent layer and a linear for each token."""
 
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+    def __init__(self, kind: type[nn.RNNBase], units: int = 24, **options: Any) -> None:
         super().__init__()
         self.table = nn.Embedding(50, 16)
-        self.rnn = kind(16, 24, batch_first=True, **options)
-        width = (options.get("proj_size") or 24) * (2 if options.get("bidirectional") else 1)
+        self.rnn = kind(16, units, batch_first=True, **options)
+        width = (options.get("proj_size") or units) * (2 if options.get("bidirectional") else 1)
         self.out = nn.Linear(width, 8)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -643,9 +645,9 @@ class PackedTagger(Tagger):
 class CellLoop(nn.Module):
     """A cell, stepped by hand."""
 
-    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
+    def __init__(self, kind: type[nn.RNNCellBase], units: int = 24) -> None:
         super().__init__()
-        self.cell, self.out = kind(16, 24), nn.Linear(24, 4)
+        self.cell, self.out = kind(16, units), nn.Linear(units, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         state = None
@@ -823,7 +825,11 @@ class OwnAttention(nn.Module):
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
-        self.qkv, self.proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        self.qkv, self.proj, self.heads = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+            heads,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, n, c = x.shape
@@ -896,7 +902,11 @@ class MixerBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.norm1, self.norm2 = nn.Conv2d(3, 16, 8, 8), nn.LayerNorm(16), nn.LayerNorm(16)
+        self.patches, self.norm1, self.norm2 = (
+            nn.Conv2d(3, 16, 8, 8),
+            nn.LayerNorm(16),
+            nn.LayerNorm(16),
+        )
         self.across = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
         self.within = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
 
@@ -911,7 +921,9 @@ def seeded_rows(batch: int, size: int) -> Inputs:
 
 
 def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+    )
 
 
 def residual_mlp() -> nn.Module:
@@ -945,7 +957,9 @@ def instance_normed() -> nn.Module:
 
 
 def untracked() -> nn.Module:
-    return nn.Sequential(conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 4))
+    return nn.Sequential(
+        conv(3, 8), nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU(), conv(8, 4)
+    )
 
 
 def mask_and_rows(batch: int, size: int) -> Inputs:
@@ -1049,10 +1063,19 @@ PATTERNS: tuple[Animal, ...] = (
     ),
     Animal("embedding_classifier", Embedded, tokens()),
     Animal("lstm_tagger", lambda: Tagger(nn.LSTM), tokens()),
-    Animal("deep_bidirectional_lstm", lambda: Tagger(nn.LSTM, num_layers=2, bidirectional=True), tokens()),
+    Animal(
+        "deep_bidirectional_lstm",
+        lambda: Tagger(nn.LSTM, num_layers=2, bidirectional=True),
+        tokens(),
+    ),
     Animal("projected_lstm", lambda: Tagger(nn.LSTM, proj_size=12), tokens()),
     Animal("gru_tagger", lambda: Tagger(nn.GRU), tokens()),
-    Animal("deep_bidirectional_gru", lambda: Tagger(nn.GRU, num_layers=2, bidirectional=True), tokens()),
+    Animal(
+        "deep_bidirectional_gru", lambda: Tagger(nn.GRU, num_layers=2, bidirectional=True), tokens()
+    ),
+    Animal("wide_lstm_tagger", lambda: Tagger(nn.LSTM, 256), tokens()),
+    Animal("wide_packed_gru", lambda: PackedTagger(nn.GRU, 256), tokens()),
+    Animal("wide_lstm_cell", lambda: CellLoop(nn.LSTMCell, 256), sequences()),
     Animal("rnn_tagger", lambda: Tagger(nn.RNN), tokens()),
     Animal("packed_lstm", lambda: PackedTagger(nn.LSTM), tokens()),
     Animal("packed_gru", lambda: PackedTagger(nn.GRU, bidirectional=True), tokens()),
