@@ -113,7 +113,7 @@ def why_float(module: nn.Module) -> str | None:
     Only layers whose computation is known are replaced: those of torch's own classes, and
     subclasses that change neither what is called nor what is stored.
     """
-    if _has_hooks(module):
+    if has_hooks(module):
         return "it has hooks, which read or change its float tensors"
     if "forward" in vars(module):
         return "its forward was replaced on the object"
@@ -154,7 +154,8 @@ def _behaves_as(kind: type, base: type) -> bool:
     )
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is to be called before or after each call of ``module``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -184,7 +185,7 @@ def _fuse_children(module: nn.Module, users: dict[nn.Module, int]) -> None:
 def _fuse(module: nn.Module, linear: str, activation: str, users: dict[nn.Module, int]) -> None:
     first, second = getattr(module, linear), getattr(module, activation)
     name = activation_name(second)
-    shared = users.get(first, 0) > 1 or (isinstance(second, nn.Module) and _has_hooks(second))
+    shared = users.get(first, 0) > 1 or (isinstance(second, nn.Module) and has_hooks(second))
     if name is None or shared or not isinstance(first, Int8Linear) or first.activation is not None:
         return
     first.activation = name

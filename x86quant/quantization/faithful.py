@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
 from x86quant.quantization.wording import first_line
@@ -30,7 +31,7 @@ def why_untraceable(model: nn.Module, call: Call) -> str | None:
     A graph has no hooks, keeps no state between calls, and draws no random numbers.
     """
     for path, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        if has_hooks(module):
             return f"{path or 'the model'} has hooks, which a graph would not call"
     before = _state(model)
     first = run(model, call)
