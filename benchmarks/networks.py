@@ -56,7 +56,7 @@ def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
 
 
 def _random_model(name: str) -> nn.Module:
-    _declare_missing_ops()
+    declare_missing_ops()
     import torchvision
 
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def _random_model(name: str) -> nn.Module:
     return model
 
 
-def _declare_missing_ops() -> None:
+def declare_missing_ops() -> None:
     """Declare two operators that torchvision registers fakes for but may come without.
 
     A torchvision whose C++ part does not load lacks them, and its import fails. Where that part
