@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
+        DynamicGRU,
+        DynamicGRUCell,
         DynamicLinear,
+        DynamicLSTM,
+        DynamicLSTMCell,
         DynamicMultiheadAttention,
         WeightOnlyEmbedding,
+        WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
         to_dynamic,
     )
@@ -76,9 +81,14 @@ _HOME = {
     "compiled": ("CompiledModule", "compile"),
     "hardware.cpu": ("Cpu", "cpu"),
     "dynamic": (
+        "DynamicGRU",
+        "DynamicGRUCell",
         "DynamicLinear",
+        "DynamicLSTM",
+        "DynamicLSTMCell",
         "DynamicMultiheadAttention",
         "WeightOnlyEmbedding",
+        "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
         "to_dynamic",
     ),
@@ -130,6 +140,10 @@ __all__ = [
     "Cpu",
     "CpuError",
     "CpuTooOldError",
+    "DynamicGRU",
+    "DynamicGRUCell",
+    "DynamicLSTM",
+    "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",
@@ -144,6 +158,7 @@ __all__ = [
     "RuleTable",
     "UnsupportedError",
     "WeightOnlyEmbedding",
+    "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",

@@ -18,7 +18,7 @@ from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.running import feed
-from x86quant.quantization.scheme import Scheme, dynamic_layers, static_candidates
+from x86quant.quantization.scheme import Scheme, dynamic_layers, left_in_float, static_candidates
 from x86quant.quantization.simulation import SimulatedPart
 from x86quant.quantization.static_part import Layer, Ranges, StaticPart
 from x86quant.quantization.summary import Summary
@@ -135,6 +135,7 @@ class PreparedModel:
             to_dynamic(
                 result,
                 weight_only=self.plan.weight_only,
+                embeddings=self.plan.weight_only,
                 keep=lambda name, _: name not in wanted,
                 inplace=True,
             )
@@ -160,6 +161,7 @@ class PreparedModel:
             model = to_dynamic(
                 model,
                 weight_only=self.plan.weight_only,
+                embeddings=self.plan.weight_only,
                 keep=lambda name, _: name not in dynamic,
             )
         before = {path: model.get_submodule(path) for path in swapped}
@@ -286,6 +288,12 @@ class PreparedModel:
         if not (self.plan.dynamic or self.plan.weight_only):
             return
         inside = tuple(f"{part.path}." for part in self.parts)
+        left = left_in_float(self.model, self.plan)
+        for reason in dict.fromkeys(left.values()):
+            names = [name for name, why in left.items() if why == reason]
+            self.notes.append(
+                f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
+            )
         called = self._called()
         unused = []
         for name, module in dynamic_layers(self.model, self.plan):
