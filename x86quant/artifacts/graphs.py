@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Tracer
 from torch.utils import _pytree as pytree
 
 from x86quant.artifacts.modules import KINDS
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering.from_export import flat
 
@@ -31,6 +31,14 @@ def graph_of(
         return _flat(model.module(check_guards=False))
     if isinstance(model, CompiledModule):
         return model.graph_module
+    guarded = [path for path, m in model.named_modules() if isinstance(m, GuardedModule)]
+    if guarded:
+        path = ".".join(filter(None, ("model", guarded[0])))
+        raise ArtifactError(
+            f"{path} is a GuardedModule: its int8 graph holds for some calls only, and an artifact "
+            f"cannot check that; {path}.compiled is the graph alone, from tensors to a tuple of "
+            "tensors, which you can save if all calls are like those of calibration"
+        )
     if model.training:
         raise ArtifactError("the model is in training mode; call model.eval() first")
     if isinstance(model, GraphModule):

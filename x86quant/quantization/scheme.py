@@ -10,9 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from x86quant.compiled import CompiledModule
-from x86quant.dynamic import Int8Linear, is_linear, is_recurrent, why_float
-from x86quant.errors import InvalidInputError
+from x86quant.dynamic import is_linear, is_recurrent, why_float
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
@@ -20,8 +18,6 @@ MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
 _ATTENTIONS = (nn.MultiheadAttention,)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = nn.modules.conv._ConvNd
-#: Where stock PyTorch keeps its quantized layers.
-_STOCK = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 #: Norms of other packages, such as LlamaRMSNorm and T5LayerNorm.
 _NORM = re.compile("(Layer|RMS)Norm$")
@@ -57,13 +53,7 @@ class Scheme:
 
 
 def decide(model: nn.Module, mode: str) -> Scheme:
-    """The plan for ``model``: what was asked for, or by its layers if that is "auto".
-
-    Raises:
-        InvalidInputError: there is no such mode.
-    """
-    if mode not in MODES:
-        raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    """The plan for ``model``: what was asked for, or by its layers if that is "auto"."""
     if mode != "auto":
         return Scheme(mode == "static", mode == "dynamic", mode == "weight_only", "as asked")
     convolutions = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
@@ -156,30 +146,3 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
         reason = why_float(module) if known else None
         found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"
     return found
-
-
-def check_model(model: Any) -> nn.Module:
-    """``model`` itself if it can be quantized at all.
-
-    Raises:
-        InvalidInputError: it is no module, is quantized, is not in float32 on the CPU, or holds
-            NaN.
-    """
-    if not isinstance(model, nn.Module):
-        raise InvalidInputError(f"model must be an nn.Module, not {type(model).__name__}")
-    for path, module in model.named_modules():
-        kind = type(module)
-        if isinstance(module, CompiledModule | Int8Linear) or kind.__module__.startswith(_STOCK):
-            raise InvalidInputError(
-                f"the model is quantized already ({path or 'all of it'}: {kind.__name__}): "
-                "give the float model it was made from"
-            )
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type != "cpu":
-            raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
-    for name, tensor in model.named_parameters():  # buffers may be masks
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InvalidInputError(f"{name} holds NaN or infinity: check the float model")
-    return model
