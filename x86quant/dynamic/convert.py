@@ -109,7 +109,7 @@ def to_dynamic(
     users = _times_used(model)
     for module in model.modules():
         _fuse_children(module, users)
-        _leave_fast_path(module)
+        leave_fast_path(module)
     return model
 
 
@@ -250,7 +250,7 @@ class _ChildTracer(torch.fx.Tracer):
         return True
 
 
-def _leave_fast_path(module: nn.Module) -> None:
+def leave_fast_path(module: nn.Module) -> None:
     """Keep torch's transformer layers from reading float weights that are no longer there."""
     if isinstance(module, nn.TransformerEncoderLayer):
         if any(isinstance(m, Int8Linear) for m in module.modules()):
