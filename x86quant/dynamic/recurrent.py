@@ -124,7 +124,7 @@ class DynamicRecurrent(_WithProducts):
             raise InvalidInputError("expected a sequence of at least one step")
         initial = self._initial(hx, sequences, None, batched)
         out, last = self._layers(x.flatten(0, 1), [sequences] * steps, initial)
-        out = out.unflatten(0, (steps, sequences))
+        out = out.reshape(steps, sequences, out.shape[-1])
         if not batched:
             return out.squeeze(1), self._final([state.squeeze(1) for state in last], False)
         return (out.transpose(0, 1) if self.batch_first else out), self._final(last, True)
