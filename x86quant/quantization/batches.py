@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from x86quant.errors import InvalidInputError
 from x86quant.terminal.counted import counted
@@ -36,13 +37,24 @@ class Call:
         return function(*self.args, **self.kwargs)
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The arguments that are tensors."""
-        values = [*self.args, *self.kwargs.values()]
-        return [value for value in values if isinstance(value, torch.Tensor)]
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, however deep in containers."""
+        found: list[torch.Tensor] = []
+        self.mapped(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
+        return found
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+        """The call with ``function`` of each tensor in its place."""
+        args = pytree.tree_map_only(torch.Tensor, function, self.args)
+        kwargs = pytree.tree_map_only(torch.Tensor, function, dict(self.kwargs))
+        return Call(args, kwargs)
+
+    def copied(self) -> Call:
+        """The call with tensors of its own, for functions that may change what they are given."""
+        return self.mapped(torch.Tensor.clone)
 
     def __str__(self) -> str:
-        return ", ".join(str(tuple(x.shape)) for x in self.tensors)
+        return ", ".join(str(tuple(x.shape)) for x in self.leaves)
 
 
 class Calibration:
@@ -59,10 +71,12 @@ class Calibration:
         *,
         example_inputs: Sequence[Any] | None = None,
         show: bool = False,
+        as_calls: bool = False,
     ) -> None:
+        """Read ``data``, batches as users have them, or with ``as_calls`` calls."""
         self._show = show
         self._length = _length(data)
-        self._calls = iter(_calls(data, model, example_inputs))
+        self._calls = iter(data if as_calls else _calls(data, model, example_inputs))
         self.sample = self._take_sample()
         self._used = False
 
@@ -84,7 +98,7 @@ class Calibration:
             if call is None:
                 break
             kept.append(call)
-            size += sum(x.nbytes for x in call.tensors)
+            size += sum(x.nbytes for x in call.leaves)
         if not kept:
             raise InvalidInputError(
                 "the calibration data is empty: give at least one batch "
@@ -126,7 +140,7 @@ def _is_iterable(data: object) -> bool:
 def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
     for number, batch in enumerate(data):
         call = signature.call(batch, number)
-        for x in call.tensors:
+        for x in call.leaves:
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 raise InvalidInputError(
                     f"calibration batch {number} holds NaN or infinity: leave it out"
