@@ -150,6 +150,7 @@ class PreparedModel:
             to_dynamic(
                 result,
                 weight_only=self.scheme.weight_only,
+                embeddings=self.scheme.weight_only,
                 keep=lambda name, _: name not in wanted,
                 inplace=True,
             )
@@ -198,6 +199,7 @@ class PreparedModel:
             model = to_dynamic(
                 model,
                 weight_only=self.scheme.weight_only,
+                embeddings=self.scheme.weight_only,
                 keep=lambda name, _: name not in dynamic,
             )
         before = {path: model.get_submodule(path) for path in swapped}

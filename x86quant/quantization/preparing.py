@@ -20,7 +20,7 @@ from x86quant.quantization.part_search import Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
 from x86quant.quantization.proof import difference, run, variants
 from x86quant.quantization.running import feed_parts
-from x86quant.quantization.scheme import Scheme, decide, dynamic_layers
+from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.state import settle, state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
@@ -242,6 +242,12 @@ def _layers(
             yield NamedLayer.of_part(part, layer)
     if not (scheme.dynamic or scheme.weight_only):
         return
+    left = left_in_float(model, scheme)
+    for reason in dict.fromkeys(left.values()):
+        names = [name for name, why in left.items() if why == reason]
+        notes.append(
+            f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
+        )
     inside = tuple(f"{part.path}." for part in parts)
     called = _called(model, sample)
     unused = []

@@ -10,11 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from x86quant.dynamic import is_linear, why_float
+from x86quant.dynamic import is_linear, is_recurrent, why_float
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
 
+_ATTENTIONS = (nn.MultiheadAttention,)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 #: Norms of other packages, such as LlamaRMSNorm and T5LayerNorm.
@@ -55,14 +57,14 @@ def decide(model: nn.Module, mode: str) -> Scheme:
     if mode != "auto":
         return Scheme(mode == "static", mode == "dynamic", mode == "weight_only", "as asked")
     convolutions = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
-    if not is_transformer(model):
+    recurrent = any(is_recurrent(m) for m in model.modules())
+    if not recurrent and not is_transformer(model):
         return Scheme(True, False, False, "no attention: static int8 from end to end")
+    kind = "recurrent network" if recurrent else "transformer"
     if not convolutions:
-        return Scheme(
-            False, True, False, "a transformer: its linears quantize each token as it comes"
-        )
+        return Scheme(False, True, False, f"a {kind}: its linears quantize each token as it comes")
     return Scheme(
-        True, True, False, "convolutions in static int8, the transformer's linears in dynamic int8"
+        True, True, False, f"convolutions in static int8, the {kind}'s linears in dynamic int8"
     )
 
 
@@ -104,7 +106,7 @@ def _is_attention(module: nn.Module) -> bool:
 def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
     """Submodules that may be quantized statically, outer ones before what is in them."""
     for path, module in model.named_modules():
-        if plan.dynamic and any(_is_attention(m) for m in module.modules()):
+        if plan.dynamic and any(_is_attention(m) or is_recurrent(m) for m in module.modules()):
             continue
         wanted: Any = _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear)
         if any(isinstance(m, wanted) for m in module.modules()):
@@ -121,5 +123,26 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
             if not plan.weight_only and why_float(module) is None:
                 yield path, module
             inside = (*inside, f"{path}.")
-        elif is_linear(module) and why_float(module) is None:
+        elif is_recurrent(module):
+            if not plan.weight_only and why_float(module) is None:
+                yield path, module
+        elif why_float(module) is None and (
+            is_linear(module) or (plan.weight_only and isinstance(module, _TABLES))
+        ):
             yield path, module
+
+
+def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
+    """The layers with matrices that ``to_dynamic`` leaves in float, by path, and why."""
+    found: dict[str, str] = {}
+    taken = {path for path, _ in dynamic_layers(model, plan)}
+    for path, module in model.named_modules():
+        matrices = any(p.dim() > 1 for p in module.parameters(recurse=False))
+        if not matrices or isinstance(module, (*_TABLES, _CONVOLUTIONS)):
+            continue
+        if path.startswith(tuple(f"{one}." for one in (*taken, *found))) or path in taken:
+            continue
+        known = is_linear(module) or is_recurrent(module) or isinstance(module, _ATTENTIONS)
+        reason = why_float(module) if known else None
+        found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"
+    return found
