@@ -22,9 +22,10 @@ from x86quant.quantization import speed
 from x86quant.quantization.batches import Call
 from x86quant.quantization.harm import harms, sqnr_between
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.proof import run, state_kept
+from x86quant.quantization.proof import run
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
+from x86quant.quantization.state import state_kept
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.wording import first_line, listed
 

@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -19,10 +18,11 @@ from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.model_check import check_model
 from x86quant.quantization.part_search import Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
-from x86quant.quantization.proof import difference, run, state_kept, variants
+from x86quant.quantization.proof import difference, run, variants
 from x86quant.quantization.running import feed_parts
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
+from x86quant.quantization.state import settle, state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.wording import first_line, listed
 
@@ -81,15 +81,13 @@ def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], s
 
 
 def _check_runs(model: nn.Module, example: Call) -> None:
-    with state_kept(model):
-        try:
-            with torch.no_grad():
-                example.copied()(model)
-        except Exception as error:  # whatever the user's model raises at wrong inputs
-            raise InvalidInputError(
-                f"the float model fails on the first calibration batch, of {example or 'nothing'}: "
-                f"{first_line(error)}"
-            ) from error
+    try:
+        settle(model, lambda: run(model, example))
+    except Exception as error:  # whatever the user's model raises at wrong inputs
+        raise InvalidInputError(
+            "the float model fails on the first calibration batch, of "
+            f"{str(example) or 'no tensors'}: {first_line(error)}"
+        ) from error
 
 
 def _prepared(
@@ -111,7 +109,7 @@ def _prepared(
     if scheme.static:
         assert data is not None
         with state_kept(model):
-            found = find_parts(model, scheme, variants(model, sample), ranges, refused)
+            found = find_parts(model, scheme, variants(sample), ranges, refused)
         notes += found.notes
         if not found.found and not scheme.dynamic:
             raise UnsupportedError(
