@@ -25,9 +25,14 @@ if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
+        DynamicGRU,
+        DynamicGRUCell,
         DynamicLinear,
+        DynamicLSTM,
+        DynamicLSTMCell,
         DynamicMultiheadAttention,
         WeightOnlyEmbedding,
+        WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
         to_dynamic,
     )
@@ -86,9 +91,14 @@ _HOME = {
     "compiled": ("CompiledModule", "compile"),
     "hardware.cpu": ("Cpu", "cpu"),
     "dynamic": (
+        "DynamicGRU",
+        "DynamicGRUCell",
         "DynamicLinear",
+        "DynamicLSTM",
+        "DynamicLSTMCell",
         "DynamicMultiheadAttention",
         "WeightOnlyEmbedding",
+        "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
         "to_dynamic",
     ),
@@ -140,6 +150,10 @@ __all__ = [
     "Cpu",
     "CpuError",
     "CpuTooOldError",
+    "DynamicGRU",
+    "DynamicGRUCell",
+    "DynamicLSTM",
+    "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",
@@ -154,6 +168,7 @@ __all__ = [
     "RuleTable",
     "UnsupportedError",
     "WeightOnlyEmbedding",
+    "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",
