@@ -69,7 +69,7 @@ class Segment(nn.Module):
         for observe in OBSERVERS:
             observe(plan)
         if not any(plan.numbers):
-            self._latest = (plan.program.address(), plan)
+            self._latest = (plan.program.handle(), plan)
         return plan.gather(torch.ops.x86quant.run_program(plan.program, tensors))
 
     def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:
