@@ -40,7 +40,7 @@ _GOOD = ("refused", "loaded")
 def outcome(data: bytes, expected: str, x: torch.Tensor | None) -> str:
     """``refused``, ``loaded``, or what went wrong. A loaded model also runs on ``x`` if given."""
     try:
-        _, model = from_bytes(data)
+        model = from_bytes(data)[1].build(None)
     except ArtifactError:
         return "refused"
     except (Exception, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,14 +12,14 @@ from torch import nn
 
 def torchvision_model(name: str, size: int = 224) -> nn.Module:
     """The float network in eval mode, its batch norms settled on noise; nothing is downloaded."""
-    model = _random_model(name)
+    model = random_model(name)
     settle(model, [torch.randn(8, 3, size, size) for _ in range(2)])
     return model
 
 
 def network_for_images(name: str, size: int = 224) -> nn.Module:
     """The same, settled on :func:`images` and with every block's share of the result felt."""
-    model = _random_model(name)
+    model = random_model(name)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("layer_scale"):
             # A fresh ConvNeXt's is 1e-6: its blocks could compute anything, unnoticed.
@@ -55,17 +56,19 @@ def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
     model.eval()
 
 
-def _random_model(name: str) -> nn.Module:
-    _declare_missing_ops()
+def random_model(name: str, **options: Any) -> nn.Module:
+    """The float network with random weights, as torchvision makes it from ``options``."""
+    declare_missing_ops()
     import torchvision
 
     torch.manual_seed(0)
-    options = {"aux_logits": False, "init_weights": True} if name == "googlenet" else {}
+    if name == "googlenet":
+        options = {"aux_logits": False, "init_weights": True, **options}
     model: nn.Module = getattr(torchvision.models, name)(weights=None, **options)
     return model
 
 
-def _declare_missing_ops() -> None:
+def declare_missing_ops() -> None:
     """Declare two operators that torchvision registers fakes for but may come without.
 
     A torchvision whose C++ part does not load lacks them, and its import fails. Where that part

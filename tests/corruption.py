@@ -18,7 +18,7 @@ from typing import Any
 from x86quant.artifacts import container
 
 _LENGTH = 8
-_PREFIX = "x86quant-artifact 1 "
+_PREFIX = "x86quant-artifact 2 "
 _DIGEST = 64
 
 Parts = tuple[dict[str, Any], dict[str, Any], bytes]
@@ -31,6 +31,12 @@ class Draft:
     rng: random.Random
     manifest: dict[str, Any]
     header: dict[str, Any]
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The graph, of a model that is one."""
+        found: dict[str, Any] = self.manifest["model"]
+        return found
 
 
 #: Changes a draft; returns False where it does not apply.
@@ -193,9 +199,7 @@ def _hostile(expected: str = "refuse") -> Callable[[Mutation], Mutation]:
 
 def _calls(d: Draft, prefix: str = "") -> list[dict[str, Any]]:
     return [
-        n
-        for n in d.manifest["nodes"]
-        if n["op"] == "call_function" and n["target"].startswith(prefix)
+        n for n in d.graph["nodes"] if n["op"] == "call_function" and n["target"].startswith(prefix)
     ]
 
 
@@ -211,7 +215,7 @@ def _kwargs(d: Draft, *suffixes: str) -> list[tuple[dict[str, Any], str]]:
 
 def _with_arguments(d: Draft) -> list[dict[str, Any]]:
     """Nodes to which a bad argument can be given: all but get_attr, which takes none."""
-    return [n for n in d.manifest["nodes"] if n["op"] not in ("get_attr", "placeholder")]
+    return [n for n in d.graph["nodes"] if n["op"] not in ("get_attr", "placeholder")]
 
 
 def _set_kwarg(d: Draft, value: Any, *names: str) -> bool:
@@ -247,16 +251,16 @@ def _bad_geometry(d: Draft) -> bool:
 
 @_hostile()
 def _node_out_of_range(d: Draft) -> bool:
-    number = d.rng.choice([-1, len(d.manifest["nodes"]), 2**40, 2**80, 1.0, "0", None, True, [0]])
+    number = d.rng.choice([-1, len(d.graph["nodes"]), 2**40, 2**80, 1.0, "0", None, True, [0]])
     d.rng.choice(_with_arguments(d))["args"].append({"node": number})
     return True
 
 
 @_hostile()
 def _cycle(d: Draft) -> bool:
-    index = d.rng.randrange(len(d.manifest["nodes"]))
-    later = d.rng.randrange(index, len(d.manifest["nodes"]))
-    d.manifest["nodes"][index]["args"].append({"node": later})
+    index = d.rng.randrange(len(d.graph["nodes"]))
+    later = d.rng.randrange(index, len(d.graph["nodes"]))
+    d.graph["nodes"][index]["args"].append({"node": later})
     return True
 
 
@@ -288,7 +292,7 @@ def _code_in_name(d: Draft) -> bool:
     code = d.rng.choice(
         ["x):\n    import os\n#", "x=print(1)", "a b", "", "class", "é", "x\n", "__import__('os')"]
     )
-    node = d.rng.choice(d.manifest["nodes"])
+    node = d.rng.choice(d.graph["nodes"])
     where = d.rng.choice(["name", "kwargs", "target"])
     if where == "kwargs":
         node["kwargs"][code] = 1
@@ -301,14 +305,14 @@ def _code_in_name(d: Draft) -> bool:
 
 @_hostile()
 def _hostile_attribute(d: Draft) -> bool:
-    name = d.rng.choice(sorted(d.manifest["attributes"]))
-    content = d.manifest["attributes"].pop(name)
+    name = d.rng.choice(sorted(d.graph["attributes"]))
+    content = d.graph["attributes"].pop(name)
     bad = d.rng.choice(
         ["__class__", "forward", "_buffers", "a.b.__init__", "..", "", "x'y", "a\nb", "_modules.x",
          "x" * 500, ".".join("a" * 100), "training"]
     )  # fmt: skip
-    d.manifest["attributes"][bad] = content
-    for node in d.manifest["nodes"]:
+    d.graph["attributes"][bad] = content
+    for node in d.graph["nodes"]:
         if node["op"] == "get_attr" and node["target"] == name:
             node["target"] = bad
     return True
@@ -354,8 +358,8 @@ def _bad_arity(d: Draft) -> bool:
 
 @_hostile()
 def _missing_key(d: Draft) -> bool:
-    places: list[dict[str, Any]] = [d.manifest, d.rng.choice(d.manifest["nodes"])]
-    places += d.manifest["modules"].values()
+    places: list[dict[str, Any]] = [d.manifest, d.graph, d.rng.choice(d.graph["nodes"])]
+    places += d.graph["modules"].values()
     place = d.rng.choice(places)
     del place[d.rng.choice(sorted(place))]
     return True
@@ -363,7 +367,7 @@ def _missing_key(d: Draft) -> bool:
 
 @_hostile()
 def _wrong_type(d: Draft) -> bool:
-    place = d.rng.choice([d.manifest, d.rng.choice(d.manifest["nodes"])])
+    place = d.rng.choice([d.manifest, d.graph, d.rng.choice(d.graph["nodes"])])
     key = d.rng.choice(sorted(place))
     values: list[Any] = [None, 1, "x", [], {}, True, 1.5, [[]], [{}]]
     keeps = {type(place[key])} | ({bool} if key == "x" else set())
@@ -374,15 +378,15 @@ def _wrong_type(d: Draft) -> bool:
 
 @_hostile()
 def _qparams_on_floats(d: Draft) -> bool:
-    nodes = [n for n in d.manifest["nodes"] if n["target"] == "x86quant::dequantize"]
-    nodes += [n for n in d.manifest["nodes"] if n["op"] in ("placeholder", "get_attr", "output")]
+    nodes = [n for n in d.graph["nodes"] if n["target"] == "x86quant::dequantize"]
+    nodes += [n for n in d.graph["nodes"] if n["op"] in ("placeholder", "get_attr", "output")]
     d.rng.choice(nodes)["meta"]["qparams"] = [0.5, 3]
     return True
 
 
 @_hostile()
 def _bad_qparams(d: Draft) -> bool:
-    nodes = [n for n in d.manifest["nodes"] if "qparams" in n["meta"]]
+    nodes = [n for n in d.graph["nodes"] if "qparams" in n["meta"]]
     value = d.rng.choice(
         [[], [0.0, 0], [1, 0], [1.0, 256], [1.0, True], [-1.0, 0], {}, [1.0, 0, 0]]
     )
@@ -392,9 +396,9 @@ def _bad_qparams(d: Draft) -> bool:
 
 @_hostile()
 def _layer_of_other_class(d: Draft) -> bool:
-    layers = sorted(d.manifest["modules"])
+    layers = sorted(d.graph["modules"])
     if layers:
-        d.manifest["modules"][d.rng.choice(layers)]["class"] = d.rng.choice(
+        d.graph["modules"][d.rng.choice(layers)]["class"] = d.rng.choice(
             ["Module", "DataParallel", "torch.nn.Linear", "Sequential", "__builtins__", ""]
         )
     return bool(layers)
@@ -402,7 +406,7 @@ def _layer_of_other_class(d: Draft) -> bool:
 
 @_hostile()
 def _layer_too_large(d: Draft) -> bool:
-    layers = [m for m in d.manifest["modules"].values() if m["tensors"]]
+    layers = [m for m in d.graph["modules"].values() if m["tensors"]]
     if not layers:
         return False
     arguments = d.rng.choice(layers)["arguments"]
@@ -415,8 +419,8 @@ def _layer_too_large(d: Draft) -> bool:
 
 @_hostile()
 def _tensor_of_nothing(d: Draft) -> bool:
-    name = d.rng.choice(sorted(d.manifest["attributes"]))
-    d.manifest["attributes"][name] = d.rng.choice(
+    name = d.rng.choice(sorted(d.graph["attributes"]))
+    d.graph["attributes"][name] = d.rng.choice(
         [{"tensor": "nowhere"}, {"tensor": 1}, {"tensor": None}, {}, {"value": {"node": 0}}, [], 1]
     )
     return True
@@ -476,8 +480,8 @@ def _weights_cut_short(d: Draft) -> bool:
 
 @_hostile("faithful")
 def _swap_constants(d: Draft) -> bool:
-    a, b = d.rng.choices(sorted(d.manifest["attributes"]), k=2)
-    attributes = d.manifest["attributes"]
+    a, b = d.rng.choices(sorted(d.graph["attributes"]), k=2)
+    attributes = d.graph["attributes"]
     attributes[a], attributes[b] = attributes[b], attributes[a]
     return True
 
@@ -501,14 +505,14 @@ def _any_argument(d: Draft) -> bool:
 
 @_hostile("faithful")
 def _other_target(d: Draft) -> bool:
-    a, b = d.rng.choice(d.manifest["nodes"]), d.rng.choice(d.manifest["nodes"])
+    a, b = d.rng.choice(d.graph["nodes"]), d.rng.choice(d.graph["nodes"])
     a["op"], a["target"] = b["op"], b["target"]
     return True
 
 
 @_hostile("faithful")
 def _swap_nodes(d: Draft) -> bool:
-    nodes = d.manifest["nodes"]
+    nodes = d.graph["nodes"]
     a, b = d.rng.randrange(len(nodes)), d.rng.randrange(len(nodes))
     nodes[a], nodes[b] = nodes[b], nodes[a]
     return True
@@ -527,7 +531,7 @@ def _moved(value: Any, at: int) -> Any:
 
 @_hostile("faithful")
 def _repeat_node(d: Draft) -> bool:
-    nodes = d.manifest["nodes"]
+    nodes = d.graph["nodes"]
     again = copy.deepcopy(d.rng.choice(nodes))
     again["name"] = "again"
     at = d.rng.randrange(len(nodes))
@@ -540,7 +544,7 @@ def _repeat_node(d: Draft) -> bool:
 
 @_hostile("faithful")
 def _drop_node(d: Draft) -> bool:
-    d.manifest["nodes"].pop(d.rng.randrange(len(d.manifest["nodes"])))
+    d.graph["nodes"].pop(d.rng.randrange(len(d.graph["nodes"])))
     return True
 
 
@@ -570,7 +574,7 @@ def _other_dtype(d: Draft) -> bool:
 
 @_hostile("faithful")
 def _layer_argument(d: Draft) -> bool:
-    layers = [m for m in d.manifest["modules"].values() if m["arguments"]]
+    layers = [m for m in d.graph["modules"].values() if m["arguments"]]
     if not layers:
         return False
     arguments = d.rng.choice(layers)["arguments"]
@@ -582,7 +586,7 @@ def _layer_argument(d: Draft) -> bool:
 
 @_hostile("faithful")
 def _other_meta(d: Draft) -> bool:
-    a, b = d.rng.choice(d.manifest["nodes"]), d.rng.choice(d.manifest["nodes"])
+    a, b = d.rng.choice(d.graph["nodes"]), d.rng.choice(d.graph["nodes"])
     a["meta"], b["meta"] = b["meta"], a["meta"]
     return True
 
@@ -590,6 +594,7 @@ def _other_meta(d: Draft) -> bool:
 def content(data: bytes) -> dict[str, Any]:
     """What an artifact says, whatever its tensors are called."""
     manifest, header, tensors = parts(data)
+    graph = manifest["model"]
 
     def tensor(name: str) -> list[Any]:
         start, end = header[name]["data_offsets"]
@@ -598,15 +603,16 @@ def content(data: bytes) -> dict[str, Any]:
 
     attributes = {
         path: tensor(found["tensor"]) if "tensor" in found else found
-        for path, found in manifest["attributes"].items()
+        for path, found in graph["attributes"].items()
     }
     layers = {
         path: {**layer, "tensors": {k: tensor(name) for k, name in layer["tensors"].items()}}
-        for path, layer in manifest["modules"].items()
+        for path, layer in graph["modules"].items()
     }
-    used = {n["target"] for n in manifest["nodes"] if n["op"] in ("get_attr", "call_module")}
+    used = {n["target"] for n in graph["nodes"] if n["op"] in ("get_attr", "call_module")}
     return {
-        "nodes": manifest["nodes"],
+        "nodes": graph["nodes"],
+        "signature": graph["signature"],
         "attributes": {k: v for k, v in attributes.items() if k in used},
         "layers": {k: v for k, v in layers.items() if k in used},
     }

@@ -62,7 +62,7 @@ def sqnr(exact: torch.Tensor, actual: torch.Tensor) -> float:
 
 
 def equalized(model: nn.Module, x: torch.Tensor, always: bool = True):
-    graph = trace(copy.deepcopy(model), [Call((x,))]).graph_module
+    graph = trace(copy.deepcopy(model), Call((x,))).graph_module
     ranges = equalization.ChannelRanges(graph)
     ranges.observe(Call((x,)))
     return graph, equalization.equalize(graph, ranges, always=always)
@@ -75,7 +75,7 @@ def test_equalization_keeps_the_function():
     model, x = spoilt(conv_chain()), images()
     graph, pairs = equalized(model, x)
     assert len(pairs) >= 2
-    torch.testing.assert_close(graph(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(graph(x), (model(x),), rtol=1e-4, atol=1e-5)
 
 
 def test_equalization_narrows_channel_ranges():
@@ -93,7 +93,7 @@ def test_equalization_narrows_channel_ranges():
 
 
 def test_equalization_finds_pairs_through_pools_and_flatten():
-    graph = trace(conv_chain(), [Call((images(),))]).graph_module
+    graph = trace(conv_chain(), Call((images(),))).graph_module
     assert [(p.first, p.second) for p in equalization.find_pairs(graph)] == [
         ("0", "2"),
         ("2", "4"),
@@ -122,7 +122,7 @@ class Branch(nn.Module):
     ids=["sigmoid", "relu6", "read twice", "called twice"],
 )
 def test_equalization_leaves_what_it_would_change(between):
-    graph = trace(Branch(between).eval(), [Call((images(),))]).graph_module
+    graph = trace(Branch(between).eval(), Call((images(),))).graph_module
     assert list(equalization.find_pairs(graph)) == []
 
 
@@ -155,7 +155,7 @@ def test_equalization_survives_silent_channels():
     x = images()
     graph, _ = equalized(model, x)
     assert all(bool(torch.isfinite(p).all()) for p in graph.parameters())
-    torch.testing.assert_close(graph(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(graph(x), (model(x),), rtol=1e-4, atol=1e-5)
     assert sqnr(model(x), x86quant.quantize(model, x)(x)) > 28
 
 
@@ -166,7 +166,7 @@ def test_bias_correction_removes_the_mean_error():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3)).eval()
     x = images().abs()
-    part = StaticPart("", trace(copy.deepcopy(model), [Call((x,))]), Call((x,)), Ranges())
+    part = StaticPart("", trace(copy.deepcopy(model), Call((x,))), Call((x,)), Ranges())
     part.calibrate(Call((x,)))
     before = part.build()(x)
     correction = BiasCorrection(part)
@@ -185,7 +185,7 @@ def test_bias_correction_removes_the_mean_error():
 def test_bias_correction_gives_layers_a_bias_and_leaves_float_ones():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     x = images().abs()
-    result = x86quant.quantize(model, x, float_layers=["2"])
+    result = x86quant.quantize(model, x, float_layers=["2"], bias_correction=True)
     assert result.quantization.corrected == 2
     kept = result.graph_module.get_submodule("2")
     assert torch.equal(kept.bias, model[2].bias)

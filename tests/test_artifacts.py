@@ -361,8 +361,8 @@ def test_old_file_survives_a_failed_save(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_other_version_is_refused(saved: bytes, tmp_path: Path) -> None:
-    newer = saved.replace(b"x86quant-artifact 1 ", b"x86quant-artifact 2 ")
-    with pytest.raises(ArtifactError, match="format version 2"):
+    newer = saved.replace(b"x86quant-artifact 2 ", b"x86quant-artifact 3 ")
+    with pytest.raises(ArtifactError, match="format version 3"):
         x86quant.load(written(tmp_path / "a", newer))
 
 
@@ -406,10 +406,11 @@ def test_nothing_in_a_file_is_executed(saved: bytes, tmp_path: Path) -> None:
         manifest, header, tensors = parts(saved)
         code = f"x, _=open({str(tmp_path / 'pwned')!r}, 'w')"
         if path == "nodes":
-            manifest["nodes"][0]["target"] = code
+            manifest["model"]["nodes"][0]["target"] = code
         else:
-            name = sorted(manifest["attributes"])[0]
-            manifest["attributes"][f"a'), {code}, ('"] = manifest["attributes"].pop(name)
+            attributes = manifest["model"]["attributes"]
+            name = sorted(attributes)[0]
+            attributes[f"a'), {code}, ('"] = attributes.pop(name)
         with pytest.raises(ArtifactError):
             x86quant.load(written(tmp_path / "a", assembled(manifest, header, tensors)))
     assert not (tmp_path / "pwned").exists()
@@ -430,7 +431,7 @@ def test_fuzz_would_notice_an_unfaithful_load(saved: bytes) -> None:
     manifest, header, tensors = parts(saved)
     same = content(assembled(copy.deepcopy(manifest), header, tensors))
     assert same == content(saved)
-    manifest["nodes"][1]["kwargs"]["out_zp"] ^= 1
+    manifest["model"]["nodes"][1]["kwargs"]["out_zp"] ^= 1
     assert content(assembled(manifest, header, tensors)) != same
 
 

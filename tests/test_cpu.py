@@ -341,6 +341,11 @@ def test_an_unknown_level_is_refused():
     assert "X86QUANT_ISA=avx1024 is no level; use one of avx2," in done.stderr
 
 
+def test_a_level_is_read_in_any_case():
+    done = run_python("import x86quant; print(x86quant.cpu().isa)", X86QUANT_ISA=" AVX2 ")
+    assert done.stdout == "avx2\n", done.stdout + done.stderr
+
+
 def test_a_cap_that_comes_too_late_is_an_error():
     if "avx512" not in HERE.features:
         pytest.skip("needs a CPU with AVX-512 to be capped below it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from x86quant.errors import UnsupportedError
+from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.quantization.batches import Call
-from x86quant.quantization.faithful import check_faithful, why_untraceable
-from x86quant.quantization.tracing import trace
+from x86quant.quantization.part_search import find_parts
+from x86quant.quantization.proof import observe, prove, variants
+from x86quant.quantization.scheme import decide
+from x86quant.quantization.static_part import Ranges
+from x86quant.quantization.tracing import by_fx
 
 
 class Between(nn.Module):
@@ -85,7 +89,8 @@ def test_int8_does_what_the_model_does_at_other_sizes_too(case: str) -> None:
     int8 = x86quant.quantize(model, [torch.randn(4, 3, 32, 32) for _ in range(2)])
     for shape in ((4, 3, 32, 32), (1, 3, 32, 32), (2, 3, 64, 48)):
         x = torch.randn(shape)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", X86QuantWarning)  # where it runs in float
             want, got = model(x.clone()), int8(x.clone())
         assert decibels(want, got) > 20, (shape, int8.quantization)
 
@@ -107,9 +112,12 @@ def test_hooks_are_called(where: str) -> None:
 def test_a_graph_that_differs_at_another_size_is_refused() -> None:
     model, frozen = Between(on_height).eval(), Between(lambda self, y: y).eval()
     frozen.load_state_dict(model.state_dict())
-    with pytest.raises(UnsupportedError, match="other results than the model"):
-        check_faithful(model, frozen, [Call((torch.randn(2, 3, 32, 32),))])
-    check_faithful(model, model, [Call((torch.randn(2, 3, 32, 32),))])
+    call = Call((torch.randn(2, 3, 32, 32),))
+    seen = observe(model, [""], variants([call]))[""]
+    with pytest.raises(UnsupportedError, match="differs from the module"):
+        prove(model, by_fx(frozen, call), seen)
+    seen = observe(frozen, [""], variants([call]))[""]
+    prove(frozen, by_fx(frozen, call), seen)
 
 
 class Counts(nn.Module):
@@ -124,17 +132,23 @@ class Counts(nn.Module):
 
 
 class Noise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.randn_like(x)
+        return self.layer(x) + torch.randn_like(x)
 
 
 def test_state_and_noise_are_no_graph() -> None:
     call = Call((torch.randn(2, 4),))
-    assert "buffers" in str(why_untraceable(Counts(), call))
-    assert "random" in str(why_untraceable(Noise(), call))
-    assert why_untraceable(nn.Linear(4, 4), call) is None
-    with pytest.raises(UnsupportedError, match="random"):
-        trace(Noise(), [call])
+    for model, why in ((Counts(), "buffers"), (Noise(), "random")):
+        found = find_parts(model.eval(), decide(model, "static"), [call], Ranges())
+        assert "" not in [part.path for part in found.found]
+        assert why in " ".join(found.notes)
+    linear = nn.Linear(4, 4)
+    (part,) = find_parts(linear, decide(linear, "static"), [call], Ranges()).found
+    assert part.path == ""
 
 
 def test_a_recurrent_layer_keeps_its_bias() -> None:

@@ -18,6 +18,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, WeightOnlyLinear
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import statistics
+from x86quant.quantization.scheme import decide
 from x86quant.quantization.tracing import fold_batch_norms
 from x86quant.terminal.counted import counted
 
@@ -171,13 +172,9 @@ def test_every_form_of_calibration_data_gives_the_same_model(conv_net, quantized
         "generator": (piece for piece in x.split(8)),
         "mappings": [{"x": x, "labels": torch.zeros(32)}],
     }
-    if form == "mappings":  # a graph takes positional inputs only, so parts are quantized
-        model = x86quant.quantize(conv_net, forms[form])
-        assert "keyword" in str(model.quantization)
-    else:
-        model = x86quant.quantize(conv_net, forms[form], bias_correction=False)
-        expected = x86quant.quantize(conv_net, x, bias_correction=False)
-        assert torch.equal(model(x), expected(x))
+    model = x86quant.quantize(conv_net, forms[form], bias_correction=False)
+    expected = x86quant.quantize(conv_net, x, bias_correction=False)
+    assert torch.equal(model(x), expected(x))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +302,7 @@ def test_export_takes_over_where_fx_fails():
     assert "torch.fx cannot trace" in str(result.quantization)
     x = images(5, seed=1)
     assert sqnr(model(x), result(x)) > 30
-    assert {node.op for node in result.float_nodes} == {"reshape"}  # of the float input
+    assert {node.op for node in result.compiled.float_nodes} == {"reshape"}  # of the float input
     expected = x86quant.quantize(seeded(ConvNet), images())(x)
     assert sqnr(expected, result(x)) > 35
 
@@ -473,3 +470,38 @@ def test_a_quantized_model_is_saved_and_loaded(tmp_path, quantized):
 def test_numpy_is_not_taken_for_a_tensor_but_its_rows_are_no_batches(conv_net):
     with pytest.raises(InvalidInputError, match="batch 0 is ndarray"):
         x86quant.quantize(conv_net, np.zeros((4, 3, 8, 8), np.float32))
+
+
+def test_what_stays_in_float_is_said() -> None:
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), Own(8, 8), nn.LSTM(8, 8))
+    notes = "\n".join(x86quant.quantize(model, None, mode="dynamic").quantization.notes)
+    assert "1 layers with weights stay in float, because its class Own has a computation" in notes
+    assert "because with fewer than 256 units a step costs more than int8 saves: 3" in notes
+
+
+def test_norms_and_attentions_of_other_packages_are_seen() -> None:
+    class OwnRMSNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(self.q_proj(x), self.k_proj(x), self.v_proj(x))
+
+    int8 = x86quant.quantize(nn.Sequential(OwnRMSNorm(), Mixing()), None)
+    assert int8.quantization.mode == "dynamic"
+    patches = nn.Sequential(nn.Conv1d(8, 8, 1), nn.Flatten(2), OwnRMSNorm(), Mixing())
+    assert decide(patches, "auto").mode == "static and dynamic"
+    assert decide(nn.Sequential(nn.Conv1d(8, 8, 1), OwnRMSNorm()), "auto").mode == "static"

@@ -23,8 +23,9 @@ from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import current_overrides, current_rules, override, use_rules
 from x86quant.routing.router import Routing, choose, make_override
 from x86quant.routing.routes import Routes
+from x86quant.routing.sizes import Sizes
 from x86quant.spec import OpSpec, WeightFacts
-from x86quant.tables.conditions import Span
+from x86quant.tables.conditions import Span, parse_pattern
 from x86quant.tables.errata import Erratum, read_errata
 from x86quant.tables.shipped import find_table
 from x86quant.tables.table import Rule, RuleTable
@@ -377,6 +378,75 @@ def test_pieces_by_rows_of_the_default_table() -> None:
     assert by_rows(linear(768, 768, dynamic=True)) == dynamic
     assert by_rows(linear(768, 768), cpu=VNNI) == [(127, "fbgemm"), (None, "onednn")]
     assert by_rows(linear(768, 768), cpu=AVX2) == [(None, "fbgemm")]
+
+
+SHAPE = """
+[[entry]]
+use = "native"
+[entry.spec]
+op = "conv2d"
+in_channels = 64
+out_channels = 64
+kernel = [3, 3]
+padding = [1, 1]
+"""
+BY_SIZE = """
+[[rule]]
+op = "conv"
+when = { batch = "3..4" }
+use = "onednn"
+[[rule]]
+op = "*"
+when = { multiply_adds = "> 5000000" }
+use = "native"
+"""
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        DEFAULT,
+        STOCK,
+        table(BY_SIZE + LAST),
+        table(
+            'extends = "default"\n[domain]\nrows = "<= 100"\n'
+            + SHAPE
+            + "rows = 800\n"
+            + BY_SIZE
+            + LAST
+        ),
+        table(SHAPE + "batch = 3\nspatial = [9, 9]\n" + BY_SIZE + LAST),
+    ],
+)
+def test_sizes_of_one_key_have_one_answer(rules: RuleTable) -> None:
+    width = parse_pattern("conv", {"out_width": 9})
+    narrow = Erratum(*width, "native", "because", "reference", ">=2")
+    wanted = make_override("fbgemm", rows="40..50", caller="graph")
+    for more in ({}, {"errata": (narrow,)}, {"overrides": (wanted,)}):
+        routing = Routing(AMX, rules, KERNELS, **more)
+        for spec in (linear(caller="graph"), conv(caller="graph"), conv(8, 8, transposed=True)):
+            ranges = routing.size_ranges(spec)
+            answers: dict[Any, set[tuple[str, str]]] = {}
+            for batch, side in itertools.product((1, 2, 3, 4, 5, 31), (*range(1, 20), 300)):
+                if spec.op == "linear":
+                    sizes = Sizes.of_linear((batch, side, 768))
+                else:
+                    sizes = Sizes.of_conv((batch, 0, side, side), (batch, 0, side, side))
+                choice = routing.choose(sizes.of(spec))
+                answers.setdefault(ranges.key(spec, sizes, AMX), set()).add(
+                    (choice.kernel, choice.rule)
+                )
+            assert all(len(found) == 1 for found in answers.values()), (spec, answers)
+
+
+def test_sizes_share_a_key_where_no_rule_tells_them_apart() -> None:
+    ranges = Routing(AMX, table(LAST), KERNELS).size_ranges(conv())
+    keys = {
+        ranges.key(conv(), Sizes.of_conv((n, 0, side, side), (n, 0, side, side)), AMX)
+        for n in (1, 8)
+        for side in range(7, 200)
+    }
+    assert len(keys) == 1
 
 
 def test_overrides_and_errata_break_rows_too() -> None:

@@ -34,7 +34,8 @@ from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer
-from x86quant.runtime.segment import MAX_PLANS, Segment
+from x86quant.runtime.plan_cache import plan_bytes
+from x86quant.runtime.segment import Segment
 
 # Stock PyTorch warns of its own default observers.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
@@ -277,13 +278,14 @@ def test_new_shapes_get_plans_of_their_own_up_to_a_bound() -> None:
     module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
     (segment,) = module.segments
     first = segment.plans[0]
-    for size in range(9, 9 + MAX_PLANS + 3):
+    module.plan_cache_bytes = 10 * plan_bytes(first, 1)
+    for size in range(9, 9 + 19):
         x = torch.randn(1, 4, size, 8)
         assert torch.equal(module(x), module.graph_module(x))
-    assert len(segment.plans) == MAX_PLANS
+    assert 2 <= len(segment.plans) <= 10
     assert first not in segment.plans, "the least recently used goes first"
     kept = segment.plans[0]
-    x = torch.randn(1, 4, 9 + 3, 8)
+    x = torch.randn(1, 4, 9 + 19 - len(segment.plans), 8)
     module(x)
     assert segment.plans[-1] is kept, "a plan for these shapes was there"
 

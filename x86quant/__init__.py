@@ -13,8 +13,11 @@ Names are imported when first used, so that ``import x86quant`` costs next to no
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+from x86quant.errors import CpuError as _CpuError
 from x86quant.hardware.isa import apply_isa_cap
 from x86quant.version import __version__ as __version__
 
@@ -22,9 +25,14 @@ if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
+        DynamicGRU,
+        DynamicGRUCell,
         DynamicLinear,
+        DynamicLSTM,
+        DynamicLSTMCell,
         DynamicMultiheadAttention,
         WeightOnlyEmbedding,
+        WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
         to_dynamic,
     )
@@ -68,7 +76,14 @@ if TYPE_CHECKING:
     from x86quant.tables.table_reader import read_table
 
 # X86QUANT_ISA must cap oneDNN, FBGEMM and ATen before any of them looks at the CPU.
-apply_isa_cap()
+try:
+    apply_isa_cap()
+except _CpuError as error:
+    # The command imports this before any of its own code runs, and ends in one line.
+    if os.path.basename(sys.argv[0]) == "x86quant" or "x86quant.cli" in sys.orig_argv:
+        print(f"x86quant: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise
 
 _HOME = {
     "routing.in_force": ("current_rules", "override", "use_rules"),
@@ -76,9 +91,14 @@ _HOME = {
     "compiled": ("CompiledModule", "compile"),
     "hardware.cpu": ("Cpu", "cpu"),
     "dynamic": (
+        "DynamicGRU",
+        "DynamicGRUCell",
         "DynamicLinear",
+        "DynamicLSTM",
+        "DynamicLSTMCell",
         "DynamicMultiheadAttention",
         "WeightOnlyEmbedding",
+        "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
         "to_dynamic",
     ),
@@ -130,6 +150,10 @@ __all__ = [
     "Cpu",
     "CpuError",
     "CpuTooOldError",
+    "DynamicGRU",
+    "DynamicGRUCell",
+    "DynamicLSTM",
+    "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "Explanation",
@@ -144,6 +168,7 @@ __all__ = [
     "RuleTable",
     "UnsupportedError",
     "WeightOnlyEmbedding",
+    "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "X86QuantError",
     "X86QuantWarning",

@@ -1,7 +1,7 @@
 """Models as files: ``save``, ``load`` and ``describe``.
 
-One file, in the safetensors format: tensors as they are, the graph as JSON. No pickle; what a
-graph may call comes from closed lists, so a file from a stranger cannot run anything.
+One file, in the safetensors format: tensors as they are, graphs and layers as JSON. No pickle; what
+a graph may call comes from closed lists, so a file from a stranger cannot run anything.
 ``docs/artifacts.md`` describes the format.
 """
 

@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from x86quant.errors import ArtifactError
 from x86quant.lowering.graph_tools import op_name
+from x86quant.ops.dynamic import ACTIVATIONS
 
 #: Finds the tensor behind a ``get_attr`` node; None for any other argument.
 Constant = Callable[[object], torch.Tensor | None]
@@ -29,6 +30,8 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "conv": ("weight", "weight_scales", "bias", "lut"),
     "layer_norm": ("weight", "bias"),
     "linear": ("weight", "weight_scales", "bias", "lut"),
+    "linear_dynamic": ("weight", "weight_scale", "bias"),
+    "linear_weight_only": ("weight", "weight_scale", "bias"),
     "lut": ("table",),
     "mul": ("lut",),
 }
@@ -130,6 +133,18 @@ def _check_linear(kwargs: dict[str, Any], found: _Found) -> None:
     _check_channels(found, weight.shape[0])
 
 
+def _check_float_linear(kwargs: dict[str, Any], found: _Found) -> None:
+    weight, scale = _weight(found), found["weight_scale"]
+    if weight.dim() != 2 or scale is None:
+        raise ArtifactError(f"its weight has shape {tuple(weight.shape)}, and needs two dimensions")
+    for name in ("weight_scale", "bias"):
+        _check_floats(name, found[name], (weight.shape[0],))
+    if not bool((scale > 0).all()):
+        raise ArtifactError("its weight_scale holds what is not positive")
+    if kwargs["activation"] is not None and kwargs["activation"] not in ACTIVATIONS:
+        raise ArtifactError(f"its activation {kwargs['activation'][:80]!r} is not known")
+
+
 def _check_conv(kwargs: dict[str, Any], found: _Found) -> None:
     weight = _weight(found)
     dims = weight.dim() - 2
@@ -193,4 +208,6 @@ _WITH_TENSORS: dict[str, Callable[[dict[str, Any], _Found], None]] = {
     "conv": _check_conv,
     "layer_norm": _check_layer_norm,
     "linear": _check_linear,
+    "linear_dynamic": _check_float_linear,
+    "linear_weight_only": _check_float_linear,
 }

@@ -23,7 +23,7 @@ import torch
 
 from x86quant.errors import ArtifactError
 
-VERSION = 1
+VERSION = 2
 
 #: A header is JSON that Python parses into objects many times its size.
 MAX_HEADER_BYTES = 16 << 20

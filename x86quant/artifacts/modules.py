@@ -13,8 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
+from x86quant.artifacts.typed import typed
 from x86quant.artifacts.values import decode, encode
+from x86quant.dynamic import (
+    DynamicLinear,
+    DynamicMultiheadAttention,
+    Int8Linear,
+    WeightOnlyEmbedding,
+    WeightOnlyLinear,
+)
 from x86quant.errors import ArtifactError
+from x86quant.ops.dynamic import check_weight
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,19 +166,109 @@ KINDS: dict[type[nn.Module], Kind] = {
     nn.LocalResponseNorm: Kind(("size", "alpha", "beta", "k")),
 }  # fmt: skip
 
-_BY_NAME: dict[str, type[nn.Module]] = {kind.__qualname__: kind for kind in KINDS}
+_State = dict[str, torch.Tensor]
+
+
+def _int8_linear(cls: type[Int8Linear], values: dict[str, Any], state: _State) -> nn.Module:
+    weight, scale, bias = _operands(cls.op, state)
+    if type(values["transposed"]) is not bool:
+        raise ArtifactError("transposed of a linear is no boolean")
+    return cls(weight, scale, bias, values["activation"], values["transposed"])
+
+
+def _int8_embedding(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    weight, scale, _ = _operands("embedding", state)
+    module: nn.Module = cls(weight, scale)
+    return module
+
+
+def _attention(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    inner, outer = (
+        DynamicLinear(*_operands("linear_dynamic", _within(state, f"{name}.")))
+        for name in ("in_proj", "out_proj")
+    )
+    heads, size = values["num_heads"], inner.in_features
+    if type(heads) is not int or heads < 1 or size % heads or inner.out_features != 3 * size:
+        raise ArtifactError(f"an attention of size {size} cannot have {heads} heads")
+    if type(values["batch_first"]) is not bool:
+        raise ArtifactError("batch_first of an attention is no boolean")
+    module: nn.Module = cls(inner, outer, heads, values["batch_first"])
+    return module
+
+
+def _within(state: _State, prefix: str) -> _State:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _operands(op: str, state: _State) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Codes, scales and bias, which fit each other."""
+    weight, scale, bias = state["int8_weight"], state["weight_scale"], state.get("bias")
+    check_weight(op, weight, scale, bias)
+    if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
+        raise ArtifactError("its weight_scale holds what is not positive and finite")
+    if unknown := state.keys() - {"int8_weight", "weight_scale", "bias"}:
+        raise ArtifactError(f"it has the unknown tensor {min(unknown)[:80]!r}")
+    return weight, scale, bias
+
+
+#: The layers that ``to_dynamic`` makes: constructor arguments that are attributes, and the builder.
+_INT8: dict[type[nn.Module], tuple[Kind, Callable[..., nn.Module]]] = {
+    DynamicLinear: (Kind(("activation", "transposed")), _int8_linear),
+    WeightOnlyLinear: (Kind(("activation", "transposed")), _int8_linear),
+    WeightOnlyEmbedding: (Kind(), _int8_embedding),
+    DynamicMultiheadAttention: (Kind(("num_heads", "batch_first")), _attention),
+}
+
+_BY_NAME: dict[str, type[nn.Module]] = {kind.__qualname__: kind for kind in (*KINDS, *_INT8)}
+
+#: What constructors raise for arguments that make no sense.
+_NONSENSE = (
+    TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError, KeyError,
+    AttributeError, IndexError,
+)  # fmt: skip
 
 #: Hooks that would be lost, by the attribute that holds them.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether ``module``, or anything in it, has hooks, which no file can hold."""
+    return any(getattr(child, hooks) for child in module.modules() for hooks in _HOOKS)
+
+
+def is_int8(module: nn.Module) -> bool:
+    """Whether ``to_dynamic`` put ``module`` where a float layer was, or took one away."""
+    return type(module) in _INT8 or type(module) is nn.Identity
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether ``module`` can be written down as a layer."""
+    return type(module) in KINDS or type(module) in _INT8
+
+
+def write_layer(layer: nn.Module, path: str, tensors: TensorWriter) -> dict[str, Any]:
+    """``layer`` as JSON; its tensors go to ``tensors`` under names that begin with ``path``."""
+    name, arguments = describe(layer)
+    prefix = f"{path}." if path else ""
+    state = {key: tensors.add(f"{prefix}{key}", t) for key, t in layer.state_dict().items()}
+    return {"class": name, "arguments": arguments, "tensors": state}
+
+
+def read_layer(content: Mapping[str, Any], tensors: TensorReader) -> nn.Module:
+    """The layer that ``write_layer`` wrote."""
+    names = typed(dict, content["tensors"], "tensors of a layer")
+    state = {key: tensors.take(name) for key, name in names.items()}
+    arguments = typed(dict, content["arguments"], "arguments of a layer")
+    return build(typed(str, content["class"], "class"), arguments, state)
+
+
 def describe(module: nn.Module) -> tuple[str, dict[str, Any]]:
     """The class name and constructor arguments of ``module``."""
-    kind = KINDS.get(type(module))
+    kind = _INT8[type(module)][0] if type(module) in _INT8 else KINDS.get(type(module))
     if kind is None:
         known = type(module).__name__
         raise ArtifactError(f"a layer of class {known} has no form in an artifact")
-    if any(getattr(child, hooks) for child in module.modules() for hooks in _HOOKS):
+    if has_hooks(module):
         raise ArtifactError("its hooks have no form in an artifact: remove them first")
     arguments = {name: getattr(module, name) for name in kind.attributes}
     arguments.update({name: compute(module) for name, compute in kind.computed.items()})
@@ -180,7 +280,7 @@ def build(name: str, arguments: Mapping[str, Any], state: dict[str, torch.Tensor
     cls = _BY_NAME.get(name)
     if cls is None:
         raise ArtifactError(f"the layer class {name[:80]!r} is not one an artifact may hold")
-    kind = KINDS[cls]
+    kind = _INT8[cls][0] if cls in _INT8 else KINDS[cls]
     if arguments.keys() != kind.arguments:
         raise ArtifactError(f"a {name} is built from {sorted(kind.arguments)}")
     values = {key: decode(value, ()) for key, value in arguments.items()}
@@ -188,10 +288,13 @@ def build(name: str, arguments: Mapping[str, Any], state: dict[str, torch.Tensor
         if type(values[key]) is not int or not 0 < values[key] <= len(state):
             raise ArtifactError(f"a {name} with {len(state)} tensors has {key} {values[key]}")
     try:
+        if cls in _INT8:
+            return _INT8[cls][1](cls, values, state).requires_grad_(False).eval()
         with torch.device("meta"):
             module = cls(**values)
         module.load_state_dict(state, assign=True)
-    except (TypeError, ValueError, RuntimeError, AssertionError, ArithmeticError) as error:
-        # Constructors of torch raise any of these for arguments that make no sense.
+    except ArtifactError:
+        raise
+    except _NONSENSE as error:
         raise ArtifactError(f"a {name} cannot be built as described: {error}") from error
     return module.requires_grad_(False).eval()

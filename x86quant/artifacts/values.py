@@ -7,23 +7,28 @@ list. Everything else is an object with one key that says what it is::
     {"tuple": [...]}       {"dict": {...}}      {"slice": [start, stop, step]}
     {"float": "inf"}       {"dtype": "float32"} {"memory_format": "channels_last"}
     {"layout": "strided"}  {"device": "cpu"}    {"ellipsis": null}
+    {"ordered": [[key, value], ...]}            an OrderedDict
+    {"leaf": 0}            the place of a tensor in a structure
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from x86quant.artifacts.structures import Leaf
 from x86quant.errors import ArtifactError
 
 #: Arguments of real models nest two or three levels.
 MAX_DEPTH = 16
 
 _INT_BITS = 63
+_MAX_LEAVES = 1 << 16
 
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DTYPES = {
@@ -55,8 +60,12 @@ def encode(value: Any, index: Mapping[Node, int]) -> Any:
         return int(value)
     if isinstance(value, float):
         return _encode_float(value)
+    if isinstance(value, Leaf):
+        return {"leaf": value.index}
     if isinstance(value, slice):
         return {"slice": [encode(v, index) for v in (value.start, value.stop, value.step)]}
+    if type(value) is OrderedDict and all(isinstance(key, str) for key in value):
+        return {"ordered": [[key, encode(item, index)] for key, item in value.items()]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": {key: encode(item, index) for key, item in value.items()}}
     if isinstance(value, tuple) and (type(value) in (tuple, torch.Size)):
@@ -130,6 +139,21 @@ def _dict(content: Any, nodes: Sequence[Node], depth: int) -> dict[str, Any]:
     return {key: decode(item, nodes, depth) for key, item in content.items()}
 
 
+def _ordered(content: Any, nodes: Sequence[Node], depth: int) -> OrderedDict[str, Any]:
+    found: OrderedDict[str, Any] = OrderedDict()
+    for row in content if isinstance(content, list) else [None]:
+        if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
+            raise ArtifactError("an ordered argument holds no pairs of names and values")
+        found[row[0]] = decode(row[1], nodes, depth)
+    return found
+
+
+def _leaf(content: Any, nodes: Sequence[Node], depth: int) -> Leaf:
+    if type(content) is not int or not 0 <= content < _MAX_LEAVES:
+        raise ArtifactError(f"a leaf is number {str(content)[:80]}")
+    return Leaf(content)
+
+
 def _slice(content: Any, nodes: Sequence[Node], depth: int) -> slice:
     if not isinstance(content, list) or len(content) != 3:
         raise ArtifactError("a slice argument does not have three parts")
@@ -161,6 +185,8 @@ _DECODERS: dict[str, Callable[[Any, Sequence[Node], int], Any]] = {
     "node": _node,
     "tuple": _tuple,
     "dict": _dict,
+    "ordered": _ordered,
+    "leaf": _leaf,
     "slice": _slice,
     "device": _device,
     "ellipsis": _ellipsis,

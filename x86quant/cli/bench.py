@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from x86quant.cli import loading
 from x86quant.errors import InvalidInputError
+from x86quant.files import check_target
 
 if TYPE_CHECKING:
-    import torch
+    from torch import nn
 
+    from x86quant.compiled import CompiledModule
     from x86quant.profiling.timing import Timing
 
 HELP = "time a model: float, stock int8, compiled"
@@ -47,16 +49,17 @@ def run(options: argparse.Namespace) -> int:
     from x86quant.profiling.roofline import using_threads
     from x86quant.profiling.timing import interleaved
 
-    if options.trace and not options.trace.absolute().parent.is_dir():  # now, not after measuring
-        raise InvalidInputError(f"--trace: there is no folder {options.trace.absolute().parent}")
-    inputs = loading.random_inputs(options.shape)
+    if options.trace:
+        check_target(options.trace, "--trace")  # now, not after measuring
+    model = loading.load_model(options.model)
+    call = loading.arguments_for(options, model)
     threads = options.threads or torch.get_num_threads()
     with using_threads(threads), torch.no_grad():
-        forms = loading.compile_model(loading.load_model(options.model), inputs)
+        forms = loading.compile_model(model, call.args, call.kwargs)
         loading.tell(f"timing {options.rounds} rounds on {threads} threads")
-        timings = interleaved(_candidates(forms, inputs), rounds=options.rounds)
+        timings = interleaved(_candidates(forms, call), rounds=options.rounds)
         measured = (
-            profile(forms.compiled, inputs, runs=options.rounds)
+            profile(_one_graph(forms.compiled), call.args, kwargs=call.kwargs, runs=options.rounds)
             if options.profile or options.trace
             else None
         )
@@ -66,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         facts: dict[str, Any] = {
             "model": options.model,
-            "shapes": options.shape,
+            "shapes": [tuple(x.shape) for x in (*call.args, *call.kwargs.values())],
             "threads": threads,
             "rounds": options.rounds,
             "timings": _facts(timings),
@@ -81,12 +84,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _candidates(
-    forms: loading.Forms, inputs: tuple[torch.Tensor, ...]
-) -> dict[str, Callable[[], object]]:
+def _one_graph(model: nn.Module) -> CompiledModule:
+    """``model``, which must be compiled as a whole for its steps to be timed."""
+    from x86quant.compiled import CompiledModule
+
+    if not isinstance(model, CompiledModule):
+        raise InvalidInputError(
+            "--profile and --trace time the steps of one compiled graph, and this model has "
+            "several parts: x86quant report tells the times of each"
+        )
+    return model
+
+
+def _candidates(forms: loading.Forms, call: loading.Arguments) -> dict[str, Callable[[], object]]:
     models = {"float": forms.float_model, "stock int8": forms.converted, _COMPILED: forms.compiled}
     return {
-        name: functools.partial(model, *inputs)
+        name: functools.partial(model, *call.args, **call.kwargs)
         for name, model in models.items()
         if model is not None
     }

@@ -26,9 +26,10 @@ def run(options: argparse.Namespace) -> int:
     import x86quant
     from x86quant.profiling.roofline import using_threads
 
-    inputs = loading.random_inputs(options.shape)
+    model = loading.load_model(options.model)
+    call = loading.arguments_for(options, model)
     with using_threads(options.threads or torch.get_num_threads()):
-        compiled = loading.compile_model(loading.load_model(options.model), inputs).compiled
-        explanation = x86quant.explain(compiled, inputs)
+        compiled = loading.compile_model(model, call.args, call.kwargs).compiled
+        explanation = x86quant.explain(compiled, call.args, kwargs=call.kwargs)
     print(explanation.to_json() if options.json else explanation)
     return 0

@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from x86quant.cli import loading
 from x86quant.errors import InvalidInputError
+from x86quant.files import check_target, write_aside
 
 HELP = "quantize a float model and save it"
 
@@ -67,12 +69,12 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.artifacts.writer import to_bytes
     from x86quant.profiling.roofline import using_threads
 
-    if not options.out.absolute().parent.is_dir():  # now, not after calibration
-        raise InvalidInputError(f"--out: there is no folder {options.out.absolute().parent}")
+    check_target(options.out, "--out")  # now, not after calibration
     model = loading.load_model(options.model)
-    metric = None if options.metric is None else loading.load_object(options.metric)
+    metric = None if options.metric is None else _metric(options.metric)
     with using_threads(options.threads or torch.get_num_threads()):
         result: Any = x86quant.quantize(
             model,
@@ -86,8 +88,9 @@ def run(options: argparse.Namespace) -> int:
             metric=metric,
             max_drop=options.max_drop,
         )
-    x86quant.save(result, options.out, example_inputs=_example(model, options.data))
-    size = options.out.stat().st_size
+    data = to_bytes(result)
+    write_aside(options.out, data)
+    size = len(data)
     loading.tell(f"wrote {options.out}, {size / 1e6:.2f} MB")
     summary = result.quantization
     if options.json:
@@ -124,10 +127,20 @@ def _load_file(path: Path) -> Any:
         raise InvalidInputError(f"--data: cannot read {path}: {lines[0]}") from error
 
 
-def _example(model: Any, source: str | None) -> tuple[Any, ...] | None:
-    """Inputs to check the saved graph on; data are read anew, since a stream is used up."""
-    from x86quant.quantization.batches import Calibration
+def _metric(name: str) -> Callable[[Any], float]:
+    """The metric ``name``; what it raises, or returns that is no number, is told in its name."""
+    metric = loading.load_object(name)
 
-    if source is None:
-        return None
-    return Calibration(load_data(source), model).example.args
+    def scored(model: Any) -> float:
+        try:
+            found = metric(model)
+        except Exception as error:  # whatever the user's function raises
+            raise InvalidInputError(f"--metric {name} failed: {loading.told(error)}") from error
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise InvalidInputError(
+                f"--metric {name} returned {type(found).__name__}, not a number"
+            ) from None
+
+    return scored

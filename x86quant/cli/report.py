@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from x86quant.cli import loading
-from x86quant.errors import InvalidInputError
+from x86quant.files import check_target
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from x86quant.reporting import ModelReport
@@ -48,44 +47,45 @@ def run(options: argparse.Namespace) -> int:
 
     from x86quant.profiling.roofline import using_threads
 
-    if not options.out.absolute().parent.is_dir():  # now, not after measuring
-        raise InvalidInputError(f"--out: there is no folder {options.out.absolute().parent}")
-    inputs = loading.random_inputs(options.shape)
+    check_target(options.out, "--out")  # now, not after measuring
+    model = loading.load_model(options.model)
+    call = loading.arguments_for(options, model)
     with using_threads(options.threads or torch.get_num_threads()), torch.no_grad():
-        report = _report(loading.load_model(options.model), inputs, options)
+        report = _report(model, call, options)
     report.write(options.out)
     loading.tell(f"wrote {options.out}")
     print(report.to_json() if options.json else report)
     return 0
 
 
-def _report(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], options: argparse.Namespace
-) -> ModelReport:
+def _report(model: nn.Module, call: loading.Arguments, options: argparse.Namespace) -> ModelReport:
     from x86quant.quantization import quantize
     from x86quant.quantization.layer_statistics import statistics
     from x86quant.reporting import model_report
 
     title = f"x86quant report: {options.model}"
     if loading.is_quantized(model):
-        compiled = loading.compile_model(model, inputs).compiled
-        return model_report(compiled, inputs, title=title)
-    batches = _batches(options.data, options.shape)
-    quantized = quantize(model, batches, example_inputs=inputs)
-    found = statistics(model, quantized, batches, example_inputs=inputs)
+        compiled = loading.compile_model(model, call.args, call.kwargs).compiled
+        return model_report(compiled, call.args, kwargs=call.kwargs, title=title)
+    batches = _batches(options, call)
+    example = None if call.kwargs else call.args
+    quantized: Any = quantize(model, batches, example_inputs=example)
+    found = statistics(model, quantized, batches, example_inputs=example)
     return model_report(
         quantized,
-        inputs,
+        call.args,
+        kwargs=call.kwargs,
         title=title,
         precision={layer.name: layer for layer in found},
         notes=[("Quantization", str(quantized.quantization))],
     )
 
 
-def _batches(name: str | None, shapes: list[tuple[int, ...]]) -> list[Any]:
-    if name is None:
+def _batches(options: argparse.Namespace, call: loading.Arguments) -> list[Any]:
+    if options.data is None:
         loading.tell("no --data: calibrating on random inputs")
-        batches = [loading.random_inputs(shapes) for _ in range(_RANDOM_BATCHES)]
-        return [batch[0] if len(batch) == 1 else batch for batch in batches]
-    data = loading.load_object(name)
+        inputs = [*(loading.InputShape(sizes) for sizes in options.shape), *options.input]
+        calls = [loading.random_arguments(inputs, seed) for seed in range(_RANDOM_BATCHES)]
+        return [dict(one.kwargs) if one.kwargs else one.args for one in calls]
+    data = loading.load_object(options.data)
     return list(data() if callable(data) else data)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from x86quant.cli import loading
 from x86quant.errors import InvalidInputError, MeasurementError, RuleError, X86QuantWarning
 from x86quant.hardware.isa import LEVELS
 
@@ -273,7 +274,8 @@ def _shapes(options: argparse.Namespace) -> Sequence[Shape]:
     if not options.model:
         return read_shapes(options.shapes or LAYERS)
     size = _sizes(options.shape) if options.shape else PICTURE
-    return model_shapes(load_model(options.model), options.model, size)
+    load = loading.load_model if ":" in options.model else load_model
+    return model_shapes(load(options.model), options.model, size)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from x86quant.cli import loading
 from x86quant.errors import InvalidInputError
 from x86quant.hardware.isa import LEVELS
 from x86quant.spec import OP_KINDS
@@ -182,7 +183,7 @@ def _shapes(options: argparse.Namespace) -> tuple[Shape, ...]:
         if options.shapes:
             return read_shapes(options.shapes)
         return (*read_shapes(LAYERS), *read_shapes(PROBES))
-    model = load_model(options.model)
+    model = loading.load_model(options.model) if ":" in options.model else load_model(options.model)
     first, *rest = options.shape or PICTURE
     found: dict[Shape, None] = {}
     for batch in options.batch or (first,):

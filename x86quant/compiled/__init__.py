@@ -1,6 +1,7 @@
-"""Compiled models: the module, ``compile`` that makes it, and the back end of torch.compile."""
+"""Compiled models: the module, its guard, ``compile``, and the back end of torch.compile."""
 
 from x86quant.compiled.compiler import compile
+from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.module import CompiledModule
 
-__all__ = ["CompiledModule", "compile"]
+__all__ = ["CompiledModule", "GuardedModule", "compile"]

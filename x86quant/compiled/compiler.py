@@ -13,7 +13,11 @@ from x86quant.compiled.module import CompiledModule
 from x86quant.lowering import lower
 
 
-def compile(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> CompiledModule:
+def compile(
+    model: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any],
+    plan_cache_bytes: int | None = None,
+) -> CompiledModule:
     """Compile ``model`` into a module of ``x86quant`` ops on plain uint8 and int8 tensors.
 
     Args:
@@ -21,6 +25,8 @@ def compile(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -
             converted model that ``torch.fx`` can trace, or what PT2E's ``convert_pt2e`` returned,
             as it is or exported.
         example_inputs: the tuple of positional inputs to run it on once.
+        plan_cache_bytes: how much memory each segment may keep for plans of input shapes it has
+            met; by default the megabytes in ``X86QUANT_PLAN_CACHE_MB``, else 256 MB.
 
     Returns:
         A module with the same inputs and, within one step per layer, the same outputs. Whatever
@@ -31,7 +37,9 @@ def compile(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -
         UnsupportedError: the model cannot be traced.
     """
     lowering = lower(model, example_inputs)
-    compiled = CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes)
+    compiled = CompiledModule(
+        lowering.graph_module, lowering.reports, lowering.float_nodes, plan_cache_bytes
+    )
     with torch.no_grad():
         compiled(*example_inputs)  # packs the weights and plans: errors come now, the rest is fast
     return compiled

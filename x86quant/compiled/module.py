@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import threading
 import warnings
@@ -20,6 +21,7 @@ from x86quant.lowering.passes import Report
 from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.plan import NoNativeFormError
+from x86quant.runtime.plan_cache import default_bytes
 
 
 class CompiledModule(nn.Module):
@@ -38,12 +40,14 @@ class CompiledModule(nn.Module):
         graph_module: GraphModule,
         reports: tuple[Report, ...] = (),
         float_nodes: tuple[FloatNode, ...] = (),
+        plan_cache_bytes: int | None = None,
     ) -> None:
         super().__init__()
         self.graph_module = graph_module
         self.reports = reports
         self.float_nodes = float_nodes
         self.quantization: Any = None
+        self._plan_cache_bytes = plan_cache_bytes
         placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
         self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
         self._lock = threading.Lock()
@@ -94,7 +98,9 @@ class CompiledModule(nn.Module):
         if self._runtime is None:
             with self._lock:
                 if self._runtime is None:
-                    self._runtime = _Runtime(_build_runtime(self.graph_module, self._torch_nodes))
+                    self._runtime = _Runtime(
+                        _build_runtime(self.graph_module, self._torch_nodes, self._plan_cache_bytes)
+                    )
         return self._runtime.module
 
     @property
@@ -107,6 +113,19 @@ class CompiledModule(nn.Module):
         with self._lock:
             self._runtime = None
         forget_packs(self.graph_module.buffers())
+
+    @property
+    def plan_cache_bytes(self) -> int | None:
+        """How many bytes of plans each segment keeps; None: what X86QUANT_PLAN_CACHE_MB says."""
+        return self._plan_cache_bytes
+
+    @plan_cache_bytes.setter
+    def plan_cache_bytes(self, limit: int | None) -> None:
+        if limit is not None and limit < 0:
+            raise InvalidInputError(f"plan_cache_bytes must not be negative, got {limit}")
+        self._plan_cache_bytes = limit
+        for segment in self.segments:
+            segment.plan_cache_bytes = default_bytes() if limit is None else limit
 
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""
@@ -160,7 +179,9 @@ def _only_segment(module: GraphModule) -> Segment | None:
     return segment if isinstance(segment, Segment) else None
 
 
-def _build_runtime(graph_module: GraphModule, torch_nodes: Collection[str]) -> GraphModule:
+def _build_runtime(
+    graph_module: GraphModule, torch_nodes: Collection[str], plan_cache_bytes: int | None
+) -> GraphModule:
     try:
         extension.load()
     except ExtensionError as error:
@@ -168,7 +189,8 @@ def _build_runtime(graph_module: GraphModule, torch_nodes: Collection[str]) -> G
             f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=4
         )
         return graph_module
-    return partition(graph_module, Segment, torch_nodes)
+    make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
+    return partition(graph_module, make, torch_nodes)
 
 
 class _InputSpec:

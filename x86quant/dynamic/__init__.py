@@ -1,6 +1,13 @@
 """Int8 linears on float tensors: the layers, and ``to_dynamic`` that puts them into a model."""
 
-from x86quant.dynamic.convert import activation_name, is_linear, to_dynamic, why_float
+from x86quant.dynamic.convert import (
+    activation_name,
+    is_linear,
+    is_recurrent,
+    to_dynamic,
+    why_float,
+)
+from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -8,15 +15,33 @@ from x86quant.dynamic.layers import (
     WeightOnlyEmbedding,
     WeightOnlyLinear,
 )
+from x86quant.dynamic.recurrent import (
+    RECURRENT,
+    DynamicCell,
+    DynamicGRU,
+    DynamicGRUCell,
+    DynamicLSTM,
+    DynamicLSTMCell,
+    DynamicRecurrent,
+)
 
 __all__ = [
+    "RECURRENT",
+    "DynamicCell",
+    "DynamicGRU",
+    "DynamicGRUCell",
+    "DynamicLSTM",
+    "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
+    "DynamicRecurrent",
     "Int8Linear",
     "WeightOnlyEmbedding",
+    "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "activation_name",
     "is_linear",
+    "is_recurrent",
     "to_dynamic",
     "why_float",
 ]

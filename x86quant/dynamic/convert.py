@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -18,6 +19,7 @@ from x86quant.dynamic.layers import (
     WeightOnlyLinear,
     is_conv1d,
 )
+from x86quant.dynamic.recurrent import RECURRENT
 
 #: Activation modules that a linear before them can absorb, by qualified name, so that those of
 #: other packages need no import.
@@ -58,13 +60,16 @@ def to_dynamic(
     """``model`` with its linears in int8, for inference.
 
     Every ``nn.Linear`` (and Hugging Face's ``Conv1D``) becomes a ``DynamicLinear`` and every
-    ``nn.MultiheadAttention`` a ``DynamicMultiheadAttention``, where that is possible. Activations
-    right behind a linear are fused into it. What stays in float: see ``why_float``.
+    ``nn.MultiheadAttention`` a ``DynamicMultiheadAttention``, every ``nn.LSTM`` and ``nn.GRU`` a
+    ``DynamicLSTM`` and ``DynamicGRU``, and so their cells, where that is possible and gains.
+    Activations right behind a linear are fused into it. What stays in float: see ``why_float``.
 
     Args:
         model: a float model; it is not changed unless ``inplace``.
-        weight_only: keep activations in float (``WeightOnlyLinear``), and attentions whole.
-        embeddings: embedding tables to int8 too (``WeightOnlyEmbedding``), which saves memory.
+        weight_only: keep activations in float (``WeightOnlyLinear``), attentions and recurrent
+            layers whole.
+        embeddings: embedding tables to int8 too (``WeightOnlyEmbedding``,
+            ``WeightOnlyEmbeddingBag``), which saves memory.
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
@@ -83,9 +88,15 @@ def to_dynamic(
             elif is_linear(module):
                 if not (kept or why_float(module)):
                     done[module] = kind.from_float(module)
+            elif is_recurrent(module):
+                if not (kept or weight_only or why_float(module)):
+                    done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
             elif isinstance(module, nn.Embedding):
                 if embeddings and not (kept or why_float(module)):
-                    done[module] = WeightOnlyEmbedding.from_float(module)
+                    done[module] = WeightOnlyEmbedding.from_float(module, name)
+            elif isinstance(module, nn.EmbeddingBag):
+                if embeddings and not (kept or why_float(module)):
+                    done[module] = WeightOnlyEmbeddingBag.from_float(module, name)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():
@@ -98,13 +109,18 @@ def to_dynamic(
     users = _times_used(model)
     for module in model.modules():
         _fuse_children(module, users)
-        _leave_fast_path(module)
+        leave_fast_path(module)
     return model
 
 
 def is_linear(module: nn.Module) -> bool:
     """Whether ``module`` is a linear layer: torch's, a subclass of it, or Hugging Face's Conv1D."""
     return isinstance(module, nn.Linear) or is_conv1d(module)
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether ``module`` is a recurrent layer or cell of torch."""
+    return isinstance(module, nn.RNNBase | nn.RNNCellBase)
 
 
 def why_float(module: nn.Module) -> str | None:
@@ -117,22 +133,38 @@ def why_float(module: nn.Module) -> str | None:
         return "it has hooks, which read or change its float tensors"
     if "forward" in vars(module):
         return "its forward was replaced on the object"
-    base = next((kind for kind in _BASES if isinstance(module, kind)), type(module))
+    base = _base(module)
     if nn.utils.parametrize.is_parametrized(module):
         return "its weight is computed anew by a parametrization"
     if not _behaves_as(type(module), base):
         return f"its class {type(module).__name__} has a computation of its own"
+    if is_recurrent(module):
+        if base not in RECURRENT:
+            return f"there is no int8 form of {type(module).__name__}"
+        if int(module.hidden_size) < LEAST_UNITS:  # type: ignore[arg-type]
+            return f"with fewer than {LEAST_UNITS} units a step costs more than int8 saves"
+        return None
     unknown = (set(module._parameters) | set(module._buffers)) - _STATE.get(base, _WEIGHT_AND_BIAS)
     if unknown:
         return f"it has more tensors than weight and bias: {', '.join(sorted(unknown))}"
     if isinstance(module, nn.MultiheadAttention):
         return DynamicMultiheadAttention.refusal(module) or why_float(module.out_proj)
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return "its max_norm rewrites the table as it is read"
     return None
 
 
-_BASES = (nn.Linear, nn.MultiheadAttention, nn.Embedding)
+#: Smaller recurrent layers are quicker in float, where all steps are one call.
+LEAST_UNITS = 256
+
+_BASES = (nn.Linear, nn.MultiheadAttention, nn.Embedding, nn.EmbeddingBag, *RECURRENT)
+
+
+def _base(module: nn.Module) -> type[nn.Module]:
+    """The class of torch's that ``module`` is of."""
+    return next((kind for kind in _BASES if isinstance(module, kind)), type(module))
+
+
 _WEIGHT_AND_BIAS = frozenset({"weight", "bias"})
 _STATE: dict[type, frozenset[str]] = {
     nn.MultiheadAttention: frozenset(
@@ -218,7 +250,7 @@ class _ChildTracer(torch.fx.Tracer):
         return True
 
 
-def _leave_fast_path(module: nn.Module) -> None:
+def leave_fast_path(module: nn.Module) -> None:
     """Keep torch's transformer layers from reading float weights that are no longer there."""
     if isinstance(module, nn.TransformerEncoderLayer):
         if any(isinstance(m, Int8Linear) for m in module.modules()):

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
@@ -49,15 +50,23 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.to(torch.int8), scale
 
 
-def _float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+def float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy of a layer's bias that is no parameter."""
     return None if bias is None else bias.detach().to(torch.float32).clone()
 
 
 def carry_attributes(old: nn.Module, new: nn.Module) -> None:
-    """Give ``new`` the plain attributes that ``old`` has and it lacks: parents may read them."""
+    """Give ``new`` the plain attributes that ``old`` has and it lacks: parents may read them.
+
+    What may hold float weights is left behind.
+    """
     for name, value in vars(old).items():
-        if not hasattr(new, name) and not isinstance(value, torch.Tensor):
+        plain = all(isinstance(x, _PLAIN) for x in pytree.tree_leaves(value))
+        if not name.startswith("_") and plain and not hasattr(new, name):
             setattr(new, name, value)
+
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -69,7 +78,7 @@ def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_plain(x: torch.Tensor) -> bool:
+def is_plain(x: torch.Tensor) -> bool:
     """Whether ``x`` is memory and nobody watches: tracers and modes want the op, not its kernel."""
     return (
         type(x) is torch.Tensor
@@ -123,7 +132,7 @@ class Int8Linear(nn.Module):
         transposed = is_conv1d(linear)
         weight, bias = linear.get_parameter("weight"), linear.bias
         operands = quantize_weight(weight.t() if transposed else weight)
-        found = cls(*operands, _float_bias(bias), activation, transposed)  # type: ignore[arg-type]
+        found = cls(*operands, float_bias(bias), activation, transposed)  # type: ignore[arg-type]
         carry_attributes(linear, found)
         return found
 
@@ -202,7 +211,7 @@ class DynamicLinear(Int8Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., in_features] to [..., out_features], float32."""
-        if _is_plain(x):
+        if is_plain(x):
             pack = self.pack()
             if pack is not None:
                 try:
@@ -280,20 +289,24 @@ class WeightOnlyEmbedding(nn.Module):
     Attributes:
         int8_weight: int8 [num_embeddings, embedding_dim].
         weight_scale: float32 [num_embeddings].
+        name: what the table is called in errors.
     """
 
     int8_weight: torch.Tensor
     weight_scale: torch.Tensor
 
-    def __init__(self, int8_weight: torch.Tensor, weight_scale: torch.Tensor) -> None:
+    def __init__(
+        self, int8_weight: torch.Tensor, weight_scale: torch.Tensor, name: str = ""
+    ) -> None:
         super().__init__()
+        self.name = name
         self.register_buffer("int8_weight", int8_weight)
         self.register_buffer("weight_scale", weight_scale)
 
     @classmethod
-    def from_float(cls, embedding: nn.Embedding) -> WeightOnlyEmbedding:
+    def from_float(cls, embedding: nn.Embedding, name: str = "") -> WeightOnlyEmbedding:
         """The int8 form of a float ``embedding``."""
-        found = cls(*quantize_weight(embedding.weight))
+        found = cls(*quantize_weight(embedding.weight), name)
         carry_attributes(embedding, found)
         return found
 
@@ -327,7 +340,16 @@ class WeightOnlyEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the table for ``ids`` of any shape."""
-        codes = F.embedding(ids, self.int8_weight)
+        try:
+            codes = F.embedding(ids, self.int8_weight)
+        except IndexError as error:
+            wrong = (ids < 0) | (ids >= self.num_embeddings)
+            at = tuple(wrong.nonzero()[0].tolist())
+            table = self.name or f"of {self.num_embeddings} rows"
+            raise InvalidInputError(
+                f"the table {table}: index {int(ids[at])} at position {at} is not in "
+                f"0..{self.num_embeddings - 1}"
+            ) from error
         return codes * F.embedding(ids, self.weight_scale.unsqueeze(1))
 
     def extra_repr(self) -> str:
@@ -393,7 +415,7 @@ class DynamicMultiheadAttention(nn.Module):
         """The int8 form of a float ``attention``."""
         if (why := cls.refusal(attention)) is not None:
             raise InvalidInputError(f"the attention cannot be quantized: {why}")
-        bias = _float_bias(attention.in_proj_bias)
+        bias = float_bias(attention.in_proj_bias)
         found = cls(
             DynamicLinear(*quantize_weight(attention.in_proj_weight), bias),
             DynamicLinear.from_float(attention.out_proj),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from x86quant import extension
 from x86quant.compiled import CompiledModule
-from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention
+from x86quant.dynamic import (
+    DynamicLinear,
+    DynamicMultiheadAttention,
+    WeightOnlyEmbedding,
+    WeightOnlyLinear,
+)
 from x86quant.errors import CpuTooOldError
 from x86quant.hardware.cpu import cpu
 from x86quant.lowering.passes import Report
@@ -173,7 +178,12 @@ class CompiledExplanation(Explanation):
         return _with_rules("\n\n".join(parts), self.rules)
 
 
-def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Explanation:
+def explain(
+    model: torch.nn.Module,
+    inputs: Sequence[Any] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Explanation:
     """Which kernel runs each layer of ``model``, and why.
 
     Works for models built by any stock workflow (eager, FX, dynamic, QAT, scripted), for the
@@ -184,9 +194,10 @@ def explain(model: torch.nn.Module, inputs: Sequence[Any] | None = None) -> Expl
         model: the quantized model.
         inputs: what a compiled model is explained for; by default, inputs of the shapes it was
             compiled for. Other models need none.
+        kwargs: keyword arguments, which a model loaded from a file may take.
     """
     if isinstance(model, CompiledModule):
-        return _explain_compiled(model, inputs)
+        return _explain_compiled(model, inputs, kwargs)
     extension.load()
     stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
     return Explanation((*stock, *_ours(model)), rules=_rules_in_force())
@@ -234,13 +245,19 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         for name, part in zip(("q", "k", "v"), module.separate_parts, strict=False):
             yield from _layer_choices(f"{path}.in_proj.{name}".lstrip("."), part.routes)
         yield from _layer_choices(f"{path}.out_proj".lstrip("."), module.out_proj.routes)
+    elif isinstance(module, WeightOnlyLinear | WeightOnlyEmbedding):
+        op = "embedding" if isinstance(module, WeightOnlyEmbedding) else "linear"
+        shape = "→".join(map(str, reversed(module.int8_weight.shape)))
+        yield LayerChoice(path, op, shape, "native", "", "int8 weights, float arithmetic")
     else:
         for name, child in module.named_children():
             yield from _ours(child, f"{path}.{name}" if path else name)
 
 
-def _explain_compiled(model: CompiledModule, inputs: Sequence[Any] | None) -> CompiledExplanation:
-    steps, elided = record(model, inputs)
+def _explain_compiled(
+    model: CompiledModule, inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None
+) -> CompiledExplanation:
+    steps, elided = record(model, inputs, kwargs)
     choices = tuple(map(_step_choice, steps))
     return CompiledExplanation(choices, model.reports, elided, rules=_rules_in_force())
 

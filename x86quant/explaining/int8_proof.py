@@ -25,7 +25,7 @@ import linecache
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -135,8 +135,9 @@ def _counted(ops: Sequence[ComputeOp]) -> list[str]:
 
 def assert_int8(
     model: Callable[..., Any] | ExportedProgram,
-    inputs: Sequence[Any] | torch.Tensor,
+    inputs: Sequence[Any] | torch.Tensor = (),
     *,
+    kwargs: Mapping[str, Any] | None = None,
     allow: Sequence[str] = (),
 ) -> ComputeReport:
     """Run ``model`` on ``inputs`` and raise unless all its heavy arithmetic ran in int8.
@@ -145,6 +146,7 @@ def assert_int8(
         model: a compiled, stock-converted, exported or loaded module, the result of
             ``torch.compile``, or a package that AOTInductor made and ``aoti_load_package`` loaded.
         inputs: its positional inputs.
+        kwargs: its keyword arguments.
         allow: operators (``aten::bmm``) and layers (``head``) that may run in float; ``*`` and
             ``?`` match as in file names.
 
@@ -155,7 +157,7 @@ def assert_int8(
         FloatOpsError: a convolution or matrix product ran in float and is not allowed, or none ran
             in int8. An AssertionError, so that it works in tests.
     """
-    report = compute_ops(model, inputs, allow=allow)
+    report = compute_ops(model, inputs, kwargs=kwargs, allow=allow)
     if report.floats:
         lines = _counted(report.floats)
         first = "; ".join(lines[:_SHOWN])
@@ -175,8 +177,9 @@ def assert_int8(
 
 def compute_ops(
     model: Callable[..., Any] | ExportedProgram,
-    inputs: Sequence[Any] | torch.Tensor,
+    inputs: Sequence[Any] | torch.Tensor = (),
     *,
+    kwargs: Mapping[str, Any] | None = None,
     allow: Sequence[str] = (),
 ) -> ComputeReport:
     """The convolutions and matrix products that ``model`` executes on ``inputs``."""
@@ -186,7 +189,9 @@ def compute_ops(
         model = model.module()
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     with torch.no_grad():
-        ran = (_profiled if _is_compiled(model) else _dispatched)(model, arguments)
+        ran = (_profiled if _is_compiled(model) else _dispatched)(
+            model, arguments, dict(kwargs or {})
+        )
     floats = [op for op in ran if not op.int8]
     allowed = [op for op in floats if _matches(op, allow)]
     return ComputeReport(
@@ -231,10 +236,12 @@ class _Steps:
 # --- modules ---------------------------------------------------------------------------------
 
 
-def _dispatched(model: Callable[..., Any], inputs: tuple[Any, ...]) -> list[ComputeOp]:
+def _dispatched(
+    model: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[ComputeOp]:
     ran: list[ComputeOp] = []
     with _Steps(ran), _CalledOps(ran, _layer_names(model)):
-        model(*inputs)
+        model(*inputs, **kwargs)
     return ran
 
 
@@ -323,11 +330,13 @@ def _is_compiled(model: object) -> bool:
     )
 
 
-def _profiled(model: Callable[..., Any], inputs: tuple[Any, ...]) -> list[ComputeOp]:
-    model(*inputs)  # what still has to be compiled is compiled now
+def _profiled(
+    model: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[ComputeOp]:
+    model(*inputs, **kwargs)  # what still has to be compiled is compiled now
     ran: list[ComputeOp] = []
     with _Steps(ran), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        model(*inputs)
+        model(*inputs, **kwargs)
     events = profiler.events() or ()
     if isinstance(model, AOTICompiledModel) and not any(
         _GENERATED.fullmatch(e.name) for e in events

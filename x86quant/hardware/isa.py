@@ -97,11 +97,12 @@ def forced_level() -> str | None:
     Raises:
         CpuError: it names no level.
     """
-    wanted = os.environ.get(VARIABLE)
+    given = os.environ.get(VARIABLE, "")
+    wanted = given.strip().lower()
     if not wanted:
         return None
     if wanted not in LEVELS:
-        raise CpuError(f"{VARIABLE}={wanted} is no level; use one of {', '.join(LEVELS)}.")
+        raise CpuError(f"{VARIABLE}={given} is no level; use one of {', '.join(LEVELS)}.")
     return wanted
 
 

@@ -111,8 +111,7 @@ def not_canonical(target: Any) -> Any:
     """
     if target not in _FUNCTIONS or not isinstance(target, torch._ops.OpOverload):
         return target
-    name = target._schema.name.partition("::")[2]
-    return getattr(torch, name, target.overloadpacket)
+    return target.overloadpacket  # takes the same arguments, which torch.add does not
 
 
 def _rule(*spellings: object) -> Callable[[Rule], Rule]:
@@ -454,9 +453,9 @@ def _adaptive_avg_pool(dims: int) -> Rule:
 
     def rule(input: Any, output_size: Any) -> Call | None:
         sizes = _list(output_size, dims)
-        if sizes is None:
+        if sizes is None or None in sizes:  # None is the input's size
             return None
-        return overload, (input, [-1 if size is None else size for size in sizes])
+        return overload, (input, sizes)
 
     return rule
 

@@ -24,11 +24,16 @@ CLAMP = "int lo=0, int hi=255"
 LUT = "Tensor? lut=None"
 
 
-def register(arguments: str, cpu: Callable[..., torch.Tensor] | None = None) -> Callable[[_F], _F]:
+def register(
+    arguments: str,
+    cpu: Callable[..., torch.Tensor] | None = None,
+    fake: Callable[..., torch.Tensor] | None = None,
+) -> Callable[[_F], _F]:
     """Register the decorated function as ``x86quant::<its name>(arguments) -> Tensor``.
 
     The function is plain torch, so it serves fake tensors too: shapes, strides and errors of the
-    fake kernel cannot drift from those of the real one. ``cpu`` is what runs real ones faster.
+    fake kernel cannot drift from those of the real one. ``cpu`` is what runs real ones faster, and
+    ``fake`` what tells the shape of a result with fewer questions about sizes.
     """
 
     def decorate(function: _F) -> _F:
@@ -36,7 +41,7 @@ def register(arguments: str, cpu: Callable[..., torch.Tensor] | None = None) -> 
         SCHEMAS[name] = f"{name}({arguments}) -> Tensor"
         _LIBRARY.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, cpu or function, "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=_LIBRARY)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake or function, lib=_LIBRARY)
         return function
 
     return decorate

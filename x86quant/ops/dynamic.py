@@ -82,7 +82,19 @@ def _linear_dynamic_packed(
     return out
 
 
-@register(ARGUMENTS, cpu=_linear_dynamic_packed)
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """The shape of a result: arithmetic on rows would ask exporters whether there is only one."""
+    check_operands("linear", x, weight, weight_scale, bias, activation)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@register(ARGUMENTS, cpu=_linear_dynamic_packed, fake=_fake)
 def linear_dynamic(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -129,7 +141,7 @@ def _linear_weight_only_few(
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@register(ARGUMENTS, cpu=_linear_weight_only_few)
+@register(ARGUMENTS, cpu=_linear_weight_only_few, fake=_fake)
 def linear_weight_only(
     x: torch.Tensor,
     weight: torch.Tensor,

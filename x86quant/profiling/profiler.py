@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -273,7 +273,12 @@ class Profile:
 
 
 def profile(
-    compiled: CompiledModule, inputs: Sequence[Any], *, runs: int = 30, threads: int | None = None
+    compiled: CompiledModule,
+    inputs: Sequence[Any],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    runs: int = 30,
+    threads: int | None = None,
 ) -> Profile:
     """Time every step of ``compiled`` on ``inputs``.
 
@@ -283,6 +288,7 @@ def profile(
     Args:
         compiled: what ``x86quant.compile`` returned.
         inputs: the tuple of positional inputs.
+        kwargs: keyword arguments, which a model loaded from a file may take.
         runs: how many of each kind.
         threads: torch's threads while it runs; by default as set.
 
@@ -296,8 +302,10 @@ def profile(
     roofline = measure_roofline(used)
     timer_us = measure_timer()
     with using_threads(used), torch.no_grad():
-        recorder = Recorder(compiled, inputs)
-        walls, timed_walls, times = _measure(compiled, inputs, recorder, runs)
+        recorder = Recorder(compiled, inputs, kwargs)
+        walls, timed_walls, times = _measure(
+            lambda: compiled(*inputs, **(kwargs or {})), recorder, runs
+        )
     steps, plans = recorder.steps(), recorder.plans()
     between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
     # Parts of a batch that run side by side have an arena each.
@@ -355,12 +363,12 @@ def _idle_program(steps: int) -> Any:
 
 
 def _measure(
-    compiled: CompiledModule, inputs: Sequence[Any], recorder: Recorder, runs: int
+    call: Callable[[], object], recorder: Recorder, runs: int
 ) -> tuple[list[float], list[float], list[list[float]]]:
     """Microseconds of runs without timers, of runs with them, and of the steps of these."""
     walls, timed_walls, times = [], [], []
     for turn in range(-_WARMUP, runs):
-        wall = _wall(lambda: compiled(*inputs))
+        wall = _wall(call)
         timed_wall = _wall(recorder.run)
         if turn >= 0:
             walls.append(wall)

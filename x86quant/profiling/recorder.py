@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -114,8 +114,15 @@ class Recorder:
     them; weights and plans are those of ``compiled``, which is not touched.
     """
 
-    def __init__(self, compiled: CompiledModule, inputs: Sequence[Any]) -> None:
-        if any(isinstance(x, torch.Tensor) and not x.numel() for x in inputs):
+    def __init__(
+        self,
+        compiled: CompiledModule,
+        inputs: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._kwargs = dict(kwargs or {})
+        values = (*inputs, *self._kwargs.values())
+        if any(isinstance(x, torch.Tensor) and not x.numel() for x in values):
             raise InvalidInputError("an input is empty: nothing native runs for it")
         self._times: _Times = []
         self._calls: list[_TimedSegment | _TimedNode] = []
@@ -125,7 +132,7 @@ class Recorder:
     def run(self) -> Any:
         """Run once more."""
         self._times.clear()
-        return self._timed(*self._inputs)
+        return self._timed(*self._inputs, **self._kwargs)
 
     def times(self) -> list[float]:
         """Microseconds of every step of the last run, in order."""
@@ -216,13 +223,17 @@ class _TimedNode(nn.Module):
 
 
 def record(
-    compiled: CompiledModule, inputs: Sequence[Any] | None
+    compiled: CompiledModule,
+    inputs: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[RunStep, ...], tuple[Elided, ...]]:
     """The steps of ``compiled`` for ``inputs``, and what needs none.
 
     Without ``inputs`` it is run on zeros of the shapes it was compiled for.
     """
-    recorder = Recorder(compiled, example_inputs(compiled) if inputs is None else inputs)
+    if inputs is None and not kwargs:
+        inputs, kwargs = example_call(compiled)
+    recorder = Recorder(compiled, inputs or (), kwargs)
     with torch.no_grad():
         recorder.run()
     steps = recorder.steps()
@@ -241,6 +252,13 @@ def example_inputs(compiled: CompiledModule) -> tuple[torch.Tensor, ...]:
             )
         inputs.append(torch.zeros(node.meta["shape"], dtype=node.meta["input_dtype"]))
     return tuple(inputs)
+
+
+def example_call(compiled: CompiledModule) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Positional and keyword arguments of the shapes that ``compiled`` was compiled for."""
+    inputs = example_inputs(compiled)
+    signature = getattr(compiled, "signature", None)  # of a saved model, which takes keywords
+    return (inputs, {}) if signature is None else ((), signature.example(inputs))
 
 
 def _callable(runtime: GraphModule, node: Node) -> Callable[..., Any]:
@@ -290,6 +308,8 @@ def _packed_choice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | No
 
 def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
     """Op, kernel and reason of a node that is in no native segment."""
+    if is_op(node, "linear_dynamic", "linear_weight_only"):
+        return op_name(node), "native", "int8 weights packed for this CPU at the first run"
     if is_op(node):
         return op_name(node), PLAIN, "no native form of it here: it runs as plain torch"
     as_float = FloatNode.of(module, node)

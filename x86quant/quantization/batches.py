@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from x86quant.errors import InvalidInputError
 from x86quant.terminal.counted import counted
@@ -36,13 +37,24 @@ class Call:
         return function(*self.args, **self.kwargs)
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The arguments that are tensors."""
-        values = [*self.args, *self.kwargs.values()]
-        return [value for value in values if isinstance(value, torch.Tensor)]
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, however deep in containers."""
+        found: list[torch.Tensor] = []
+        self.mapped(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
+        return found
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+        """The call with ``function`` of each tensor in its place."""
+        args = pytree.tree_map_only(torch.Tensor, function, self.args)
+        kwargs = pytree.tree_map_only(torch.Tensor, function, dict(self.kwargs))
+        return Call(args, kwargs)
+
+    def copied(self) -> Call:
+        """The call with tensors of its own, for functions that may change what they are given."""
+        return self.mapped(torch.Tensor.clone)
 
     def __str__(self) -> str:
-        return ", ".join(str(tuple(x.shape)) for x in self.tensors)
+        return ", ".join(str(tuple(x.shape)) for x in self.leaves)
 
 
 class Calibration:
@@ -59,10 +71,12 @@ class Calibration:
         *,
         example_inputs: Sequence[Any] | None = None,
         show: bool = False,
+        as_calls: bool = False,
     ) -> None:
+        """Read ``data``, batches as users have them, or with ``as_calls`` calls."""
         self._show = show
         self._length = _length(data)
-        self._calls = iter(_calls(data, model, example_inputs))
+        self._calls = iter(data if as_calls else _calls(data, model, example_inputs))
         self.sample = self._take_sample()
         self._used = False
 
@@ -84,7 +98,7 @@ class Calibration:
             if call is None:
                 break
             kept.append(call)
-            size += sum(x.nbytes for x in call.tensors)
+            size += sum(x.nbytes for x in call.leaves)
         if not kept:
             raise InvalidInputError(
                 "the calibration data is empty: give at least one batch "
@@ -126,7 +140,7 @@ def _is_iterable(data: object) -> bool:
 def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
     for number, batch in enumerate(data):
         call = signature.call(batch, number)
-        for x in call.tensors:
+        for x in call.leaves:
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 raise InvalidInputError(
                     f"calibration batch {number} holds NaN or infinity: leave it out"
@@ -136,10 +150,11 @@ def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Signature:
-    """How many of a batch's elements are inputs of the model, and their names."""
+    """How many of a batch's elements are inputs, their names, and the only one required."""
 
     inputs: int | None
     names: frozenset[str] | None
+    only: str | None = None
 
     @staticmethod
     def of(model: nn.Module, example_inputs: Sequence[Any] | None) -> _Signature:
@@ -152,7 +167,8 @@ class _Signature:
             return _Signature(None, names)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         required = [p for p in parameters if p.default is p.empty and p.kind in positional]
-        return _Signature(max(len(required), 1), names)
+        only = required[0].name if len(required) == 1 else None
+        return _Signature(max(len(required), 1), names, only)
 
     def call(self, batch: Any, number: int) -> Call:
         """``batch`` as the model takes it: targets, which come last, are left out."""
@@ -160,6 +176,8 @@ class _Signature:
             return Call((batch,))
         if isinstance(batch, Mapping):
             known = self.names
+            if self.only is not None and self.only not in batch:
+                return Call((batch,))  # a mapping may be the one argument itself
             return Call((), {k: v for k, v in batch.items() if known is None or k in known})
         if isinstance(batch, tuple | list) and batch:
             if isinstance(batch[0], tuple | list | Mapping):  # (inputs, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
@@ -10,19 +9,19 @@ from typing import Any, Literal
 from torch import nn
 
 from x86quant.errors import InvalidInputError
-from x86quant.quantization.batches import Calibration, Call, Data
-from x86quant.quantization.prepared import AS_ASKED, Kit, PreparedModel
-from x86quant.quantization.scheme import Mode, check_model, decide
+from x86quant.quantization.batches import Data
+from x86quant.quantization.outcome import Choices, checked
+from x86quant.quantization.prepared import AS_ASKED
+from x86quant.quantization.preparing import prepare
+from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
-from x86quant.quantization.static_part import Ranges
-from x86quant.quantization.summary import Summary
-from x86quant.stock.observers import OBSERVERS, ObserverName, WeightObserverName
+from x86quant.quantization.settings import Settings, Switch
+from x86quant.quantization.wording import alone
+from x86quant.stock.observers import ObserverName, WeightObserverName
 
 _log = logging.getLogger("x86quant.quantization")
 
 _MAX_DROP = 0.01
-
-Switch = bool | Literal["auto"]
 
 
 def quantize(
@@ -42,6 +41,8 @@ def quantize(
     max_trials: int = 24,
     float_layers: Collection[str | type] = (),
     example_inputs: Sequence[Any] | None = None,
+    speed_check: bool = False,
+    strict: bool = False,
     progress: bool = True,
 ) -> nn.Module:
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
@@ -70,12 +71,17 @@ def quantize(
         max_trials: how many int8 models the search may try.
         float_layers: layers to keep in float: names, names of containers, or classes.
         example_inputs: positional inputs, where their number is not clear from the batches.
+        speed_check: time int8 against float at the end, for a second at most, and leave in float
+            what is slower in int8. The result then depends on the machine and what else it does.
+        strict: raise at calls that an int8 graph does not hold for, instead of running them in
+            float.
         progress: draw progress on stderr when that is a terminal.
 
     Returns:
-        A module in evaluation mode; a ``CompiledModule`` if all of it is one static graph. Its
-        attribute ``quantization`` is a ``Summary`` of what was done, which prints;
-        ``x86quant.report`` writes a page about it.
+        A module in evaluation mode; a ``CompiledModule`` if all of it is one static graph, or a
+        ``GuardedModule`` around one if that does not hold for every call. It has run on the
+        calibration data. Its attribute ``quantization`` is a ``Summary`` of what was done, which
+        prints; ``x86quant.report`` writes a page about it.
 
     Raises:
         InvalidInputError: an argument or a batch is wrong.
@@ -85,9 +91,7 @@ def quantize(
         raise InvalidInputError("max_drop needs a metric: metric(model) -> float, higher is better")
     if max_drop is not None and not max_drop >= 0:
         raise InvalidInputError(f"max_drop must not be negative, got {max_drop}")
-    prepared = prepare(
-        model,
-        calibration,
+    settings = Settings(
         mode=mode,
         observer=observer,
         weight_observer=weight_observer,
@@ -96,77 +100,22 @@ def quantize(
         bias_correction=bias_correction,
         smooth_quant=smooth_quant,
         example_inputs=example_inputs,
+        speed_check=speed_check,
+        strict=strict,
         progress=progress,
     )
-    kept = prepared.layers_in(float_layers)
-    reasons = dict.fromkeys((name for name in prepared.layers if name in kept), AS_ASKED)
-    if metric is None:
-        result = prepared.build(kept)
-        return _finished(result, prepared.summary(reasons), prepared.sample)
-    scored = metric if evaluation is None else _on(metric, evaluation)
-    drop = _MAX_DROP if max_drop is None else max_drop
-    found = search(prepared, scored, drop, kept, max_trials)
-    reasons.update(found.result.reasons)
-    summary = dataclasses.replace(prepared.summary(reasons), search=found.result)
-    return _finished(found.model, summary, prepared.sample)
-
-
-def prepare(
-    model: nn.Module,
-    calibration: Data | None,
-    *,
-    mode: str = "auto",
-    observer: str = "auto",
-    weight_observer: str = "auto",
-    activation_bits: int = 8,
-    equalize: Switch = "auto",
-    bias_correction: Switch = "auto",
-    smooth_quant: Switch = "auto",
-    example_inputs: Sequence[Any] | None = None,
-    progress: bool = True,
-) -> PreparedModel:
-    """A calibrated model; the arguments are those of :func:`quantize`."""
-    plan = decide(check_model(model), mode)
-    if observer != "auto" and observer not in OBSERVERS:
-        raise InvalidInputError(f"observer must be auto or one of {', '.join(OBSERVERS)}")
-    ranges = Ranges(
-        observer="mse" if observer == "auto" else observer,  # type: ignore[arg-type]
-        weight_observer="minmax" if weight_observer == "auto" else weight_observer,  # type: ignore[arg-type]
-        activation_bits=activation_bits,
-    )
-    ranges.mapping()  # wrong names are told before any data is read
-    kit = Kit(
-        _switch("equalize", equalize),
-        _switch("bias_correction", bias_correction),
-        _switch("smooth_quant", smooth_quant),
-    )
-    if calibration is None and plan.static:
-        raise InvalidInputError(
-            f"{type(model).__name__} is quantized statically, which needs calibration data: "
-            "a tensor, a DataLoader or an iterable of batches"
-        )
-    data = None
-    if calibration is not None:
-        data = Calibration(calibration, model, example_inputs=example_inputs, show=progress)
-    return PreparedModel(model, plan, data, ranges, kit)
+    with alone():
+        prepared = prepare(model, calibration, settings)
+        kept = prepared.layers_in(float_layers)
+        outcome = Choices(prepared, {name: AS_ASKED for name in prepared.layers if name in kept})
+        if metric is not None:
+            scored = metric if evaluation is None else _on(metric, evaluation)
+            drop = _MAX_DROP if max_drop is None else max_drop
+            outcome = outcome.searched(search(prepared, scored, drop, kept, max_trials).result)
+        found: nn.Module = checked(outcome, settings)
+    _log.info("%s", found.quantization)
+    return found
 
 
 def _on(metric: Callable[..., float], evaluation: Any) -> Metric:
     return lambda model: metric(model, evaluation)
-
-
-def _switch(name: str, value: object) -> bool | None:
-    if value == "auto":
-        return None
-    if isinstance(value, bool):
-        return value
-    raise InvalidInputError(f'{name} must be True, False or "auto", not {value!r}')
-
-
-def _finished(result: Any, summary: Summary, sample: Sequence[Call]) -> nn.Module:
-    result.requires_grad_(False)
-    example = sample[0] if sample else None
-    result.quantization = dataclasses.replace(summary, example=example)
-    _log.info("%s", summary)
-    finished: nn.Module = result
-    return finished

@@ -8,9 +8,11 @@ What has no entry in the tables stays an aten op and runs in float.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import logging
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +20,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from x86quant.compiled.guarded import Guard, GuardedInput
+from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.from_export import exported_layer, flat
-from x86quant.quantization.batches import Call
 from x86quant.quantization.wording import first_line, quiet
 
 aten = torch.ops.aten
@@ -76,25 +79,142 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def from_export(model: nn.Module, example: Call, reason: str) -> GraphModule:
-    """``model`` as torch.export traces it, with its layers called by their paths.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exported:
+    """What torch.export made: a graph, the structure of its result, and when it holds."""
+
+    graph_module: GraphModule
+    results: Structure
+    guard: Guard
+
+
+class _FlatForm(nn.Module):
+    """A module as a function from tensors to tensors."""
+
+    def __init__(self, module: nn.Module, form: CallForm, results: list[Structure]) -> None:
+        super().__init__()
+        self.inner = module
+        self._form = form
+        self._results = results  # export undoes what a forward assigns to attributes
+
+    def forward(self, *tensors: Any) -> tuple[Any, ...]:
+        """The module's result."""
+        args, kwargs = self._form.call(tensors)
+        structure, leaves = take_apart(self.inner.forward(*args, **kwargs))
+        self._results[:] = [structure]
+        return tuple(leaves)
+
+
+def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor]) -> Exported:
+    """``module`` as torch.export traces it, with its layers called by their paths.
+
+    Sizes stay free where export can leave them so; what it has to assume is the guard.
 
     Raises:
-        UnsupportedError: it cannot; says why, after ``reason``, why torch.fx cannot either.
+        UnsupportedError: it cannot be exported; says why.
     """
-    args, shapes = _free_sizes(example)
-    try:
-        with quiet(), _silent(), torch.no_grad():
-            program = torch.export.export(model, args, dynamic_shapes=shapes, strict=False)
-            gm = flat(program.run_decompositions({}).module(check_guards=False))
-    # Export wraps and raises nearly anything, among it errors of the model's own code.
-    except Exception as error:
-        raise UnsupportedError(f"{reason}, nor can torch.export ({first_line(error)})") from error
+    example = _two_rows(leaves)
+    reasons: list[str] = []
+    for dims in (_every_size(example), _first_size(example), None):
+        results: list[Structure] = []
+        flat_form = _FlatForm(module, form, results)
+        try:
+            with quiet(), _silent(), torch.no_grad():
+                program = torch.export.export(
+                    flat_form,
+                    tuple(example),
+                    dynamic_shapes=None if dims is None else {"tensors": dims},
+                    strict=False,
+                ).run_decompositions({})
+            gm = flat(program.module(check_guards=False))
+            guard = _guard(program, form, leaves)
+        # Export wraps and raises nearly anything, among it errors of the model's own code.
+        except Exception as error:
+            reasons.append(first_line(error))
+            continue
+        _spell(gm, flat_form)
+        _name_inputs(gm, form.names)
+        return Exported(gm, results[0], guard)
+    raise UnsupportedError(f"nor can torch.export ({reasons[0]})")
+
+
+def _two_rows(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The example with at least two rows: a single one would be taken for a constant."""
+    if all(x.dim() and x.shape[0] == 1 for x in leaves):
+        return [torch.cat([x, x]) for x in leaves]
+    return list(leaves)
+
+
+def _every_size(leaves: Sequence[torch.Tensor]) -> Any:
+    return tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in leaves)
+
+
+def _first_size(leaves: Sequence[torch.Tensor]) -> Any:
+    return tuple({0: torch.export.Dim.AUTO} if x.dim() else {} for x in leaves)
+
+
+#: How the guards of an exported ``_FlatForm`` spell a size, and how ours do.
+_SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
+
+
+def _guard(program: torch.export.ExportedProgram, form: CallForm, leaves: Sequence[Any]) -> Guard:
+    """What export assumed about sizes."""
+    shapes = [
+        node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
+    ]
+    conditions = [_SIZE.sub(r"s[\1][\2]", code) for code in program._guards_code]
+    known = {str(name): bounds for name, bounds in program.range_constraints.items()}
+    inputs = []
+    first: dict[str, str] = {}
+    for number, (name, x, shape) in enumerate(zip(form.names, leaves, shapes, strict=True)):
+        fixed = []
+        for dim, size in enumerate(shape):
+            here, text = f"s[{number}][{dim}]", str(size)
+            if text.isdigit():  # a number, or a symbol that became one
+                fixed.append((dim, int(text)))
+            elif text in known:
+                conditions += _range(here, known[text])
+                if text in first:
+                    conditions.append(f"{here} == {first[text]}")
+                first.setdefault(text, here)
+            else:  # an expression of other sizes
+                raise UnsupportedError(f"{name} has size {text} in dimension {dim}")
+        inputs.append(GuardedInput(name, x.dtype, x.dim(), tuple(fixed), frozenset()))
+    if len(conditions) > _MOST_CONDITIONS:
+        raise UnsupportedError(f"{len(conditions)} conditions on sizes")
+    return Guard(tuple(inputs), tuple(dict.fromkeys(conditions)))
+
+
+#: With more than these, an export with fewer free sizes is the better one.
+_MOST_CONDITIONS = 64
+
+
+def _range(size: str, bounds: Any) -> list[str]:
+    """The bounds that are numbers; a size below 2 is judged by what was verified."""
+    found = []
+    if bounds.lower.is_Integer and int(bounds.lower) > 2:
+        found.append(f"{size} >= {int(bounds.lower)}")
+    if bounds.upper.is_Integer:
+        found.append(f"{size} <= {int(bounds.upper)}")
+    return found
+
+
+def _name_inputs(gm: GraphModule, names: Sequence[str]) -> None:
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for node, name in zip(inputs, names, strict=True):
+        node.target = name
+        node._rename(name)
+    gm.recompile()
+
+
+def _spell(gm: GraphModule, flat_form: _FlatForm) -> None:
+    """Call layers by their paths in the module, and functions as stock quantization knows them."""
     for node in list(gm.graph.nodes):
-        _convert(gm, model, node)
+        _convert(gm, flat_form, node)
     gm.graph.eliminate_dead_code()
     gm.recompile()
-    return gm
 
 
 @contextlib.contextmanager
@@ -110,23 +230,10 @@ def _silent() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _free_sizes(example: Call) -> tuple[tuple[Any, ...], Any]:
-    """Inputs with at least two rows, and the wish that all their sizes stay free."""
-    tensors = example.tensors
-    rows = {x.shape[0] if x.dim() else None for x in tensors}
-    if len(tensors) != len(example.args) or len(rows) != 1 or None in rows:
-        return example.args, None
-    if rows == {1}:  # export would take a single row for a constant
-        tensors = [torch.cat([x, x]) for x in tensors]
-    return tuple(tensors), tuple(
-        dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in tensors
-    )
-
-
 def _convert(gm: GraphModule, model: nn.Module, node: Node) -> None:
     if node.op != "call_function":
         return
-    node.meta["scope"] = exported_layer(node)
+    node.meta["scope"] = exported_layer(node).removeprefix("inner").removeprefix(".")
     if node.target in _LAYERS and (path := _layer(model, node)):
         _call_layer(gm, model, node, path)
     elif node.target is aten.dropout.default:  # in evaluation mode
@@ -138,25 +245,84 @@ def _convert(gm: GraphModule, model: nn.Module, node: Node) -> None:
 
 
 def _layer(model: nn.Module, node: Node) -> str | None:
-    """The path of the layer whose op this is, if it is one of torch's own."""
+    """The path of the layer of torch's own whose call this is, with all of its arguments."""
     kinds, position = _LAYERS[node.target]
     weight = node.args[position] if len(node.args) > position else None
     if not isinstance(weight, Node) or weight.op != "get_attr":
         return None
     path, _, name = str(weight.target).rpartition(".")
-    if name != "weight" or not path or type(model.get_submodule(path)) not in kinds:
+    layer = model.get_submodule(path)
+    if name != "weight" or type(layer) not in kinds or len(layer._parameters) > 2:
         return None
-    return path
+    expected = _arguments_of(layer, path)
+    given = [_plain(x) for x in node.args]
+    given += [_plain(x) for x in _defaults(node)[len(given) :]]
+    return (
+        path
+        if all(a == b for a, b in zip(given, expected, strict=False) if b is not _ANY)
+        else None
+    )
+
+
+#: An argument that may be anything.
+_ANY = object()
+
+
+def _arguments_of(layer: Any, path: str) -> list[Any]:
+    """How the op of ``layer`` is called: constants, and parameters by their paths."""
+
+    def own(name: str) -> str | None:
+        return None if getattr(layer, name) is None else f"{path}.{name}"
+
+    if isinstance(layer, nn.Linear):
+        return [_ANY, own("weight"), own("bias")]
+    if isinstance(layer, nn.Embedding):
+        return [own("weight"), _ANY]
+    if isinstance(layer, nn.LayerNorm):
+        return [_ANY, list(layer.normalized_shape), own("weight"), own("bias"), layer.eps]
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        names = ("weight", "bias", "running_mean", "running_var")
+        return [_ANY, *map(own, names), _ANY, layer.eps]
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return [None]  # it is more than the op
+    sizes = [_ANY, own("weight"), own("bias"), list(layer.stride), list(layer.padding)]
+    if layer.transposed:
+        return [*sizes, list(layer.output_padding), layer.groups, list(layer.dilation)]
+    return [*sizes, list(layer.dilation), layer.groups]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Node):
+        return str(value.target) if value.op == "get_attr" else value
+    return list(value) if isinstance(value, tuple | list) else value
+
+
+def _defaults(node: Node) -> list[Any]:
+    """The default of every argument of the op, sizes as long as the op's are."""
+    target: Any = node.target
+    arguments = target._schema.arguments
+    dims = {aten.conv1d.default: 1, aten.conv_transpose1d.default: 1}
+    dims |= {aten.conv2d.default: 2, aten.conv_transpose2d.input: 2}
+    length = dims.get(target, 3)
+    found = []
+    for argument in arguments:
+        value = argument.default_value
+        if isinstance(value, list) and len(value) == 1:
+            value = value * length
+        found.append(value)
+    return found
 
 
 def _call_layer(gm: GraphModule, model: nn.Module, node: Node, path: str) -> None:
+    layer = model.get_submodule(path)
+    path = path.removeprefix("inner.")
     parent, _, name = path.rpartition(".")
     holder: nn.Module = gm
     for part in filter(None, parent.split(".")):
         if not hasattr(holder, part):
             setattr(holder, part, nn.Module())
         holder = getattr(holder, part)
-    setattr(holder, name, model.get_submodule(path))
+    setattr(holder, name, layer)
     is_embedding = node.target is aten.embedding.default
     with gm.graph.inserting_before(node):
         call = gm.graph.call_module(path, (node.args[1 if is_embedding else 0],))

@@ -14,15 +14,16 @@ from torch.ao.quantization.quantize_fx import fuse_fx
 from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.guarded import graph_of
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call, Data
-from x86quant.quantization.prepared import holder
-from x86quant.quantization.running import feed, no_fast_path
+from x86quant.quantization.part_search import FoundPart, trace_part
+from x86quant.quantization.running import feed, feed_parts, no_fast_path
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.tracing import trace
+from x86quant.quantization.tracing import by_export, by_fx
 from x86quant.quantization.wording import quiet
 
 
@@ -109,7 +110,7 @@ def statistics(
         smoothing.apply(reference, norm)
     found: list[LayerStatistics] = []
     for path in summary.traced_by:
-        compiled = quantized.get_submodule(path)
+        compiled = graph_of(quantized.get_submodule(path))
         if isinstance(compiled, CompiledModule):
             found += _static(reference, path, compiled, summary, calls)
     found += _dynamic(reference, quantized, calls)
@@ -128,7 +129,9 @@ def _static(
 ) -> list[LayerStatistics]:
     examples: list[Call] = []
     feed(reference, calls[:1], {path: examples.append})
-    traced = trace(holder(path, reference.get_submodule(path)), examples[:1]).graph_module
+    way = {"torch.fx": by_fx, "torch.export": by_export}[summary.traced_by[path]]
+    form = trace_part(path, reference.get_submodule(path), examples[0], way)
+    traced = form.graph_module
     for pair in summary.equalized:
         if pair.part == path:
             equalization.apply(traced, pair)
@@ -136,7 +139,7 @@ def _static(
         fused = fuse_fx(traced)
     comparison = _Comparison(fused, compiled.graph_module, path)
     # Int8 parts get what the float model gives them: the errors are their own.
-    feed(reference, calls, {path: comparison.add})
+    feed_parts(reference, calls, {FoundPart(path, form, examples[0], ""): comparison.add})
     return [sums.result() for sums in comparison.sums.values()]
 
 

@@ -12,10 +12,11 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.guarded import graph_of
 from x86quant.profiling import profile
 from x86quant.quantization.batches import Call
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.running import feed
+from x86quant.quantization.running import feed_parts
 
 _ROUNDS = 5
 #: Without the compiled extension there is no int8 time: int8 is taken to be this much faster.
@@ -42,7 +43,7 @@ def float_times(prepared: PreparedModel) -> dict[str, float]:
     call = prepared.sample[0]
     for part in prepared.parts:
         stopwatch = _Stopwatch(part.float_form())
-        feed(prepared.model, [call] * _ROUNDS, {part.path: stopwatch.observe})
+        feed_parts(prepared.model, [call] * _ROUNDS, {part: stopwatch.observe})
         by_node = {layer.node.name: layer.name for layer in part.layers}
         for layer in prepared.layers.values():
             if layer.part is part:
@@ -59,7 +60,7 @@ def _int8_times(prepared: PreparedModel) -> dict[str, float]:
     model = prepared.build()
     call = prepared.sample[0]
     for part in prepared.parts:
-        compiled = model.get_submodule(part.path)
+        compiled = graph_of(model.get_submodule(part.path))
         if isinstance(compiled, CompiledModule) and compiled.segments:
             times.update(_profiled(prepared, part, compiled))
     dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
@@ -69,7 +70,7 @@ def _int8_times(prepared: PreparedModel) -> dict[str, float]:
 
 def _profiled(prepared: PreparedModel, part: Any, compiled: CompiledModule) -> dict[str, float]:
     calls: list[Call] = []
-    feed(prepared.model, prepared.sample[:1], {part.path: calls.append})
+    feed_parts(prepared.model, prepared.sample[:1], {part: calls.append})
     times: dict[str, float] = {}
     for step in profile(compiled, calls[0].args, runs=_ROUNDS).steps:
         name = f"{part.path}.{step.step.layer}" if part.path else step.step.layer

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.compiled.structure import take_apart
+from x86quant.dynamic.convert import has_hooks
+from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
+from x86quant.quantization.state import HOOKS
 
 
 @contextlib.contextmanager
@@ -24,11 +29,37 @@ def no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+def hand_over_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Let ``target`` run the hooks of ``source``."""
+    for name in HOOKS:
+        getattr(target, name).update(getattr(source, name))
+
+
+def drop_hooks(module: nn.Module) -> None:
+    """Let a call of ``module`` itself be its forward alone."""
+    for name in HOOKS:
+        setattr(module, name, OrderedDict())
+
+
+@contextlib.contextmanager
+def hooks_set_aside(module: nn.Module) -> Iterator[None]:
+    """A block in which a call of ``module`` itself is its forward alone."""
+    before = {name: getattr(module, name) for name in HOOKS}
+    drop_hooks(module)
+    try:
+        yield
+    finally:
+        for name, hooks in before.items():
+            setattr(module, name, hooks)
+
+
 def feed(
     model: nn.Module, calls: Iterable[Call], callbacks: Mapping[str, Callable[[Call], Any]]
 ) -> None:
     """Run ``model`` on ``calls`` and show each part named, by path, the inputs it gets."""
-    if set(callbacks) == {""}:  # the inputs are the model's own: no need to run it
+    if set(callbacks) == {""} and not has_hooks(
+        model
+    ):  # the inputs are the model's own: no need to run it
         with torch.no_grad():
             for call in calls:
                 callbacks[""](call)
@@ -50,13 +81,48 @@ def feed(
             handle = module.register_forward_pre_hook(show, with_kwargs=True)
             stack.callback(handle.remove)
         for call in calls:
-            call(model)
+            call.copied()(model)
 
 
 def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
     with torch.no_grad():
         for call in calls:
-            leaves = pytree.tree_leaves(call(model))
-            tensors = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            yield torch.cat([x.flatten() for x in tensors])
+            tensors = [x for x in _leaves(call.copied()(model)) if x.is_floating_point()]
+            yield torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    try:
+        return take_apart(result)[1]
+    except UnsupportedError:  # the user's own class
+        return [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+class Fed(Protocol):
+    """A part of a model with a graph that stands for it."""
+
+    @property
+    def path(self) -> str:
+        """Where in the model it is."""
+
+    def inputs(self, call: Call) -> Call | None:
+        """The graph's inputs in a call of the part; None if the graph does not hold for it."""
+
+
+def feed_parts(
+    model: nn.Module,
+    calls: Iterable[Call],
+    callbacks: Mapping[Fed, Callable[[Call], Any]],
+) -> None:
+    """Run ``model`` on ``calls`` and show each part's callback the inputs of its graph."""
+
+    def shown(part: Fed, callback: Callable[[Call], Any]) -> Callable[[Call], Any]:
+        def show(call: Call) -> None:
+            inputs = part.inputs(call)
+            if inputs is not None:
+                callback(inputs)
+
+        return show
+
+    feed(model, calls, {part.path: shown(part, call) for part, call in callbacks.items()})

@@ -10,16 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from x86quant.compiled import CompiledModule
-from x86quant.dynamic import Int8Linear, is_linear, why_float
-from x86quant.errors import InvalidInputError
+from x86quant.dynamic import is_linear, is_recurrent, why_float
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
 
+_ATTENTIONS = (nn.MultiheadAttention,)
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = nn.modules.conv._ConvNd
-#: Where stock PyTorch keeps its quantized layers.
-_STOCK = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 #: Norms of other packages, such as LlamaRMSNorm and T5LayerNorm.
 _NORM = re.compile("(Layer|RMS)Norm$")
@@ -55,24 +53,18 @@ class Scheme:
 
 
 def decide(model: nn.Module, mode: str) -> Scheme:
-    """The plan for ``model``: what was asked for, or by its layers if that is "auto".
-
-    Raises:
-        InvalidInputError: there is no such mode.
-    """
-    if mode not in MODES:
-        raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+    """The plan for ``model``: what was asked for, or by its layers if that is "auto"."""
     if mode != "auto":
         return Scheme(mode == "static", mode == "dynamic", mode == "weight_only", "as asked")
     convolutions = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
-    if not is_transformer(model):
+    recurrent = any(is_recurrent(m) for m in model.modules())
+    if not recurrent and not is_transformer(model):
         return Scheme(True, False, False, "no attention: static int8 from end to end")
+    kind = "recurrent network" if recurrent else "transformer"
     if not convolutions:
-        return Scheme(
-            False, True, False, "a transformer: its linears quantize each token as it comes"
-        )
+        return Scheme(False, True, False, f"a {kind}: its linears quantize each token as it comes")
     return Scheme(
-        True, True, False, "convolutions in static int8, the transformer's linears in dynamic int8"
+        True, True, False, f"convolutions in static int8, the {kind}'s linears in dynamic int8"
     )
 
 
@@ -114,7 +106,7 @@ def _is_attention(module: nn.Module) -> bool:
 def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
     """Submodules that may be quantized statically, outer ones before what is in them."""
     for path, module in model.named_modules():
-        if plan.dynamic and any(_is_attention(m) for m in module.modules()):
+        if plan.dynamic and any(_is_attention(m) or is_recurrent(m) for m in module.modules()):
             continue
         wanted: Any = _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear)
         if any(isinstance(m, wanted) for m in module.modules()):
@@ -131,32 +123,26 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
             if not plan.weight_only and why_float(module) is None:
                 yield path, module
             inside = (*inside, f"{path}.")
-        elif is_linear(module) and why_float(module) is None:
+        elif is_recurrent(module):
+            if not plan.weight_only and why_float(module) is None:
+                yield path, module
+        elif why_float(module) is None and (
+            is_linear(module) or (plan.weight_only and isinstance(module, _TABLES))
+        ):
             yield path, module
 
 
-def check_model(model: Any) -> nn.Module:
-    """``model`` itself if it can be quantized at all.
-
-    Raises:
-        InvalidInputError: it is no module, is quantized, is not in float32 on the CPU, or holds
-            NaN.
-    """
-    if not isinstance(model, nn.Module):
-        raise InvalidInputError(f"model must be an nn.Module, not {type(model).__name__}")
+def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
+    """The layers with matrices that ``to_dynamic`` leaves in float, by path, and why."""
+    found: dict[str, str] = {}
+    taken = {path for path, _ in dynamic_layers(model, plan)}
     for path, module in model.named_modules():
-        kind = type(module)
-        if isinstance(module, CompiledModule | Int8Linear) or kind.__module__.startswith(_STOCK):
-            raise InvalidInputError(
-                f"the model is quantized already ({path or 'all of it'}: {kind.__name__}): "
-                "give the float model it was made from"
-            )
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type != "cpu":
-            raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
-    for name, tensor in model.named_parameters():  # buffers may be masks
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InvalidInputError(f"{name} holds NaN or infinity: check the float model")
-    return model
+        matrices = any(p.dim() > 1 for p in module.parameters(recurse=False))
+        if not matrices or isinstance(module, (*_TABLES, _CONVOLUTIONS)):
+            continue
+        if path.startswith(tuple(f"{one}." for one in (*taken, *found))) or path in taken:
+            continue
+        known = is_linear(module) or is_recurrent(module) or isinstance(module, _ATTENTIONS)
+        reason = why_float(module) if known else None
+        found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"
+    return found

@@ -12,11 +12,14 @@ from torch import nn
 
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.batches import Data
-from x86quant.quantization.entry import Switch, prepare
 from x86quant.quantization.harm import harms
 from x86quant.quantization.layer_times import float_times
+from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.preparing import prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric
+from x86quant.quantization.settings import Settings, Switch
+from x86quant.quantization.wording import alone
 from x86quant.stock.observers import ObserverName
 from x86quant.terminal.counted import counted
 from x86quant.terminal.text_table import text_table
@@ -118,9 +121,7 @@ def sensitivity(
     """
     if data is None:
         raise InvalidInputError("sensitivity needs data: a tensor or an iterable of batches")
-    prepared = prepare(
-        model,
-        data,
+    settings = Settings(
         mode=mode,
         observer=observer,
         equalize=equalize,
@@ -129,6 +130,17 @@ def sensitivity(
         example_inputs=example_inputs,
         progress=progress,
     )
+    with alone():
+        return _ranked(prepare(model, data, settings), metric, evaluation, layers, progress)
+
+
+def _ranked(
+    prepared: PreparedModel,
+    metric: Metric | None,
+    evaluation: Any,
+    layers: Collection[str | type] | None,
+    progress: bool,
+) -> Sensitivity:
     wanted = set(prepared.layers) if layers is None else prepared.layers_in(layers)
     names = [name for name in prepared.layers if name in wanted]
     times = float_times(prepared)

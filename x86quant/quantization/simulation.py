@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.fx import Interpreter, Node
 
+from x86quant.quantization.batches import Call
+from x86quant.quantization.running import hand_over_hooks
 from x86quant.quantization.static_part import StaticPart
 
 
@@ -52,14 +54,26 @@ def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
 class SimulatedPart(nn.Module):
     """A part in float, but for some layers that compute as if they were int8."""
 
-    def __init__(self, part: StaticPart, layers: Collection[str]) -> None:
+    def __init__(self, part: StaticPart, layers: Collection[str], original: nn.Module) -> None:
         super().__init__()
+        self._part = part
         self._run = _Simulation(part, {x.node.name for x in part.layers if x.name in layers})
+        self.__dict__["_original"] = original
+        hand_over_hooks(original, self)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The part's result."""
+        call = self._part.inputs(Call(args, kwargs))
+        if call is None:
+            return self.__dict__["_original"].forward(*args, **kwargs)
         with torch.no_grad():
-            return self._run.run(*inputs)
+            return self._part.traced.results.fill(self._run.run(*call.args))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_original"], name)
 
 
 class _Simulation(Interpreter):

@@ -8,19 +8,24 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.ao.nn.intrinsic.modules.fused import _FusedModule
 from torch.ao.quantization import ObserverBase, QConfigMapping
 from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.compiled import CompiledModule, compile
+from x86quant.compiled.structure import Structure
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
+from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import OnCopy
 from x86quant.quantization.batches import Call
+from x86quant.quantization.proof import difference
+from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import Traced
-from x86quant.quantization.wording import quiet
+from x86quant.quantization.wording import first_line, quiet
 from x86quant.stock.observers import ObserverName, WeightObserverName
 from x86quant.stock.qconfig import get_backend_config, get_default_qconfig_mapping
 
@@ -33,6 +38,23 @@ class Ranges:
     weight_observer: WeightObserverName = "minmax"
     activation_bits: int = 8
 
+    @staticmethod
+    def of(settings: Settings) -> Ranges:
+        """Those asked for.
+
+        Raises:
+            InvalidInputError: a name or a number is not one of those that there are.
+        """
+        ranges = Ranges(
+            observer="mse" if settings.observer == "auto" else settings.observer,  # type: ignore[arg-type]
+            weight_observer="minmax"
+            if settings.weight_observer == "auto"
+            else settings.weight_observer,  # type: ignore[arg-type]
+            activation_bits=settings.activation_bits,
+        )
+        ranges.mapping()  # wrong names are told before any data is read
+        return ranges
+
     def mapping(self) -> QConfigMapping:
         """The qconfig mapping; x86quant's own layers are left as they are."""
         mapping = get_default_qconfig_mapping(
@@ -40,9 +62,18 @@ class Ranges:
             observer=self.observer,
             weight_observer=self.weight_observer,
         )
-        for kind in (*Int8Linear.__subclasses__(), DynamicMultiheadAttention, OnCopy):
+        ours = (*Int8Linear.__subclasses__(), DynamicMultiheadAttention, OnCopy)
+        for kind in (*ours, *_FLOAT_LAYERS):
             mapping.set_object_type(kind, None)
         return mapping
+
+
+#: They run as torch runs them: stock quantization has no static form of the recurrent ones, and
+#: would turn a whole table of embeddings back into floats at each call.
+_FLOAT_LAYERS: tuple[Any, ...] = (
+    nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.Embedding, nn.EmbeddingBag,
+    F.embedding, F.embedding_bag, nn.MultiheadAttention, nn.Bilinear,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,10 +106,13 @@ class StaticPart:
     def __init__(self, path: str, traced: Traced, example: Call, ranges: Ranges) -> None:
         self.path = path
         self.traced = traced
+        self._not_float = _not_float(traced.graph_module, example)
         self.float_module = traced.graph_module
         self._example = example.args
         self._ranges = ranges
-        self.prepared = self._prepare(ranges.mapping())
+        self._built: dict[tuple[Any, ...], CompiledModule] = {}
+        self.prepared = self._prepare(self._mapping())
+        self._check_prepared()
         self.corrections: dict[str, torch.Tensor] = {}
         self._modules = dict(self.prepared.named_modules(remove_duplicate=False))
 
@@ -87,8 +121,12 @@ class StaticPart:
         """Every step that becomes int8, in order."""
         return tuple(self._layers())
 
+    def inputs(self, call: Call) -> Call | None:
+        """The graph's inputs in a call of the part; None if the graph does not hold for it."""
+        return self.traced.inputs(call)
+
     def calibrate(self, call: Call) -> None:
-        """Show the observers one batch of the part's inputs."""
+        """Show the observers one batch of the graph's inputs."""
         call(self.prepared)
 
     def observer_of(self, node: object) -> ObserverBase | None:
@@ -107,11 +145,14 @@ class StaticPart:
 
     def float_form(self) -> GraphModule:
         """The prepared part without its observers: the same nodes, in float."""
+        return self._bare(self.prepared)
+
+    def _bare(self, prepared: GraphModule) -> GraphModule:
         graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(self.prepared.graph, val_map={}))
-        bare = GraphModule(self.prepared, graph)
+        graph.output(graph.graph_copy(prepared.graph, val_map={}))
+        bare = GraphModule(prepared, graph)
         for node in list(graph.nodes):
-            if self.observer_of(node) is not None:
+            if node.op == "call_module" and _is_observer(prepared.get_submodule(str(node.target))):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
         bare.recompile()
@@ -128,38 +169,95 @@ class StaticPart:
             return None
         return core(self._modules[str(node.target)])
 
-    def build(self, float_layers: Collection[str] = ()) -> CompiledModule:
-        """The part in int8, but for the layers named, which stay in float.
+    @property
+    def needs_guard(self) -> bool:
+        """Whether the graph is not all of the part: not every call, or not the same result."""
+        traced = self.traced
+        plain = traced.form.is_plain and traced.results.is_plain
+        return not (plain and traced.guard.is_trivial)
+
+    def build(
+        self,
+        float_layers: Collection[str] = (),
+        *,
+        flat: bool | None = None,
+        corrected: bool = True,
+    ) -> CompiledModule:
+        """The graph in int8, but for the layers named, which stay in float.
+
+        With ``flat`` it returns a tuple of tensors, for a guard around it; else what the part
+        returns.
 
         Raises:
             UnsupportedError: the converted part cannot be lowered.
         """
+        flat = self.needs_guard if flat is None else flat
+        key = (frozenset(float_layers), flat, corrected)
+        if key in self._built:
+            return self._built.pop(key)
         if float_layers:
             prepared = self._prepare(self._mapping_without(float_layers))
             self._hand_over_ranges(prepared)
         else:
             prepared = copy.deepcopy(self.prepared)
-        for path, correction in self.corrections.items():
+        for path, correction in self.corrections.items() if corrected else ():
             if path not in float_layers:
                 _correct(core(prepared.get_submodule(path)), correction)
-        with quiet():
-            reference = convert_to_reference_fx(prepared, backend_config=get_backend_config())
-            compiled = compile(reference, self._example)
+        if not flat:
+            _return(prepared, self.traced.results)
+        try:
+            with quiet():
+                reference = convert_to_reference_fx(prepared, backend_config=get_backend_config())
+                compiled = compile(reference, self._example)
+        except UnsupportedError:
+            raise
+        except Exception as error:  # stock conversion and lowering meet graphs of all kinds
+            raise UnsupportedError(f"it cannot be converted ({first_line(error)})") from error
         _name_float_sources(compiled.graph_module, reference)
         return compiled
 
+    def check_build(self, *, flat: bool) -> None:
+        """Build the part as it will be asked for first, to see that it can be.
+
+        Raises:
+            UnsupportedError: it cannot.
+        """
+        self._built[(frozenset(), flat, True)] = self.build(flat=flat)
+
+    def _check_prepared(self) -> None:
+        """That stock fusions have not changed what the graph computes."""
+        with torch.no_grad():
+            expected = tuple(self.float_module(*self._example))
+            actual = tuple(self._bare(self.prepared)(*self._example))
+        if (reason := difference(expected, actual)) is not None:
+            raise UnsupportedError(f"stock fusion changes it: {reason}")
+
     def _prepare(self, mapping: QConfigMapping) -> GraphModule:
-        with quiet():
-            prepared: GraphModule = prepare_fx(
-                copy.deepcopy(self.float_module),
-                mapping,
-                self._example,
-                prepare_custom_config=PrepareCustomConfig().set_non_traceable_module_classes(
-                    [OnCopy]
-                ),
-                backend_config=get_backend_config(),
-            )
+        try:
+            with quiet():
+                prepared: GraphModule = prepare_fx(
+                    copy.deepcopy(self.float_module),
+                    mapping,
+                    self._example,
+                    prepare_custom_config=PrepareCustomConfig().set_non_traceable_module_classes(
+                        [OnCopy]
+                    ),
+                    backend_config=get_backend_config(),
+                )
+        except Exception as error:  # stock code meets graphs of all kinds
+            raise UnsupportedError(f"it cannot be prepared ({first_line(error)})") from error
         return prepared.eval()
+
+    def _mapping(self) -> QConfigMapping:
+        """The qconfig mapping, without what does not compute in float32."""
+        mapping = self._ranges.mapping()
+        counts: dict[Any, int] = {}
+        for node in self.float_module.graph.nodes:
+            number = counts.get(node.target, 0)
+            counts[node.target] = number + 1
+            if node.name in self._not_float:
+                _keep_float(mapping, node, number)
+        return mapping
 
     def _layers(self) -> Iterator[Layer]:
         scopes = {n.name: n.meta.get("scope", "") for n in self.float_module.graph.nodes}
@@ -177,7 +275,7 @@ class StaticPart:
             yield Layer(name, node, kind, scopes.get(node.name, ""))
 
     def _mapping_without(self, float_layers: Collection[str]) -> QConfigMapping:
-        mapping = self._ranges.mapping()
+        mapping = self._mapping()
         counts: dict[Any, int] = {}
         in_float = self._in_float(float_layers)
         for node in self.prepared.graph.nodes:
@@ -232,6 +330,111 @@ class StaticPart:
             if node.op == "call_module" and _is_observer(prepared.get_submodule(str(node.target))):
                 observer = known[node.args[0].name]
                 prepared.add_submodule(str(node.target), copy.deepcopy(observer))  # type: ignore[arg-type]
+
+
+def _keep_float(mapping: QConfigMapping, node: Node, number: int) -> None:
+    """Tell stock quantization to leave ``node`` alone, the ``number``th of its kind."""
+    target: Any = node.target
+    if node.op == "call_module":
+        mapping.set_module_name(target, None)
+    elif node.op == "call_function":
+        mapping.set_module_name_object_type_order("", target, number, None)
+    elif node.op == "call_method":
+        mapping.set_object_type(target, None)
+
+
+def _not_float(gm: GraphModule, example: Call) -> set[str]:
+    """The names of nodes that take or give tensors other than of float32, or numbers computed."""
+    kinds: dict[Node, Any] = {}
+    constants: set[Node] = set()
+
+    class Watch(Interpreter):
+        def run_node(self, n: Node) -> Any:
+            value = super().run_node(n)
+            kinds[n] = value.dtype if isinstance(value, torch.Tensor) else type(value)
+            return value
+
+    with torch.no_grad():
+        Watch(gm).run(*example.args)
+    found = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr" or (
+            node.op.startswith("call_")
+            and node.all_input_nodes
+            and constants.issuperset(node.all_input_nodes)
+        ):
+            constants.add(node)
+        if not node.op.startswith("call_"):
+            continue
+        given = [kinds[n] for n in node.all_input_nodes]
+        tensors = [k for k in (*given, kinds[node]) if isinstance(k, torch.dtype)]
+        computed = any(k in (int, float, bool) for k in given) and not _moves(node)
+        if (
+            any(k is not torch.float32 for k in tensors)
+            or computed
+            or _untrained(gm, node)
+            or (node.target in _WEIGHTED and not _constant_weight(node))
+        ):
+            found.add(node.name)
+    return found
+
+
+#: Functions with a weight as their second argument, which stock quantization takes for a constant.
+_WEIGHTED = (
+    F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
+    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.layer_norm, F.instance_norm,
+)  # fmt: skip
+
+
+def _constant_weight(node: Node) -> bool:
+    inputs = node.all_input_nodes[1:]
+    return bool(inputs) and all(n.op == "get_attr" for n in inputs)
+
+
+def _moves(node: Node) -> bool:
+    """Whether the numbers that ``node`` takes are sizes or indices."""
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    return name in _MOVING
+
+
+_MOVING = frozenset(
+    [
+        "view",
+        "reshape",
+        "flatten",
+        "permute",
+        "transpose",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "getitem",
+        "chunk",
+        "split",
+        "narrow",
+        "select",
+        "repeat",
+        "interpolate",
+        "unflatten",
+        "slice",
+        "contiguous",
+    ]
+)
+
+
+def _untrained(gm: GraphModule, node: Node) -> bool:
+    """Whether ``node`` calls a norm that takes its statistics from the batch."""
+    if node.op != "call_module":
+        return False
+    layer = gm.get_submodule(str(node.target))
+    kinds = nn.modules.batchnorm._NormBase
+    return isinstance(layer, kinds) and layer.running_mean is None
+
+
+def _return(gm: GraphModule, results: Structure) -> None:
+    """Let ``gm``, which returns a tuple of tensors, return ``results`` made of them."""
+    output = next(node for node in gm.graph.nodes if node.op == "output")
+    output.args = (results.fill(list(output.args[0])),)
+    gm.recompile()
 
 
 def core(module: nn.Module) -> nn.Module:

@@ -29,6 +29,8 @@ class Summary:
         equalized: the pairs of layers that were equalized.
         smoothed: the layer norms whose scales moved into linears.
         corrected: how many biases were corrected.
+        sqnr_db: signal to noise of each float tensor that the model returns, against the float
+            model, on calibration data; empty without data.
         notes: what else a user should know.
         search: how float layers were chosen to hold a metric.
         example: the arguments of one call, out of the calibration data; None without data.
@@ -44,6 +46,7 @@ class Summary:
     equalized: tuple[Equalized, ...] = ()
     smoothed: tuple[Smoothed, ...] = ()
     corrected: int = 0
+    sqnr_db: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     example: Call | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -68,6 +71,7 @@ class Summary:
             "equalized": [str(pair) for pair in self.equalized],
             "smoothed": [str(norm) for norm in self.smoothed],
             "corrected": self.corrected,
+            "sqnr_db": list(self.sqnr_db),
             "notes": list(self.notes),
             "search": None if self.search is None else self.search.to_dict(),
         }
@@ -84,6 +88,9 @@ class Summary:
             lines.append(f"smoothed {len(self.smoothed)} layer norms")
         if self.corrected:
             lines.append(f"corrected {self.corrected} biases")
+        if self.sqnr_db:
+            worst = f", the worst of {len(self.sqnr_db)} outputs" if len(self.sqnr_db) > 1 else ""
+            lines.append(f"{min(self.sqnr_db):.1f} dB against float{worst}")
         lines += self.notes
         lines += [f"{name} in float: {reason}" for name, reason in self.float_layers.items()]
         if self.search is not None:

@@ -1,45 +1,37 @@
-"""A float model as one graph of layers and functions: by torch.fx, or else by torch.export."""
+"""A float module as one graph of tensors: by torch.fx, or else by torch.export."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import operator
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.fx import GraphModule, Node
-from torch.fx.proxy import TraceError
+from torch.fx import GraphModule, Node, Proxy
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from x86quant.compiled.guarded import Guard, GuardedInput
+from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
 from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
-from x86quant.quantization.faithful import check_faithful, why_untraceable
 from x86quant.quantization.wording import first_line
-
-#: What symbolic tracing raises when code depends on values, beside its own TraceError.
-_TRACE_ERRORS = (TraceError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_WEIGHTED = (nn.Linear, *_CONVS, *_TRANSPOSED)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 #: Spellings that stock quantization does not know how to fuse.
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    torch.relu: F.relu,
-    torch.relu_: F.relu,
-    F.relu_: F.relu,
-    operator.iadd: operator.add,
-    operator.imul: operator.mul,
-}
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {torch.relu: F.relu}
 _METHODS: dict[str, Callable[..., Any]] = {
     "relu": F.relu,
-    "relu_": F.relu,
     "add": torch.add,
     "mul": torch.mul,
     "matmul": torch.matmul,
@@ -51,58 +43,156 @@ _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traced:
-    """A traced model.
+    """A traced module.
 
     Attributes:
-        graph_module: layers keep their paths; batch norms are folded.
+        graph_module: from tensors to a tuple of tensors; layers keep their paths.
+        form: how the module is called.
+        results: the structure of its result.
+        guard: which tensors the graph holds for, beside those it is verified on.
         method: "torch.fx" or "torch.export".
-        note: why it was not traced by torch.fx, or nothing.
     """
 
     graph_module: GraphModule
+    form: CallForm
+    results: Structure
+    guard: Guard
     method: str
-    note: str = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module would return, by the graph."""
+        return self.results.fill(self.graph_module(*self.tensors(Call(args, kwargs))))
+
+    def tensors(self, call: Call) -> list[Any]:
+        """The inputs of the graph.
+
+        Raises:
+            UnsupportedError: the call has another form, or is outside of the guard.
+        """
+        tensors = self.form.tensors(call.args, call.kwargs)
+        if tensors is None:
+            raise UnsupportedError("a call with other arguments")
+        reason = self.guard.refusal(tensors, self.guard.compiled())
+        if reason is not None:
+            raise UnsupportedError(reason)
+        return tensors
+
+    def inputs(self, call: Call) -> Call | None:
+        """A call of the graph; None if it does not hold for ``call``."""
+        try:
+            return Call(tuple(self.tensors(call)))
+        except UnsupportedError:
+            return None
 
 
-def trace(model: nn.Module, calls: Sequence[Call]) -> Traced:
-    """``model``, in evaluation mode, as a graph; its batch norms folded. ``model`` may be changed.
+Way = Callable[[nn.Module, Call], Traced]
 
-    ``calls`` are examples of how it is called: what is traced must answer them as ``model`` does.
+
+def by_fx(module: nn.Module, example: Call) -> Traced:
+    """``module``, in evaluation mode, as torch.fx traces it, without writes in place.
 
     Raises:
-        UnsupportedError: neither torch.fx nor torch.export can trace it; says why.
+        UnsupportedError: it cannot be traced; says why.
     """
-    example = calls[0]
-    if example.kwargs:
-        raise UnsupportedError("it takes keyword arguments, and a graph takes positional ones only")
-    if (why := why_untraceable(model, example)) is not None:
-        raise UnsupportedError(why)
+    form, leaves = CallForm.of(module, example.args, example.kwargs)
+    tracer = _LayerTracer(form)
     try:
-        tracer = _LayerTracer()
-        graph = tracer.trace(model)
-        gm = GraphModule(model, graph)
+        graph = tracer.trace(module)
+        gm = GraphModule(module, graph)
         for node in graph.nodes:
             node.meta["scope"] = tracer.node_name_to_scope[node.name][0]
-        gm = without_mutations(gm, example.args)
-        check_faithful(model, gm, calls)
-        found = Traced(gm, "torch.fx")
-    except (*_TRACE_ERRORS, UnsupportedError) as error:
-        reason = f"torch.fx cannot trace it ({first_line(error)})"
-        gm = from_export(model, example, reason)
-        check_faithful(model, gm, calls)
-        found = Traced(gm, "torch.export", reason)
-    normalize(found.graph_module)
-    fold_batch_norms(found.graph_module)
-    return found
+        gm = without_mutations(gm, leaves)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"torch.fx: {error}") from error
+    except Exception as error:  # tracing runs the user's own code, which may raise anything
+        raise UnsupportedError(f"torch.fx cannot trace it ({first_line(error)})") from error
+    assert tracer.results is not None
+    inputs = tuple(
+        GuardedInput(name, x.dtype, x.dim()) for name, x in zip(form.names, leaves, strict=True)
+    )
+    return Traced(gm, form, tracer.results, Guard(inputs), "torch.fx")
+
+
+def by_export(module: nn.Module, example: Call) -> Traced:
+    """``module``, in evaluation mode, as torch.export traces it, with sizes free where it can.
+
+    Raises:
+        UnsupportedError: it cannot be traced; says why.
+    """
+    form, leaves = CallForm.of(module, example.args, example.kwargs)
+    exported = from_export(module, form, leaves)
+    return Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
+
+
+#: From the one that keeps most of a module's structure to the one that follows most code.
+WAYS: tuple[Way, ...] = (by_fx, by_export)
+
+
+def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
+    """``module`` by ``way``, or the first that can, spelled for stock quantization."""
+    reasons = []
+    for one in WAYS if way is None else (way,):
+        try:
+            found = one(module, example)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            continue
+        normalize(found.graph_module)
+        fold_batch_norms(found.graph_module)
+        _part_shared(found.graph_module)
+        return found
+    raise UnsupportedError("; ".join(reasons))
 
 
 class _LayerTracer(InPlaceTracer):
-    """Sees through everything but torch's own layers and x86quant's."""
+    """Sees through everything but torch's own layers and x86quant's.
+
+    Attributes:
+        results: the structure of the traced function's result.
+    """
+
+    def __init__(self, form: CallForm) -> None:
+        super().__init__()
+        self.results: Structure | None = None
+        self._form = form
+        self._thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, Int8Linear | DynamicMultiheadAttention):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if threading.get_ident() != self._thread:  # torch.fx patches modules for every thread
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_args_for_root(
+        self,
+        root_fn: Any,
+        is_module: bool,
+        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    ) -> tuple[Any, list[Any]]:
+        """A placeholder for each tensor; whatever else was given is a constant."""
+        inputs = [self.create_proxy("placeholder", name, (), {}) for name in self._form.names]
+        args, kwargs = self._form.call(inputs)
+
+        def run() -> tuple[Any, ...]:
+            result = root_fn(self.root, *args, **kwargs)
+            self.results, leaves = take_apart(result, _is_traced)
+            return tuple(leaves)
+
+        return run, []
+
+
+def _is_traced(value: object) -> bool:
+    return isinstance(value, Proxy) or is_tensor(value)
 
 
 def normalize(gm: GraphModule) -> None:
@@ -117,6 +207,36 @@ def normalize(gm: GraphModule) -> None:
             node.op, node.target = "call_function", _METHODS[node.target]
     gm.delete_all_unused_submodules()
     gm.recompile()
+
+
+def _part_shared(gm: GraphModule) -> None:
+    """Give calls of one layer layers of their own where an activation follows some of them.
+
+    Stock fusion puts the activation into the layer, and so behind every call of it.
+    """
+    calls: dict[str, list[Node]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(node)
+    for path, nodes in calls.items():
+        if len({_fusable(gm, node) for node in nodes}) < 2:
+            continue
+        for number, node in enumerate(nodes[1:], start=2):
+            node.target = f"{path}_{number}"
+            gm.add_submodule(node.target, copy.deepcopy(gm.get_submodule(path)))
+    gm.recompile()
+
+
+def _fusable(gm: GraphModule, node: Node) -> str:
+    """What alone reads ``node``, if stock fusion might take that into its layer."""
+    if len(node.users) != 1:
+        return ""
+    (user,) = node.users
+    if user.op == "output" or (
+        user.op == "call_module" and isinstance(gm.get_submodule(str(user.target)), _WEIGHTED)
+    ):
+        return ""
+    return f"{user.op} {user.target}"
 
 
 def _normalize_module(gm: GraphModule, node: Node, module: nn.Module) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
+
+import torch
 
 from x86quant.errors import X86QuantWarning
 
@@ -27,4 +30,15 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", X86QuantWarning)
+        yield
+
+
+#: torch.fx patches modules, and observers draw random numbers, for the whole process.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A block that no other thread is in, and that leaves torch's random numbers as they were."""
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         yield

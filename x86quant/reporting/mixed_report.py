@@ -13,14 +13,28 @@ import torch
 from torch import nn
 
 from x86quant.compiled import CompiledModule
-from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear, WeightOnlyEmbedding
+from x86quant.dynamic import (
+    DynamicCell,
+    DynamicMultiheadAttention,
+    DynamicRecurrent,
+    Int8Linear,
+    WeightOnlyEmbedding,
+    WeightOnlyEmbeddingBag,
+)
 from x86quant.explaining.explanation import LayerChoice, explain
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling.recorder import TORCH
 from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
 from x86quant.reporting.model_report import compiled_layers
 
-_INT8 = (Int8Linear, WeightOnlyEmbedding, DynamicMultiheadAttention)
+_INT8 = (
+    Int8Linear,
+    WeightOnlyEmbedding,
+    WeightOnlyEmbeddingBag,
+    DynamicMultiheadAttention,
+    DynamicRecurrent,
+    DynamicCell,
+)
 
 
 def mixed_report(

@@ -42,20 +42,26 @@ def model_report(
         return mixed_report(
             model, inputs, kwargs or {}, title=title, precision=known, notes=notes, runs=runs
         )
-    layers, timed = compiled_layers(model, inputs, known, runs)
-    facts = facts_of(compute_ops(model, inputs), inputs, layers)
+    layers, timed = compiled_layers(model, inputs, known, runs, kwargs)
+    facts = facts_of(
+        compute_ops(model, inputs, kwargs=kwargs), (*inputs, *(kwargs or {}).values()), layers
+    )
     if timed is not None:
         facts |= _times(timed)
     return ModelReport(title, facts, layers, tuple(notes))
 
 
 def compiled_layers(
-    compiled: CompiledModule, inputs: Sequence[Any], precision: Mapping[str, Precision], runs: int
+    compiled: CompiledModule,
+    inputs: Sequence[Any],
+    precision: Mapping[str, Precision],
+    runs: int,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[LayerFacts, ...], Profile | None]:
     """A row for each step of a compiled model, and its profile unless ``runs`` is 0."""
-    timed = profile(compiled, inputs, runs=runs) if runs else None
+    timed = profile(compiled, inputs, kwargs=kwargs, runs=runs) if runs else None
     if timed is None:
-        steps, times = record(compiled, inputs)[0], None
+        steps, times = record(compiled, inputs, kwargs)[0], None
     else:
         steps = tuple(step.step for step in timed.steps)
         times = [step.microseconds for step in timed.steps]

@@ -11,7 +11,7 @@ from torch import nn
 
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
-from x86quant.profiling.recorder import example_inputs
+from x86quant.profiling.recorder import example_call
 from x86quant.quantization.batches import Data
 from x86quant.reporting.facts import ModelReport
 from x86quant.reporting.model_report import model_report
@@ -63,7 +63,7 @@ def report(
 
 def _known_arguments(model: nn.Module) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(model, CompiledModule):
-        return example_inputs(model), {}
+        return example_call(model)
     example = getattr(getattr(model, "quantization", None), "example", None)
     if example is not None:
         return example.args, example.kwargs

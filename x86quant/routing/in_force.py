@@ -203,7 +203,7 @@ def reset() -> None:
 def _table_of_environment() -> RuleTable | None:
     """The table that X86QUANT_RULES names; the variable is read once."""
     wanted = os.environ.get(VARIABLE)
-    if wanted is None:
+    if not wanted:
         return None
     try:
         table = read_table(find_any_table(wanted), kernel_names())

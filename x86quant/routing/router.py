@@ -28,9 +28,11 @@ from x86quant.kernels import kernel_names
 from x86quant.kernels.base import Situation
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Detour, Routes
+from x86quant.routing.sizes import SizeRanges
 from x86quant.spec import OpSpec
 from x86quant.tables.conditions import ConditionError, Pattern, did_you_mean, parse_pattern
 from x86quant.tables.errata import Erratum
+from x86quant.tables.features import FEATURES
 from x86quant.tables.table import RADIUS, RuleTable
 
 if TYPE_CHECKING:
@@ -125,6 +127,21 @@ class Routing:
                 refused[name] = tuple(reasons)
         return refused
 
+    def size_ranges(self, spec: OpSpec) -> SizeRanges:
+        """How the answer for ``spec`` changes with the sizes of its input."""
+        unsized = spec.replace(batch=None, rows=None, spatial=None)
+        patterns: list[Pattern] = [*self.overrides, *self.errata]
+        for table in self.table.chain():
+            patterns += [*table.rules, table.domain]
+        names = {n for p in patterns if p.may_match(unsized, self.cpu) for n in p.when}
+        features = [FEATURES[n] for n in sorted(names) if FEATURES[n].run_time]
+        return SizeRanges(
+            self._row_breaks(unsized),
+            tuple(f for f in features if not f.per_row and f.get(unsized, self.cpu) is None),
+            # The products of a transposed convolution do not follow from its rows.
+            exact=spec.transposed or self.table.has_sized_shapes(spec.op),
+        )
+
     def route(self, spec: OpSpec) -> Routes:
         """How weights run that are packed before rows and the like are known."""
         # How many rows a transposed convolution multiplies follows from no output size.
@@ -184,18 +201,21 @@ class Routing:
         )
 
     def _by_rows(self, spec: OpSpec) -> tuple[tuple[int | None, Choice], ...]:
-        patterns: list[Pattern] = [*self.overrides, *self.errata]
-        breaks = set(self.table.row_breaks(spec, self.cpu))
-        breaks |= {b for pattern in patterns for b in pattern.row_breaks(spec, self.cpu) if b > 1}
-        breaks |= {b for kernel in self.kernels.values() for b in kernel.row_breaks}
         pieces: list[tuple[int | None, Choice]] = []
-        starts = [1, *sorted(breaks)]
+        starts = [1, *self._row_breaks(spec)]
         for start, after in zip(starts, [*starts[1:], None], strict=True):
             choice = self.choose(spec.replace(rows=start))
             if pieces and pieces[-1][1].kernel == choice.kernel:
                 choice = pieces.pop()[1]
             pieces.append((None if after is None else after - 1, choice))
         return tuple(pieces)
+
+    def _row_breaks(self, spec: OpSpec) -> tuple[int, ...]:
+        patterns: list[Pattern] = [*self.overrides, *self.errata]
+        breaks = set(self.table.row_breaks(spec, self.cpu))
+        breaks |= {b for pattern in patterns for b in pattern.row_breaks(spec, self.cpu) if b > 1}
+        breaks |= {b for kernel in self.kernels.values() for b in kernel.row_breaks}
+        return tuple(sorted(breaks))
 
     def _add_detours(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from x86quant.kernels.saturation import weight_facts
 from x86quant.lowering.graph_tools import attribute, op_name
 from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
+from x86quant.routing.router import Routing
+from x86quant.routing.sizes import SizeRanges, Sizes
 from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
@@ -23,7 +26,8 @@ class Packed:
     """Weights ready for one kernel.
 
     Attributes:
-        choice: the kernel, and why.
+        choice: the kernel, and why; its spec leaves the sizes open that others share the answer
+            with.
         handle: the extension's object.
         nbytes: memory of the packed weights.
     """
@@ -33,19 +37,51 @@ class Packed:
     nbytes: int
 
 
+@dataclasses.dataclass
+class _Op:
+    """A convolution or linear, whatever the size of its input.
+
+    Attributes:
+        spec: all of it but the sizes.
+        ranges: which sizes are answered alike.
+        packed: the answers so far, by ``ranges.key``.
+    """
+
+    spec: OpSpec
+    ranges: SizeRanges
+    packed: dict[Hashable, Packed]
+
+
 class Packs:
     """The packed weights of ``graph_module``; plans for different input shapes share them."""
 
     def __init__(self, graph_module: GraphModule) -> None:
         self._root = graph_module
         self._facts: dict[Node, WeightFacts] = {}
+        self._routing = routing_in_force(graph_kernels())
+        self._ops: dict[tuple[Node, int], _Op] = {}
         self._handles: dict[tuple[Node, str], Any] = {}
 
-    def get(self, node: Node, input_shape: tuple[int, ...], output_shape: tuple[int, ...],
-            threads: int) -> Packed:  # fmt: skip
-        """The pack for a conv or linear ``node`` on an input of ``input_shape``."""
-        spec = self._spec(node, input_shape, output_shape, threads)
-        choice = routing_in_force(graph_kernels()).choose(spec)
+    def follow_rules(self) -> None:
+        """Forget the answers if other rules are in force now; asked once for each plan."""
+        routing = routing_in_force(graph_kernels())
+        if not _is_same(routing, self._routing):
+            self._routing = routing
+            self._ops.clear()
+
+    def get(self, node: Node, sizes: Sizes, threads: int) -> Packed:
+        """The pack for a conv or linear ``node`` on an input of these ``sizes``."""
+        op = self._ops.get((node, threads))
+        if op is None:
+            spec = self._spec(node, threads)
+            op = self._ops[node, threads] = _Op(spec, self._routing.size_ranges(spec), {})
+        key = op.ranges.key(op.spec, sizes, self._routing.cpu)
+        packed = op.packed.get(key)
+        if packed is None:
+            packed = op.packed[key] = self._packed(node, self._routing.choose(sizes.of(op.spec)))
+        return packed
+
+    def _packed(self, node: Node, choice: Choice) -> Packed:
         key = (node, choice.kernel)
         if key not in self._handles:
             self._handles[key] = self._pack(node, choice.kernel)
@@ -66,9 +102,8 @@ class Packs:
         assert weight is not None
         return weight
 
-    def _spec(
-        self, node: Node, input_shape: tuple[int, ...], output_shape: tuple[int, ...], threads: int
-    ) -> OpSpec:
+    def _spec(self, node: Node, threads: int) -> OpSpec:
+        """``node`` as an op on an input of any size."""
         kwargs: Any = node.kwargs
         weight = self.weight(node)
         convolution = op_name(node) == "conv"
@@ -85,17 +120,10 @@ class Packs:
             "caller": "graph",
         }
         if not convolution:
-            rows = 1
-            for size in output_shape[:-1]:
-                rows *= size
-            return OpSpec("linear", weight.shape[1], weight.shape[0], rows=rows, **common)
-        dims = weight.dim() - 2
+            return OpSpec("linear", weight.shape[1], weight.shape[0], **common)
         first, second = weight.shape[:2]
-        rows = output_shape[0]
-        for size in output_shape[2:]:
-            rows *= size
         return OpSpec(
-            f"conv{dims}d",  # type: ignore[arg-type]
+            f"conv{weight.dim() - 2}d",  # type: ignore[arg-type]
             first if transposed else second * groups,
             second * groups if transposed else first,
             groups=groups,
@@ -105,9 +133,6 @@ class Packs:
             dilation=tuple(kwargs["dilation"]),
             output_padding=tuple(kwargs["output_padding"]),
             transposed=transposed,
-            batch=output_shape[0],
-            rows=rows,
-            spatial=input_shape[2:],
             **common,
         )
 
@@ -149,6 +174,17 @@ class Packs:
             ],
             kwargs["residual_scale"] / out_scale if residual else 0.0,
         )
+
+
+def _is_same(one: Routing, other: Routing) -> bool:
+    """Whether both choose alike: tables, the CPU and errata are made once and then shared."""
+    return (
+        one.table is other.table
+        and one.cpu is other.cpu
+        and one.errata is other.errata
+        and one.overrides == other.overrides
+        and one.kernels == other.kernels
+    )
 
 
 def _bias_in_steps(

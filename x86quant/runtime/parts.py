@@ -6,11 +6,12 @@ parts of their own wait for each other once a run instead of once a layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from x86quant.hardware.cpu import cpu
 from x86quant.runtime.packs import Packs
@@ -25,23 +26,72 @@ MIN_PRODUCTS_PER_WEIGHT = 32
 #: The share of the threads' time that must be used: 3 parts keep 2 threads busy 3/4 of it.
 MIN_BALANCE = 0.8
 
+#: Kinds of images that are remembered.
+_MAX_IMAGES = 1024
 
-def plan_in_parts(
-    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int
-) -> Plan | None:
-    """A plan for ``inputs`` in parts, or None where one for the whole batch is better."""
-    batch = _batch(inputs)
-    if batch < 2 or not _images_are_apart(graph_module, inputs, batch):
-        return None
-    single = plan_segment(graph_module, [x[:1] for x in inputs], packs, 1)
-    size = _part_size(batch, threads, single.peak_bytes)
-    if size in (0, batch):
-        return None
-    weights = sum(step.weight_bytes for step in single.steps)
-    products = size * sum(step.multiply_adds for step in single.steps)
-    if products < MIN_PRODUCTS_PER_WEIGHT * weights:
-        return None
-    return plan_segment(graph_module, [x[:size] for x in inputs], packs, 1, batch // size)
+
+class Parts:
+    """Plans of batches in parts, for one graph."""
+
+    def __init__(self, graph_module: GraphModule, packs: Packs) -> None:
+        self._root = graph_module
+        self._packs = packs
+        self._images: dict[Hashable, _Image | None] = {}
+        (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
+        self._outputs = output.all_input_nodes
+
+    def plan(self, inputs: Sequence[Any], threads: int) -> Plan | None:
+        """A plan for ``inputs`` in parts, or None where one for the whole batch is better."""
+        batch = _batch(inputs)
+        if batch < 2:
+            return None
+        image = self._image([x[:1] for x in inputs])
+        if image is None:
+            return None
+        size = _part_size(batch, threads, image.peak_bytes)
+        if size in (0, batch):
+            return None
+        if size * image.multiply_adds < MIN_PRODUCTS_PER_WEIGHT * image.weight_bytes:
+            return None
+        shapes = infer_shapes(self._root, inputs)
+        if not all(isinstance(shapes[node], torch.Size) for node in self._outputs):
+            return None
+        if not _images_are_apart(image.shapes, shapes, batch):
+            return None
+        first = [x[:size] for x in inputs]
+        return plan_segment(self._root, first, self._packs, 1, batch // size)
+
+    def _image(self, inputs: Sequence[torch.Tensor]) -> _Image | None:
+        """What running one image takes; None where it needs the others of its batch."""
+        key = tuple((tuple(x.shape), x.stride(), x.dtype) for x in inputs)
+        if key not in self._images:
+            if len(self._images) >= _MAX_IMAGES:
+                self._images.clear()
+            self._images[key] = self._new_image(inputs)
+        return self._images[key]
+
+    def _new_image(self, inputs: Sequence[torch.Tensor]) -> _Image | None:
+        try:
+            shapes = infer_shapes(self._root, inputs)
+            plan = plan_segment(self._root, inputs, self._packs, 1)
+        except (RuntimeError, ValueError, IndexError):
+            return None
+        return _Image(
+            shapes,
+            plan.peak_bytes,
+            sum(step.weight_bytes for step in plan.steps),
+            sum(step.multiply_adds for step in plan.steps),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Image:
+    """What running one image by itself takes."""
+
+    shapes: Mapping[Node, Any]
+    peak_bytes: int
+    weight_bytes: int
+    multiply_adds: int
 
 
 def _batch(inputs: Sequence[Any]) -> int:
@@ -63,21 +113,13 @@ def _part_size(batch: int, threads: int, bytes_of_one: int) -> int:
     return 0
 
 
-def _images_are_apart(graph_module: GraphModule, inputs: Sequence[Any], batch: int) -> bool:
+def _images_are_apart(one: Mapping[Node, Any], whole: Mapping[Node, Any], batch: int) -> bool:
     """Whether every tensor of the graph has the images of the batch in its first dimension.
 
     Asked of the shapes for one image and for all. A transposition or a concatenation of the first
     dimension shows: with one image its size is not 1, or with all it is not that of the batch.
     """
-    try:
-        one = infer_shapes(graph_module, [x[:1] for x in inputs])
-    except (RuntimeError, ValueError, IndexError):
-        return False  # it needs the others
-    whole = infer_shapes(graph_module, inputs)
-    (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
-    if not all(isinstance(whole[node], torch.Size) for node in output.all_input_nodes):
-        return False
-    return all(_is_apart(one[node], whole[node], batch) for node in one if node is not output)
+    return all(_is_apart(one[node], whole[node], batch) for node in one)
 
 
 def _is_apart(one: Any, whole: Any, batch: int) -> bool:

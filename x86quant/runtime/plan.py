@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from x86quant.errors import UnsupportedError
 from x86quant.routing.choice import Choice
+from x86quant.routing.sizes import Sizes
 
 
 class NoNativeFormError(UnsupportedError):
@@ -76,7 +78,8 @@ class Step:
         layer: the module of the model it came from.
         op: "conv", "linear", "add", "copy", …
         inputs: what it reads; the output comes apart.
-        choice: for convolutions and linears, the kernel and why.
+        answer: for convolutions and linears, what the router chose for inputs of such sizes.
+        sizes: the sizes of this one's input.
         multiply_adds: products of the op, for its share of the roofline.
         weight_bytes: bytes of weights it streams.
     """
@@ -86,14 +89,22 @@ class Step:
     op: str
     inputs: tuple[Value, ...]
     output: Value
-    choice: Choice | None = None
+    answer: Choice | None = None
+    sizes: Sizes | None = None
     multiply_adds: int = 0
     weight_bytes: int = 0
 
     @property
     def kernel(self) -> str:
         """The kernel that runs it."""
-        return "native" if self.choice is None else self.choice.kernel
+        return "native" if self.answer is None else self.answer.kernel
+
+    @functools.cached_property
+    def choice(self) -> Choice | None:
+        """For convolutions and linears, the kernel and why."""
+        if self.answer is None or self.sizes is None:
+            return None
+        return dataclasses.replace(self.answer, spec=self.sizes.of(self.answer.spec))
 
     @property
     def moved_bytes(self) -> int:

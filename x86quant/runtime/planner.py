@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, is_op, label, op_name
 from x86quant.lowering.views import is_reshape
+from x86quant.routing.sizes import Sizes
 from x86quant.runtime import layout
 from x86quant.runtime.cat_placement import Placement, place_cats
 from x86quant.runtime.memory import aligned, assign_offsets
@@ -50,6 +51,7 @@ class _Planner:
     ) -> None:
         self.root = graph_module
         self.packs = packs
+        packs.follow_rules()
         self.threads = threads
         self.parts = parts
         self.inputs = inputs
@@ -309,10 +311,14 @@ class _Planner:
         sizes_of: Callable[[torch.Tensor], Any],
         input_pixels: int,
     ) -> Value:
-        packed = self.packs.get(node, x.shape, out.shape, self.threads)
         weight = self.packs.weight(node)
-        conv = op_name(node) == "conv"
-        shape = out.shape if conv else (out.meta.numel() // max(out.shape[-1], 1), out.shape[-1])
+        shape = out.shape
+        if op_name(node) == "conv":
+            sizes = Sizes.of_conv(x.shape, shape)
+        else:
+            sizes = Sizes.of_linear(shape)
+            shape = (sizes.rows, shape[-1])
+        packed = self.packs.get(node, sizes, self.threads)
 
         def emit(program: Any) -> None:
             words = [
@@ -327,7 +333,8 @@ class _Planner:
             [x] if residual is None else [x, residual],
             out,
             emit,
-            choice=packed.choice,
+            answer=packed.choice,
+            sizes=sizes,
             multiply_adds=multiply_adds(shape, tuple(weight.shape), input_pixels),
             weight_bytes=weight.numel(),
         )

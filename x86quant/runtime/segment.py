@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,19 +12,28 @@ from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.parts import plan_in_parts
+from x86quant.runtime.parts import Parts
 from x86quant.runtime.plan import Plan
+from x86quant.runtime.plan_cache import PlanCache, default_bytes
 from x86quant.runtime.planner import plan_segment
 
 #: Called with each plan that is about to run; empty unless somebody watches (``int8_proof``).
 OBSERVERS: list[Callable[[Plan], None]] = []
 
-#: Plans kept; the least recently used goes first.
-MAX_PLANS = 16
 
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_get_tracing_state = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
 
-_Key = tuple[Any, ...]
+
+def _somebody_watches() -> bool:
+    """Whether a mode, a tracer or a transform must see the ops that run."""
+    return bool(
+        OBSERVERS
+        or _len_torch_dispatch_stack()
+        or _get_tracing_state() is not None
+        or _transforms() is not None
+    )
 
 
 class Segment(nn.Module):
@@ -34,13 +42,17 @@ class Segment(nn.Module):
     Thread safe: plans are made under a lock and run without one.
     """
 
-    def __init__(self, graph_module: GraphModule, name: str) -> None:
+    def __init__(
+        self, graph_module: GraphModule, name: str, plan_cache_bytes: int | None = None
+    ) -> None:
         super().__init__()
         extension.load()
         self.graph_module = graph_module
         self.name = name
         self._packs = Packs(graph_module)
-        self._plans: collections.OrderedDict[_Key, Plan] = collections.OrderedDict()
+        self._parts = Parts(graph_module, self._packs)
+        limit = default_bytes() if plan_cache_bytes is None else plan_cache_bytes
+        self._plans = PlanCache(name, limit)
         self._lock = threading.Lock()
         self._try_run = extension.try_run()
         self._latest: tuple[int, Plan] | None = None
@@ -48,11 +60,12 @@ class Segment(nn.Module):
     def run_again(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
         """The outputs by the latest plan if it is for inputs like these, else None.
 
-        Past the dispatcher, in as little Python as can be: after each run of a network the
-        interpreter's data must come back from memory. Not where somebody listens.
+        This goes past torch's dispatcher, with as little Python as possible: after each run of a
+        network the interpreter's data must come back from memory. It returns None as well where
+        somebody watches what runs.
         """
         latest = self._latest
-        if latest is None or OBSERVERS or _len_torch_dispatch_stack():
+        if latest is None or _somebody_watches():
             return None
         return self._try_run(latest[0], inputs)
 
@@ -68,9 +81,13 @@ class Segment(nn.Module):
         plan = self.plan(inputs)
         for observe in OBSERVERS:
             observe(plan)
+        address = plan.program.address()
         if not any(plan.numbers):
-            self._latest = (plan.program.address(), plan)
-        return plan.gather(torch.ops.x86quant.run_program(plan.program, tensors))
+            self._latest = (address, plan)
+        results = None if _somebody_watches() else self._try_run(address, tuple(tensors))
+        if results is None:
+            results = torch.ops.x86quant.run_program(plan.program, tensors)
+        return plan.gather(list(results))
 
     def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:
         """The outputs, the plan, and the microseconds of each of its steps, in float64."""
@@ -83,23 +100,29 @@ class Segment(nn.Module):
         """The plan for inputs like these, made when there is none."""
         threads = torch.get_num_threads()
         key = (threads, *(_signature(x) for x in inputs))
+
+        def make() -> Plan:
+            in_parts = self._parts.plan(inputs, threads)
+            return in_parts or plan_segment(self.graph_module, inputs, self._packs, threads)
+
         with self._lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                what = (self.graph_module, inputs, self._packs, threads)
-                plan = plan_in_parts(*what) or plan_segment(*what)
-                self._plans[key] = plan
-                if len(self._plans) > MAX_PLANS:
-                    self._plans.popitem(last=False)
-            else:
-                self._plans.move_to_end(key)
-        return plan
+            return self._plans.get(key, make, threads)
+
+    @property
+    def plan_cache_bytes(self) -> int:
+        """How many bytes of plans are kept."""
+        return self._plans.limit
+
+    @plan_cache_bytes.setter
+    def plan_cache_bytes(self, limit: int) -> None:
+        with self._lock:
+            self._plans.resize(limit)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans made so far and kept."""
         with self._lock:
-            return tuple(self._plans.values())
+            return self._plans.plans()
 
 
 def _signature(x: Any) -> Any:

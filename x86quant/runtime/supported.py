@@ -31,6 +31,8 @@ _NATIVE = frozenset(
         "requantize",
     }
 )
+#: Ops of ours whose results are no codes.
+_YIELD_FLOATS = frozenset({"dequantize", "linear_dynamic", "linear_weight_only"})
 _UPSAMPLE_MODES = ("nearest", "bilinear")
 
 
@@ -54,6 +56,6 @@ def _codes(node: Node) -> bool:
     Read from the graph itself, because a graph that was pickled comes back without ``meta``.
     """
     if is_op(node):
-        return op_name(node) != "dequantize"
+        return op_name(node) not in _YIELD_FLOATS
     source = node.args[0] if node.args and is_view(node) else None
     return isinstance(source, Node) and _codes(source)

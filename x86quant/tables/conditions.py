@@ -253,6 +253,14 @@ class Pattern:
             for name, condition in self.when.items()
         )
 
+    def may_match(self, spec: OpSpec, cpu: Cpu) -> bool:
+        """Whether ``spec`` may be meant once all that is not known before it runs is known."""
+        return spec.op in OPS[self.op] and all(
+            condition.matches(value)
+            for name, condition in self.when.items()
+            if (value := FEATURES[name].get(spec, cpu)) is not None or not FEATURES[name].run_time
+        )
+
     def covers(self, other: Pattern) -> bool:
         """Whether everything that ``other`` matches is matched here too."""
         return OPS[other.op] <= OPS[self.op] and all(

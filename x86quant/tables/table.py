@@ -180,6 +180,14 @@ class RuleTable:
                 breaks |= table._row_breaks_of_shapes(spec)
         return tuple(sorted(b for b in breaks if b > 1))
 
+    def has_sized_shapes(self, op: str) -> bool:
+        """Whether an entry or denial for such ops speaks of one batch or one spatial size."""
+        return any(
+            shape.spec.op == op and (shape.spec.batch, shape.spec.spatial) != (None, None)
+            for table in self.chain()
+            for shape in (*table.entries, *table.denials)
+        )
+
     def entries_near(self, spec: OpSpec) -> list[tuple[float, Entry]]:
         """The entries no further than ``RADIUS`` from ``spec``, nearest first."""
         shape = shape_in_table(spec)

@@ -1,0 +1,314 @@
+"""Saving what is no single graph: exported with free sizes, or filled into its class."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from benchmarks.networks import declare_missing_ops
+from tests.corruption import assembled, parts
+from x86quant.artifacts import describe
+from x86quant.artifacts.reader import from_bytes
+from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.writer import to_bytes
+from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
+
+
+class Encoder(nn.Module):
+    """Token ids to vectors, with a mask that may be left out, and a nested result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(
+        self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, scale: float = 1.0
+    ) -> OrderedDict[str, Any]:
+        x = self.layer(self.embed(ids) * scale, src_key_padding_mask=mask)
+        return OrderedDict(tokens=self.head(x), pooled=(x.mean(1), None), kind="encoder")
+
+
+def encoder() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    call = {"ids": torch.randint(0, 30, (3, 7)), "mask": torch.zeros(3, 7, dtype=torch.bool)}
+    call["mask"][0, 5:] = True
+    return Encoder().eval(), call
+
+
+@pytest.fixture(scope="module")
+def saved() -> tuple[nn.Module, dict[str, torch.Tensor], bytes]:
+    model, call = encoder()
+    quantized = x86quant.quantize(model, [call, call], progress=False)
+    return quantized, call, to_bytes(quantized)
+
+
+def loaded_from(data: bytes, model: nn.Module | None = None) -> Any:
+    return from_bytes(data)[1].build(model)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, tuple | list):
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+def test_keywords_nested_results_and_other_sizes(
+    saved: tuple[nn.Module, dict[str, torch.Tensor], bytes],
+) -> None:
+    """Saved by the example that quantize kept; any batch and length runs after loading."""
+    quantized, call, data = saved
+    loaded = loaded_from(data)
+    assert_same(loaded(**call), quantized(**call))
+    for batch, length in ((1, 7), (5, 7), (3, 12), (2, 2), (1, 1)):
+        ids = torch.randint(0, 30, (batch, length))
+        mask = torch.zeros(batch, length, dtype=torch.bool)
+        assert_same(loaded(ids, mask=mask), quantized(ids, mask=mask))
+    assert to_bytes(loaded) == to_bytes(loaded_from(to_bytes(loaded)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: {"ids": c["ids"]}, "mask is missing"),
+        (lambda c: {**c, "scale": 2.0}, "scale was 1.0 in the example"),
+        (lambda c: {**c, "surprise": 1}, "takes no argument 'surprise'"),
+        (lambda c: {**c, "mask": c["mask"][:, :3]}, "this file holds the model for inputs with"),
+        (lambda c: {**c, "ids": c["ids"].float()}, "must be torch.int64"),
+    ],
+)
+def test_calls_unlike_the_example_are_refused(
+    change: Any, message: str, saved: tuple[nn.Module, dict[str, torch.Tensor], bytes]
+) -> None:
+    _, call, data = saved
+    with pytest.raises(InvalidInputError, match=message):
+        loaded_from(data)(**change(call))
+
+
+class Branches(nn.Module):
+    """Does something else for one row, and for long ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 1:
+            x = x * 2
+        if x.shape[1] > 10:
+            x = x[:, :10]
+        return self.linear(x)
+
+
+def test_a_branch_on_a_size_is_never_frozen() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Branches().eval())
+    loaded = loaded_from(to_bytes(model, (torch.randn(3, 6, 8),)))
+    assert isinstance(loaded, SavedModule)
+    assert torch.equal(loaded(torch.ones(5, 9, 8)), model(torch.ones(5, 9, 8)))
+    for shape in ((1, 6, 8), (3, 11, 8), (3, 6, 9)):
+        with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
+            loaded(torch.ones(shape))
+
+
+class Patches(nn.Module):
+    """Convolutions in static int8, attention in dynamic, in-place arithmetic between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.BatchNorm2d(16), nn.ReLU())
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x).flatten(2).transpose(1, 2)
+        y += 1
+        return self.head(self.layer(y).mean(1))
+
+
+def test_static_parts_stay_what_they_are() -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3, 16, 16) for _ in range(3)]
+    model = x86quant.quantize(Patches().eval(), batches, progress=False)
+    assert not isinstance(model, x86quant.CompiledModule)
+    loaded = loaded_from(to_bytes(model))
+    for shape in ((2, 3, 16, 16), (1, 3, 16, 16), (3, 3, 24, 32)):
+        x = torch.randn(shape)
+        assert torch.equal(loaded(x), model(x))
+    layers = [choice.layer for choice in x86quant.explain(loaded, (batches[0],))]
+    assert "stem.0" in layers
+    assert "layer.linear1" in layers
+
+
+# --- into a class ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Answer:
+    out: torch.Tensor
+
+
+class Classy(nn.Module):
+    """Its result is of a class of its own, so no graph can give it."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, width)
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        self.head = nn.Linear(width, 20, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("shift", torch.arange(float(width)), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> Answer:
+        x = self.inner(self.embed(ids) + self.shift)
+        return Answer(F.linear(x, self.embed.weight) + self.head(x))
+
+
+def classy() -> tuple[nn.Module, torch.Tensor, bytes]:
+    torch.manual_seed(0)
+    model, ids = Classy().eval(), torch.randint(0, 20, (2, 5))
+    quantized = x86quant.quantize(model, None, mode="dynamic", progress=False)
+    with pytest.warns(X86QuantWarning, match=r"load\(path, model=Classy"):
+        data = to_bytes(quantized, (ids,))
+    return quantized, ids, data
+
+
+def test_a_class_of_the_user_is_filled(tmp_path: Path) -> None:
+    quantized, ids, data = classy()
+    (tmp_path / "a").write_bytes(data)
+    assert describe(tmp_path / "a").needs == "Classy"
+    skeleton = Classy()
+    before = copy.deepcopy(skeleton.state_dict())
+    loaded = x86quant.load(tmp_path / "a", model=skeleton)
+    assert type(loaded) is Classy
+    assert torch.equal(loaded(ids).out, quantized(ids).out)
+    assert torch.equal(loaded(ids[:1, :3]).out, quantized(ids[:1, :3]).out)
+    assert all(torch.equal(before[key], value) for key, value in skeleton.state_dict().items())
+
+
+def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
+    _, _, data = classy()
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"give load\(path, model=...\) a Classy"):
+        x86quant.load(tmp_path / "a")
+    with pytest.raises(ArtifactError, match="must be a Classy, not Linear"):
+        x86quant.load(tmp_path / "a", model=nn.Linear(2, 2))
+    with pytest.raises(ArtifactError, match=r"shift is .*with the same arguments"):
+        x86quant.load(tmp_path / "a", model=Classy(12))
+    other = Classy()
+    other.inner.append(nn.ReLU())
+    with pytest.raises(ArtifactError, match=r"the file has not the module .inner\.3."):
+        x86quant.load(tmp_path / "a", model=other)
+    hooked = Classy()
+    hooked.embed.register_forward_hook(lambda *_: None)
+    with pytest.raises(ArtifactError, match="embed has 1 hooks, had 0"):
+        x86quant.load(tmp_path / "a", model=hooked)
+
+
+def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    declare_missing_ops()  # transformers imports torchvision where that is installed
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    ids = torch.randint(0, 50, (2, 7))
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def test_models_of_transformers_need_no_class() -> None:
+    model, call = bert()
+    quantized = x86quant.quantize(model, [call, call], progress=False)
+    data = to_bytes(quantized)
+    loaded = loaded_from(data)
+    assert type(loaded) is type(model)
+    for ids in (call["input_ids"], torch.randint(0, 50, (1, 11))):
+        for extra in ({}, {"attention_mask": torch.ones_like(ids)}):
+            one, other = quantized(ids, **extra), loaded(ids, **extra)
+            assert torch.equal(one.last_hidden_state, other.last_hidden_state)
+            assert torch.equal(one.pooler_output, other.pooler_output)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update({"class": "os"}), "no model class 'os'"),
+        (lambda r: r.update({"class": "PreTrainedModel"}), "no model class"),
+        (lambda r: r.update({"class": "AutoModel"}), "no model class"),
+        (lambda r: r["config"]["values"].update(auto_map={"AutoModel": "x--y.Z"}), "auto_map"),
+        (lambda r: r["config"].update(attention="kernels-community/x"), "not one that save"),
+        (
+            lambda r: r["config"]["values"].update(_attn_implementation="some/kernel"),
+            "asks for _attn_implementation",
+        ),
+        (lambda r: r["config"]["values"].update(hidden_size="x"), "cannot make a BertModel"),
+        (lambda r: r["config"]["values"].update(hidden_size=32), "with the same arguments"),
+    ],
+)
+def test_a_configuration_runs_nothing(change: Any, message: str) -> None:
+    model, _ = bert()
+    quantized = x86quant.to_dynamic(model)
+    manifest, header, tensors = parts(to_bytes(quantized))
+    change(manifest["model"])
+    with pytest.raises(ArtifactError, match=message):
+        loaded_from(assembled(manifest, header, tensors))
+
+
+# --- damage ----------------------------------------------------------------------------------
+
+_JUNK: list[Any] = [None, True, -1, 2**70, 0.5, "", "x", "a.b", [], [[]], {}, {"a": 1}, {"leaf": 9}]
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every entry of nested JSON as (container, key)."""
+    found: list[tuple[Any, Any]] = []
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in list(pairs):
+        found.append((value, key))
+        if isinstance(item, dict | list):
+            found += _places(item)
+    return found
+
+
+@pytest.mark.parametrize("form", ["signature", "tree"])
+def test_damage_of_each_entry_is_refused_or_harmless(
+    form: str, saved: tuple[nn.Module, dict[str, torch.Tensor], bytes]
+) -> None:
+    """Each entry in turn becomes something else: ArtifactError, or a model, and nothing else."""
+    data = saved[2] if form == "signature" else classy()[2]
+    skeleton = None if form == "signature" else Classy()
+    manifest, header, tensors = parts(data)
+    root = manifest["model"]["signature"] if form == "signature" else manifest["model"]
+    count = len(_places(root))
+    refused = 0
+    for number in range(0, count, 1 + count // 150):
+        changed = copy.deepcopy(manifest)
+        root = changed["model"]["signature"] if form == "signature" else changed["model"]
+        container, key = _places(root)[number]
+        container[key] = _JUNK[number % len(_JUNK)]
+        try:
+            loaded_from(assembled(changed, header, tensors), skeleton)
+        except ArtifactError:
+            refused += 1
+    assert refused > 20

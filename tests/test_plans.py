@@ -1,0 +1,229 @@
+"""Plans for many shapes: sizes by rule, the cache of plans, choices that hold for many sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import GraphModule, Interpreter, Node
+
+import x86quant
+from tests.test_lowering import MODELS, stock
+from x86quant.compiled import CompiledModule
+from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.routing.router import Routing
+from x86quant.runtime import Plan, shapes
+from x86quant.runtime import segment as segment_module
+from x86quant.runtime.plan_cache import (
+    DEFAULT_BYTES,
+    VARIABLE,
+    PlanCache,
+    default_bytes,
+    plan_bytes,
+)
+from x86quant.runtime.planner import plan_segment
+from x86quant.spec import OpSpec
+from x86quant.tables.table_reader import parse_table
+
+pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
+
+
+class _Recorder(Interpreter):
+    """The sizes and strides that the ops themselves give."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        super().__init__(gm)
+        self.seen: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        self.seen[n] = result
+        return result
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_by_rule_are_those_of_the_ops(name: str) -> None:
+    model, shape = MODELS[name][:2]
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    gm = x86quant.compile(stock(model(), x), (x,)).graph_module
+    recorder = _Recorder(gm)
+    recorder.run(x)
+    if any(node.op == "call_module" for node in gm.graph.nodes):
+        return  # segments have none
+    for node, found in shapes.infer_shapes(gm, (x,)).items():
+        expected = recorder.seen[node]
+        if isinstance(expected, torch.Tensor):
+            assert found == expected.shape, node.format_node()
+        elif node.op != "output" and isinstance(expected, int):
+            assert found == expected, node.format_node()
+
+
+# ------------------------------------------------------------------------ the cache of plans
+
+
+def plan(nbytes: int) -> Plan:
+    return Plan((), nbytes, nbytes, (), None)
+
+
+def kept(cache: PlanCache) -> list[int]:
+    return [p.naive_bytes for p in cache.plans()]
+
+
+def test_plans_are_kept_up_to_a_number_of_bytes() -> None:
+    cache = PlanCache("segment", 100)
+    first = cache.get("a", lambda: plan(40), 1)
+    cache.get("b", lambda: plan(41), 1)
+    assert cache.get("a", lambda: plan(0), 1) is first, "it was there"
+    cache.get("c", lambda: plan(42), 1)
+    assert kept(cache) == [40, 42], "the one used longest ago goes first"
+    cache.get("d", lambda: plan(1000), 1)
+    assert kept(cache) == [1000], "the one that runs is kept whatever its size"
+    cache.get("e", lambda: plan(43), 1)
+    cache.get("f", lambda: plan(44), 1)
+    assert kept(cache) == [43, 44]
+    cache.resize(50)
+    assert kept(cache) == [44]
+
+
+def test_a_plan_counts_its_arenas_and_steps() -> None:
+    whole, parted = plan(1000), dataclasses.replace(plan(1000), parts=8)
+    assert plan_bytes(whole, 4) == 1000
+    assert plan_bytes(parted, 4) == 4000, "each thread works on an arena of its own"
+    assert plan_bytes(parted, 16) == 8000
+
+
+def test_one_warning_says_that_plans_are_made_again_and_again() -> None:
+    cache = PlanCache("segment_0", 100)
+    for i in range(50):  # many shapes, none of which comes back
+        cache.get(i, lambda: plan(40), 1)
+
+    def rotate() -> None:
+        for i in range(20):
+            cache.get(i % 4, lambda: plan(40), 1)
+
+    with pytest.warns(X86QuantWarning, match=VARIABLE) as caught:
+        rotate()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, DEFAULT_BYTES), ("0", 0), ("1.5", 3 << 19)])
+def test_the_bound_comes_from_the_environment(
+    text: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if text is not None:
+        monkeypatch.setenv(VARIABLE, text)
+    assert default_bytes() == expected
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "inf", "nan"])
+def test_a_bound_that_is_no_number_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(InvalidInputError, match=VARIABLE):
+        default_bytes()
+
+
+# ------------------------------------------------------------------------ plans of a module
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return result
+
+
+@pytest.fixture
+def module() -> CompiledModule:
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 8, 8)
+    return x86quant.compile(stock(Net(), x), (x,))
+
+
+def test_forty_shapes_in_turn_are_planned_once_each(
+    module: CompiledModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counted(*args: Any) -> Plan:
+        made.append(args)
+        return plan_segment(*args)
+
+    monkeypatch.setattr(segment_module, "plan_segment", counted)
+    for _ in range(3):
+        for side in range(10, 50):
+            x = torch.randn(1, 3, side, 8)
+            assert torch.equal(module(x), module.graph_module(x))
+    assert len(made) == 40
+
+
+def test_the_router_is_not_asked_for_every_shape(
+    module: CompiledModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    choose = Routing.choose
+
+    def counted(self: Routing, spec: OpSpec, *more: Any) -> Any:
+        asked.append(spec)
+        return choose(self, spec, *more)
+
+    monkeypatch.setattr(Routing, "choose", counted)
+    table = parse_table('schema = 1\nname = "t"\n[[rule]]\nop = "*"\nuse = "native"\n', "t.toml")
+    with x86quant.use_rules(table):
+        for side in range(10, 30):
+            module(torch.randn(1, 3, side, 8))
+    assert len(asked) == 2, "once for each convolution"
+    steps = [step for step in module.segments[0].plans[-1].steps if step.choice is not None]
+    assert [(step.choice.spec.spatial, step.choice.spec.rows) for step in steps if step.choice] == [
+        ((29, 8), 29 * 8)
+    ] * 2, "what is shown has the sizes of its plan"
+
+
+def test_new_plans_follow_the_rules_in_force(module: CompiledModule) -> None:
+    def kernels(side: int) -> set[str]:
+        x = torch.randn(1, 3, side, 8)
+        assert torch.equal(module(x), module.graph_module(x))
+        return {step.kernel for step in module.segments[0].plans[-1].steps if step.choice}
+
+    before = kernels(10)
+    with x86quant.override("onednn", op="conv2d"):
+        assert kernels(11) == {"onednn"}
+    assert before != {"onednn"}
+    assert kernels(12) == before
+
+
+@pytest.mark.parametrize("limit", [-1, -(1 << 20)])
+def test_a_negative_number_of_bytes_is_refused(module: CompiledModule, limit: int) -> None:
+    with pytest.raises(InvalidInputError, match="plan_cache_bytes"):
+        module.plan_cache_bytes = limit
+
+
+class Sized(nn.Module):
+    """Returns a number beside the tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return self.net(x), x.shape[0]
+
+
+def test_a_number_among_the_results_is_that_of_the_whole_batch() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x = torch.randn(8, 3, 64, 64)
+        module = x86quant.compile(stock(Sized(), x), (x,))
+        result, batch = module(x)
+        assert batch == 8
+        assert torch.equal(result, module.graph_module(x)[0])
+    finally:
+        torch.set_num_threads(threads)

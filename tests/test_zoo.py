@@ -1,0 +1,112 @@
+"""The zoo: every architecture is quantized or refused in a sentence, is right, saves and loads."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from tests.zoo import ZOO, Animal, call, floats, sqnr
+from tests.zoo.known_failures import UNSAVABLE, WRONG
+from x86quant.errors import ArtifactError, X86QuantError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages; ours are in the summary
+
+#: Tests do not time: what int8 would lose is quantized all the same.
+_UNTIMED: dict[str, Any] = (
+    {"speed_check": False}
+    if "speed_check" in inspect.signature(x86quant.quantize).parameters
+    else {}
+)
+_FAST = [animal for animal in ZOO if not animal.slow]
+
+
+def _parameter(animal: Animal, known: dict[str, str]) -> Any:
+    marks = []
+    if animal.needs and importlib.util.find_spec(animal.needs) is None:
+        marks.append(pytest.mark.skip(reason=f"{animal.needs} is not installed"))
+    elif animal.name in known:
+        marks.append(pytest.mark.xfail(strict=True, reason=known[animal.name]))
+    return pytest.param(animal, id=animal.name, marks=marks)
+
+
+class Specimen:
+    """An architecture, in float and in int8, made once for the tests that look at it."""
+
+    made: tuple[str, Specimen] | None = None
+
+    def __init__(self, animal: Animal) -> None:
+        self.animal, self.model = animal, animal.model()
+        self.state = {key: value.clone() for key, value in self.model.state_dict().items()}
+        self.int8: nn.Module | None = None
+        self.refusal: X86QuantError | None = None
+        try:
+            self.int8 = x86quant.quantize(
+                self.model, animal.calibration(), progress=False, **_UNTIMED, **animal.options
+            )
+        except X86QuantError as error:
+            self.refusal = error
+
+    @classmethod
+    def of(cls, animal: Animal) -> Specimen:
+        """The one made last, if it is of this architecture; there is memory for one only."""
+        if cls.made is None or cls.made[0] != animal.name:
+            cls.made = (animal.name, cls(animal))
+        return cls.made[1]
+
+
+@pytest.mark.parametrize("animal", [_parameter(animal, WRONG) for animal in _FAST])
+def test_it_is_right_or_refused(animal: Animal) -> None:
+    specimen = Specimen.of(animal)
+    if animal.refused is not None:
+        assert specimen.refusal is not None, "it is no longer refused"
+        assert "\n" not in str(specimen.refusal)
+        assert re.search(animal.refused, str(specimen.refusal))
+        return
+    assert specimen.refusal is None, specimen.refusal
+    for key, value in specimen.model.state_dict().items():
+        assert torch.equal(value, specimen.state[key]), f"quantize changed {key} of the model"
+    for batch in (1, 5):
+        for size in animal.sizes:
+            inputs = animal.sample(batch, size, seed=9)
+            expected, actual = call(specimen.model, inputs), call(specimen.int8, inputs)
+            found = sqnr(expected, actual)
+            assert found >= animal.bound, f"{found:.1f} dB, batch {batch}, size {size}"
+
+
+@pytest.mark.parametrize("animal", [_parameter(animal, {**WRONG, **UNSAVABLE}) for animal in _FAST])
+def test_it_saves_and_loads(animal: Animal, tmp_path: Path) -> None:
+    if animal.refused is not None:
+        pytest.skip("it is refused")
+    specimen = Specimen.of(animal)
+    path = tmp_path / "model.x86q"
+    if animal.save is not None:
+        with pytest.raises(ArtifactError, match=animal.save):
+            x86quant.save(specimen.int8, path)
+        return
+    x86quant.save(specimen.int8, path)
+    loaded = x86quant.load(path)
+    for batch in (1, 5):
+        for size in animal.sizes:
+            inputs = animal.sample(batch, size, seed=9)
+            expected, actual = floats(call(specimen.int8, inputs)), floats(call(loaded, inputs))
+            assert len(expected) == len(actual)
+            for one, other in zip(expected, actual, strict=True):
+                assert torch.equal(one, other)
+    again = tmp_path / "again.x86q"
+    x86quant.save(loaded, again)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_names_are_unique_and_known_failures_exist() -> None:
+    names = [animal.name for animal in ZOO]
+    assert len(set(names)) == len(names) >= 60
+    assert {*WRONG, *UNSAVABLE} <= {animal.name for animal in _FAST}
+    assert not set(WRONG) & set(UNSAVABLE)

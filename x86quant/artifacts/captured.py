@@ -1,0 +1,490 @@
+"""A module and one call of it as a graph whose sizes stay free, by torch.export.
+
+Compiled parts of the module are opaque to export, and put back as they were afterwards: their
+graphs, with all that is known of each node, become part of the one graph. What export took for
+granted about sizes becomes conditions that every call is checked against.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._guards import detect_fake_mode
+from torch.export import Dim, ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental import _config as symbolic_config
+
+from x86quant.artifacts import size_conditions
+from x86quant.artifacts.modules import has_hooks
+from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.signatures import Signature, call_of, split_result
+from x86quant.artifacts.size_conditions import Condition, excludes_one
+from x86quant.artifacts.structures import fill, split
+from x86quant.compiled import CompiledModule
+from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
+from x86quant.lowering import FloatNode
+from x86quant.lowering.from_export import exported_layer
+from x86quant.lowering.graph_tools import attribute, label, own_call
+from x86quant.lowering.lower import computes_in_float
+from x86quant.lowering.passes import Report
+from x86quant.terminal.silence import silent
+
+#: What stays free of an input's sizes, from most to least: all, the first, none.
+_FREE: tuple[Callable[[int], bool], ...] = (lambda _: True, lambda dim: dim == 0, lambda _: False)
+
+_PREFIX = re.compile(r"^model(\.|$)")
+#: The parts of the model that is being exported in this thread, and what its result looked like.
+_SEEN = threading.local()
+
+
+def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SavedModule:
+    """``model`` as a graph for calls like ``model(*args, **kwargs)``, with as free sizes as can be.
+
+    The graph gives the very results of ``model``, also at other sizes than the example's.
+
+    Raises:
+        ArtifactError: no graph does what the model does; says why.
+    """
+    parameters, given, defaults, leaves = call_of(model, args, kwargs)
+    reasons: list[str] = []
+    for is_free in _FREE:
+        signature = Signature(parameters, given, defaults, None, ())
+        try:
+            saved = _Capture(model, signature, _of_two(leaves)).saved(is_free)
+            saved = _with_ones(model, saved, leaves)
+            _compare(model, saved, leaves)
+        except ArtifactError as error:
+            reasons.append(str(error))
+            continue
+        return saved
+    raise ArtifactError(reasons[-1])
+
+
+def _of_two(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``leaves`` with two rows where they have one: export would take one for a constant."""
+    rows = {x.shape[0] if x.dim() else None for x in leaves}
+    return [torch.cat([x, x]) for x in leaves] if rows == {1} else list(leaves)
+
+
+class _Flat(nn.Module):
+    """Takes the tensors of a call one by one and returns those of the result."""
+
+    def __init__(self, model: nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.model = model
+        self._signature = signature
+
+    def forward(self, *leaves: torch.Tensor) -> Any:
+        result = self.model(**self._signature.example(leaves))
+        _SEEN.result, found = split_result(result)  # not kept here: export undoes what it changes
+        return tuple(found)
+
+
+class _Part(nn.Module):
+    """Stands for a compiled part while its surroundings are exported."""
+
+    def __init__(self, number: int, part: CompiledModule) -> None:
+        super().__init__()
+        self._number = number
+        # Not a child: export would take its tensors apart.
+        self._hidden = [part]
+
+    def forward(self, *inputs: Any) -> Any:
+        part = self._hidden[0]
+        structure, results = _result_of(part.graph_module)
+        if not all(isinstance(x, torch.Tensor) for x in inputs):
+            raise ArtifactError("a compiled part takes inputs that are not tensors")
+        outputs = torch.ops.x86quant_artifacts.part(list(inputs), self._number)
+        assert len(outputs) == len(results)
+        return fill(structure, outputs)
+
+
+def _result_of(gm: GraphModule) -> tuple[Any, list[Node]]:
+    """The structure of what a graph returns, and the nodes in it."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    nodes: list[Node] = []
+    value = _thawed(output.args[0])
+    return split(value, nodes, lambda x: isinstance(x, Node), "its result"), nodes
+
+
+def _thawed(value: Any) -> Any:
+    """``value`` with plain containers in place of a graph's immutable ones."""
+    if isinstance(value, tuple):
+        return tuple(map(_thawed, value))
+    if isinstance(value, list):
+        return [_thawed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _thawed(item) for key, item in value.items()}
+    return value
+
+
+@torch.library.custom_op("x86quant_artifacts::part", mutates_args=())
+def _part(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    raise AssertionError("it stands for a part while a model is exported, and never runs")
+
+
+@_part.register_fake
+def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    gm: GraphModule = _SEEN.parts[number].graph_module
+    fake = detect_fake_mode(inputs)
+    assert fake is not None
+    tensors = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
+    state: dict[str, torch.Tensor] = {
+        k: fake.from_tensor(v, static_shapes=True) for k, v in tensors.items()
+    }
+    outputs = torch.func.functional_call(gm, state, tuple(inputs))
+    found: list[torch.Tensor] = []
+    split(outputs, found, lambda x: isinstance(x, torch.Tensor), "its result")
+    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+
+
+class _Capture:
+    """One try to export a model."""
+
+    def __init__(
+        self, model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]
+    ) -> None:
+        self._signature = signature
+        self._leaves = leaves
+        found = {m: path for path, m in model.named_modules() if isinstance(m, CompiledModule)}
+        self._parts = list(found)
+        self._paths = list(found.values())
+        if hooked := [path for part, path in found.items() if has_hooks(part)]:
+            raise ArtifactError(f"the hooks of {hooked[0]} have no form in a file: remove them")
+        # A copy of the structure alone, with the same tensors.
+        memo: dict[int, Any] = {id(m): _Part(i, m) for i, m in enumerate(self._parts)}
+        memo |= {id(t): t for t in (*model.parameters(), *model.buffers())}
+        try:
+            self._flat = _Flat(copy.deepcopy(model, memo), signature).eval()
+        except (TypeError, RuntimeError) as error:
+            raise ArtifactError(f"{type(model).__name__} cannot be copied: {error}") from error
+
+    def saved(self, is_free: Callable[[int], bool]) -> SavedModule:
+        """The graph, with the sizes free that ``is_free`` allows."""
+        program = self._exported(is_free)
+        _check_pure(program)
+        flat = program.module(check_guards=False)
+        assert isinstance(flat, GraphModule)
+        gm = self._put_back(flat)
+        conditions = _conditions(program, len(self._leaves))
+        signature = Signature(
+            self._signature.parameters,
+            self._signature.given,
+            self._signature.defaults,
+            _SEEN.result,
+            conditions,
+        )
+        return SavedModule(gm, _joined(self._parts), _float_nodes(gm), signature)
+
+    def _exported(self, is_free: Callable[[int], bool]) -> ExportedProgram:
+        shapes = tuple(
+            {dim: Dim.AUTO if is_free(dim) else Dim.STATIC for dim in range(x.dim())}
+            for x in self._leaves
+        )
+        try:
+            with (
+                _known_parts(self._parts),
+                torch.no_grad(),
+                silent(),
+                # One and zero are sizes like others: no branch for them is taken unseen.
+                symbolic_config.patch(  # type: ignore[attr-defined]
+                    backed_size_oblivious=True
+                ),
+            ):
+                program: ExportedProgram = torch.export.export(
+                    self._flat, tuple(self._leaves), dynamic_shapes=(shapes,), strict=False
+                )
+                # Without decompositions this only makes ops that write in place ones that do not.
+                found: ExportedProgram = program.run_decompositions({})
+        except X86QuantError as error:
+            raise ArtifactError(str(error)) from error
+        # Export wraps and raises nearly anything, among it errors of the model's own code.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise ArtifactError(
+                f"torch.export fails with {type(error).__name__}: {lines[0][:200]}"
+            ) from error
+        return found
+
+    def _put_back(self, flat: GraphModule) -> GraphModule:
+        """The exported graph with the graphs of the parts in it, and named inputs."""
+        graph = Graph()
+        constants: dict[str, Any] = {}
+        values: dict[Node, Any] = {}
+        results: dict[Node, Any] = {}  # of the parts
+        names = iter(self._signature.names)
+        leaves = iter(self._leaves)
+        for node in flat.graph.nodes:
+            if node.op == "placeholder":
+                new = graph.placeholder(next(names))
+                example = next(leaves)
+                new.meta.update(shape=tuple(example.shape), input_dtype=example.dtype)
+                values[node] = new
+            elif node.op == "output":
+                graph.output(torch.fx.node.map_arg(node.args[0], lambda n: values[n]))
+            elif node.target is torch.ops.x86quant_artifacts.part.default:
+                results[node] = self._inlined(graph, node, values, constants)
+            elif node.args and isinstance(node.args[0], Node) and node.args[0] in results:
+                values[node] = results[node.args[0]][node.args[1]]
+            else:
+                values[node] = _copied(graph, node, values)
+                if node.op == "get_attr":
+                    path = _PREFIX.sub("", str(node.target)) or "model"
+                    values[node].target = path
+                    constants[path] = attribute(flat, str(node.target))
+        return _graph_module(constants, graph)
+
+    def _inlined(
+        self, graph: Graph, call: Node, values: dict[Node, Any], constants: dict[str, Any]
+    ) -> list[Node]:
+        """The results of the part that ``call`` stands for, its nodes added to ``graph``."""
+        inputs, number = call.args
+        path, part = self._paths[number], self._parts[number]  # type: ignore[index]
+        own = part.graph_module
+        inner: dict[Node, Node] = {}
+        given = iter(values[node] for node in inputs)  # type: ignore[union-attr,index]
+        for node in own.graph.nodes:
+            if node.op == "placeholder":
+                inner[node] = next(given)
+            elif node.op != "output":
+                inner[node] = graph.node_copy(node, lambda n: inner[n])
+                inner[node].meta = {**node.meta, "layer": f"{path}.{label(node)}"}
+                if node.op in ("get_attr", "call_module"):
+                    target = f"{path}.{node.target}"
+                    inner[node].target = target
+                    constants[target] = attribute(own, str(node.target))
+        return [inner[node] for node in _result_of(own)[1]]
+
+
+def _copied(graph: Graph, node: Node, values: dict[Node, Any]) -> Node:
+    new = graph.node_copy(node, lambda n: values[n])
+    new.meta = {}
+    if node.op != "get_attr" and (layer := _PREFIX.sub("", exported_layer(node))):
+        new.meta["layer"] = layer
+    own = own_call(new)
+    if own is not None:  # the runtime reads arguments of our ops by name
+        new.args, new.kwargs = (), own[1]
+    return new
+
+
+def _graph_module(constants: Mapping[str, Any], graph: Graph) -> GraphModule:
+    """A graph module of its own with ``constants`` by path."""
+    root = nn.Module()
+    for path, value in constants.items():
+        *parents, name = path.split(".")
+        home = root
+        for parent in parents:
+            if parent not in home._modules:
+                home.add_module(parent, nn.Module())
+            home = home.get_submodule(parent)
+        if isinstance(value, torch.Tensor):
+            home.register_buffer(name, value.detach())
+        else:
+            setattr(home, name, value)
+    graph.eliminate_dead_code()
+    return GraphModule(root, graph, class_name="CapturedGraph").eval()
+
+
+def _check_pure(program: ExportedProgram) -> None:
+    signature = program.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise ArtifactError(f"a call changes {', '.join(changed)}")
+
+
+def _joined(parts: Sequence[CompiledModule]) -> tuple[Report, ...]:
+    """What each pass did to all parts together."""
+    found: dict[str, Report] = {}
+    for report in (report for part in parts for report in part.reports):
+        before = found.get(report.name)
+        changed = report.changed + (before.changed if before else 0)
+        found[report.name] = Report(report.name, changed, report.description)
+    return tuple(found.values())
+
+
+def _float_nodes(gm: GraphModule) -> tuple[FloatNode, ...]:
+    return tuple(FloatNode.of(gm, node) for node in gm.graph.nodes if computes_in_float(node))
+
+
+# --- sizes -----------------------------------------------------------------------------------
+
+
+def _conditions(program: ExportedProgram, inputs: int) -> tuple[Condition, ...]:
+    """What export took for granted about sizes.
+
+    Raises:
+        ArtifactError: a condition has no form in a file.
+    """
+    found: dict[str, Condition] = {}
+
+    def add(condition: Condition) -> None:
+        found.setdefault(str(condition), condition)
+
+    places: dict[str, Condition] = {}
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"][-inputs:]
+    ranges = {str(symbol): bounds for symbol, bounds in program.range_constraints.items()}
+    for number, node in enumerate(placeholders):
+        for dim, size in enumerate(node.meta["val"].shape):
+            here = ["size", number, dim]
+            name = str(size)
+            if isinstance(size, int):
+                add(["==", here, size])
+            elif name in places:
+                add(["==", here, places[name]])
+            elif size.node.expr.is_symbol:
+                places[name] = here
+                if name in ranges:
+                    least, most = (_finite(b) for b in (ranges[name].lower, ranges[name].upper))
+                    if least:
+                        add([">=", here, least])
+                    if most is not None:
+                        add(["<=", here, most])
+    for code in program._guards_code or ():
+        condition = size_conditions.parse(code, _place_of)
+        if condition is None:
+            raise ArtifactError(f"a condition on its sizes has no form in a file: {code[:200]}")
+        add(condition)
+    return size_conditions.check(list(found.values()), inputs)
+
+
+def _finite(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer else None
+
+
+def _place_of(node: ast.AST) -> int | None:
+    """The number of the input that export calls ``L['leaves'][3]``."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
+        return None
+    number = node.slice.value
+    return number if isinstance(node.value, ast.Subscript) and type(number) is int else None
+
+
+# --- comparing -------------------------------------------------------------------------------
+
+
+def _compare(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Tensor]) -> None:
+    """Raise ArtifactError unless ``saved`` gives the results of ``model``, at any size tried."""
+    for tried in _variants(saved, leaves):
+        try:
+            _compare_one(model, saved, tried)
+        except InvalidInputError:
+            if tried is leaves:
+                raise ArtifactError("its graph refuses the example") from None
+
+
+def _compare_one(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Tensor]) -> None:
+    """Raise ArtifactError unless ``saved`` does with ``leaves`` what ``model`` does.
+
+    What ``model`` itself refuses ``saved`` may refuse in other words.
+    """
+    call = saved.signature.example(leaves)
+    with torch.no_grad():
+        try:
+            expected = model(**call)
+        except Exception as error:  # whatever the model's own code raises for such sizes
+            raise InvalidInputError(str(error)) from error
+        try:
+            found = saved(**call)
+        except InvalidInputError:
+            raise
+        except Exception as error:
+            raise ArtifactError(
+                f"its graph fails on inputs of {_shapes(leaves)}: {error}"
+            ) from error
+    if not _same(expected, found):
+        raise ArtifactError(f"its graph gives other results on inputs of {_shapes(leaves)}")
+
+
+def _with_ones(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Tensor]) -> SavedModule:
+    """``saved`` without the conditions that a size is not one, where it holds for one as well.
+
+    Export asks whether a size is one to know whether memory is contiguous; hardly any model does.
+    A model that does gives another result here.
+    """
+    for condition in filter(excludes_one, saved.signature.conditions):
+        _, number, dim = condition[1]
+        size = leaves[number].shape[dim]
+        tried = [_resized(x, {dim}, size, 1) for x in leaves]
+        # Sizes that must be equal become one together.
+        ones = [
+            ["size", i, d] for i, x in enumerate(tried) for d, n in enumerate(x.shape) if n == 1
+        ]
+        wider = saved.with_ones(ones)
+        if not wider.takes(tried):
+            continue
+        try:
+            _compare_one(model, wider, tried)
+        except X86QuantError:
+            continue
+        saved = wider
+    return saved
+
+
+def _variants(
+    saved: SavedModule, leaves: Sequence[torch.Tensor]
+) -> Iterator[Sequence[torch.Tensor]]:
+    """``leaves``, and such of other sizes that the conditions allow."""
+    yield leaves
+    sizes = sorted({(dim, size) for x in leaves for dim, size in enumerate(x.shape)})
+    for dim, size in sizes:
+        for other in dict.fromkeys((1, size + 1, size - 1, 2 * size)):
+            if other < 1 or other == size:
+                continue
+            alone = [_resized(x, {dim}, size, other) for x in leaves]
+            everywhere = [_resized(x, set(range(x.dim())), size, other) for x in leaves]
+            for tried in (alone, everywhere):
+                if saved.takes(tried):
+                    yield tried
+                    break
+
+
+def _resized(x: torch.Tensor, dims: set[int], size: int, other: int) -> torch.Tensor:
+    """``x`` repeated or cut from ``size`` to ``other`` along those of ``dims`` that have it."""
+    for dim in dims:
+        if dim < x.dim() and x.shape[dim] == size:
+            x = x.index_select(dim, torch.arange(other) % size)
+    return x
+
+
+def _shapes(leaves: Sequence[torch.Tensor]) -> str:
+    return ", ".join(str(tuple(x.shape)) for x in leaves)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two results are equal, structure and bits."""
+    (a, xs), (b, ys) = split_result(one), split_result(other)
+    return _alike(a, b) and len(xs) == len(ys) and all(map(_equal, xs, ys))
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return (
+        torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) if _has_nan(a) else torch.equal(a, b)
+    )
+
+
+def _has_nan(x: torch.Tensor) -> bool:
+    return x.is_floating_point() and bool(x.isnan().any())
+
+
+@contextlib.contextmanager
+def _known_parts(parts: Sequence[CompiledModule]) -> Iterator[None]:
+    before = getattr(_SEEN, "parts", ())
+    _SEEN.parts = parts
+    try:
+        yield
+    finally:
+        _SEEN.parts = before

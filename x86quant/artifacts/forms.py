@@ -1,0 +1,99 @@
+"""The forms that a module can have in a file: how each is recognized, written and read.
+
+A record is a JSON object with the entry "form". Forms may hold records of other modules. To add a
+form, append a :class:`Form` to ``FORMS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from x86quant.artifacts import modules
+from x86quant.artifacts.content import Content
+from x86quant.artifacts.graph_reader import read_graph
+from x86quant.artifacts.graph_writer import write_graph
+from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
+from x86quant.artifacts.tree import read_tree, write_tree
+from x86quant.artifacts.typed import check_keys, typed
+from x86quant.compiled import CompiledModule
+from x86quant.errors import ArtifactError
+
+#: Modules within modules within modules; a graph in a tree is two.
+_MAX_DEPTH = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """One form.
+
+    Attributes:
+        name: what the record calls it.
+        takes: whether it is the form for a module.
+        write: the record of a module; its tensors go to the writer.
+        read: the content of a record; the last argument reads records within it.
+    """
+
+    name: str
+    takes: Callable[[nn.Module], bool]
+    write: Callable[[Any, TensorWriter], dict[str, Any]]
+    read: Callable[[dict[str, Any], TensorReader, Callable[[object], Content]], Content]
+
+
+def _write_layer(layer: nn.Module, tensors: TensorWriter) -> dict[str, Any]:
+    return modules.write_layer(layer, "", tensors)
+
+
+def _read_layer(
+    content: dict[str, Any], tensors: TensorReader, _: Callable[[object], Content]
+) -> Content:
+    check_keys("a layer", content, {"class", "arguments", "tensors"})
+    layer = modules.read_layer(content, tensors)
+    return Content(lambda _: layer)
+
+
+def _read_graph(
+    content: dict[str, Any], tensors: TensorReader, _: Callable[[object], Content]
+) -> Content:
+    model = read_graph(content, tensors)
+    return Content(lambda _: model, parts=(model,), whole=model)
+
+
+FORMS: list[Form] = [
+    Form("graph", lambda m: isinstance(m, CompiledModule), write_graph, _read_graph),
+    Form("layer", modules.is_known, _write_layer, _read_layer),
+    Form(
+        "tree",
+        lambda _: True,
+        lambda model, tensors: write_tree(model, tensors, write, is_replaced),
+        read_tree,
+    ),
+]
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether a module within a tree is not the user's, but put there by quantization."""
+    return isinstance(module, CompiledModule) or modules.is_int8(module)
+
+
+def write(module: nn.Module, tensors: TensorWriter) -> dict[str, Any]:
+    """The record of ``module``."""
+    form = next(form for form in FORMS if form.takes(module))
+    return {"form": form.name, **form.write(module, tensors)}
+
+
+def read(record: object, tensors: TensorReader, depth: int = 0) -> Content:
+    """The content of ``record``.
+
+    Raises:
+        ArtifactError: it is not what ``write`` wrote.
+    """
+    found = dict(typed(dict, record, "a module"))
+    name = found.pop("form", None)
+    form = next((form for form in FORMS if form.name == name), None)
+    if form is None or depth > _MAX_DEPTH:
+        raise ArtifactError(f"a module has the unknown form {str(name)[:80]!r}")
+    return form.read(found, tensors, lambda inner: read(inner, tensors, depth + 1))

@@ -1,0 +1,109 @@
+"""A graph as plain data, and a compiled model around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from x86quant.artifacts import modules
+from x86quant.artifacts.allowed import ATTRIBUTES, FUNCTIONS, METHODS
+from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.stored_tensors import TensorWriter
+from x86quant.artifacts.values import encode
+from x86quant.compiled import CompiledModule
+from x86quant.errors import ArtifactError
+from x86quant.lowering.graph_tools import attribute, label, own_call
+
+_REMEDY = (
+    "keep that part of the model out of what you save, or spell it with ops on the list in "
+    "docs/artifacts.md"
+)
+
+
+def write_graph(model: CompiledModule, tensors: TensorWriter) -> dict[str, Any]:
+    """``model`` as JSON; its tensors go to ``tensors``."""
+    writer = _GraphWriter(model.graph_module, tensors)
+    return {
+        "nodes": [writer.node(node) for node in writer.root.graph.nodes],
+        "attributes": writer.attributes,
+        "modules": writer.modules,
+        "reports": [[r.name, r.changed, r.description] for r in model.reports],
+        "float_nodes": [[f.name, f.op, f.layer, f.reason] for f in model.float_nodes],
+        "signature": model.signature.to_plain() if isinstance(model, SavedModule) else None,
+    }
+
+
+class _GraphWriter:
+    """Writes down one graph module."""
+
+    def __init__(self, root: GraphModule, tensors: TensorWriter) -> None:
+        self.root = root
+        self.tensors = tensors
+        self.attributes: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {}
+        self._index = {node: i for i, node in enumerate(root.graph.nodes)}
+
+    def node(self, node: Node) -> dict[str, Any]:
+        """``node`` as JSON; errors name it."""
+        try:
+            args, kwargs = _arguments(node)
+            return {
+                "name": node.name,
+                "op": node.op,
+                "target": self._target(node),
+                "args": [encode(arg, self._index) for arg in args],
+                "kwargs": {key: encode(arg, self._index) for key, arg in kwargs.items()},
+                "meta": _meta(node),
+            }
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"node {node.name} ({label(node)}) cannot be saved: {error}; {_REMEDY}"
+            ) from error
+
+    def _target(self, node: Node) -> str:
+        target = str(node.target)
+        if node.op == "call_function":
+            name = FUNCTIONS.name(node.target)
+            if name is None:
+                shown = getattr(node.target, "__name__", target)
+                raise ArtifactError(f"the function {shown} is not one an artifact may call")
+            if node.target is getattr and node.args[1] not in ATTRIBUTES:
+                raise ArtifactError(f"the attribute {node.args[1]!r} may not be read")
+            return name
+        if node.op == "call_method" and target not in METHODS:
+            raise ArtifactError(f"the method {target} is not one an artifact may call")
+        if node.op == "call_module" and target not in self.modules:
+            layer = self.root.get_submodule(target)
+            self.modules[target] = modules.write_layer(layer, target, self.tensors)
+        if node.op == "get_attr" and target not in self.attributes:
+            self.attributes[target] = self._attribute(target)
+        return target
+
+    def _attribute(self, path: str) -> Any:
+        value = attribute(self.root, path)
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self.tensors.add(path, value)}
+        return {"value": encode(value, {})}
+
+
+def _arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``node``; those of x86quant ops all by name, defaults filled in."""
+    call = own_call(node)
+    return (node.args, dict(node.kwargs)) if call is None else ((), call[1])
+
+
+def _meta(node: Node) -> dict[str, Any]:
+    """What reports and the runtime read off a node."""
+    meta = node.meta
+    found: dict[str, Any] = {
+        key: meta[key] for key in ("layer", "source", "why") if isinstance(meta.get(key), str)
+    }
+    if meta.get("shape") is not None:
+        found["shape"] = [int(size) for size in meta["shape"]]
+    if "qparams" in meta and node.op != "placeholder":
+        found["qparams"] = [meta["qparams"].scale, meta["qparams"].zero_point]
+    if isinstance(meta.get("input_dtype"), torch.dtype):
+        found["input_dtype"] = str(meta["input_dtype"]).removeprefix("torch.")
+    return found

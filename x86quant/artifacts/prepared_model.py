@@ -1,0 +1,154 @@
+"""What of a model is written: a graph for all of it where there is one, else its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Tracer
+from torch.utils import _pytree as pytree
+
+from x86quant.artifacts import transformers_models
+from x86quant.artifacts.captured import capture
+from x86quant.artifacts.forms import is_replaced
+from x86quant.artifacts.modules import KINDS, has_hooks
+from x86quant.compiled import CompiledModule
+from x86quant.errors import ArtifactError, UnsupportedError
+from x86quant.lowering.from_export import flat
+
+_REMEDY = (
+    "export it yourself, torch.export.export(model, inputs, dynamic_shapes=...), "
+    "and save what that returns"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def example_of(
+    model: object, example_inputs: Sequence[Any] | Mapping[str, Any] | None
+) -> Example | None:
+    """What was given, or what ``quantize`` kept, of a call of ``model``."""
+    if isinstance(example_inputs, Mapping):
+        return Example((), example_inputs)
+    if isinstance(example_inputs, torch.Tensor):
+        return Example((example_inputs,), {})
+    if example_inputs is not None:
+        return Example(tuple(example_inputs), {})
+    kept = getattr(getattr(model, "quantization", None), "example", None)
+    return None if kept is None else Example(tuple(kept.args), dict(kept.kwargs))
+
+
+def ready(
+    model: nn.Module | ExportedProgram, example: Example | None
+) -> tuple[CompiledModule | None, str]:
+    """A graph for all of ``model``; or None, and why its class is needed.
+
+    Raises:
+        ArtifactError: there is no graph, nor would the class help.
+    """
+    if isinstance(model, CompiledModule):
+        if has_hooks(model):
+            raise ArtifactError("its hooks have no form in an artifact: remove them first")
+        return model, ""
+    if isinstance(model, ExportedProgram):
+        return CompiledModule(_flat(model.module(check_guards=False))), ""
+    if not isinstance(model, nn.Module):
+        raise ArtifactError(f"a model must be an nn.Module, not {type(model).__name__}")
+    if model.training:
+        raise ArtifactError("the model is in training mode; call model.eval() first")
+    if isinstance(model, GraphModule):
+        return CompiledModule(_described(_flat(model), example)), ""
+    quantized = any(is_replaced(m) and not isinstance(m, nn.Identity) for m in model.modules())
+    if quantized and transformers_models.is_one(model):
+        return None, "it is a class of transformers"
+    try:
+        return _traced(model, example, quantized), ""
+    except ArtifactError as error:
+        if not quantized:
+            raise
+        return None, str(error)
+
+
+def _traced(model: nn.Module, example: Example | None, quantized: bool) -> CompiledModule:
+    """``model`` as a graph, by torch.fx, or by torch.export where that cannot."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    if example is None:
+        if any(p.default is not p.empty for p in parameters):
+            raise ArtifactError(
+                f"{type(model).__name__}.forward has optional arguments; pass example_inputs, "
+                "so that it is known which are given"
+            )
+        return CompiledModule(_by_fx(model))
+    if not quantized and not example.kwargs and len(parameters) == len(example.args):
+        try:
+            traced = _by_fx(model)
+            same = _gives_the_same(model, traced, example)
+        except ArtifactError:
+            same = None
+        if same is False:
+            raise ArtifactError(
+                f"the graph traced from {type(model).__name__} gives other results than the "
+                f"model; {_REMEDY}"
+            )
+        if same:
+            return CompiledModule(_described(traced, example))
+    return capture(model, example.args, example.kwargs)
+
+
+def _by_fx(model: nn.Module) -> GraphModule:
+    try:
+        return GraphModule(model, _Leaves().trace(model))
+    except (torch.fx.proxy.TraceError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"torch.fx cannot trace {type(model).__name__} ({error}); pass "
+            f"example_inputs to have it exported, or {_REMEDY}"
+        ) from error
+
+
+class _Leaves(Tracer):
+    """Keeps the layers whole that an artifact can hold as such, and compiled parts."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) in KINDS or isinstance(m, CompiledModule)
+
+
+def _flat(gm: GraphModule) -> GraphModule:
+    try:
+        return flat(gm)
+    except UnsupportedError as error:
+        raise ArtifactError(str(error)) from error
+
+
+def _described(gm: GraphModule, example: Example | None) -> GraphModule:
+    """``gm``, its inputs described by the example, so that a loaded model checks what it gets."""
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, val_map={}))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, () if example is None else example.args, strict=False):
+        if isinstance(value, torch.Tensor):
+            node.meta.update(shape=tuple(value.shape), input_dtype=value.dtype)
+    return GraphModule(gm, graph)
+
+
+def _gives_the_same(model: nn.Module, traced: GraphModule, example: Example) -> bool | None:
+    """Whether the graph computes what the model does; None where it returns another class."""
+    with torch.no_grad():
+        one, other = model(*example.args), traced(*example.args)
+    if type(one) is not type(other):
+        return None
+    expected, found = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(expected) == len(found) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(expected, found, strict=True)
+    )

@@ -1,0 +1,76 @@
+"""``SavedModule``: a compiled model that is called like the module it was made from."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from x86quant.artifacts.signatures import Signature
+from x86quant.artifacts.size_conditions import Condition, excludes_one
+from x86quant.artifacts.structures import fill
+from x86quant.compiled import CompiledModule
+from x86quant.errors import InvalidInputError
+from x86quant.lowering import FloatNode
+from x86quant.lowering.passes import Report
+
+#: Sizes that are remembered, so that a model that is called with new ones for ever stays small.
+_MOST_SIZES = 256
+
+
+class SavedModule(CompiledModule):
+    """One graph for a whole module: keyword arguments, nested ones and results, sizes that vary.
+
+    Attributes:
+        signature: how it is called. A call that is not like the example it was made with, or has
+            sizes for which the graph does not hold, raises InvalidInputError.
+    """
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        reports: tuple[Report, ...],
+        float_nodes: tuple[FloatNode, ...],
+        signature: Signature,
+    ) -> None:
+        super().__init__(graph_module, reports, float_nodes)
+        self.signature = signature
+        #: Sizes that were found to be ones for which the graph holds.
+        self._allowed: set[tuple[torch.Size, ...]] = set()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on arguments like those of the example."""
+        leaves = self.signature.bind(args, kwargs)
+        if not torch.compiler.is_compiling():
+            self._check_sizes(leaves)
+        return fill(self.signature.result, super().forward(*leaves))
+
+    def _check_sizes(self, leaves: Sequence[Any]) -> None:
+        sizes = tuple(x.shape for x in leaves if isinstance(x, torch.Tensor))
+        if len(sizes) == len(leaves) and sizes in self._allowed:
+            return
+        self.signature.check_sizes(leaves)
+        if len(self._allowed) < _MOST_SIZES:
+            self._allowed.add(sizes)
+
+    def takes(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Whether the graph holds for inputs of these sizes."""
+        try:
+            self.signature.check_sizes(leaves)
+        except InvalidInputError:
+            return False
+        return True
+
+    def with_ones(self, sizes: Sequence[Condition]) -> SavedModule:
+        """The same for more sizes: ``sizes`` may also be one."""
+        wider = tuple(
+            [">=", c[1], 1] if excludes_one(c) and c[1] in sizes else c
+            for c in self.signature.conditions
+        )
+        other = copy.copy(self)
+        other.signature = dataclasses.replace(self.signature, conditions=wider)
+        return other

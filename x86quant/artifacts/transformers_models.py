@@ -1,0 +1,135 @@
+"""Models of the transformers package: their class and configuration as plain data.
+
+A name in a file is looked up in ``transformers`` itself and must be one of its model classes; no
+module is imported by a name from a file. A configuration is data too, but some of its entries make
+transformers download or run code: a file that has one of these is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from typing import Any
+
+from torch import nn
+
+from x86quant.errors import ArtifactError
+from x86quant.terminal.silence import silent
+
+#: Entries that make transformers fetch code or weights, at any depth.
+_FORBIDDEN = frozenset(
+    {
+        "auto_map", "backbone", "backbone_config", "custom_pipelines", "quantization_config",
+        "timm_config", "trust_remote_code", "use_pretrained_backbone", "use_timm_backbone",
+        "use_kernels", "kernel_config",
+    }
+)  # fmt: skip
+_ATTENTIONS = ("eager", "sdpa")
+_EXPERTS = ("eager", "batched_mm", "grouped_mm")
+_MAX_DEPTH = 16
+
+
+def is_one(model: nn.Module) -> bool:
+    """Whether transformers itself can make a model of the class of ``model`` from its config."""
+    package = sys.modules.get("transformers")
+    return package is not None and _find(package, type(model).__name__) is type(model)
+
+
+def write(model: nn.Module) -> dict[str, Any]:
+    """The configuration of ``model`` as JSON."""
+    config: Any = model.config
+    found = json.loads(config.to_json_string(use_diff=False))
+    _drop_empty(found)
+    found.pop("_name_or_path", None)
+    _check(found, 0)
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in (None, *_ATTENTIONS):
+        raise ArtifactError(
+            f"its attention implementation {attention!r} cannot be saved: choose "
+            f'attn_implementation="sdpa" or "eager" before you quantize it'
+        )
+    return {"values": found, "attention": attention}
+
+
+def build(name: str, config: object) -> nn.Module:
+    """A model of the transformers class ``name`` with random weights.
+
+    Raises:
+        ArtifactError: transformers is not there, has no such class, or cannot make it.
+    """
+    if not isinstance(config, dict) or config.keys() != {"values", "attention"}:
+        raise ArtifactError("its configuration does not consist of values and attention")
+    values, attention = config["values"], config["attention"]
+    if not isinstance(values, dict) or attention not in (None, *_ATTENTIONS):
+        raise ArtifactError("its configuration is not one that save writes")
+    _check(values, 0)
+    if importlib.util.find_spec("transformers") is None:
+        raise ArtifactError(
+            f"it holds a {name} of transformers, which is not installed: install it, or give "
+            f"load(path, model=...) such a model"
+        )
+    transformers: Any = importlib.import_module("transformers")
+    cls = _find(transformers, name)
+    if cls is None:
+        raise ArtifactError(
+            f"this transformers {transformers.__version__} has no model class {name[:80]!r}"
+        )
+    try:
+        with silent():
+            made = cls.config_class.from_dict(values)
+            if attention is not None:
+                made._attn_implementation = attention
+            model: nn.Module = cls(made)
+    # Classes of transformers raise anything for values that make no sense.
+    except Exception as error:
+        raise ArtifactError(
+            f"transformers {transformers.__version__} cannot make a {name} of its configuration: "
+            f"{type(error).__name__}: {str(error)[:200]}"
+        ) from error
+    return model.eval()
+
+
+def _find(package: Any, name: str) -> Any | None:
+    """The model class ``name`` of transformers, or None."""
+    if not name.isidentifier() or not isinstance(package.__dict__.get("__all__", ()), list | tuple):
+        return None
+    try:
+        found, base = getattr(package, name, None), package.PreTrainedModel
+    except (ImportError, RuntimeError):  # it imports lazily, and may lack what it needs
+        return None
+    is_model = isinstance(found, type) and issubclass(found, base) and found is not base
+    if not is_model or not found.__module__.startswith("transformers.models."):
+        return None
+    return found if getattr(found, "config_class", None) is not None else None
+
+
+def _drop_empty(value: Any) -> None:
+    """Leave out forbidden entries that say nothing: configurations have them by default."""
+    if isinstance(value, dict):
+        for key in [k for k in value if k in _FORBIDDEN and not value[k]]:
+            del value[key]
+        for item in value.values():
+            _drop_empty(item)
+    elif isinstance(value, list):
+        for item in value:
+            _drop_empty(item)
+
+
+def _check(value: Any, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise ArtifactError("its configuration is nested too deeply")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in _FORBIDDEN:
+                raise ArtifactError(
+                    f"its configuration has {key}, which may make transformers run foreign code: "
+                    "save the model with its class given to load(path, model=...)"
+                )
+            if "implementation" in key and item not in (None, *_ATTENTIONS, *_EXPERTS):
+                raise ArtifactError(f"its configuration asks for {key} {str(item)[:80]!r}")
+            _check(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, depth + 1)

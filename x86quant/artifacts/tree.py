@@ -1,0 +1,262 @@
+"""A user's module with int8 layers in it: all its tensors, and what stands where; not its code.
+
+Whoever loads it brings a module of the same class, the skeleton, or has transformers make one.
+Every module of the skeleton must be there by path and class, and every tensor by name and shape;
+what quantization put in is put in again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.artifacts import transformers_models
+from x86quant.artifacts.content import Content
+from x86quant.artifacts.modules import has_hooks
+from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
+from x86quant.artifacts.typed import check_keys, typed
+from x86quant.dynamic.convert import leave_fast_path
+from x86quant.errors import ArtifactError
+
+_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
+
+
+def write_tree(
+    model: nn.Module,
+    tensors: TensorWriter,
+    write: Write,
+    is_replaced: Callable[[nn.Module], bool],
+) -> dict[str, Any]:
+    """``model`` as JSON; ``write`` gives the records of what quantization put into it."""
+    classes: dict[str, str] = {}
+    hooks: dict[str, int] = {}
+    replaced: dict[nn.Module, list[str]] = {}
+    state: dict[str, str] = {}
+
+    def visit(path: str, module: nn.Module) -> None:
+        if path and is_replaced(module):
+            if has_hooks(module):
+                raise ArtifactError(f"the hooks of {path} have no form in a file: remove them")
+            replaced.setdefault(module, []).append(path)
+            return
+        classes[path] = type(module).__name__
+        if count := _hooks(module):
+            hooks[path] = count
+        if _keeps_state_elsewhere(module):
+            raise ArtifactError(
+                f"{path or 'it'} is a {type(module).__name__}, which keeps more than tensors: "
+                "compile a stock-converted model as a whole (x86quant.compile) and save that"
+            )
+        prefix = f"{path}." if path else ""
+        for group in (module._parameters, module._buffers):
+            for name, tensor in group.items():
+                if tensor is not None:
+                    state[f"{prefix}{name}"] = tensors.add(f"{prefix}{name}", tensor)
+        for name, child in module._modules.items():
+            if child is not None:
+                visit(f"{prefix}{name}", child)
+
+    visit("", model)
+    is_known = transformers_models.is_one(model)
+    return {
+        "class": type(model).__name__,
+        "config": transformers_models.write(model) if is_known else None,
+        "classes": classes,
+        "hooks": hooks,
+        "replaced": [[paths, write(module, tensors)] for module, paths in replaced.items()],
+        "tensors": state,
+    }
+
+
+def read_tree(
+    content: dict[str, Any], tensors: TensorReader, read: Callable[[object], Content]
+) -> Content:
+    """What ``write_tree`` wrote; ``read`` reads the records in it."""
+    check_keys("a tree", content, _ENTRIES)
+    name = typed(str, content["class"], "class")
+    classes = _texts(content["classes"], "classes")
+    hooks = typed(dict, content["hooks"], "hooks")
+    state = {
+        path: tensors.take(stored) for path, stored in _texts(content["tensors"], "tensors").items()
+    }
+    stored = _texts(content["tensors"], "tensors")
+    if "" not in classes:
+        raise ArtifactError("a tree has no class of its own")
+    if not all(type(count) is int for count in hooks.values()):
+        raise ArtifactError("the hooks of a tree are no numbers")
+    replaced: dict[str, nn.Module] = {}
+    parts: list[Any] = []
+    for entry in typed(list, content["replaced"], "replaced"):
+        paths, record = _pair(entry)
+        inner = read(record)
+        if inner.needs is not None:
+            raise ArtifactError("a tree within a tree")
+        module = inner.build(None)
+        parts += inner.parts
+        for path in paths:
+            if path in replaced or path in classes or not path:
+                raise ArtifactError(f"two modules have the path {path[:80]!r}")
+            replaced[path] = module
+    config = content["config"]
+    tree = _Tree(name, classes, hooks, replaced, state, stored)
+
+    def build(skeleton: nn.Module | None) -> nn.Module:
+        if skeleton is not None:
+            return tree.filled(_copied(skeleton))
+        if config is None:
+            raise ArtifactError(
+                f"it holds the layers of a {name[:80]} but not its code: give "
+                f"load(path, model=...) a {name[:80]} made with the same arguments"
+            )
+        return tree.filled(transformers_models.build(name, config))
+
+    return Content(build, needs=name if config is None else None, parts=tuple(parts))
+
+
+def _pair(entry: object) -> tuple[list[str], object]:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], list):
+        raise ArtifactError("what was replaced in a tree is no pair of paths and a module")
+    if not entry[0] or not all(isinstance(path, str) for path in entry[0]):
+        raise ArtifactError("what was replaced in a tree has no paths")
+    return entry[0], entry[1]
+
+
+def _texts(value: object, what: str) -> dict[str, str]:
+    found = typed(dict, value, what)
+    if not all(isinstance(item, str) for item in found.values()):
+        raise ArtifactError(f"the {what} of a tree are no names")
+    return found
+
+
+def _copied(skeleton: nn.Module) -> nn.Module:
+    """Its structure; tensors are shared until they are replaced."""
+    if not isinstance(skeleton, nn.Module):
+        raise ArtifactError(f"model must be an nn.Module, not {type(skeleton).__name__}")
+    memo = {id(t): t for t in (*skeleton.parameters(), *skeleton.buffers())}
+    copied: nn.Module = copy.deepcopy(skeleton, memo)
+    return copied
+
+
+class _Tree:
+    """Fills a skeleton."""
+
+    def __init__(
+        self,
+        name: str,
+        classes: dict[str, str],
+        hooks: dict[str, int],
+        replaced: dict[str, nn.Module],
+        state: dict[str, torch.Tensor],
+        stored: dict[str, str],
+    ) -> None:
+        self._name, self._classes, self._hooks = name, classes, hooks
+        self._replaced, self._state, self._stored = replaced, state, stored
+
+    def filled(self, model: nn.Module) -> nn.Module:
+        """``model`` itself, changed into what was saved.
+
+        Raises:
+            ArtifactError: it is not of the class that was saved, or made with other arguments.
+        """
+        if type(model).__name__ != self._name:
+            raise ArtifactError(f"model must be a {self._name}, not {type(model).__name__}")
+        for path, module in self._replaced.items():
+            self._put(model, path, module)
+        found = self._walked(model)
+        for path in found.keys() ^ self._classes.keys():
+            which = "the file has not" if path in found else "the model has not"
+            raise self._misfit(f"{which} the module {path!r}")
+        for path, module in found.items():
+            if type(module).__name__ != self._classes[path]:
+                raise self._misfit(
+                    f"{path or 'it'} is a {type(module).__name__}, was {self._classes[path]}"
+                )
+            if _hooks(module) != self._hooks.get(path, 0):
+                raise self._misfit(
+                    f"{path or 'it'} has {_hooks(module)} hooks, had {self._hooks.get(path, 0)}"
+                )
+        self._give_tensors(found)
+        for module in model.modules():
+            leave_fast_path(module)
+        return model.requires_grad_(False).eval()
+
+    def _put(self, model: nn.Module, path: str, module: nn.Module) -> None:
+        parent, _, name = path.rpartition(".")
+        try:
+            home = model.get_submodule(parent)
+        except AttributeError:
+            raise self._misfit(f"the model has not the module {parent!r}") from None
+        if name not in home._modules and not callable(getattr(home, name, None)):
+            raise self._misfit(f"the model has not the module {path!r}")
+        if name not in home._modules and (hasattr(type(home), name) or not vars(home).get(name)):
+            raise self._misfit(f"{path!r} of the model is no layer")
+        setattr(home, name, module)
+
+    def _walked(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The modules of ``model`` by path, but for what was replaced and lies within that."""
+        found: dict[str, nn.Module] = {}
+
+        def visit(path: str, module: nn.Module) -> None:
+            if path in self._replaced:
+                return
+            found[path] = module
+            for name, child in module._modules.items():
+                if child is not None:
+                    visit(f"{path}.{name}" if path else name, child)
+
+        visit("", model)
+        return found
+
+    def _give_tensors(self, modules: dict[str, nn.Module]) -> None:
+        left = dict(self._state)
+        shared: dict[str, nn.Parameter] = {}
+        for path, module in modules.items():
+            prefix = f"{path}." if path else ""
+            for kind in ("_parameters", "_buffers"):
+                group: dict[str, Any] = getattr(module, kind)
+                for name, old in group.items():
+                    new = left.pop(f"{prefix}{name}", None)
+                    if new is None and old is None:
+                        continue
+                    if new is None:
+                        raise self._misfit(f"the file has not the tensor {prefix}{name}")
+                    if old is not None and (old.shape, old.dtype) != (new.shape, new.dtype):
+                        raise self._misfit(
+                            f"{prefix}{name} is {old.dtype} {tuple(old.shape)}, was "
+                            f"{new.dtype} {tuple(new.shape)}"
+                        )
+                    if kind == "_parameters":
+                        stored = self._stored[f"{prefix}{name}"]
+                        if stored not in shared:
+                            shared[stored] = nn.Parameter(new, requires_grad=False)
+                        group[name] = shared[stored]
+                    else:
+                        group[name] = new
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    raise self._misfit(f"{prefix}{name} has no data: make the model on the CPU")
+        if left:
+            raise self._misfit(f"the model has not the tensor {min(left)}")
+
+    def _misfit(self, what: str) -> ArtifactError:
+        return ArtifactError(
+            f"the model given is not as the {self._name} that was saved: {what}; make it with the "
+            "same arguments"
+        )
+
+
+def _keeps_state_elsewhere(module: nn.Module) -> bool:
+    """Whether ``module`` has state that is neither a parameter nor a buffer, such as packs."""
+    own = type(module).get_extra_state is not nn.Module.get_extra_state
+    return own or any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
+
+
+def _hooks(module: nn.Module) -> int:
+    return sum(len(getattr(module, kind)) for kind in _HOOKS)

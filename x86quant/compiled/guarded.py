@@ -1,0 +1,221 @@
+"""``GuardedModule``: a compiled part that answers only the calls it was verified for.
+
+A graph holds for the calls that it was traced with: for constants among the arguments, for ranks,
+and for what torch.export had to assume about sizes. Each call is checked against that. What is
+outside runs the float model, or is refused; it never gets a wrong answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from x86quant.compiled.structure import CallForm, Structure
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+
+#: What a condition on sizes may be made of.
+_CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%()<>=!\s]|\b(?:and|or|not|min|max)\b)*")
+_FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "min": min, "max": max}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GuardedInput:
+    """What one tensor of a call must be.
+
+    Attributes:
+        name: what it is called in messages.
+        dtype: its type.
+        rank: how many dimensions it has.
+        fixed: dimensions that have only one size, and that.
+        single: the other dimensions in which size 1 was verified; None if it need not be.
+    """
+
+    name: str
+    dtype: torch.dtype
+    rank: int
+    fixed: tuple[tuple[int, int], ...] = ()
+    single: frozenset[int] | None = None
+
+    def refusal(self, x: Any) -> str | None:
+        """Why ``x`` is not such a tensor, or None."""
+        if x.dtype is not self.dtype:
+            return f"{self.name} is {x.dtype}, not {self.dtype}"
+        if x.dim() != self.rank:
+            return f"{self.name} has {x.dim()} dimensions, not {self.rank}"
+        if x.layout is not torch.strided or x.device.type != "cpu":
+            return f"{self.name} is not a dense tensor on the CPU"
+        shape = x.shape
+        for dim, size in self.fixed:
+            if shape[dim] != size:
+                return f"{self.name} has size {shape[dim]} in dimension {dim}, not {size}"
+        if self.single is not None:
+            fixed = [dim for dim, _ in self.fixed]
+            for dim, size in enumerate(shape):
+                if size < 2 and dim not in fixed and (size == 0 or dim not in self.single):
+                    return f"{self.name} has size {size} in dimension {dim}"
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guard:
+    """Which tensors a graph holds for.
+
+    Attributes:
+        inputs: what each tensor must be.
+        conditions: relations between sizes, of ``s[input][dimension]``.
+    """
+
+    inputs: tuple[GuardedInput, ...]
+    conditions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for condition in self.conditions:
+            if _CONDITION.fullmatch(condition) is None:
+                raise UnsupportedError(f"a condition that cannot be checked: {condition}")
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether it asks for types and ranks alone."""
+        return not self.conditions and all(not x.fixed and x.single is None for x in self.inputs)
+
+    def compiled(self) -> CodeType | None:
+        """The conditions as one piece of code."""
+        if not self.conditions:
+            return None
+        return compile(" and ".join(f"({c})" for c in self.conditions), "<guard>", "eval")
+
+    def refusal(self, tensors: Sequence[Any], code: CodeType | None) -> str | None:
+        """Why the graph does not hold for ``tensors``, or None."""
+        for spec, x in zip(self.inputs, tensors, strict=True):
+            if (reason := spec.refusal(x)) is not None:
+                return reason
+        if code is not None:
+            sizes = [x.shape for x in tensors]
+            if not eval(code, _FUNCTIONS, {"s": sizes}):
+                wrong = next(c for c in self.conditions if not eval(c, _FUNCTIONS, {"s": sizes}))
+                return f"sizes {[tuple(s) for s in sizes]} do not meet {wrong}"
+        return None
+
+
+class GuardedModule(nn.Module):
+    """A compiled part behind the signature of the module that it stands for.
+
+    Attributes:
+        compiled: the part in int8, from tensors to tensors.
+        form: how the module is called.
+        results: the structure of its result.
+        guard: which tensors the compiled part holds for.
+        strict: whether other calls raise; if not, the float module runs.
+        outside: how many calls the float module has answered.
+        quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``.
+    """
+
+    def __init__(
+        self,
+        compiled: nn.Module,
+        original: nn.Module | None,
+        form: CallForm,
+        results: Structure,
+        guard: Guard,
+        *,
+        strict: bool = False,
+    ) -> None:
+        super().__init__()
+        self.compiled = compiled
+        self.form = form
+        self.results = results
+        self.guard = guard
+        self.strict = strict
+        self.outside = 0
+        self.quantization: Any = None
+        # Not a submodule: its weights are no part of the int8 model's.
+        self.__dict__["_original"] = None if original is None else _Aside(original)
+        self._prepare()
+        self.eval()
+
+    def _prepare(self) -> None:
+        self._code = self.guard.compiled()
+
+    @property
+    def original(self) -> nn.Module | None:
+        """The float module that answers calls outside of the guard."""
+        aside: _Aside | None = self.__dict__["_original"]
+        return None if aside is None else aside.module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled part if the call is within the guard, else the float module."""
+        if isinstance(args, torch.fx.Proxy):
+            raise _untraceable()
+        tensors = self.form.tensors(args, kwargs)
+        if tensors is None:
+            reason: str | None = "its arguments are not those that were given in calibration"
+        else:
+            reason = self.guard.refusal(tensors, self._code)
+        if reason is not None:
+            return self._run_float(reason, args, kwargs)
+        assert tensors is not None
+        found = self.compiled(*tensors)
+        return self.results.fill(found)
+
+    def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
+        if any(isinstance(x, torch.fx.Proxy) for x in pytree.tree_leaves((args, kwargs))):
+            raise _untraceable()
+        original = self.original
+        if self.strict or original is None:
+            raise InvalidInputError(f"the quantized model does not hold for this call: {reason}")
+        if not self.outside:
+            warnings.warn(
+                f"a call runs in float, since the int8 graph does not hold for it: {reason}; "
+                "calibrate with such inputs, or set strict=True to have it raise",
+                X86QuantWarning,
+                stacklevel=4,
+            )
+        self.outside += 1
+        return original.forward(*args, **kwargs)  # its hooks are this module's
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            original = self.__dict__.get("_original")
+            if original is None or name.startswith("__"):
+                raise
+            return getattr(original.module, name)
+
+    def extra_repr(self) -> str:
+        """What ``quantize`` did."""
+        return "" if self.quantization is None else str(self.quantization)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_code": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._prepare()
+
+
+def _untraceable() -> Exception:
+    """For torch.fx, which would trace the float module instead."""
+    return torch.fx.proxy.TraceError(
+        "torch.fx cannot trace a GuardedModule, whose conditions are about real tensors"
+    )
+
+
+class _Aside:
+    """Holds a module that is no submodule."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+
+def graph_of(module: nn.Module) -> nn.Module:
+    """The compiled module itself, without a guard around it."""
+    return module.compiled if isinstance(module, GuardedModule) else module

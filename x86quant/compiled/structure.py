@@ -1,0 +1,209 @@
+"""Arguments and results as flat lists of tensors, and the structure that they came in."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.errors import UnsupportedError
+
+#: Values that a graph may take for constants: equal ones are the same to any program.
+_CONSTANTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+
+Leaf = Callable[[object], bool]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Structure:
+    """A value without its tensors.
+
+    Attributes:
+        kind: the type of a container or of a constant; None for a tensor.
+        keys: names of fields or keys of a mapping; empty for a sequence.
+        parts: what is in a container, in order.
+        value: the constant.
+    """
+
+    kind: type | None
+    keys: tuple[Any, ...] = ()
+    parts: tuple[Structure, ...] = ()
+    value: Any = None
+
+    @property
+    def leaves(self) -> int:
+        """How many tensors it has."""
+        return 1 if self.kind is None else sum(part.leaves for part in self.parts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is made of tensors, tuples, lists, dicts and None alone."""
+        if self.kind not in (None, tuple, list, dict, type(None)):
+            return False
+        return all(part.is_plain for part in self.parts)
+
+    def fill(self, leaves: Sequence[Any]) -> Any:
+        """The value again, with ``leaves`` as its tensors."""
+        return _fill(self, iter(leaves))
+
+
+_TENSOR = Structure(None)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether ``value`` is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def take_apart(value: Any, is_leaf: Leaf = is_tensor) -> tuple[Structure, list[Any]]:
+    """The structure of ``value``, and its tensors in order.
+
+    Raises:
+        UnsupportedError: it holds something that is neither a tensor, a container nor a constant.
+    """
+    leaves: list[Any] = []
+    return _take_apart(value, is_leaf, leaves), leaves
+
+
+def _take_apart(value: Any, is_leaf: Leaf, leaves: list[Any]) -> Structure:
+    def inside(values: Any) -> tuple[Structure, ...]:
+        return tuple(_take_apart(x, is_leaf, leaves) for x in values)
+
+    kind = type(value)
+    if is_leaf(value):
+        leaves.append(value)
+        return _TENSOR
+    if isinstance(value, _CONSTANTS):
+        return Structure(kind, value=value)
+    if dataclasses.is_dataclass(value):
+        names = tuple(field.name for field in dataclasses.fields(value))
+        return Structure(kind, names, inside(getattr(value, name) for name in names))
+    if kind in (dict, collections.OrderedDict):
+        return Structure(kind, tuple(value), inside(value.values()))
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return Structure(kind, tuple(kind._fields), inside(value))
+    if kind in (tuple, list, torch.Size):
+        return Structure(kind, (), inside(value))
+    raise UnsupportedError(f"a graph cannot take or return {kind.__module__}.{kind.__qualname__}")
+
+
+def _fill(structure: Structure, leaves: Any) -> Any:
+    kind = structure.kind
+    if kind is None:
+        return next(leaves)
+    if not structure.parts and issubclass(kind, _CONSTANTS):
+        return structure.value
+    parts = [_fill(part, leaves) for part in structure.parts]
+    if dataclasses.is_dataclass(kind):
+        return kind(**dict(zip(structure.keys, parts, strict=True)))
+    if issubclass(kind, Mapping):
+        return kind(zip(structure.keys, parts, strict=True))  # type: ignore[call-arg]
+    if hasattr(kind, "_fields"):
+        return kind(*parts)
+    return kind(parts)  # type: ignore[call-arg]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a function is called, but for the tensors it is given.
+
+    Arguments are bound to parameters and defaults filled in, so that it does not matter how a
+    caller spells them.
+
+    Attributes:
+        signature: the function's, without annotations.
+        arguments: the structure of the bound arguments.
+        names: one name for each tensor.
+    """
+
+    signature: inspect.Signature
+    arguments: Structure
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CallForm, list[torch.Tensor]]:
+        """How ``module`` is called with these arguments, and their tensors.
+
+        Raises:
+            UnsupportedError: an argument is of a kind that no graph can take.
+            TypeError: the arguments do not fit the parameters.
+        """
+        signature = _bare_signature(module)
+        structure, leaves = take_apart(_bound(signature, args, kwargs))
+        names: list[str] = []
+        for name, part in zip(structure.keys, structure.parts, strict=True):
+            if part.kind is None:
+                names.append(str(name))
+            else:
+                names += [f"{name}_{number}" for number in range(part.leaves)]
+        return CallForm(signature, structure, tuple(names)), leaves
+
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """The tensors of a call of this form; None if it is of another."""
+        try:
+            structure, leaves = take_apart(_bound(self.signature, args, kwargs))
+        except (TypeError, UnsupportedError):
+            return None
+        return leaves if _same(structure, self.arguments) else None
+
+    def call(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with ``leaves`` as tensors."""
+        bound = inspect.BoundArguments(
+            self.signature,
+            self.arguments.fill(leaves),
+        )
+        return bound.args, bound.kwargs
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every parameter is positional and gets a tensor."""
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return all(p.kind in positional for p in self.signature.parameters.values()) and all(
+            part.kind is None for part in self.arguments.parts
+        )
+
+
+def _bare_signature(module: nn.Module) -> inspect.Signature:
+    signature = inspect.signature(module.forward)
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return inspect.Signature(parameters)
+
+
+def _bound(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _same(one: Structure, other: Structure) -> bool:
+    """Whether they are equal, and constants of the same type: True is not 1."""
+    if one.kind is not other.kind or one.keys != other.keys or len(one.parts) != len(other.parts):
+        return False
+    if one.value is not other.value and not bool(one.value == other.value):
+        return False
+    return all(_same(a, b) for a, b in zip(one.parts, other.parts, strict=True))

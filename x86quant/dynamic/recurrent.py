@@ -1,0 +1,345 @@
+"""LSTMs and GRUs with int8 weights, on inputs and states quantized row by row as they come.
+
+    fast = DynamicLSTM.from_float(lstm)      # called as nn.LSTM is
+
+The input's share of the gates is one product for all steps, the state's share one product a step.
+Gates, cells and states are float32. The products are ``torch.ops.x86quant.linear_dynamic``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from x86quant.dynamic.layers import (
+    DynamicLinear,
+    carry_attributes,
+    float_bias,
+    quantize_weight,
+)
+from x86quant.errors import InvalidInputError
+
+_Self = TypeVar("_Self", bound="DynamicRecurrent")
+
+#: The states of one direction of one layer: h for a GRU, h and c for an LSTM; [sequences, units].
+_States = tuple[torch.Tensor, ...]
+
+#: What a float parameter is called, and the product it belongs to.
+_WEIGHTS = {"weight_ih": "ih", "weight_hh": "hh", "weight_hr": "hr"}
+_BIASES = {"bias_ih": "ih", "bias_hh": "hh"}
+
+
+def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> DynamicLinear:
+    return DynamicLinear(*quantize_weight(weight), float_bias(bias))
+
+
+class _WithProducts(nn.Module):
+    """Holds int8 products under names such as ``hh_l0``, and answers for their float parameters."""
+
+    def __getattr__(self, name: str) -> Any:
+        prefix, suffix = name[:9], name[9:]
+        modules = self.__dict__.get("_modules", {})
+        if prefix in _WEIGHTS and (found := modules.get(_WEIGHTS[prefix] + suffix)) is not None:
+            return found.weight
+        prefix, suffix = name[:7], name[7:]
+        if prefix in _BIASES and (found := modules.get(_BIASES[prefix] + suffix)) is not None:
+            return found.bias
+        return super().__getattr__(name)
+
+
+class DynamicRecurrent(_WithProducts):
+    """What the two kinds share: layers, directions, packed sequences and states.
+
+    Called as the float module: unbatched, batched or packed input, and initial states or none.
+
+    Attributes:
+        ih_l0, hh_l0, ih_l0_reverse, ...: the products of each layer and direction,
+            named as torch names their weights; hr_l0, ... where states are projected.
+    """
+
+    gates: ClassVar[int]
+    states: ClassVar[int]
+
+    def __init__(
+        self,
+        products: Mapping[str, DynamicLinear],
+        *,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        for name, product in products.items():
+            self.add_module(name, product)
+        self.batch_first, self.dropout = batch_first, dropout
+        self.bidirectional = "ih_l0_reverse" in products
+        self.num_layers = sum(name.startswith("ih_l") for name in products)
+        self.num_layers //= 2 if self.bidirectional else 1
+        self.input_size = products["ih_l0"].in_features
+        self.hidden_size = products["hh_l0"].out_features // self.gates
+        self.proj_size = products["hr_l0"].out_features if "hr_l0" in products else 0
+        self.bias = products["hh_l0"].bias is not None
+        self.eval()
+
+    @classmethod
+    def from_float(cls: type[_Self], rnn: nn.RNNBase) -> _Self:
+        """The int8 form of a float ``rnn``."""
+        products = {}
+        for suffix in _suffixes(rnn.num_layers, rnn.bidirectional):
+            for kind in ("ih", "hh"):
+                bias = getattr(rnn, f"bias_{kind}{suffix}") if rnn.bias else None
+                products[kind + suffix] = _product(getattr(rnn, f"weight_{kind}{suffix}"), bias)
+            if rnn.proj_size:
+                products["hr" + suffix] = _product(getattr(rnn, f"weight_hr{suffix}"), None)
+        found = cls(products, batch_first=rnn.batch_first, dropout=rnn.dropout)
+        carry_attributes(rnn, found)
+        return found.train(rnn.training)
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: products are packed when they are first used."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As ``nn.LSTM`` or ``nn.GRU``: the states of the last layer at all steps, and the last."""
+        if isinstance(input, PackedSequence):
+            data, sizes = input.data, input.batch_sizes.tolist()
+            initial = self._initial(hx, sizes[0], input.sorted_indices, batched=True)
+            out, last = self._layers(data, sizes, initial)
+            packed = PackedSequence(
+                out, input.batch_sizes, input.sorted_indices, input.unsorted_indices
+            )
+            order = input.unsorted_indices
+            return packed, self._final([x if order is None else x[:, order] for x in last], True)
+        batched = input.dim() == 3
+        if input.dim() not in (2, 3):
+            raise InvalidInputError(f"expected input of 2 or 3 dimensions, got {input.dim()}")
+        x = input if batched else input.unsqueeze(1)
+        if batched and self.batch_first:
+            x = x.transpose(0, 1)
+        steps, sequences = x.shape[:2]
+        if steps == 0:
+            raise InvalidInputError("expected a sequence of at least one step")
+        initial = self._initial(hx, sequences, None, batched)
+        out, last = self._layers(x.flatten(0, 1), [sequences] * steps, initial)
+        out = out.reshape(steps, sequences, out.shape[-1])
+        if not batched:
+            return out.squeeze(1), self._final([state.squeeze(1) for state in last], False)
+        return (out.transpose(0, 1) if self.batch_first else out), self._final(last, True)
+
+    def _layers(
+        self, data: torch.Tensor, sizes: list[int], initial: _States
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The results of all layers, and the last states, layer by layer and direction."""
+        if data.shape[-1] != self.input_size:
+            raise InvalidInputError(
+                f"expected {self.input_size} features in the input, got {data.shape[-1]}"
+            )
+        last: list[_States] = []
+        directions = ("", "_reverse") if self.bidirectional else ("",)
+        for layer in range(self.num_layers):
+            if layer and self.dropout:
+                data = F.dropout(data, self.dropout, self.training)
+            outs = []
+            for direction in directions:
+                states = tuple(state[len(last)] for state in initial)
+                out, end = self._steps(f"_l{layer}{direction}", data, sizes, states)
+                outs.append(out)
+                last.append(end)
+            data = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+        return data, [torch.stack(kind) for kind in zip(*last, strict=True)]
+
+    def _steps(
+        self, suffix: str, data: torch.Tensor, sizes: list[int], states: _States
+    ) -> tuple[torch.Tensor, _States]:
+        """One direction of one layer: its states at all steps, and the last ones."""
+        gates = self._modules["ih" + suffix](data)  # type: ignore[misc]
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + size)
+        backward = suffix.endswith("_reverse")
+        order = range(len(sizes) - 1, -1, -1) if backward else range(len(sizes))
+        outs: list[torch.Tensor] = [data] * len(sizes)
+        for t in order:
+            mine = gates[offsets[t] : offsets[t + 1]]
+            rows = sizes[t]
+            if rows == len(states[0]):
+                states = self._step(mine, states, suffix)
+                outs[t] = states[0]
+                continue
+            # The other sequences are over, or going backward have not begun.
+            new = self._step(mine, tuple(state[:rows] for state in states), suffix)
+            outs[t] = new[0]
+            states = tuple(torch.cat([x, old[rows:]]) for x, old in zip(new, states, strict=True))
+        return torch.cat(outs), states
+
+    def _step(self, gates: torch.Tensor, states: _States, suffix: str) -> _States:
+        raise NotImplementedError
+
+    def _initial(
+        self, hx: Any, sequences: int, order: torch.Tensor | None, batched: bool
+    ) -> _States:
+        """The initial states, each [layers × directions, sequences, units], in the data's order."""
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        widths = (self.proj_size or self.hidden_size, self.hidden_size)[: self.states]
+        shapes = [(count, sequences, width) for width in widths]
+        if hx is None:
+            return tuple(torch.zeros(shape) for shape in shapes)
+        given = (hx,) if self.states == 1 else tuple(hx)
+        if not batched:
+            given = tuple(x.unsqueeze(1) if x.dim() == 2 else x for x in given)
+        if [tuple(x.shape) for x in given] != shapes:
+            raise InvalidInputError(
+                f"expected initial states of shapes {shapes}, got {[tuple(x.shape) for x in given]}"
+            )
+        return given if order is None else tuple(x[:, order] for x in given)
+
+    def _final(self, states: Sequence[torch.Tensor], batched: bool) -> Any:
+        return states[0] if self.states == 1 else tuple(states)
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+        for name in ("batch_first", "bidirectional", "proj_size"):
+            if value := getattr(self, name):
+                text += f", {name}={value}"
+        return text
+
+
+class DynamicLSTM(DynamicRecurrent):
+    """``nn.LSTM`` with int8 products."""
+
+    gates, states = 4, 2
+
+    def _step(self, gates: torch.Tensor, states: _States, suffix: str) -> _States:
+        hidden, project = self._modules["hh" + suffix], self._modules.get("hr" + suffix)
+        return _lstm_step(gates, states, hidden, project)
+
+
+class DynamicGRU(DynamicRecurrent):
+    """``nn.GRU`` with int8 products; the reset gate comes after the product, as in torch."""
+
+    gates, states = 3, 1
+
+    def _step(self, gates: torch.Tensor, states: _States, suffix: str) -> _States:
+        return (_gru_step(gates, states[0], self._modules["hh" + suffix]),)
+
+
+def _lstm_step(
+    gates: torch.Tensor,
+    states: _States,
+    hidden: Callable[[torch.Tensor], torch.Tensor] | None,
+    project: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> _States:
+    assert hidden is not None
+    h, c = states
+    units = c.shape[1]
+    summed = hidden(h) + gates
+    squashed = torch.sigmoid(summed)
+    fresh = torch.tanh(summed[:, 2 * units : 3 * units])
+    c = torch.addcmul(squashed[:, units : 2 * units] * c, squashed[:, :units], fresh)
+    h = squashed[:, 3 * units :] * torch.tanh(c)
+    return (h if project is None else project(h)), c
+
+
+def _gru_step(
+    gates: torch.Tensor,
+    h: torch.Tensor,
+    hidden: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> torch.Tensor:
+    assert hidden is not None
+    units = h.shape[1]
+    share = hidden(h)
+    reset, update = torch.sigmoid(gates[:, : 2 * units] + share[:, : 2 * units]).chunk(2, 1)
+    # The reset gate comes after the product: torch's GRU is not the paper's.
+    fresh = torch.tanh(torch.addcmul(gates[:, 2 * units :], reset, share[:, 2 * units :]))
+    return torch.lerp(fresh, h, update)
+
+
+class DynamicCell(_WithProducts):
+    """What the two kinds of cell share.
+
+    Attributes:
+        ih, hh: the products of the input and of the state.
+    """
+
+    gates: ClassVar[int]
+
+    def __init__(self, ih: DynamicLinear, hh: DynamicLinear) -> None:
+        super().__init__()
+        self.ih, self.hh = ih, hh
+        self.input_size, self.hidden_size = ih.in_features, hh.in_features
+        self.bias = hh.bias is not None
+        self.eval()
+
+    @classmethod
+    def from_float(cls, cell: nn.RNNCellBase) -> DynamicCell:
+        """The int8 form of a float ``cell``."""
+        found = cls(_product(cell.weight_ih, cell.bias_ih), _product(cell.weight_hh, cell.bias_hh))
+        carry_attributes(cell, found)
+        return found.train(cell.training)
+
+    def _gates(self, input: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """The input's share of the gates, and whether the input is a batch."""
+        if input.dim() not in (1, 2):
+            raise InvalidInputError(f"expected input of 1 or 2 dimensions, got {input.dim()}")
+        batched = input.dim() == 2
+        return self.ih(input if batched else input.unsqueeze(0)), batched
+
+    def _state(self, state: torch.Tensor | None, rows: int) -> torch.Tensor:
+        if state is None:
+            return torch.zeros(rows, self.hidden_size)
+        found = state if state.dim() == 2 else state.unsqueeze(0)
+        if tuple(found.shape) != (rows, self.hidden_size):
+            raise InvalidInputError(
+                f"expected a state of shape {(rows, self.hidden_size)}, got {tuple(found.shape)}"
+            )
+        return found
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        return f"{self.input_size}, {self.hidden_size}"
+
+
+class DynamicLSTMCell(DynamicCell):
+    """``nn.LSTMCell`` with int8 products."""
+
+    gates = 4
+
+    def forward(
+        self, input: torch.Tensor, hx: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``nn.LSTMCell``: the new h and c."""
+        gates, batched = self._gates(input)
+        h, c = (self._state(x, len(gates)) for x in (hx or (None, None)))
+        h, c = _lstm_step(gates, (h, c), self.hh, None)
+        return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
+
+
+class DynamicGRUCell(DynamicCell):
+    """``nn.GRUCell`` with int8 products."""
+
+    gates = 3
+
+    def forward(self, input: torch.Tensor, hx: torch.Tensor | None = None) -> torch.Tensor:
+        """As ``nn.GRUCell``: the new state."""
+        gates, batched = self._gates(input)
+        h = self._state(hx, len(gates))
+        h = _gru_step(gates, h, self.hh)
+        return h if batched else h.squeeze(0)
+
+
+def _suffixes(layers: int, bidirectional: bool) -> list[str]:
+    directions = ("", "_reverse") if bidirectional else ("",)
+    return [f"_l{layer}{direction}" for layer in range(layers) for direction in directions]
+
+
+#: The int8 form of each float module.
+RECURRENT: dict[type[nn.Module], type[DynamicRecurrent | DynamicCell]] = {
+    nn.LSTM: DynamicLSTM,
+    nn.GRU: DynamicGRU,
+    nn.LSTMCell: DynamicLSTMCell,
+    nn.GRUCell: DynamicGRUCell,
+}

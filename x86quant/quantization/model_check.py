@@ -1,0 +1,53 @@
+"""What can be quantized at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.guarded import GuardedModule
+from x86quant.dynamic import Int8Linear
+from x86quant.errors import InvalidInputError
+
+#: Where stock PyTorch keeps its quantized layers.
+_STOCK = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+def check_model(model: Any) -> nn.Module:
+    """``model`` itself, or what torch.compile wraps, if it can be quantized at all.
+
+    Raises:
+        InvalidInputError: it is no module, is quantized, is not in float32 on the CPU, or holds
+            NaN.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(f"model must be an nn.Module, not {type(model).__name__}")
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(inner, nn.Module):  # what torch.compile returned
+        return check_model(inner)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InvalidInputError(
+            "the model is a ScriptModule, whose code cannot be traced: give the nn.Module that it "
+            "was made from"
+        )
+    for path, module in model.named_modules():
+        kind = type(module)
+        if isinstance(
+            module, CompiledModule | GuardedModule | Int8Linear
+        ) or kind.__module__.startswith(_STOCK):
+            raise InvalidInputError(
+                f"the model is quantized already ({path or 'all of it'}: {kind.__name__}): "
+                "give the float model it was made from"
+            )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
+    for name, tensor in model.named_parameters():  # buffers may be masks
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InvalidInputError(f"{name} holds NaN or infinity: check the float model")
+    return model

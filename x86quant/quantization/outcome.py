@@ -1,0 +1,342 @@
+"""From a calibrated model to the one that is returned: built, run, compared, timed.
+
+Nothing is returned that has not run as a user would call it. What fails stays in float, and so do
+the layers that cost too much accuracy, and what is slower in int8.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.compiled.structure import take_apart
+from x86quant.errors import UnsupportedError, X86QuantWarning
+from x86quant.quantization import speed
+from x86quant.quantization.batches import Call
+from x86quant.quantization.harm import harms, sqnr_between
+from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.proof import run
+from x86quant.quantization.search import SearchResult
+from x86quant.quantization.settings import Settings
+from x86quant.quantization.state import state_kept
+from x86quant.quantization.summary import Summary
+from x86quant.quantization.wording import first_line, listed
+
+_log = logging.getLogger("x86quant.quantization")
+
+#: Below this signal to noise, in dB, layers go back to float.
+ENOUGH_DB = 10.0
+#: The whole is compared on at most so many batches.
+_BATCHES = 4
+#: So many models are built to find layers that bring the noise down.
+_TRIALS = 8
+
+BuildError = (UnsupportedError, RuntimeError)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choices:
+    """Which layers are int8, and why the others are not.
+
+    Attributes:
+        prepared: the calibrated model.
+        reasons: for each layer in float, why.
+        guarded: whether every part keeps the float part's attributes at hand.
+        corrected: whether biases are corrected.
+        notes: what a user should know.
+        search: how float layers were chosen to hold a metric.
+        sqnr_db: signal to noise of each float tensor in the result.
+    """
+
+    prepared: PreparedModel
+    reasons: Mapping[str, str]
+    guarded: bool = False
+    corrected: bool = True
+    notes: tuple[str, ...] = ()
+    search: SearchResult | None = None
+    sqnr_db: tuple[float, ...] = ()
+
+    def searched(self, result: SearchResult) -> Choices:
+        """The same with the float layers that a search found."""
+        reasons = {**self.reasons, **result.reasons}
+        return dataclasses.replace(self, reasons=reasons, search=result)
+
+    def without(self, names: Collection[str], why: str) -> Choices:
+        """The same with these layers in float."""
+        more = {name: why for name in self.prepared.layers if name in names}
+        return dataclasses.replace(self, reasons={**more, **self.reasons})
+
+    def noting(self, note: str) -> Choices:
+        """The same with one more note."""
+        return dataclasses.replace(self, notes=(*self.notes, note))
+
+    @property
+    def int8_layers(self) -> tuple[str, ...]:
+        """The layers that are int8, by name."""
+        return tuple(name for name in self.prepared.layers if name not in self.reasons)
+
+    def units(self) -> dict[str, set[str]]:
+        """What can be put back to float by itself: int8 layers of each part, and dynamic layers."""
+        found: dict[str, set[str]] = {}
+        for name in self.int8_layers:
+            part = self.prepared.layers[name].part
+            found.setdefault(name if part is None else part.path, set()).add(name)
+        return found
+
+    def build(self) -> nn.Module:
+        """The model; the float one if no layer is int8."""
+        if not self.int8_layers:
+            return copy.deepcopy(self.prepared.reference)
+        guarded = [part.path for part in self.prepared.parts] if self.guarded else ()
+        return self.prepared.build(self.reasons, guarded, corrected=self.corrected)
+
+    def summary(self) -> Summary:
+        """What was done."""
+        prepared = self.prepared
+        parts = [part for part in prepared.parts if part.path in self.units()]
+        return Summary(
+            mode=prepared.scheme.mode,
+            why=prepared.scheme.why,
+            traced_by={part.path: part.traced.method for part in parts},
+            batches=prepared.batches,
+            observer=prepared.observer if prepared.parts else None,
+            int8_layers=self.int8_layers,
+            float_layers=dict(self.reasons),
+            equalized=prepared.equalized,
+            smoothed=prepared.smoothed,
+            corrected=sum(len(part.corrections) for part in parts) if self.corrected else 0,
+            sqnr_db=self.sqnr_db,
+            notes=(*prepared.notes, *self.notes),
+            search=self.search,
+            example=prepared.sample[0] if prepared.sample else None,
+        )
+
+
+def checked(outcome: Choices, settings: Settings) -> Any:
+    """The model that ``quantize`` returns: ``outcome``, mended where that is needed."""
+    outcome, model = _that_runs(outcome)
+    sample = outcome.prepared.sample
+    if sample:
+        unseen = outcome.prepared.unseen[:_BATCHES]
+        outcome, model = _corrected_or_not(outcome, model, unseen, settings)
+        outcome, model = _good_enough(outcome, model, unseen)
+        if settings.speed_check:
+            outcome, model = _no_slower(outcome, model, sample[0])
+        if not outcome.int8_layers:
+            outcome = dataclasses.replace(outcome, sqnr_db=())
+    model.requires_grad_(False)
+    result: Any = model.eval()
+    result.quantization = outcome.summary()
+    return result
+
+
+# --- it runs ---
+
+
+def _that_runs(outcome: Choices) -> tuple[Choices, nn.Module]:
+    """The first form of ``outcome`` that runs on calibration data: with all of it in int8, with
+    attributes of the float parts at hand, or without the parts that fail.
+    """
+    model, reason = _tried(outcome)
+    if model is not None:
+        return outcome, model
+    guarded = dataclasses.replace(outcome, guarded=True)
+    model, _ = _tried(guarded)
+    if model is not None:
+        return guarded, model
+    units = guarded.units()
+
+    def fails(names: Collection[str]) -> bool:
+        rest = set().union(*(units[name] for name in units if name not in names))
+        return _tried(guarded.without(rest, ""))[0] is None
+
+    wrong = _culprits(list(units), fails)
+    layers = set().union(*(units[name] for name in wrong))
+    why = f"in int8 the model fails: {reason}"
+    left = guarded.without(layers, why)
+    model, _ = _tried(left)
+    if model is None:
+        left = guarded.without(set(guarded.int8_layers), why)
+        model = left.build()
+    warnings.warn(
+        f"{listed(sorted(name or 'the whole model' for name in wrong))} stays in float: {reason}",
+        X86QuantWarning,
+        stacklevel=4,
+    )
+    return left, model
+
+
+def _culprits(units: list[str], fails: Callable[[Collection[str]], bool]) -> list[str]:
+    """Those of ``units``, which fail together, that fail by themselves or in small groups."""
+    if len(units) <= 1:
+        return units
+    half = len(units) // 2
+    found = [
+        name
+        for group in (units[:half], units[half:])
+        if fails(group)
+        for name in _culprits(group, fails)
+    ]
+    return found or units
+
+
+def _tried(outcome: Choices) -> tuple[nn.Module | None, str]:
+    """The model, if it runs on the sample and returns what the float model does; else why not."""
+    try:
+        model = outcome.build()
+    except UnsupportedError as error:
+        return None, first_line(error)
+    for call in outcome.prepared.sample[:2]:
+        expected = _result(outcome.prepared.reference, call)
+        try:
+            actual = _result(model, call)
+        except Exception as error:  # whatever the model's own code raises
+            return None, first_line(error)
+        if (reason := _unlike(expected, actual)) is not None:
+            return None, reason
+    return model, ""
+
+
+def _result(model: nn.Module, call: Call) -> Any:
+    with state_kept(model):
+        return run(model, call)
+
+
+def _unlike(expected: Any, actual: Any) -> str | None:
+    """How the kind of a result differs, or None; its values are not looked at."""
+    try:
+        structure, exact = take_apart(expected)
+        other, found = take_apart(actual)
+    except UnsupportedError:  # the user's own class
+        return None if type(expected) is type(actual) else f"it returns {type(actual).__name__}"
+    if structure != other:
+        return "it returns another structure"
+    for x, y in zip(exact, found, strict=True):
+        if x.dtype is not y.dtype or x.dim() != y.dim():
+            return f"it returns {y.dtype} {tuple(y.shape)}, not {x.dtype} {tuple(x.shape)}"
+    return None
+
+
+# --- it is good ---
+
+
+def sqnrs(reference: nn.Module, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
+    """Signal to noise in dB of each float tensor in the result, over all of ``calls``."""
+    pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    for call in calls:
+        exact = _floats(_result(reference, call))
+        actual = _floats(_result(model, call))
+        if [x.shape for x in exact] != [x.shape for x in actual]:
+            continue  # a number of found objects, say
+        for number, (x, y) in enumerate(zip(exact, actual, strict=True)):
+            if number == len(pairs):
+                pairs.append(([], []))
+            pairs[number][0].append(x)
+            pairs[number][1].append(y)
+    return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
+
+
+def _floats(result: Any) -> list[torch.Tensor]:
+    try:
+        _, leaves = take_apart(result)
+    except UnsupportedError:
+        return []
+    return [torch.nan_to_num(x) for x in leaves if x.is_floating_point() and x.numel()]
+
+
+def _corrected_or_not(
+    outcome: Choices, model: nn.Module, unseen: Sequence[Call], settings: Settings
+) -> tuple[Choices, nn.Module]:
+    """Bias correction, unless the model is better without, on data it was not measured on."""
+    reference = outcome.prepared.reference
+    with_it = sqnrs(reference, model, unseen)
+    outcome = dataclasses.replace(outcome, sqnr_db=with_it)
+    corrected = any(part.corrections for part in outcome.prepared.parts)
+    if settings.bias_correction != "auto" or not corrected or not outcome.int8_layers:
+        return outcome, model
+    plain = dataclasses.replace(outcome, corrected=False)
+    other, _ = _tried(plain)
+    if other is None:
+        return outcome, model
+    without = sqnrs(reference, other, unseen)
+    if sum(without) <= sum(with_it):
+        return outcome, model
+    return dataclasses.replace(plain, sqnr_db=without), other
+
+
+def _good_enough(
+    outcome: Choices, model: nn.Module, unseen: Sequence[Call]
+) -> tuple[Choices, nn.Module]:
+    """With the worst layers in float until every output has :data:`ENOUGH_DB`, if that helps."""
+    before = min(outcome.sqnr_db, default=ENOUGH_DB)
+    if before >= ENOUGH_DB or outcome.search is not None or not outcome.int8_layers:
+        return outcome, model
+    prepared = outcome.prepared
+    names = outcome.int8_layers
+    harm = {h.name: h.sqnr_db for h in harms(prepared, names)}
+    order = sorted(names, key=lambda name: harm[name])
+    best = (outcome, model)
+    size = 1
+    for _ in range(_TRIALS):
+        size = min(size, len(order))
+        why = f"the model has {before:.1f} dB with it in int8"
+        tried = outcome.without(order[:size], why)
+        other, _ = _tried(tried)
+        if other is not None:
+            found = sqnrs(prepared.reference, other, unseen)
+            tried = dataclasses.replace(tried, sqnr_db=found)
+            if min(found, default=ENOUGH_DB) >= ENOUGH_DB:
+                best = (tried, other)
+                break
+        if size == len(order):
+            break
+        size *= 2
+    outcome, model = best
+    worst = listed([f"{name} ({harm[name]:.1f} dB alone)" for name in order])
+    if min(outcome.sqnr_db, default=ENOUGH_DB) < ENOUGH_DB:
+        warnings.warn(
+            f"the int8 model has {before:.1f} dB against float; the layers that harm it most: "
+            f"{worst}; keep them in float with float_layers, or give a metric",
+            X86QuantWarning,
+            stacklevel=4,
+        )
+        return outcome, model
+    return outcome, model
+
+
+# --- it is fast ---
+
+
+def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices, nn.Module]:
+    """Without what is slower in int8 than in float."""
+    if not outcome.int8_layers or not speed.can_tell():
+        return outcome, model
+    reference = outcome.prepared.reference
+    with state_kept(model), state_kept(reference):
+        units = outcome.units()
+        if set(units) != {""}:
+            ratios = speed.by_part(outcome.prepared.model, model, call, list(units))
+            slow = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+            left = outcome
+            for name, ratio in slow.items():
+                left = left.without(units[name], f"int8 takes {ratio:.2f} times as long here")
+            if slow and left.int8_layers:
+                other, _ = _tried(left)
+                if other is not None:
+                    found = sqnrs(reference, other, outcome.prepared.unseen[:_BATCHES])
+                    outcome, model = dataclasses.replace(left, sqnr_db=found), other
+        loss = speed.slower(reference, model, call)
+    if loss is None:
+        return outcome, model
+    why = f"int8 takes {loss:.2f} times as long as float"
+    outcome = outcome.without(set(outcome.int8_layers), why).noting(
+        f"all of it stays in float: {why} (without speed_check it stays int8)"
+    )
+    return outcome, outcome.build()

@@ -1,0 +1,272 @@
+"""Which parts of a model become static int8 graphs: the outermost that are proved to be the same.
+
+A part is a submodule, or the whole model. Each is traced by one way after another, and the first
+graph that gives the part's own results is taken; where none does, its children are tried.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.compiled.structure import CallForm
+from x86quant.dynamic.convert import has_hooks
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.batches import Call
+from x86quant.quantization.proof import Observed, observe, prove, run
+from x86quant.quantization.running import drop_hooks, hooks_set_aside
+from x86quant.quantization.scheme import Scheme, static_candidates
+from x86quant.quantization.state import state_kept
+from x86quant.quantization.static_part import Ranges, StaticPart
+from x86quant.quantization.tracing import WAYS, Traced, Way, trace
+from x86quant.quantization.wording import first_line, listed
+
+_log = logging.getLogger("x86quant.quantization")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class FoundPart:
+    """A part with an example of its calls, and why it was not traced by the first way."""
+
+    path: str
+    traced: Traced
+    example: Call
+    note: str
+
+    def inputs(self, call: Call) -> Call | None:
+        """The graph's inputs in a call of the part; None if the graph does not hold for it."""
+        return self.traced.inputs(call)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that were found, and what a user should know about the search."""
+
+    found: tuple[FoundPart, ...]
+    notes: tuple[str, ...]
+
+
+def find_parts(
+    model: nn.Module,
+    scheme: Scheme,
+    calls: Sequence[Call],
+    ranges: Ranges,
+    refused: Mapping[tuple[str, str], str] | None = None,
+) -> Parts:
+    """The outermost parts of ``model`` that can be static graphs.
+
+    Args:
+        model: a float model.
+        scheme: what is wanted.
+        calls: what the graphs are proved on.
+        ranges: how they will be quantized.
+        refused: for parts that turned out not to be possible, by path and way, the reason.
+    """
+    with state_kept(model):
+        search = _Search(model, scheme, calls, ranges, refused or {})
+        search.try_part("", observe(model, [""], calls)[""])
+    return search.result()
+
+
+class _Search:
+    """Goes from the whole model to what is in it, wherever no graph can be had.
+
+    What is inside of a module is observed while that module alone runs, on the calls it got: so a
+    deep model runs once for each level of its modules, not once for each module.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scheme: Scheme,
+        calls: Sequence[Call],
+        ranges: Ranges,
+        refused: Mapping[tuple[str, str], str],
+    ) -> None:
+        self._model, self._scheme, self._calls = model, scheme, calls
+        self._ranges, self._refused = ranges, refused
+        self._candidates = dict(static_candidates(model, scheme))
+        self._called = calls_of(model, calls[0])
+        with state_kept(model) as state:
+            run(model, calls[0])
+            self._changed = state.changed()
+        self._found: list[FoundPart] = []
+        self._notes: list[str] = []
+        if self._changed:
+            names = listed(sorted(map(_shown, self._changed)))
+            self._notes.append(f"in float, because their attributes or buffers change: {names}")
+
+    def result(self) -> Parts:
+        """The parts found so far."""
+        found, notes = tuple(self._found), list(self._notes)
+        if found and found[0].path:
+            names = listed([part.path for part in found])
+            notes.append(f"static parts: {names}; torch runs what is between")
+        return Parts(found, tuple(notes))
+
+    def try_part(self, path: str, seen: Sequence[Observed]) -> None:
+        """Make a graph of the module at ``path``, or else of modules in it."""
+        if not seen or (path in self._candidates and self._is_part(path, seen)):
+            return
+        inner = list(self._next(path))
+        if not inner:
+            return
+        module = self._model.get_submodule(path)
+        prefix = f"{path}." if path else ""
+        names = [name.removeprefix(prefix) for name in inner]
+        with hooks_set_aside(module):  # a call was noted behind them
+            inside = observe(module, names, [one.call for one in seen])
+        for one, name in zip(inner, names, strict=True):
+            # What another module calls than the one it belongs to is seen in the whole model only.
+            self.try_part(one, inside[name] or observe(self._model, [one], self._calls)[one])
+
+    def _next(self, path: str) -> Iterator[str]:
+        """The nearest modules in the one at ``path`` that are called and hold candidates."""
+        for name, child in self._model.get_submodule(path).named_children():
+            inner = f"{path}.{name}" if path else name
+            below = f"{inner}."
+            if inner not in self._candidates and not any(
+                one.startswith(below) for one in self._candidates
+            ):
+                continue
+            if self._called.get(inner):
+                yield inner
+            elif any(True for _ in child.children()):  # a list of modules, say
+                yield from self._next(inner)
+
+    def _is_part(self, path: str, seen: Sequence[Observed]) -> bool:
+        """Whether the module at ``path`` is a graph; says why not."""
+        module = self._candidates[path]
+        reason = _outside(path, module, self._changed)
+        if reason is None:
+            try:
+                part = _find(path, module, seen, self._ranges, self._refused)
+            except UnsupportedError as error:
+                reason = str(error)
+            else:
+                self._found.append(part)
+                if part.note:
+                    self._notes.append(part.note)
+                return True
+        _log.info("%s cannot be a graph: %s", path or "the model", reason)
+        if not path and not self._scheme.dynamic:
+            self._notes.append(f"the whole cannot be one graph: {reason}")
+        return False
+
+
+def _shown(path: str) -> str:
+    return path or "the model"
+
+
+def _outside(path: str, module: nn.Module, changed: Collection[str]) -> str | None:
+    """Why a graph cannot stand for ``module``, or None."""
+    for name, inner in module.named_modules():
+        inside = ".".join(filter(None, (path, name)))
+        if inner is not module and has_hooks(inner):
+            return f"{inside} has hooks"
+        if inside in changed:
+            return f"{_shown(inside)} changes its own attributes or buffers at each call"
+        if type(inner).__call__ is not nn.Module.__call__:
+            return f"{type(inner).__name__} has a __call__ of its own"
+        if isinstance(inner, torch.jit.ScriptModule):
+            return f"{_shown(inside)} is a ScriptModule"
+    return None
+
+
+def _find(
+    path: str,
+    module: nn.Module,
+    seen: Sequence[Observed],
+    ranges: Ranges,
+    refused: Mapping[tuple[str, str], str],
+) -> FoundPart:
+    """The part at ``path`` by the first way that holds.
+
+    Raises:
+        UnsupportedError: none does; says why.
+    """
+    reasons: list[str] = []
+    for way in WAYS:
+        try:
+            traced = _proved(module, path, seen, way)
+            if (path, traced.method) in refused:
+                raise UnsupportedError(refused[path, traced.method])
+            example = Call(tuple(traced.tensors(_example(traced, seen))))
+            StaticPart(path, traced, example, ranges)  # what stock prepare refuses shows here
+        except UnsupportedError as error:
+            reasons.append(str(error))
+        else:
+            return FoundPart(path, traced, example, "; ".join(reasons))
+    raise UnsupportedError("; ".join(reasons))
+
+
+def _example(traced: Traced, seen: Sequence[Observed]) -> Call:
+    for one in seen:
+        tensors = traced.form.tensors(one.call.args, one.call.kwargs)
+        if tensors and traced.guard.refusal(tensors, traced.guard.compiled()) is None:
+            return one.call
+    raise UnsupportedError("no calibration batch meets what the graph had to assume")
+
+
+def _proved(module: nn.Module, path: str, seen: Sequence[Observed], way: Way) -> Traced:
+    example = seen[0].call
+    try:
+        traced = trace_part(path, module, example, way)
+        return prove(module, traced, seen)
+    except UnsupportedError:
+        raise
+    except TypeError as error:  # the arguments do not fit the signature
+        raise UnsupportedError(first_line(error)) from error
+
+
+def trace_part(path: str, module: nn.Module, example: Call, way: Way | None = None) -> Traced:
+    """A copy of ``module`` as a graph; a single layer is called by its own name in it."""
+    module = copy.deepcopy(module)
+    drop_hooks(module)  # they are around the graph, not in it
+    if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        return trace(module, example, way)
+    form, leaves = CallForm.of(module, example.args, example.kwargs)
+    if len(leaves) != 1:
+        raise UnsupportedError("it is called with more than one tensor")
+    holder = _Holder(path.rpartition(".")[2] or "layer", module)
+    return dataclasses.replace(trace(holder, Call(tuple(leaves)), way), form=form)
+
+
+class _Holder(nn.Module):
+    """Calls one layer by its own name, so that a tracer sees a call of it."""
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        super().__init__()
+        self._name = name
+        self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        """The layer's result."""
+        return self.get_submodule(self._name)(x)
+
+
+def calls_of(model: nn.Module, call: Call) -> dict[str, int]:
+    """How often each module is called when ``model`` runs on ``call``."""
+    counts: dict[str, int] = {}
+    handles = []
+
+    def count(path: str) -> Any:
+        def hook(*_: Any) -> None:
+            counts[path] = counts.get(path, 0) + 1
+
+        return hook
+
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(count(path)))
+    try:
+        run(model, call)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return counts

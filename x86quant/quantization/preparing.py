@@ -1,0 +1,273 @@
+"""From a float model and data to a calibrated model: plan, trace, prepare, calibrate, correct."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from x86quant.dynamic.convert import has_hooks
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.quantization import equalization, smoothing
+from x86quant.quantization.batches import Calibration, Call, Data
+from x86quant.quantization.bias_correction import BiasCorrection
+from x86quant.quantization.model_check import check_model
+from x86quant.quantization.part_search import Parts, calls_of, find_parts
+from x86quant.quantization.prepared import NamedLayer, PreparedModel
+from x86quant.quantization.proof import difference, run, variants
+from x86quant.quantization.running import feed_parts
+from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
+from x86quant.quantization.settings import Settings
+from x86quant.quantization.state import settle, state_kept
+from x86quant.quantization.static_part import Ranges, StaticPart
+from x86quant.quantization.wording import first_line, listed
+
+_log = logging.getLogger("x86quant.quantization")
+
+
+def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> PreparedModel:
+    """A calibrated copy of ``model``.
+
+    Raises:
+        InvalidInputError: the model or the data are not what they should be.
+        UnsupportedError: no part of the model can be quantized.
+    """
+    given = check_model(model)
+    scheme = decide(given, settings.mode)
+    ranges = Ranges.of(settings)
+    if calibration is None and scheme.static:
+        raise InvalidInputError(
+            f"{type(given).__name__} is quantized statically, which needs calibration data: "
+            "a tensor, a DataLoader or an iterable of batches"
+        )
+    data = None
+    if calibration is not None:
+        data = Calibration(
+            calibration, given, example_inputs=settings.example_inputs, show=settings.progress
+        )
+    reference = copy.deepcopy(given).eval()
+    if data is not None:
+        _check_runs(reference, data.example)
+        floats = [x for call in data.sample for x in call.leaves if x.is_floating_point()]
+        if floats and not any(bool(x.any()) for x in floats):
+            warnings.warn(
+                "all values of the calibration data are zero: ranges chosen by them mean nothing",
+                X86QuantWarning,
+                stacklevel=4,
+            )
+    refused: dict[tuple[str, str], str] = {}
+    while True:
+        prepared = _prepared(reference, scheme, data, ranges, settings, refused)
+        failed = dict(_not_buildable(prepared))
+        if not failed:
+            return prepared
+        assert data is not None
+        refused |= failed
+        data = Calibration(list(data.sample), given, as_calls=True)
+
+
+def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], str]]:
+    """The parts that cannot be converted, by path and way, each with the reason."""
+    for part in prepared.parts:
+        hooked = has_hooks(prepared.model.get_submodule(part.path))
+        try:
+            part.check_build(flat=part.needs_guard or hooked)
+        except UnsupportedError as error:
+            yield (part.path, part.traced.method), str(error)
+
+
+def _check_runs(model: nn.Module, example: Call) -> None:
+    try:
+        settle(model, lambda: run(model, example))
+    except Exception as error:  # whatever the user's model raises at wrong inputs
+        raise InvalidInputError(
+            "the float model fails on the first calibration batch, of "
+            f"{str(example) or 'no tensors'}: {first_line(error)}"
+        ) from error
+
+
+def _prepared(
+    reference: nn.Module,
+    scheme: Scheme,
+    data: Calibration | None,
+    ranges: Ranges,
+    settings: Settings,
+    refused: Mapping[tuple[str, str], str],
+) -> PreparedModel:
+    model = _baked(reference, data)
+    sample = () if data is None else data.sample
+    seen, unseen = _halves(sample)
+    notes: list[str] = []
+    smoothed = _smooth(model, scheme, sample, settings)
+    equalized: tuple[equalization.Equalized, ...] = ()
+    parts: tuple[StaticPart, ...] = ()
+    batches = 0
+    if scheme.static:
+        assert data is not None
+        with state_kept(model):
+            found = find_parts(model, scheme, variants(sample), ranges, refused)
+        notes += found.notes
+        if not found.found and not scheme.dynamic:
+            raise UnsupportedError(
+                f"no part of {type(model).__name__} can be quantized statically"
+                + "".join(f": {note}" for note in notes)
+            )
+        with state_kept(model):
+            if settings.equalize is not False:
+                equalized = _equalize(model, found, sample, always=settings.equalize is True)
+            parts = tuple(
+                StaticPart(part.path, part.traced, part.example, ranges) for part in found.found
+            )
+            batches = _calibrate(model, parts, data)
+            if settings.bias_correction is not False:
+                _correct(model, parts, seen)
+    layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
+    if not layers:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no layer that mode {scheme.mode!r} can turn into int8"
+        )
+    return PreparedModel(
+        model=model,
+        reference=reference,
+        scheme=scheme,
+        observer=ranges.observer,
+        sample=sample,
+        unseen=unseen,
+        parts=parts,
+        layers=layers,
+        batches=batches,
+        equalized=equalized,
+        smoothed=smoothed,
+        strict=settings.strict,
+        notes=tuple(notes),
+    )
+
+
+def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
+    """A copy of the model, its parametrized weights as plain ones where that is the same."""
+    model = copy.deepcopy(reference)
+    if data is None or not any(parametrize.is_parametrized(m) for m in model.modules()):
+        return model
+    try:
+        for module in list(model.modules()):
+            if parametrize.is_parametrized(module):
+                _class_of_its_own(module)
+                for name in list(module.parametrizations):  # type: ignore[arg-type]
+                    parametrize.remove_parametrizations(module, name)
+        same = difference(run(reference, data.example), run(model, data.example)) is None
+    except Exception as error:  # parametrizations are the user's own code
+        _log.info("parametrizations stay: %s", first_line(error))
+        same = False
+    return model if same else copy.deepcopy(reference)
+
+
+def _class_of_its_own(module: nn.Module) -> None:
+    """Part ``module`` from its copies, whose class torch changes when a parametrization goes."""
+    kind = type(module)
+    own = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+    module.__class__ = type(kind.__name__, kind.__bases__, own)
+
+
+def _halves(sample: tuple[Call, ...]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """Calls to measure corrections on, and others to judge them by; the same if there is one."""
+    if len(sample) < 2:
+        return sample, sample
+    return sample[::2], sample[1::2]
+
+
+def _smooth(
+    model: nn.Module, scheme: Scheme, sample: Sequence[Call], settings: Settings
+) -> tuple[smoothing.Smoothed, ...]:
+    wanted = settings.smooth_quant
+    if wanted is False or scheme.weight_only:
+        return ()
+    if not sample:
+        if wanted is True:
+            raise InvalidInputError("smooth_quant=True needs calibration data")
+        return ()
+    if not any(isinstance(m, nn.LayerNorm) for m in model.modules()):
+        return ()
+    with state_kept(model):
+        return smoothing.smooth(model, sample, per_token=scheme.dynamic, always=wanted is True)
+
+
+def _equalize(
+    model: nn.Module, parts: Parts, sample: Sequence[Call], always: bool
+) -> tuple[equalization.Equalized, ...]:
+    ranges = {
+        part.path: equalization.ChannelRanges(part.traced.graph_module) for part in parts.found
+    }
+    feed_parts(model, sample, {part: ranges[part.path].observe for part in parts.found})
+    done: tuple[equalization.Equalized, ...] = ()
+    for part in parts.found:
+        graph = part.traced.graph_module
+        done += equalization.equalize(graph, ranges[part.path], part.path, always=always)
+    return done
+
+
+def _calibrate(model: nn.Module, parts: Sequence[StaticPart], data: Calibration) -> int:
+    """Show all of the data to the observers; returns how many batches there were."""
+    batches = 0
+
+    def counted() -> Iterator[Call]:
+        nonlocal batches
+        for call in data.stream():
+            batches += 1
+            yield call
+
+    feed_parts(model, counted(), {part: part.calibrate for part in parts})
+    return batches
+
+
+def _correct(model: nn.Module, parts: Sequence[StaticPart], sample: Sequence[Call]) -> None:
+    corrections = {part: BiasCorrection(part) for part in parts}
+    feed_parts(model, sample, {part: seen.observe for part, seen in corrections.items()})
+    for part, seen in corrections.items():
+        part.corrections = seen.corrections()
+
+
+def _layers(
+    model: nn.Module,
+    scheme: Scheme,
+    parts: Sequence[StaticPart],
+    sample: Sequence[Call],
+    notes: list[str],
+) -> Iterator[NamedLayer]:
+    for part in parts:
+        for layer in part.layers:
+            yield NamedLayer.of_part(part, layer)
+    if not (scheme.dynamic or scheme.weight_only):
+        return
+    left = left_in_float(model, scheme)
+    for reason in dict.fromkeys(left.values()):
+        names = [name for name, why in left.items() if why == reason]
+        notes.append(
+            f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
+        )
+    inside = tuple(f"{part.path}." for part in parts)
+    called = _called(model, sample)
+    unused = []
+    for name, module in dynamic_layers(model, scheme):
+        if f"{name}.".startswith(inside):
+            continue
+        if called is None or name in called:
+            yield NamedLayer(name, type(module).__name__, None, name, name)
+        else:
+            unused.append(name)
+    if unused:
+        notes.append(
+            f"in float, because the model reads their weights instead of calling them: "
+            f"{listed(unused)}"
+        )
+
+
+def _called(model: nn.Module, sample: Sequence[Call]) -> Collection[str] | None:
+    """The modules that are called when the model runs; None without data to run it on."""
+    if not sample:
+        return None
+    with state_kept(model):
+        return calls_of(model, sample[0])

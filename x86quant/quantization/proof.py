@@ -1,0 +1,297 @@
+"""Whether a traced graph is the module it was made from: both run on calls, and must agree.
+
+The calls are calibration data, and the same at other sizes: a single row, two rows, and shorter
+and longer in each of the other dimensions, where the model takes that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.compiled.guarded import Guard
+from x86quant.compiled.structure import take_apart
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.batches import Call
+from x86quant.quantization.running import hooks_set_aside, no_fast_path
+from x86quant.quantization.state import State
+from x86quant.quantization.tracing import Traced
+from x86quant.quantization.wording import first_line
+
+#: Largest difference, as a share of the largest value, that is put down to rounding.
+_ROUNDING = 1e-4
+#: Largest share of integers that differ because rounding decided otherwise (argmax, say).
+_FLIPPED = 1e-3
+#: By what sizes are multiplied.
+_FACTORS = (0.5, 1.5, 2.0)
+#: All variants together have at most so many times the elements of a calibration batch.
+_GROWTH = 6
+
+
+def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
+    """Calls of ``sample``, and the same at other sizes, which a model may take or not.
+
+    How many depends on the sizes alone, so that every machine checks the same.
+    """
+    first = sample[0]
+    rows = _rows(first)
+    tried = [_resized(first, 0, rows, size) for size in (1, 2, rows + 1) if rows and size != rows]
+    small = _resized(first, 0, rows, 2) if rows > 2 else first
+    sizes = _other_sizes(small)
+    for factor in _FACTORS:
+        tried += [_resized(small, dim, size, int(size * factor)) for dim, size in sizes]
+    for other in (lambda size: size + 1, lambda size: 1):
+        tried += [_resized(small, dim, size, other(size)) for dim, size in sizes]
+    found = [first, *sample[1:2], *sample[2:][-1:]]
+    left = _GROWTH * _elements(first)
+    for call in tried:
+        if (cost := _elements(call)) <= left:
+            found.append(call)
+            left -= cost
+    return tuple(found)
+
+
+def _elements(call: Call) -> int:
+    return sum(x.numel() for x in call.leaves)
+
+
+def _rows(call: Call) -> int:
+    """The size that all tensors share in their first dimension; 0 if they share none."""
+    sizes = {x.shape[0] if x.dim() else 0 for x in call.leaves}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _other_sizes(call: Call) -> list[tuple[int | None, int]]:
+    """Dimensions after the first with their sizes; None stands for all of that size at once."""
+    found: dict[tuple[int | None, int], None] = {}
+    for x in call.leaves:
+        for dim, size in reversed(list(enumerate(x.shape))):
+            if dim and size > 1:
+                found[(None, size)] = None
+    for x in call.leaves:
+        sizes = list(x.shape[1:])
+        for dim, size in enumerate(x.shape):
+            if dim and size > 1 and sizes.count(size) > 1:
+                found[(dim, size)] = None
+    return list(found)
+
+
+def _resized(call: Call, dim: int | None, size: int, other: int) -> Call:
+    """``call`` with ``other`` for ``size`` in dimension ``dim``, or in all but the first."""
+
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        dims = range(1, x.dim()) if dim is None else [dim] if dim < x.dim() else []
+        for d in dims:
+            if x.shape[d] == size:
+                index = torch.arange(other) % size
+                x = x.index_select(d, index)
+        return x
+
+    return call.mapped(resize)
+
+
+def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
+    """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
+        torch.manual_seed(seed)
+        return call.copied()(function)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observed:
+    """One call of a module within its model, with the result, before its own hooks."""
+
+    call: Call
+    result: Any
+    changes_inputs: bool
+
+
+#: Of a module that is called again and again, at most so many calls a run are kept, and in all.
+_KEPT_CALLS, _KEPT_IN_ALL = 4, 32
+
+
+def observe(
+    model: nn.Module, paths: Sequence[str], calls: Sequence[Call]
+) -> dict[str, list[Observed]]:
+    """The calls that the modules at ``paths`` get while ``model`` runs on ``calls``.
+
+    It must take the first of them; others may be of sizes that it does not take.
+    """
+    found: dict[str, list[Observed]] = {path: [] for path in paths}
+    watches = [_Watch(found[path]) for path in paths]
+    handles = []
+    try:
+        for path, watch in zip(paths, watches, strict=True):
+            module = model.get_submodule(path)
+            handles += [
+                module.register_forward_pre_hook(watch.enter, with_kwargs=True),
+                module.register_forward_hook(watch.leave, with_kwargs=True, prepend=True),
+            ]
+        state = State(model)
+        for seed, call in enumerate(calls):
+            for watch in watches:
+                watch.start()
+            try:
+                run(model, call, seed)
+            except Exception:  # a model may raise anything at inputs that it does not take
+                if not seed:
+                    raise
+            finally:
+                state.restore()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+class _Watch:
+    """Hooks that note the calls of one module."""
+
+    def __init__(self, found: list[Observed]) -> None:
+        self._found = found
+        self._entered: list[tuple[Call, Call] | None] = []
+        self._left = 0
+
+    def start(self) -> None:
+        """The model runs again."""
+        self._entered.clear()
+        self._left = min(_KEPT_CALLS, _KEPT_IN_ALL - len(self._found))
+
+    def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = Call(args, kwargs)
+        kept = self._left > 0
+        self._left -= kept
+        self._entered.append((call, call.copied()) if kept else None)
+
+    def leave(self, _: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
+        entered = self._entered.pop()
+        if entered is None:
+            return
+        given, before = entered
+        changed = any(
+            a.shape != b.shape or not torch.equal(a, b)
+            for a, b in zip(given.leaves, before.leaves, strict=True)
+            if not (a.is_floating_point() and bool(torch.isnan(a).any()))
+        )
+        self._found.append(Observed(before, _copied(result), changed))
+
+
+def _copied(value: Any) -> Any:
+    try:
+        structure, leaves = take_apart(value)
+    except UnsupportedError:
+        return value
+    return structure.fill([x.clone() for x in leaves])
+
+
+def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Traced:
+    """``traced``, if it gives the results of ``module`` for all calls of its form.
+
+    The guard of the result admits single rows and columns where they were among the calls.
+
+    Raises:
+        UnsupportedError: it does not; says where.
+    """
+    checked = 0
+    held: list[set[int]] = [set() for _ in traced.guard.inputs]
+    failed: list[tuple[list[set[int]], str]] = []
+    for seen in observed:
+        if seen.changes_inputs:
+            raise UnsupportedError("it changes its inputs in place")
+        tensors = traced.form.tensors(seen.call.args, seen.call.kwargs)
+        if tensors is None or _types_differ(traced, tensors):
+            continue
+        inside = dataclasses.replace(traced, guard=_with_single(traced.guard, None))
+        if inside.guard.refusal(tensors, inside.guard.compiled()) is not None:
+            continue
+        if not checked and difference(seen.result, _run_alone(module, seen.call)) is not None:
+            raise UnsupportedError(
+                "two calls on the same inputs differ: it draws random numbers or keeps state"
+            )
+        try:
+            reason = difference(seen.result, run(inside, seen.call, _SEED))
+        except Exception as error:  # of whatever the graph calls
+            reason = first_line(error)
+        ones = _ones(traced.guard, tensors)
+        if reason is None:
+            checked += 1
+            for dims, more in zip(held, ones, strict=True):
+                dims |= more
+        else:
+            text = f"the graph of {traced.method} differs from the module on {seen.call}: {reason}"
+            failed.append((ones, text))
+    for ones, text in failed:
+        if all(dims <= known for dims, known in zip(ones, held, strict=True)):
+            raise UnsupportedError(text)
+    if not checked:
+        raise UnsupportedError("no calibration batch meets what the graph had to assume")
+    return dataclasses.replace(traced, guard=_with_single(traced.guard, held))
+
+
+def _ones(guard: Guard, tensors: Sequence[torch.Tensor]) -> list[set[int]]:
+    """The dimensions of size 1 that the guard is cautious about, for each tensor."""
+    found = []
+    for spec, x in zip(guard.inputs, tensors, strict=True):
+        fixed = {dim for dim, _ in spec.fixed}
+        ones = {dim for dim, size in enumerate(x.shape) if size == 1} - fixed
+        found.append(set() if spec.single is None else ones)
+    return found
+
+
+def _with_single(guard: Guard, held: Sequence[set[int]] | None) -> Guard:
+    """``guard`` that admits size 1 in the dimensions ``held``, or with None everywhere."""
+    inputs = []
+    for number, spec in enumerate(guard.inputs):
+        if spec.single is not None:
+            dims = None if held is None else frozenset(held[number])
+            spec = dataclasses.replace(spec, single=dims)
+        inputs.append(spec)
+    return dataclasses.replace(guard, inputs=tuple(inputs))
+
+
+_SEED = 4711
+
+
+def _run_alone(module: nn.Module, call: Call) -> Any:
+    with hooks_set_aside(module):
+        return run(module, call, _SEED)
+
+
+def _types_differ(traced: Traced, tensors: Sequence[Any]) -> bool:
+    return any(
+        x.dtype is not spec.dtype or x.dim() != spec.rank
+        for spec, x in zip(traced.guard.inputs, tensors, strict=True)
+    )
+
+
+def difference(expected: Any, actual: Any) -> str | None:
+    """How two results differ beyond rounding, or None."""
+    structure, exact = take_apart(expected)
+    other, found = take_apart(actual)
+    if structure != other:
+        return f"it returns {_named(actual)}, not {_named(expected)}"
+    for x, y in zip(exact, found, strict=True):
+        if x.shape != y.shape or x.dtype is not y.dtype:
+            return f"{y.dtype} {tuple(y.shape)}, not {x.dtype} {tuple(x.shape)}"
+        if not x.numel():
+            continue
+        if not (x.is_floating_point() or x.is_complex()):
+            if float((x != y).double().mean()) > _FLIPPED:
+                return "other integers"
+            continue
+        if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
+            return "other values are infinite or no numbers"
+        x, y = torch.nan_to_num(x), torch.nan_to_num(y)
+        largest = float(x.abs().max())
+        off = float((x - y).abs().max())
+        if off > _ROUNDING * largest + 1e-9:
+            return f"values differ by {off:.3g}, the largest being {largest:.3g}"
+    return None
+
+
+def _named(value: Any) -> str:
+    return type(value).__name__

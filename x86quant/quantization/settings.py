@@ -1,0 +1,40 @@
+"""``Settings``: what a user asks of a quantization, checked; one value for every stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from x86quant.errors import InvalidInputError
+from x86quant.quantization.scheme import MODES
+from x86quant.stock.observers import OBSERVERS
+
+Switch = bool | Literal["auto"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The arguments of ``quantize`` and ``sensitivity`` that say how; meanings are given there."""
+
+    mode: str = "auto"
+    observer: str = "auto"
+    weight_observer: str = "auto"
+    activation_bits: int = 8
+    equalize: Switch = "auto"
+    bias_correction: Switch = "auto"
+    smooth_quant: Switch = "auto"
+    example_inputs: Sequence[Any] | None = None
+    speed_check: bool = False
+    strict: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        if self.observer != "auto" and self.observer not in OBSERVERS:
+            raise InvalidInputError(f"observer must be auto or one of {', '.join(OBSERVERS)}")
+        for name in ("equalize", "bias_correction", "smooth_quant"):
+            value = getattr(self, name)
+            if value != "auto" and not isinstance(value, bool):
+                raise InvalidInputError(f'{name} must be True, False or "auto", not {value!r}')
