@@ -29,7 +29,8 @@ from tests.test_lowering import IMAGE, MODELS, Convolutions, Residual, stock
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ExtensionError, X86QuantWarning
-from x86quant.runtime import Plan, parts
+from x86quant.kernels import graph_kernels
+from x86quant.runtime import Plan, native_op, parts
 from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.packs import Packs
@@ -468,6 +469,61 @@ def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
 
 
 # ------------------------------------------------------------------------ layouts and threads
+
+
+def test_a_handle_of_no_program_is_refused() -> None:
+    try_run = extension.try_run()
+    program = torch.classes.x86quant.Program(0, 1)
+    handle = program.handle()
+    assert program.handle() == handle
+    assert try_run(handle, ()) is None  # the program takes one input
+    del program
+    for gone in (handle, 0, -1, 12345678):
+        with pytest.raises(ValueError, match="no program"):
+            try_run(gone, ())
+
+
+def test_copies_move_whole_elements() -> None:
+    x = torch.randn(3, 4, 5)
+    program = torch.classes.x86quant.Program(0, 1)
+    program.expect([3, 4, 5], [20, 5, 1], True)
+    program.add_output([5, 3, 4], [12, 4, 1], True)
+    program.add_copy(4, [5, 3, 4], [1, 0], [4, 80, 20], [2, 0], [48, 16, 4])
+    (copy,) = torch.ops.x86quant.run_program(program, [x])
+    assert torch.equal(copy, x.permute(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tables"),
+    [
+        ("lut", {"lut": torch.zeros(255, dtype=torch.uint8)}),
+        ("lut", {"lut": torch.zeros(256)}),
+        ("affine", {"scale_c": torch.ones(4), "shift_c": torch.ones(3)}),
+        ("affine", {"scale_c": torch.ones(4, dtype=torch.float64), "shift_c": torch.ones(4)}),
+    ],
+)
+def test_tables_of_a_wrong_length_or_type_are_refused(
+    kind: str, tables: dict[str, torch.Tensor]
+) -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
+    tensors = {"a": words, "out": [2, *words[1:]]}
+    with pytest.raises(ValueError, match=r"table .* takes"):
+        program.add_op(native_op._KINDS[kind], tensors, {}, {}, tables)
+
+
+@pytest.mark.parametrize("kernel", list(graph_kernels()))
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_multipliers_that_are_not_finite_are_refused(kernel: str, value: float) -> None:
+    extension.load()
+    good, bad = torch.ones(4), torch.full((4,), value)
+    geometry = [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0]
+    for mult, bias in ((bad, good), (good, bad)):
+        with pytest.raises(ValueError, match="not finite"):
+            torch.ops.x86quant.pack_graph_conv(
+                kernel, torch.ones(4, 4, 1, 1, 1, dtype=torch.int8), mult, bias, None,
+                geometry, [0, 0, 0, 255, 0, 0], 0.0,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """QNNPACK, through the stock engine's packed weights: the exact kernel for CPUs without VNNI.
 
 Its SSE2 kernels widen to 16 bits before they multiply and add products in 32, so no weight can
-make them saturate. It is several times slower than the others where those are legal.
+make them saturate; the record of shared sums says so too. It is several times slower than the
+others where those are legal.
 
 What cannot be known when weights are packed, and is for the runtime to observe:
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .. import reasons
+from .. import reasons, saturation
 from ..base import Kernel
 
 if TYPE_CHECKING:
@@ -32,4 +33,6 @@ class QnnpackKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        return reasons.common(spec)
+        return reasons.common(spec) + reasons.shared_sums(
+            self.name, saturation.kind(spec), cpu.isa, spec
+        )

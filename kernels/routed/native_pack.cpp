@@ -5,18 +5,18 @@
 #include <ATen/quantized/Quantizer.h>
 
 #include <array>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "../native/native.h"
+#include "../runtime/native_cpu.h"
+#include "../runtime/parallel.h"
+#include "../runtime/scratch.h"
 #include "reference_pack.h"
 
 namespace x86quant {
 namespace {
-
-std::atomic<int> isa_in_use{XQ_ISA_REFERENCE};
 
 void succeed(int status) {
   TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
@@ -71,8 +71,7 @@ struct NativeConv final : GeometryOf<N> {
     put(three<N>(geometry_.padding, 0), conv_.padding);
     put(three<N>(geometry_.dilation, 1), conv_.dilation);
     conv_.transposed = geometry_.transposed;
-    isa_ = isa_in_use;
-    if (isa_ == XQ_ISA_AMX_INT8) succeed(xq_enable_amx());
+    isa_ = native_isa();
   }
 
   at::Tensor apply(const at::Tensor& x, double scale, int64_t zero_point) override {
@@ -167,12 +166,11 @@ struct NativeConv final : GeometryOf<N> {
     call.packed = packed->get();
     call.in = view(static_cast<uint8_t*>(in.data_ptr()), in_size);
     call.out = view(static_cast<uint8_t*>(y.data_ptr()), size);
-    call.threads = at::get_num_threads();
+    call.threads = runtime::useful_threads(at::get_num_threads());
     succeed(xq_conv_check(&call));
     const size_t scratch = xq_conv_scratch(&call);
-    at::parallel_for(0, xq_conv_items(&call), 1, [&](int64_t begin, int64_t end) {
-      Aligned memory(scratch);
-      xq_conv_run(&call, begin, end, memory.get());
+    runtime::split(xq_conv_items(&call), call.threads, [&](int64_t begin, int64_t end) {
+      xq_conv_run(&call, begin, end, runtime::Scratch(scratch).data());
     });
     return y;
   }
@@ -204,19 +202,6 @@ struct NativeConv final : GeometryOf<N> {
 };
 
 }  // namespace
-
-void set_native_isa(const std::string& isa) {
-  static const std::map<std::string, int> known = {{"avx2", XQ_ISA_AVX2},
-                                                   {"avx_vnni", XQ_ISA_AVX_VNNI},
-                                                   {"avx512", XQ_ISA_AVX512},
-                                                   {"avx512_vnni", XQ_ISA_AVX512_VNNI},
-                                                   {"amx_int8", XQ_ISA_AMX_INT8}};
-  const auto found = known.find(isa);
-  TORCH_CHECK_VALUE(found != known.end(), "x86quant: unknown ISA level ", isa);
-  isa_in_use = found->second;
-}
-
-int native_isa() { return isa_in_use; }
 
 template <int N>
 ConvPack<N> native_conv(const at::Tensor& weight, const std::optional<at::Tensor>& bias,

@@ -107,7 +107,6 @@ at::Tensor linear_activation(const at::Tensor& qx, LinearPack pack, double scale
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.def("user_engine() -> str", user_engine_name);
-  m.def("set_native_isa(str isa) -> ()", [](std::string isa) { set_native_isa(isa); });
   m.def("pack_linear(Tensor weight, Tensor? bias, int[] max_rows, str[] kernels, str record, str "
         "label, int activation_max) -> " LINEAR, pack_linear);
   m.def("pack_conv2d" CONV_ARGS CONV2D, pack_conv<2>);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../routed/native_pack.h"
+#include "native_cpu.h"
 #include "parallel.h"
 
 namespace x86quant::runtime {
@@ -106,7 +106,12 @@ class Fields {
   }
 
   void set(const std::string& name, const at::Tensor& table) {
-    if (name == "lut") op_.lut = table.const_data_ptr<uint8_t>();
+    const bool is_lut = name == "lut";
+    const int64_t wanted = is_lut ? 256 : op_.out.c;
+    TORCH_CHECK_VALUE(table.scalar_type() == (is_lut ? at::kByte : at::kFloat) && table.numel() == wanted,
+                      "x86quant: table \"", name, "\" of an op takes ", wanted, is_lut ? " codes" : " floats",
+                      ", got ", table.numel(), " of type ", table.scalar_type());
+    if (is_lut) op_.lut = table.const_data_ptr<uint8_t>();
     else if (name == "scale_c") op_.scale_c = table.const_data_ptr<float>();
     else if (name == "shift_c") op_.shift_c = table.const_data_ptr<float>();
     else unknown(name);
