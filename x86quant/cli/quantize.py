@@ -31,8 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "model",
-        metavar="MODULE:FACTORY",
-        help="a callable without arguments that returns a float nn.Module, or such a module",
+        metavar="MODEL",
+        help="module:name or file.py:name, a callable without arguments that returns a float "
+        "nn.Module, or such a module; or a folder that transformers saved one to",
     )
     parser.add_argument(
         "--data",

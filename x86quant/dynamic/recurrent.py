@@ -313,7 +313,7 @@ class DynamicLSTMCell(DynamicCell):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``nn.LSTMCell``: the new h and c."""
         gates, batched = self._gates(input)
-        h, c = (self._state(x, len(gates)) for x in (hx or (None, None)))
+        h, c = (self._state(x, gates.shape[0]) for x in (hx or (None, None)))
         h, c = _lstm_step(gates, (h, c), self.hh, None)
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
 
@@ -326,7 +326,7 @@ class DynamicGRUCell(DynamicCell):
     def forward(self, input: torch.Tensor, hx: torch.Tensor | None = None) -> torch.Tensor:
         """As ``nn.GRUCell``: the new state."""
         gates, batched = self._gates(input)
-        h = self._state(hx, len(gates))
+        h = self._state(hx, gates.shape[0])
         h = _gru_step(gates, h, self.hh)
         return h if batched else h.squeeze(0)
 
