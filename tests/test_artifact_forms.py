@@ -18,7 +18,7 @@ from benchmarks.networks import declare_missing_ops
 from tests.corruption import assembled, parts
 from x86quant.artifacts import describe
 from x86quant.artifacts.reader import from_bytes
-from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.saved import SavedBySizes
 from x86quant.artifacts.writer import to_bytes
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
 
@@ -119,15 +119,46 @@ class Branches(nn.Module):
         return self.linear(x)
 
 
-def test_a_branch_on_a_size_is_never_frozen() -> None:
+def test_each_branch_on_a_size_is_a_graph() -> None:
     torch.manual_seed(0)
     model = x86quant.to_dynamic(Branches().eval())
     loaded = loaded_from(to_bytes(model, (torch.randn(3, 6, 8),)))
-    assert isinstance(loaded, SavedModule)
-    assert torch.equal(loaded(torch.ones(5, 9, 8)), model(torch.ones(5, 9, 8)))
-    for shape in ((1, 6, 8), (3, 11, 8), (3, 6, 9)):
-        with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
-            loaded(torch.ones(shape))
+    assert isinstance(loaded, SavedBySizes)
+    for shape in ((5, 9, 8), (1, 6, 8), (3, 11, 8), (3, 10, 8), (2, 1, 8)):
+        assert torch.equal(loaded(torch.ones(shape)), model(torch.ones(shape)))
+    with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
+        loaded(torch.ones(1, 12, 8))  # both branches at once were not seen
+    assert to_bytes(loaded) == to_bytes(loaded_from(to_bytes(loaded)))
+
+
+class Steps(nn.Module):
+    """A loop over time, which a graph unrolls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        h, x = inputs
+        for step in x.unbind(1):
+            h = torch.tanh(self.cell(h) + step)
+        return h
+
+
+def test_a_graph_for_some_sizes_comes_with_the_class_for_all() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Steps().eval())
+    with pytest.warns(X86QuantWarning, match=r"loaded with .*model=Steps.* it takes all sizes"):
+        data = to_bytes(model, (torch.randn(2, 4), torch.randn(2, 3, 4)))
+    alone, filled = loaded_from(data), loaded_from(data, Steps())
+    for batch, length in ((2, 3), (1, 3), (5, 3), (2, 4)):
+        h, x = torch.randn(batch, 4), torch.randn(batch, length, 4)
+        assert torch.equal(filled(h, x), model(h, x))
+        if length == 3:
+            assert torch.equal(alone(h, x), model(h, x))
+        else:
+            with pytest.raises(InvalidInputError, match="this file holds the model for inputs"):
+                alone(h, x)
 
 
 class Patches(nn.Module):

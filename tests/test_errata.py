@@ -14,6 +14,7 @@ from typing import Literal
 import pytest
 
 from tests import isa
+from x86quant.kernels import fbgemm
 from x86quant.spec import OpSpec
 from x86quant.tables.errata import Erratum, read_errata
 
@@ -139,6 +140,12 @@ CASES: list[tuple[str, OpSpec, OpSpec, str]] = [
         conv("conv2d", 8, 8, 3, 2, transposed=True),
         "avx_vnni",
     ),
+    (
+        "fbgemm",
+        conv("conv3d", 32, 32, 7, 32, padding=3, size=(1, 24, 24)),
+        conv("conv3d", 32, 32, 3, 32, padding=1, size=(1, 24, 24)),
+        "avx_vnni",
+    ),
 ]
 
 
@@ -168,7 +175,7 @@ def test_an_erratum_is_true_and_its_neighbour_is_not_hit(number: int) -> None:
     erratum = concerning(engine, wrong, level)[0]
     if engine == "onednn" and not isa.has(level):
         pytest.skip(f"this CPU has no {level}")
-    if engine == "fbgemm" and not wrong.transposed and not has_avx512():
+    if engine == "fbgemm" and not has_avx512() and fbgemm.path(wrong) == "groupwise":
         pytest.skip("FBGEMM's group-wise kernels end after other groups without AVX-512")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.test_errata", str(number)],

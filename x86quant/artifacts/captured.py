@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import dataclasses
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from torch.fx.experimental import _config as symbolic_config
 
 from x86quant.artifacts import size_conditions
 from x86quant.artifacts.modules import has_hooks
-from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.signatures import Signature, call_of, split_result
 from x86quant.artifacts.size_conditions import Condition, excludes_one
 from x86quant.artifacts.structures import fill, split
@@ -37,6 +38,9 @@ from x86quant.lowering.lower import computes_in_float
 from x86quant.lowering.passes import Report
 from x86quant.terminal.silence import silent
 
+#: Graphs for other branches that a model takes by its sizes.
+_MOST_GRAPHS = 4
+
 #: What stays free of an input's sizes, from most to least: all, the first, none.
 _FREE: tuple[Callable[[int], bool], ...] = (lambda _: True, lambda dim: dim == 0, lambda _: False)
 
@@ -45,20 +49,45 @@ _PREFIX = re.compile(r"^model(\.|$)")
 _SEEN = threading.local()
 
 
-def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SavedModule:
+def capture(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[SavedModule | SavedBySizes, str]:
     """``model`` as a graph for calls like ``model(*args, **kwargs)``, with as free sizes as can be.
 
-    The graph gives the very results of ``model``, also at other sizes than the example's.
+    The graph gives the very results of ``model``, also at other sizes than the example's. Where
+    the model branches on a size, the other branches are graphs of their own.
+
+    Returns:
+        The graph or graphs, and of which sizes that the model takes they do not; empty if of none.
 
     Raises:
         ArtifactError: no graph does what the model does; says why.
     """
-    parameters, given, defaults, leaves = call_of(model, args, kwargs)
+    signature, leaves = call_of(model, args, kwargs)
+    found = [_captured(model, signature, leaves, _of_two(leaves))]
+    missing = ""
+    for tried in _resizings(leaves):
+        if any(saved.takes(tried) for saved in found) or not _runs(model, signature, tried):
+            continue
+        if len(found) < _MOST_GRAPHS and _is_branch(found[0], tried):
+            with contextlib.suppress(ArtifactError, InvalidInputError):
+                found.append(_captured(model, signature, tried, tried))
+                continue
+        missing = missing or f"its graph does not hold for inputs of {_shapes(tried)}"
+    return found[0] if len(found) == 1 else SavedBySizes(found), missing
+
+
+def _captured(
+    model: nn.Module,
+    signature: Signature,
+    leaves: Sequence[torch.Tensor],
+    exported: Sequence[torch.Tensor],
+) -> SavedModule:
+    """One graph, from ``exported``, which may be ``leaves`` of two rows instead of one."""
     reasons: list[str] = []
     for is_free in _FREE:
-        signature = Signature(parameters, given, defaults, None, ())
         try:
-            saved = _Capture(model, signature, _of_two(leaves)).saved(is_free)
+            saved = _Capture(model, signature, exported).saved(is_free)
             saved = _with_ones(model, saved, leaves)
             _compare(model, saved, leaves)
         except ArtifactError as error:
@@ -66,6 +95,24 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             continue
         return saved
     raise ArtifactError(reasons[-1])
+
+
+def _runs(model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether ``model`` takes inputs of these sizes."""
+    args, kwargs = signature.example(leaves)
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception:  # whatever the model's own code raises
+        return False
+    return True
+
+
+def _is_branch(saved: SavedModule, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether the graph excludes these sizes by a comparison, not because they are constants."""
+    shapes = [x.shape for x in leaves]
+    failing = [c for c in saved.signature.conditions if not size_conditions.holds(c, shapes)]
+    return not any(c[0] == "==" and isinstance(c[2], int) for c in failing)
 
 
 def _of_two(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -83,7 +130,8 @@ class _Flat(nn.Module):
         self._signature = signature
 
     def forward(self, *leaves: torch.Tensor) -> Any:
-        result = self.model(**self._signature.example(leaves))
+        args, kwargs = self._signature.example(leaves)
+        result = self.model(*args, **kwargs)
         _SEEN.result, found = split_result(result)  # not kept here: export undoes what it changes
         return tuple(found)
 
@@ -175,13 +223,7 @@ class _Capture:
         assert isinstance(flat, GraphModule)
         gm = self._put_back(flat)
         conditions = _conditions(program, len(self._leaves))
-        signature = Signature(
-            self._signature.parameters,
-            self._signature.given,
-            self._signature.defaults,
-            _SEEN.result,
-            conditions,
-        )
+        signature = dataclasses.replace(self._signature, result=_SEEN.result, conditions=conditions)
         return SavedModule(gm, _joined(self._parts), _float_nodes(gm), signature)
 
     def _exported(self, is_free: Callable[[int], bool]) -> ExportedProgram:
@@ -385,14 +427,14 @@ def _compare_one(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Te
 
     What ``model`` itself refuses ``saved`` may refuse in other words.
     """
-    call = saved.signature.example(leaves)
+    args, kwargs = saved.signature.example(leaves)
     with torch.no_grad():
         try:
-            expected = model(**call)
+            expected = model(*args, **kwargs)
         except Exception as error:  # whatever the model's own code raises for such sizes
             raise InvalidInputError(str(error)) from error
         try:
-            found = saved(**call)
+            found = saved(*args, **kwargs)
         except InvalidInputError:
             raise
         except Exception as error:
@@ -433,17 +475,21 @@ def _variants(
 ) -> Iterator[Sequence[torch.Tensor]]:
     """``leaves``, and such of other sizes that the conditions allow."""
     yield leaves
-    sizes = sorted({(dim, size) for x in leaves for dim, size in enumerate(x.shape)})
+    yield from filter(saved.takes, _resizings(leaves))
+
+
+def _resizings(leaves: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """``leaves`` with each of their sizes changed in turn, in one dimension and in all of them."""
+    sizes = sorted({(dim, size) for x in leaves for dim, size in enumerate(x.shape) if size})
     for dim, size in sizes:
         for other in dict.fromkeys((1, size + 1, size - 1, 2 * size)):
             if other < 1 or other == size:
                 continue
             alone = [_resized(x, {dim}, size, other) for x in leaves]
             everywhere = [_resized(x, set(range(x.dim())), size, other) for x in leaves]
-            for tried in (alone, everywhere):
-                if saved.takes(tried):
-                    yield tried
-                    break
+            yield alone
+            if [x.shape for x in alone] != [x.shape for x in everywhere]:
+                yield everywhere
 
 
 def _resized(x: torch.Tensor, dims: set[int], size: int, other: int) -> torch.Tensor:

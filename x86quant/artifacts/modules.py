@@ -110,16 +110,13 @@ KINDS: dict[type[nn.Module], Kind] = {
     ),
     nn.PReLU: Kind(("num_parameters",)),
     **dict.fromkeys(
+        (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.SELU),
+        Kind(("inplace",)),
+    ),
+    **dict.fromkeys(
         (
-            nn.ReLU,
-            nn.ReLU6,
-            nn.SiLU,
-            nn.Mish,
-            nn.Hardswish,
-            nn.Hardsigmoid,
             nn.Sigmoid,
             nn.Tanh,
-            nn.SELU,
             nn.LogSigmoid,
             nn.Softsign,
             nn.Tanhshrink,
@@ -129,13 +126,25 @@ KINDS: dict[type[nn.Module], Kind] = {
     ),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), Kind(("dim",))),
     nn.GELU: Kind(("approximate",)),
-    **dict.fromkeys((nn.ELU, nn.CELU), Kind(("alpha",))),
-    nn.LeakyReLU: Kind(("negative_slope",)),
-    nn.Hardtanh: Kind(("min_val", "max_val")),
+    **dict.fromkeys((nn.ELU, nn.CELU), Kind(("alpha", "inplace"))),
+    nn.LeakyReLU: Kind(("negative_slope", "inplace")),
+    nn.Hardtanh: Kind(("min_val", "max_val", "inplace")),
     nn.Softplus: Kind(("beta", "threshold")),
     **dict.fromkeys((nn.Hardshrink, nn.Softshrink), Kind(("lambd",))),
-    nn.Threshold: Kind(("threshold", "value")),
-    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), Kind(("p",))),
+    nn.Threshold: Kind(("threshold", "value", "inplace")),
+    **dict.fromkeys(
+        (
+            nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+            nn.FeatureAlphaDropout,
+        ),
+        Kind(("p",)),
+    ),
+    nn.RReLU: Kind(("lower", "upper", "inplace")),
+    nn.Unflatten: Kind(("dim", "unflattened_size")),
+    nn.Unfold: Kind(("kernel_size", "dilation", "padding", "stride")),
+    nn.Fold: Kind(("output_size", "kernel_size", "dilation", "padding", "stride")),
+    nn.CosineSimilarity: Kind(("dim", "eps")),
+    nn.PairwiseDistance: Kind(("norm", "eps", "keepdim")),
     nn.Flatten: Kind(("start_dim", "end_dim")),
     nn.PixelShuffle: Kind(("upscale_factor",)),
     nn.PixelUnshuffle: Kind(("downscale_factor",)),
@@ -162,7 +171,23 @@ KINDS: dict[type[nn.Module], Kind] = {
         (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
         Kind(("output_size", "return_indices")),
     ),
-    **dict.fromkeys((nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), Kind(("padding",))),
+    **dict.fromkeys(
+        (
+            nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.CircularPad1d, nn.CircularPad2d,
+            nn.CircularPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
+            nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d,
+        ),
+        Kind(("padding",)),
+    ),
+    **dict.fromkeys(
+        (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), Kind(("padding", "value"))
+    ),
+    **dict.fromkeys(
+        (nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), Kind(("size", "scale_factor"))
+    ),
+    **dict.fromkeys(
+        (nn.LPPool1d, nn.LPPool2d), Kind(("norm_type", "kernel_size", "stride", "ceil_mode"))
+    ),
     nn.LocalResponseNorm: Kind(("size", "alpha", "beta", "k")),
 }  # fmt: skip
 
@@ -241,7 +266,7 @@ def is_int8(module: nn.Module) -> bool:
     return type(module) in _INT8 or type(module) is nn.Identity
 
 
-def is_known(module: nn.Module) -> bool:
+def is_known(module: object) -> bool:
     """Whether ``module`` can be written down as a layer."""
     return type(module) in KINDS or type(module) in _INT8
 
