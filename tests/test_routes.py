@@ -177,6 +177,10 @@ def test_explain_of_stock_packs_says_what_is_packed_until_rerouted() -> None:
     with engine("x86"), x86quant.enable():
         with x86quant.use_rules(prefers("qnnpack")):
             model = nn.Sequential(torch.ao.nn.quantized.Linear(16, 8))
+            # Weights that are legal for every kernel on every CPU; those it comes with are not set.
+            model[0].set_weight_bias(
+                torch.quantize_per_tensor(torch.ones(8, 16), 1, 0, torch.qint8), None
+            )
         with x86quant.use_rules(prefers("fbgemm")):
             assert x86quant.explain(model)[0].kernel == "qnnpack"
             assert x86quant.explain(x86quant.reroute(model))[0].kernel == "fbgemm"
