@@ -11,6 +11,7 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +29,9 @@ from x86quant.artifacts.modules import has_hooks
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.signatures import Signature, call_of, split_result
 from x86quant.artifacts.size_conditions import Condition, excludes_one
-from x86quant.artifacts.structures import fill, split
+from x86quant.artifacts.structures import Leaf, fill, split
 from x86quant.compiled import CompiledModule
+from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.from_export import exported_layer
@@ -137,22 +139,39 @@ class _Flat(nn.Module):
 
 
 class _Part(nn.Module):
-    """Stands for a compiled part while its surroundings are exported."""
+    """Stands for a compiled part, or a recurrent layer, while its surroundings are exported."""
 
-    def __init__(self, number: int, part: CompiledModule) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self._number = number
         # Not a child: export would take its tensors apart.
         self._hidden = [part]
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         part = self._hidden[0]
-        structure, results = _result_of(part.graph_module)
-        if not all(isinstance(x, torch.Tensor) for x in inputs):
-            raise ArtifactError("a compiled part takes inputs that are not tensors")
-        outputs = torch.ops.x86quant_artifacts.part(list(inputs), self._number)
-        assert len(outputs) == len(results)
-        return fill(structure, outputs)
+        tensors: list[torch.Tensor] = []
+        called = split((args, kwargs), tensors, _is_tensor, "an argument of a part")
+        # Its result's structure is known once the fake kernel has run.
+        seen = _PartCall(part, called)
+        _SEEN.calls.append(seen)
+        outputs = torch.ops.x86quant_artifacts.part(list(tensors), len(_SEEN.calls) - 1)
+        return fill(seen.result, outputs)
+
+
+@dataclasses.dataclass
+class _PartCall:
+    """One call of a part: the part, its arguments, and what it returns, as structures."""
+
+    part: nn.Module
+    called: Any
+    result: Any = None
+
+
+def _is_part(module: nn.Module) -> bool:
+    return isinstance(module, CompiledModule | nn.RNNBase | DynamicRecurrent)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _result_of(gm: GraphModule) -> tuple[Any, list[Node]]:
@@ -181,17 +200,42 @@ def _part(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 @_part.register_fake
 def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    gm: GraphModule = _SEEN.parts[number].graph_module
+    seen: _PartCall = _SEEN.calls[number]
+    args, kwargs = fill(seen.called, inputs)
+    if isinstance(seen.part, CompiledModule):
+        result = _fake_graph(seen.part.graph_module, args)
+    else:
+        result = _fake_recurrent(seen.part, *args, **kwargs)
+    found: list[torch.Tensor] = []
+    seen.result = split(result, found, _is_tensor, "its result")
+    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+
+
+def _fake_graph(gm: GraphModule, inputs: tuple[Any, ...]) -> Any:
     fake = detect_fake_mode(inputs)
     assert fake is not None
     tensors = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
     state: dict[str, torch.Tensor] = {
         k: fake.from_tensor(v, static_shapes=True) for k, v in tensors.items()
     }
-    outputs = torch.func.functional_call(gm, state, tuple(inputs))
-    found: list[torch.Tensor] = []
-    split(outputs, found, lambda x: isinstance(x, torch.Tensor), "its result")
-    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+    return _thawed(torch.func.functional_call(gm, state, inputs))
+
+
+def _fake_recurrent(layer: Any, input: torch.Tensor, hx: Any = None) -> Any:
+    """Results of the right shapes, without the loop over steps that would fix their number."""
+    directions = 2 if layer.bidirectional else 1
+    width = layer.proj_size or layer.hidden_size
+    batched = input.dim() == 3
+    swapped = input.transpose(0, 1) if batched and layer.batch_first else input
+    out = swapped.new_empty((*swapped.shape[:-1], width * directions))
+    last = (layer.num_layers * directions, *swapped.shape[1:-1])
+    h = input.new_empty((*last, width))
+    states = (h, input.new_empty((*last, layer.hidden_size))) if _has_cells(layer) else h
+    return (out.transpose(0, 1) if batched and layer.batch_first else out), states
+
+
+def _has_cells(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.LSTM | DynamicLSTM)
 
 
 class _Capture:
@@ -202,13 +246,13 @@ class _Capture:
     ) -> None:
         self._signature = signature
         self._leaves = leaves
-        found = {m: path for path, m in model.named_modules() if isinstance(m, CompiledModule)}
-        self._parts = list(found)
-        self._paths = list(found.values())
+        found = {m: path for path, m in model.named_modules() if _is_part(m)}
+        self._parts = [part for part in found if isinstance(part, CompiledModule)]
+        self._paths = found
         if hooked := [path for part, path in found.items() if has_hooks(part)]:
             raise ArtifactError(f"the hooks of {hooked[0]} have no form in a file: remove them")
         # A copy of the structure alone, with the same tensors.
-        memo: dict[int, Any] = {id(m): _Part(i, m) for i, m in enumerate(self._parts)}
+        memo: dict[int, Any] = {id(part): _Part(part) for part in found}
         memo |= {id(t): t for t in (*model.parameters(), *model.buffers())}
         try:
             self._flat = _Flat(copy.deepcopy(model, memo), signature).eval()
@@ -233,7 +277,7 @@ class _Capture:
         )
         try:
             with (
-                _known_parts(self._parts),
+                _calls_seen(),
                 torch.no_grad(),
                 silent(),
                 # One and zero are sizes like others: no branch for them is taken unseen.
@@ -273,7 +317,9 @@ class _Capture:
             elif node.op == "output":
                 graph.output(torch.fx.node.map_arg(node.args[0], lambda n: values[n]))
             elif node.target is torch.ops.x86quant_artifacts.part.default:
-                results[node] = self._inlined(graph, node, values, constants)
+                inputs, number = node.args
+                called = [values[x] for x in inputs]
+                results[node] = self._called(graph, _SEEN.calls[number], called, constants)
             elif node.args and isinstance(node.args[0], Node) and node.args[0] in results:
                 values[node] = results[node.args[0]][node.args[1]]
             else:
@@ -284,15 +330,31 @@ class _Capture:
                     constants[path] = attribute(flat, str(node.target))
         return _graph_module(constants, graph)
 
-    def _inlined(
-        self, graph: Graph, call: Node, values: dict[Node, Any], constants: dict[str, Any]
+    def _called(
+        self, graph: Graph, call: _PartCall, inputs: Sequence[Node], constants: dict[str, Any]
     ) -> list[Node]:
-        """The results of the part that ``call`` stands for, its nodes added to ``graph``."""
-        inputs, number = call.args
-        path, part = self._paths[number], self._parts[number]  # type: ignore[index]
+        """The results of a part, in order, after what it does was added to ``graph``."""
+        path = self._paths[call.part]
+        if isinstance(call.part, CompiledModule):
+            return self._inlined(graph, path, call.part, inputs, constants)
+        constants[path] = call.part
+        args, kwargs = fill(call.called, inputs)
+        node = graph.call_module(path, args, kwargs)
+        node.meta["layer"] = path
+        return _items(graph, node, call.result)
+
+    def _inlined(
+        self,
+        graph: Graph,
+        path: str,
+        part: CompiledModule,
+        inputs: Sequence[Node],
+        constants: dict[str, Any],
+    ) -> list[Node]:
+        """The nodes of a compiled part in ``graph``, and its results."""
         own = part.graph_module
         inner: dict[Node, Node] = {}
-        given = iter(values[node] for node in inputs)  # type: ignore[union-attr,index]
+        given = iter(inputs)
         for node in own.graph.nodes:
             if node.op == "placeholder":
                 inner[node] = next(given)
@@ -304,6 +366,17 @@ class _Capture:
                     inner[node].target = target
                     constants[target] = attribute(own, str(node.target))
         return [inner[node] for node in _result_of(own)[1]]
+
+
+def _items(graph: Graph, node: Node, structure: Any) -> list[Node]:
+    """The leaves of ``structure``, which ``node`` returns, in order."""
+    if isinstance(structure, Leaf):
+        return [node]
+    return [
+        leaf
+        for number, part in enumerate(structure)
+        for leaf in _items(graph, graph.call_function(operator.getitem, (node, number)), part)
+    ]
 
 
 def _copied(graph: Graph, node: Node, values: dict[Node, Any]) -> Node:
@@ -331,8 +404,10 @@ def _graph_module(constants: Mapping[str, Any], graph: Graph) -> GraphModule:
             home.register_buffer(name, value.detach())
         else:
             setattr(home, name, value)
-    graph.eliminate_dead_code()
-    return GraphModule(root, graph, class_name="CapturedGraph").eval()
+    gm = GraphModule(root, graph, class_name="CapturedGraph").eval()
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
 
 
 def _check_pure(program: ExportedProgram) -> None:
@@ -527,10 +602,7 @@ def _has_nan(x: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _known_parts(parts: Sequence[CompiledModule]) -> Iterator[None]:
-    before = getattr(_SEEN, "parts", ())
-    _SEEN.parts = parts
-    try:
-        yield
-    finally:
-        _SEEN.parts = before
+def _calls_seen() -> Iterator[None]:
+    """A block in which calls of parts are noted."""
+    _SEEN.calls = []
+    yield

@@ -16,11 +16,12 @@ from x86quant.artifacts import modules
 from x86quant.artifacts.content import Content
 from x86quant.artifacts.graph_reader import read_graph
 from x86quant.artifacts.graph_writer import write_graph
+from x86quant.artifacts.guarded_form import read_guarded, write_guarded
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.tree import read_tree, write_tree
 from x86quant.artifacts.typed import check_keys, typed
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import ArtifactError
 
 #: Modules within modules within modules; a graph in a tree is two.
@@ -90,11 +91,21 @@ def _read_either(
 ) -> Content:
     check_keys("a graph and a class", content, {"graph", "class"})
     graph, filled = inner(content["graph"]), inner(content["class"])
-    if graph.whole is None or filled.needs is None:
-        raise ArtifactError("a graph and a class are something else")
+    if graph.whole is None:
+        raise ArtifactError("a graph and a class have no graph")
     return dataclasses.replace(
         graph, build=lambda model: graph.build(None) if model is None else filled.build(model)
     )
+
+
+def _write_guarded(module: GuardedModule, tensors: TensorWriter) -> dict[str, Any]:
+    return write_guarded(module, tensors, write)
+
+
+def _read_guarded(
+    content: dict[str, Any], _: TensorReader, inner: Callable[[object], Content]
+) -> Content:
+    return read_guarded(content, inner)
 
 
 FORMS: list[Form] = [
@@ -102,6 +113,7 @@ FORMS: list[Form] = [
     Form("either", lambda m: isinstance(m, tuple), _write_either, _read_either),
     Form("sizes", lambda m: isinstance(m, SavedBySizes), _write_sizes, _read_sizes),
     Form("graph", lambda m: isinstance(m, CompiledModule), write_graph, _read_graph),
+    Form("guarded", lambda m: isinstance(m, GuardedModule), _write_guarded, _read_guarded),
     Form("layer", modules.is_known, _write_layer, _read_layer),
     Form(
         "tree",
@@ -114,7 +126,7 @@ FORMS: list[Form] = [
 
 def is_replaced(module: nn.Module) -> bool:
     """Whether a module within a tree is not the user's, but put there by quantization."""
-    return isinstance(module, CompiledModule) or modules.is_int8(module)
+    return isinstance(module, CompiledModule | GuardedModule) or modules.is_int8(module)
 
 
 def write(module: nn.Module | tuple[nn.Module, nn.Module], tensors: TensorWriter) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def ready(
         raise ArtifactError("the model is in training mode; call model.eval() first")
     if isinstance(model, GraphModule):
         return CompiledModule(_described(_flat(model), example)), ""
-    quantized = has_int8(model)
+    quantized = was_quantized(model)
     if quantized and transformers_models.is_one(model):
         return None, "it is a class of transformers"
     try:
@@ -82,9 +82,11 @@ def ready(
         return None, str(error)
 
 
-def has_int8(model: nn.Module) -> bool:
-    """Whether quantization put anything into ``model``."""
-    return any(is_replaced(m) and not isinstance(m, nn.Identity) for m in model.modules())
+def was_quantized(model: nn.Module) -> bool:
+    """Whether ``quantize`` returned ``model``, or put anything into it."""
+    return hasattr(model, "quantization") or any(
+        is_replaced(m) and not isinstance(m, nn.Identity) for m in model.modules()
+    )
 
 
 def _traced(

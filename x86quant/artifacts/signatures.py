@@ -15,6 +15,7 @@ from x86quant.artifacts import size_conditions
 from x86quant.artifacts.size_conditions import Condition
 from x86quant.artifacts.structures import PLAIN, Leaf, fill, leaves_of, match, split
 from x86quant.artifacts.values import decode, encode
+from x86quant.compiled import GuardedModule
 from x86quant.errors import ArtifactError, InvalidInputError
 
 _ENTRIES = {"parameters", "positional", "given", "defaults", "result", "conditions"}
@@ -106,7 +107,7 @@ class Signature:
                 )
                 raise InvalidInputError(
                     f"this file holds the model for inputs with "
-                    f"{size_conditions.text(condition, names)}, got {given}; save the model "
+                    f"{_spelled(condition, names)}, got {given}; save the model "
                     "with example_inputs of such sizes"
                 )
 
@@ -164,7 +165,10 @@ def call_of(
     Raises:
         ArtifactError: an argument is of a class of its own.
     """
-    known = inspect.signature(model.forward).parameters.values()
+    signature = inspect.signature(model.forward)
+    if isinstance(model, GuardedModule):  # whose forward takes anything
+        signature = model.form.signature
+    known = signature.parameters.values()
     parameters = [p.name for p in known if p.kind in _NAMED]
     positional = sum(p.kind is p.POSITIONAL_ONLY for p in known)
     variable = next((p.name for p in known if p.kind is p.VAR_POSITIONAL), None)
@@ -185,6 +189,10 @@ def call_of(
     }
     defaults.update({name: None for name, value in called.items() if value is None})
     return Signature(tuple(parameters), positional, given, defaults, None, ()), leaves
+
+
+def _spelled(condition: Condition, names: Sequence[str]) -> str:
+    return size_conditions.text(condition, lambda number, dim: f"{names[number]}.size({dim})")
 
 
 def _is_tensor(value: Any) -> bool:

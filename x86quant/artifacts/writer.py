@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from x86quant.artifacts import container, forms
-from x86quant.artifacts.prepared_model import example_of, has_int8, ready
+from x86quant.artifacts.prepared_model import example_of, ready, was_quantized
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.errors import ArtifactError, X86QuantWarning
@@ -66,7 +66,7 @@ def to_bytes(
         try:
             data = _packed(whole, plain)
         except ArtifactError as error:
-            if whole is model or not isinstance(model, nn.Module) or not has_int8(model):
+            if whole is model or not isinstance(model, nn.Module) or not was_quantized(model):
                 raise
             whole, why = None, str(error)
     if not why:
@@ -83,7 +83,7 @@ def _with_class(
     data = _packed(model if whole is None else (whole, model), metadata)
     content = from_bytes(data)[1]
     content.build(None if content.needs is None and whole is None else model)
-    kind = type(model).__name__
+    kind = type(getattr(model, "original", None) or model).__name__
     how = f"x86quant.load(path, model={kind}(...))"
     if whole is not None:
         _warn(f"{why}: it raises there, but loaded with {how} it takes all sizes")
