@@ -211,13 +211,17 @@ def _layers(
             yield NamedLayer.of_part(part, layer)
     if not (scheme.dynamic or scheme.weight_only):
         return
-    left = left_in_float(model, scheme)
+    inside = tuple(f"{part.path}." for part in parts)
+    left = {
+        name: why
+        for name, why in left_in_float(model, scheme).items()
+        if not f"{name}.".startswith(inside)
+    }
     for reason in dict.fromkeys(left.values()):
         names = [name for name, why in left.items() if why == reason]
         notes.append(
             f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
         )
-    inside = tuple(f"{part.path}." for part in parts)
     called = _called(model, sample)
     unused = []
     for name, module in dynamic_layers(model, scheme):
