@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Generator, Tensor
 
+import x86quant
 from benchmarks.shared_sums import as_weight
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels.saturation import weight_facts
@@ -282,6 +283,9 @@ def main() -> int:
     torch.set_num_threads(1)
     faulthandler.enable()  # a kernel that ends the process: the last line says which thousand
     outcome = Outcome()
+    x86quant.use_rules(
+        "pytorch-2.0"
+    )  # every kernel is asked for by name; few rules are read faster
     for layer in layers(options.seed, options.first, options.layers):
         known = len(outcome.wrong)
         check(layer, outcome)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -30,7 +31,7 @@ from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import graph_kernels
-from x86quant.runtime import Plan, native_op, parts
+from x86quant.runtime import Plan, parts
 from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.packs import Packs
@@ -337,6 +338,49 @@ def test_a_batch_runs_in_parts_and_gives_the_same() -> None:
     assert torch.equal(one, module(x[:1])[0].expand(6, -1, -1, -1))
 
 
+CACHES = {"48 KiB, 2 MiB": (48 << 10, 2 << 20), "32 KiB, 512 KiB": (32 << 10, 512 << 10)}
+
+
+def cpu_with(l1: int, l2: int) -> Any:
+    return dataclasses.replace(parts.cpu(), l1d=l1, l2=l2)
+
+
+def test_the_sizes_of_the_caches_reach_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    extension.load()
+    told = []
+    monkeypatch.setattr(
+        torch.ops.x86quant, "set_native_cpu", lambda *given: told.append(given) or given[0]
+    )
+    for caches in CACHES.values():
+        here = cpu_with(*caches)
+        monkeypatch.setattr(extension, "cpu", lambda here=here: here)
+        extension.load.__wrapped__()
+        assert told.pop() == (here.isa, *caches)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("build", "shape"), [(Pixels, (12, 4, 64, 48)), (OneBlock, (2, 8, 96, 96))]
+)
+def test_compiled_results_do_not_depend_on_the_sizes_of_the_caches(
+    build: type[nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = compiled(build(), *shape), torch.randn(shape)
+    results = []
+    try:
+        for caches in CACHES.values():
+            here = cpu_with(*caches)
+            monkeypatch.setattr(parts, "cpu", lambda here=here: here)
+            torch.ops.x86quant.set_native_cpu(here.isa, *caches)
+            result = CompiledModule(module.graph_module)(x)
+            results.append(result if isinstance(result, tuple) else (result,))
+    finally:
+        monkeypatch.undo()
+        extension.load.__wrapped__()
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_parts_larger_than_the_cache_become_single_images(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = dataclasses.replace(parts.cpu(), l2=4096)
@@ -509,7 +553,28 @@ def test_tables_of_a_wrong_length_or_type_are_refused(
     words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
     tensors = {"a": words, "out": [2, *words[1:]]}
     with pytest.raises(ValueError, match=r"table .* takes"):
-        program.add_op(native_op._KINDS[kind], tensors, {}, {}, tables)
+        program.add_op(kind, tensors, {}, {}, tables)
+
+
+@pytest.mark.parametrize(
+    ("kind", "integers", "reals", "message"),
+    [
+        ("eclipse", {}, {}, "no op"),
+        ("requantize", {}, {"eps": [1.0]}, "no field"),  # layer_norm has one
+        ("requantize", {"size": [1]}, {}, "no field"),
+        ("requantize", {"a_zp": [1, 2]}, {}, "takes 1 values, got 2"),
+        ("max_pool", {"kernel": [2, 2]}, {}, "takes 3 values, got 2"),
+        ("requantize", {"a_mult": [1]}, {}, "mixes integers and reals"),
+        ("requantize", {"lut": [1]}, {}, "is a table"),
+    ],
+)
+def test_fields_that_an_op_does_not_read_are_refused(
+    kind: str, integers: dict[str, list[int]], reals: dict[str, list[float]], message: str
+) -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
+    with pytest.raises(ValueError, match=message):
+        program.add_op(kind, {"a": words, "out": [2, *words[1:]]}, integers, reals, {})
 
 
 @pytest.mark.parametrize("kernel", list(graph_kernels()))

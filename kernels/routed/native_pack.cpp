@@ -1,4 +1,5 @@
-#include "native_pack.h"
+// The kernel "native" in the stock operators: static convolutions; one scale for all output channels or one for
+// each; symmetric weights.
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -13,7 +14,7 @@
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
-#include "reference_pack.h"
+#include "packer.h"
 
 namespace x86quant {
 namespace {
@@ -80,8 +81,9 @@ struct NativeConv final : GeometryOf<N> {
   at::Tensor apply_relu(const at::Tensor& x, double scale, int64_t zero_point) override {
     return run(x, scale, zero_point, true);
   }
-  at::Tensor apply_dynamic(const at::Tensor& x, bool reduce_range) override {
-    return reference_conv<N>(weight_, bias_, geometry_)->apply_dynamic(x, reduce_range);
+  at::Tensor apply_dynamic(const at::Tensor&, bool) override {
+    TORCH_CHECK(false, "x86quant: the native kernel has no dynamic convolution; the router chooses "
+                       "another for it");
   }
   std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override { return {weight_, bias_}; }
 
@@ -201,17 +203,13 @@ struct NativeConv final : GeometryOf<N> {
   std::map<Key, Packed> packed_;
 };
 
-}  // namespace
-
 template <int N>
 ConvPack<N> native_conv(const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                         const ConvGeometry& geometry) {
   return c10::make_intrusive<NativeConv<N>>(weight, bias, geometry);
 }
 
-template ConvPack<2> native_conv<2>(const at::Tensor&, const std::optional<at::Tensor>&,
-                                    const ConvGeometry&);
-template ConvPack<3> native_conv<3>(const at::Tensor&, const std::optional<at::Tensor>&,
-                                    const ConvGeometry&);
+const RegisterPacker native("native", {nullptr, native_conv<2>, native_conv<3>});
 
+}  // namespace
 }  // namespace x86quant

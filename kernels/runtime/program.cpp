@@ -103,14 +103,14 @@ void Program::add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, con
   steps_.push_back(conv_step(std::move(conv), place(in), place(out), place(residual)));
 }
 
-void Program::add_op(int64_t kind, const c10::Dict<std::string, Words>& tensors,
+void Program::add_op(const std::string& kind, const c10::Dict<std::string, Words>& tensors,
                      const c10::Dict<std::string, Words>& integers,
                      const c10::Dict<std::string, std::vector<double>>& reals,
                      const c10::Dict<std::string, at::Tensor>& tables) {
   const auto tensor = [&](const char* name) {
     return tensors.contains(name) ? place(tensors.at(name)) : Place{};
   };
-  steps_.push_back(op_step(static_cast<int>(kind), tensor("a"), tensor("b"), tensor("out"), integers,
+  steps_.push_back(op_step(kind, tensor("a"), tensor("b"), tensor("out"), integers,
                            reals, tables));
 }
 

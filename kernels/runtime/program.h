@@ -31,7 +31,7 @@ class Program : public torch::CustomClassHolder {
   void add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, const Words& out,
                 const Words& residual);
   // Fields of xq_op by name.
-  void add_op(int64_t kind, const c10::Dict<std::string, Words>& tensors,
+  void add_op(const std::string& kind, const c10::Dict<std::string, Words>& tensors,
               const c10::Dict<std::string, Words>& integers,
               const c10::Dict<std::string, std::vector<double>>& reals,
               const c10::Dict<std::string, at::Tensor>& tables);

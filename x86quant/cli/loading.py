@@ -301,7 +301,7 @@ def _quantized(model: nn.Module, call: Arguments, reason: Exception) -> nn.Modul
     try:
         if call.args and call.kwargs:
             raise InvalidInputError("give all inputs names, or none")
-        return x86quant.quantize(model, batches, progress=False)
+        return x86quant.quantize(model, batches, speed_check=False, progress=False)
     except x86quant.UnsupportedError as error:
         raise x86quant.UnsupportedError(
             f"torch.fx cannot trace the model: {told(reason)}; and {error}"

@@ -59,6 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a layer, or what contains it, to keep in float; may be repeated",
     )
+    parser.add_argument(
+        "--no-speed-check",
+        action="store_true",
+        help="keep in int8 what is slower than in float on this machine",
+    )
     parser.add_argument("--metric", metavar="MODULE:FUNCTION", help="hold this metric")
     parser.add_argument("--max-drop", type=float, help="how far it may fall (default: 0.01)")
     parser.add_argument("--threads", type=loading.positive, help="threads (default: torch's)")
@@ -88,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
             float_layers=options.float_layer,
             metric=metric,
             max_drop=options.max_drop,
+            speed_check=not options.no_speed_check,
         )
     data = to_bytes(result)
     write_aside(options.out, data)
