@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +37,12 @@ def load() -> None:
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
     torch.ops.x86quant.set_native_isa(isa)
+    os.register_at_fork(after_in_child=_run_on_one_thread)
+
+
+def _run_on_one_thread() -> None:
+    """OpenMP's threads do not survive a fork: a child that waits for them hangs for ever."""
+    torch.set_num_threads(1)
 
 
 @functools.cache

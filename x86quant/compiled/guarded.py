@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from x86quant.compiled.structure import CallForm, Structure
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
 #: What a condition on sizes may be made of.
 _CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%()<>=!\s]|\b(?:and|or|not|min|max)\b)*")
@@ -105,7 +106,7 @@ class Guard:
         return None
 
 
-class GuardedModule(nn.Module):
+class GuardedModule(Int8Module):
     """A compiled part behind the signature of the module that it stands for.
 
     Attributes:
@@ -154,16 +155,28 @@ class GuardedModule(nn.Module):
         """Run the compiled part if the call is within the guard, else the float module."""
         if isinstance(args, torch.fx.Proxy):
             raise _untraceable()
+        if torch._C._get_tracing_state() is not None and not self.guard.is_trivial:
+            raise UnsupportedError(
+                "torch.jit.trace cannot record what this model checks at every call; use "
+                "torch.export, or trace its .compiled, which holds for such inputs as calibrated"
+            )
         tensors = self.form.tensors(args, kwargs)
         if tensors is None:
             reason: str | None = "its arguments are not those that were given in calibration"
         else:
+            tensors = [
+                self._as_given(*pair) for pair in zip(self.guard.inputs, tensors, strict=True)
+            ]
             reason = self.guard.refusal(tensors, self._code)
         if reason is not None:
-            return self._run_float(reason, args, kwargs)
+            return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
         assert tensors is not None
         found = self.compiled(*tensors)
-        return self.results.fill(found)
+        return self.results.fill(in_float_type(found, self._float_type))
+
+    def _as_given(self, spec: GuardedInput, x: Any) -> Any:
+        """``x`` in the type that the graph takes, where that is only a matter of conversion."""
+        return x.float() if spec.dtype is torch.float32 and self._converts(x) else x
 
     def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
         if any(isinstance(x, torch.fx.Proxy) for x in pytree.tree_leaves((args, kwargs))):
@@ -179,7 +192,13 @@ class GuardedModule(nn.Module):
                 stacklevel=4,
             )
         self.outside += 1
+        if any(map(self._converts, pytree.tree_leaves((args, kwargs)))):
+            args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
+
+    def train(self, mode: bool = True) -> GuardedModule:
+        """Stay in evaluation mode: there is nothing to train."""
+        return super().train(False)
 
     def __getattr__(self, name: str) -> Any:
         try:
