@@ -8,8 +8,8 @@ Where two such products are added in 16 bits, the sum saturates, or wraps, and t
 otherwise it is exact. Every output channel holds another question. Where even a layer of nothing
 but extreme weights is right, no two of its products share a sum.
 
-``X86QUANT_ISA`` gives the answer of lower levels, except where a library looks past it
-(``LOOKS_PAST_CAPS``). Those need a CPU of the level, or one emulated.
+``X86QUANT_ISA`` gives the answer of lower levels, except where a library looks past it. Those need
+a CPU of the level, or one emulated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from x86quant.kernels import fbgemm, reference, saturation
 from x86quant.spec import OpSpec
 
 Pair = tuple[int, int]
-
-#: Kernels and families that choose their instructions by the CPU itself, whatever it is capped to.
-LOOKS_PAST_CAPS = {("fbgemm", "groupwise")}
 
 _Y_ZERO_POINT = 120
 _EXTREMES = (127, -128)
@@ -141,36 +138,23 @@ class Answer:
 
 def family(kernel: str, spec: OpSpec) -> str:
     """The family ``spec`` is recorded under: FBGEMM's path, or the kind of layer."""
-    if kernel == "fbgemm":
-        return fbgemm.path(spec)
-    if spec.op == "linear":
-        return "linear"
-    if spec.transposed:
-        return "transposed"
-    if spec.depthwise and spec.out_channels == spec.groups and spec.dims < 3:
-        return "depthwise"
-    return "grouped" if spec.groups > 1 else "dense"
+    return fbgemm.path(spec) if kernel == "fbgemm" else saturation.kind(spec)
+
+
+def instructions(kernel: str, name: str, here: Cpu) -> str:
+    """What ``kernel`` computes the family ``name`` with on this CPU, as recorded."""
+    return fbgemm.instructions(name, here) if kernel == "fbgemm" else here.isa  # type: ignore[arg-type]
 
 
 def probe(here: Cpu) -> Iterator[Answer]:
     """Every family of every kernel that can be asked on this CPU."""
-    capped = _is_capped(here)
     for kernel in ("fbgemm", "onednn", "qnnpack"):
         families: dict[str, list[OpSpec]] = {}
         for spec in SHAPES:
             families.setdefault(family(kernel, spec), []).append(spec)
         for name, specs in families.items():
-            if not (capped and (kernel, name) in LOOKS_PAST_CAPS):
+            if instructions(kernel, name, here) != fbgemm.CAPPED:
                 yield _probe_family(kernel, name, specs, here)
-
-
-def _is_capped(here: Cpu) -> bool:
-    """Whether the CPU has wider vectors, or VNNI, that this process was told to leave alone."""
-    has = torch.cpu.get_capabilities()
-    return any(
-        has.get(name) and feature not in here.features
-        for name, feature in (("avx512_f", "avx512"), ("avx512_vnni", "avx512_vnni"))
-    )
 
 
 def _probe_family(kernel: str, name: str, specs: list[OpSpec], here: Cpu) -> Answer:
@@ -181,8 +165,8 @@ def _probe_family(kernel: str, name: str, specs: list[OpSpec], here: Cpu) -> Ans
         asked += math.comb(_length(spec), 2)
         shared += len(pairs)
     layout = max(layouts, key=saturation.LAYOUTS.index)
-    instructions = fbgemm.instructions(here) if kernel == "fbgemm" else here.isa
-    return Answer(kernel, name, instructions, layout, len(specs), asked, shared)
+    how = instructions(kernel, name, here)
+    return Answer(kernel, name, how, layout, len(specs), asked, shared)
 
 
 def layout_of(kernel: str, pairs: set[Pair]) -> str:
@@ -243,7 +227,7 @@ def _wrong(kernel: str, spec: OpSpec, extreme: Tensor, half: Tensor) -> Tensor:
             rows = some.expand(spec.out_channels, -1) if len(weights) == 1 else some
             filled = torch.zeros(spec.out_channels, weights.shape[1], dtype=torch.int8)
             filled[: len(rows)] = rows
-            weight = _as_weight(spec, filled)
+            weight = as_weight(spec, filled)
             for zero_point in _ZERO_POINTS:
                 off = _wrong_channels(kernel, spec, weight, zero_point)
                 if len(weights) == 1:
@@ -253,7 +237,7 @@ def _wrong(kernel: str, spec: OpSpec, extreme: Tensor, half: Tensor) -> Tensor:
     return wrong
 
 
-def _as_weight(spec: OpSpec, rows: Tensor) -> Tensor:
+def as_weight(spec: OpSpec, rows: Tensor) -> Tensor:
     """``[output channels, K]`` as the weight of ``spec``: the inverse of the proof's order."""
     if spec.op == "linear":
         return rows
@@ -311,15 +295,12 @@ def _run(
     return result
 
 
-def record(answers: list[Answer], machine: str) -> str:
-    """The text of ``shared_sums.json`` with these answers, those of this machine replaced."""
+def record(answer: Answer, machine: str) -> str:
+    """The text of ``shared_sums.json`` with this answer, for an older one of this machine."""
     old = json.loads(saturation.PROBED.read_text())["probed"] if saturation.PROBED.exists() else []
-    new = [
-        {**dataclasses.asdict(answer), "torch": torch.__version__.split("+")[0], "on": machine}
-        for answer in answers
-    ]
+    new = {**dataclasses.asdict(answer), "torch": torch.__version__.split("+")[0], "on": machine}
     keys = ("kernel", "family", "instructions", "on")
-    merged = {tuple(one[key] for key in keys): one for one in [*old, *new]}
+    merged = {tuple(one[key] for key in keys): one for one in (*old, new)}
     lines = ",\n".join(json.dumps(merged[key]) for key in sorted(merged))
     return f'{{\n"schema": 1,\n"probed": [\n{lines}\n]\n}}\n'
 
@@ -330,14 +311,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"record it in {saturation.PROBED}")
     parser.add_argument("--machine", help="its name in the record, such as an emulated CPU's")
     options = parser.parse_args()
-    here, answers = cpu(), []
+    here = cpu()
+    level = f" capped to {here.isa}" if here.withheld else ""
     for answer in probe(here):
         print(answer, flush=True)
-        answers.append(answer)
-    if options.write:
-        level = f" capped to {here.isa}" if any("capped" in n for n in here.notes) else ""
-        machine = options.machine or f"{here.name}{level}"
-        saturation.PROBED.write_text(record(answers, machine))
+        if options.write:  # each at once: an emulated CPU takes an hour for all
+            machine = options.machine or f"{here.name}{level}"
+            saturation.PROBED.write_text(record(answer, machine))
 
 
 if __name__ == "__main__":

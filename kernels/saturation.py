@@ -18,10 +18,10 @@ Which weights are pairs is decided by a kernel's packed layout:
 ``NONE``
     No two products share a 16-bit sum: the kernel widens first, or multiplies by VNNI.
 
-Which of these holds for a family of FBGEMM's layers and a set of instructions is not read off its
-source but seen: ``python -m benchmarks.shared_sums`` gives the library layers with weights at their
-extreme, and records in ``shared_sums.json`` which products disturbed each other. What was never
-probed has no layout, and is not legal. oneDNN is taken to pair any two.
+Which of these holds for a family of a library's layers and a set of instructions is not read off
+its source but seen: ``python -m benchmarks.shared_sums`` gives the library layers with weights at
+their extreme, and records in ``shared_sums.json`` which products disturbed each other. What was
+never probed has no layout, and is not legal. Where oneDNN pairs any, it is taken to pair any two.
 
 ``CHANNEL`` is not of pairs: it sums whole output channels, to prove that int32 accumulators
 cannot overflow.
@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
-from x86quant.spec import WeightFacts
+from x86quant.spec import OpSpec, WeightFacts
 
 NONE = "none"
 TAPS = "taps"
@@ -96,6 +96,17 @@ def can_overflow(extremes: tuple[int, int], activation_max: int) -> bool:
     """
     widest = max(-extremes[0], extremes[1])
     return _leaves(INT32, (-widest, widest), activation_max)
+
+
+def kind(spec: OpSpec) -> str:
+    """The family of a layer on record, for libraries whose choice of a path is not restated."""
+    if spec.op == "linear":
+        return "linear"
+    if spec.transposed:
+        return "transposed"
+    if spec.depthwise and spec.out_channels == spec.groups and spec.dims < 3:
+        return "depthwise"
+    return "grouped" if spec.groups > 1 else "dense"
 
 
 def probed_layout(kernel: str, family: str, instructions: str) -> str | None:

@@ -113,10 +113,11 @@ def test_a_graph_that_differs_at_another_size_is_refused() -> None:
     model, frozen = Between(on_height).eval(), Between(lambda self, y: y).eval()
     frozen.load_state_dict(model.state_dict())
     call = Call((torch.randn(2, 3, 32, 32),))
-    seen = observe(model, "", variants(model, [call]))
+    seen = observe(model, [""], variants([call]))[""]
     with pytest.raises(UnsupportedError, match="differs from the module"):
         prove(model, by_fx(frozen, call), seen)
-    prove(frozen, by_fx(frozen, call), observe(frozen, "", variants(frozen, [call])))
+    seen = observe(frozen, [""], variants([call]))[""]
+    prove(frozen, by_fx(frozen, call), seen)
 
 
 class Counts(nn.Module):

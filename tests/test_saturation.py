@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks import shared_sums
 from tests import isa
 from tests.packs import Problem
-from x86quant.hardware.cpu import cpu
+from x86quant.hardware.cpu import Cpu, cpu
 from x86quant.kernels import all_kernels, fbgemm, saturation
 from x86quant.spec import OpSpec
 
@@ -184,15 +185,14 @@ def pairs_of(spec):
 def test_fbgemm_is_legal_exactly_where_it_is_right(name):
     spec = SHAPES[name]
     path = fbgemm.path(spec)
-    known = saturation.probed_layout("fbgemm", path, fbgemm.instructions(cpu())) is not None
-    exactly = known and ("fbgemm", path) not in shared_sums.LOOKS_PAST_CAPS
+    known = saturation.probed_layout("fbgemm", path, fbgemm.instructions(path, cpu())) is not None
     for pair in pairs_of(spec):
         for value in (127, -128):
             problem = with_pair(spec, pair, value)
             refused = bool(FBGEMM.not_supported_reasons(problem.spec, cpu()))
             wrong = problem.error(FBGEMM) > 1
             assert refused or not wrong, (pair, value)
-            assert wrong or not refused or not exactly, (pair, value)
+            assert wrong or not refused or not known, (pair, value)
             assert known or refused
 
 
@@ -289,7 +289,7 @@ PROBED = {
 
 @pytest.mark.parametrize(("kernel", "family"), PROBED, ids=str)
 def test_the_record_covers_what_a_library_does_here(kernel, family):
-    instructions = fbgemm.instructions(cpu()) if kernel == "fbgemm" else cpu().isa
+    instructions = shared_sums.instructions(kernel, family, cpu())
     recorded = saturation.probed_layout(kernel, family, instructions)
     for spec in PROBED[kernel, family]:
         seen = shared_sums.layout_of(kernel, shared_sums.shared_pairs(kernel, spec))
@@ -298,28 +298,34 @@ def test_the_record_covers_what_a_library_does_here(kernel, family):
             assert saturation.LAYOUTS.index(seen) <= at_most, f"{spec}: {seen}, not {recorded}"
 
 
+def capped(level: str) -> Cpu:
+    """This level, on a CPU that has more."""
+    return dataclasses.replace(isa.at(level), withheld=frozenset({"avx512", "avx512_vnni"}))
+
+
 @pytest.mark.parametrize(
-    ("kernel", "spec", "level"),
+    ("kernel", "spec", "on"),
     [
-        # These look past every cap, and no CPU without VNNI was at hand.
-        ("fbgemm", SHAPES["groupwise 4"], "avx2"),
-        ("fbgemm", SHAPES["groupwise 4"], "avx512"),
+        # It looks past every cap, and no CPU with AVX-512 and without VNNI was at hand.
+        ("fbgemm", SHAPES["groupwise 4"], isa.at("avx512")),
+        ("fbgemm", SHAPES["groupwise 4"], capped("avx2")),
+        ("onednn", SHAPES["im2col"], dataclasses.replace(isa.at("avx2"), isa="avx10")),
+        ("qnnpack", SHAPES["im2col"], dataclasses.replace(isa.at("avx2"), isa="avx10")),
     ],
+    ids=str,
 )
-def test_what_was_never_probed_is_not_legal(kernel, spec, level):
-    (reason,) = all_kernels()[kernel].not_supported_reasons(spec, isa.at(level))
+def test_what_was_never_probed_is_not_legal(kernel, spec, on):
+    (reason,) = all_kernels()[kernel].not_supported_reasons(spec, on)
     assert "nobody has seen" in reason
 
 
-def test_every_other_family_of_fbgemm_was_probed_at_every_level():
+def test_everything_else_was_probed_at_every_level():
     for level in isa.LEVELS:
-        here = isa.at(level)
-        instructions = fbgemm.instructions(here)
         for kernel, family in PROBED:
-            if kernel == "fbgemm":
-                known = saturation.probed_layout(kernel, family, instructions)
-                never = family == "groupwise" and instructions != "avx512_vnni"
-                assert (known is None) is never, (family, level)
+            instructions = shared_sums.instructions(kernel, family, isa.at(level))
+            known = saturation.probed_layout(kernel, family, instructions)
+            never = (kernel, family, instructions) == ("fbgemm", "groupwise", "avx512")
+            assert (known is None) is never, (kernel, family, level)
 
 
 def test_more_than_two_products_in_a_sum_are_noticed(monkeypatch):

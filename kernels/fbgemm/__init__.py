@@ -26,9 +26,10 @@ class FbgemmKernel(Kernel):
         """See the base class."""
         return (
             reasons.common(spec)
+            + reasons.dynamic_convolution(spec)
             + reasons.per_channel_transposed(spec)
             + _long_row_sums(spec)
-            + reasons.shared_sums(self.name, path(spec), instructions(cpu), spec)
+            + reasons.shared_sums(self.name, path(spec), instructions(path(spec), cpu), spec)
         )
 
 
@@ -53,10 +54,22 @@ class FbgemmGraphKernel(FbgemmKernel):
         return found
 
 
-def instructions(cpu: Cpu) -> str:
-    """The set of instructions FBGEMM takes on ``cpu``: it has no AVX-VNNI version."""
-    known = ("avx512_vnni", "avx512", "avx2")
-    return next((name for name in known if name in cpu.features), "no")
+_INSTRUCTIONS = ("avx512_vnni", "avx512", "avx2")
+#: Chooses its instructions by the CPU itself, whatever that is capped to.
+_LOOKS_PAST_CAPS: Path = "groupwise"
+#: What it then takes is recorded under this name, that is, not at all.
+CAPPED = "capped"
+
+
+def instructions(path: Path, cpu: Cpu) -> str:
+    """The set of instructions FBGEMM takes on ``cpu``: it has no AVX-VNNI version.
+
+    Unknown where it looks past a cap: by the length of the CPU's vectors it leaves some of these
+    layers to other paths, which keep to the cap.
+    """
+    if path == _LOOKS_PAST_CAPS and cpu.withheld.intersection(_INSTRUCTIONS):
+        return CAPPED
+    return next((name for name in _INSTRUCTIONS if name in cpu.features), "no")
 
 
 def _long_row_sums(spec: OpSpec) -> list[str]:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
     from x86quant.spec import OpSpec
 
-VNNI = frozenset({"avx_vnni", "avx512_vnni"})
-
 
 class OnednnKernel(Kernel):
     """oneDNN's convolution, deconvolution and matmul primitives."""
@@ -23,17 +21,15 @@ class OnednnKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        found = (
+        return (
             reasons.common(spec)
+            + reasons.dynamic_convolution(spec)
             + reasons.asymmetric_weights(spec)
             + reasons.per_channel_transposed(spec)
             + reasons.output_padding(spec)
             + _gaps_in_transposed(spec)
+            + reasons.shared_sums(self.name, saturation.kind(spec), cpu.isa, spec)
         )
-        if not VNNI & cpu.features and not _exact_depthwise(spec):
-            # Its implementations differ in layout and are chosen by shapes not known yet.
-            found += reasons.pair_saturation(spec, saturation.ANY)
-        return found
 
 
 class OnednnDynamicKernel(OnednnKernel):
@@ -52,16 +48,6 @@ class OnednnGraphKernel(OnednnKernel):
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         return super().not_supported_reasons(spec, cpu) + reasons.whole_tensors_only(spec)
-
-
-def _exact_depthwise(spec: OpSpec) -> bool:
-    """Depthwise kernels of one output a channel multiply in 32 bits, in one and two dimensions."""
-    return (
-        spec.depthwise
-        and spec.out_channels == spec.groups
-        and spec.dims in (1, 2)
-        and not spec.transposed
-    )
 
 
 def _gaps_in_transposed(spec: OpSpec) -> list[str]:

@@ -90,7 +90,7 @@ def to_dynamic(
                     done[module] = kind.from_float(module)
             elif is_recurrent(module):
                 if not (kept or weight_only or why_float(module)):
-                    done[module] = RECURRENT[_base(module)].from_float(module)
+                    done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
             elif isinstance(module, nn.Embedding):
                 if embeddings and not (kept or why_float(module)):
                     done[module] = WeightOnlyEmbedding.from_float(module, name)
@@ -141,7 +141,7 @@ def why_float(module: nn.Module) -> str | None:
     if is_recurrent(module):
         if base not in RECURRENT:
             return f"there is no int8 form of {type(module).__name__}"
-        if module.hidden_size < LEAST_UNITS:
+        if int(module.hidden_size) < LEAST_UNITS:  # type: ignore[arg-type]
             return f"with fewer than {LEAST_UNITS} units a step costs more than int8 saves"
         return None
     unknown = (set(module._parameters) | set(module._buffers)) - _STATE.get(base, _WEIGHT_AND_BIAS)

@@ -127,7 +127,7 @@ class DynamicRecurrent(_WithProducts):
             raise InvalidInputError("expected a sequence of at least one step")
         initial = self._initial(hx, sequences, None, batched)
         out, last = self._layers(x.flatten(0, 1), [sequences] * steps, initial)
-        out = out.unflatten(0, (steps, sequences))
+        out = out.reshape(steps, sequences, out.shape[-1])
         if not batched:
             return out.squeeze(1), self._final([state.squeeze(1) for state in last], False)
         return (out.transpose(0, 1) if self.batch_first else out), self._final(last, True)
@@ -319,7 +319,7 @@ class DynamicLSTMCell(DynamicCell):
             h, c = self.forward(*in_float32((input, hx)))
             return h.to(input.dtype), c.to(input.dtype)
         gates, batched = self._gates(input)
-        h, c = (self._state(x, len(gates)) for x in (hx or (None, None)))
+        h, c = (self._state(x, gates.shape[0]) for x in (hx or (None, None)))
         h, c = _lstm_step(gates, (h, c), self.hh, None)
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
 
@@ -334,7 +334,7 @@ class DynamicGRUCell(DynamicCell):
         if self._converts(input):
             return self.forward(*in_float32((input, hx))).to(input.dtype)
         gates, batched = self._gates(input)
-        h = self._state(hx, len(gates))
+        h = self._state(hx, gates.shape[0])
         h = _gru_step(gates, h, self.hh)
         return h if batched else h.squeeze(0)
 

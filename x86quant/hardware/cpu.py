@@ -66,6 +66,7 @@ class Cpu:
         family, model, stepping: the CPUID numbers, 0 when unknown.
         features: of "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8".
         isa: the highest level these make up.
+        withheld: features that it has as well, and that this process was told to leave alone.
         cores: physical cores.
         threads: logical cores.
         best_threads: threads that suit this process: the physical cores, the fast ones of a
@@ -89,6 +90,7 @@ class Cpu:
     l2: int | None = None
     l3: int | None = None
     notes: tuple[str, ...] = ()
+    withheld: frozenset[str] = frozenset()
 
     @property
     def vnni(self) -> bool:
@@ -127,7 +129,13 @@ class Cpu:
             )
         kept = capped_features(self.features, isa)
         notes = self.notes if isa == self.isa else (*self.notes, f"capped from {self.isa}")
-        return dataclasses.replace(self, features=kept, isa=best_level(kept), notes=notes)
+        return self._with_only(kept, notes)
+
+    def _with_only(self, kept: frozenset[str], notes: tuple[str, ...]) -> Cpu:
+        withheld = self.withheld | (self.features - kept)
+        return dataclasses.replace(
+            self, features=kept, isa=best_level(kept), notes=notes, withheld=withheld
+        )
 
     def __str__(self) -> str:
         def size(count: int | None) -> str:
@@ -258,9 +266,7 @@ def _capped_like_libraries(found: Cpu) -> Cpu:
         kept = capped_features(found.features, isa)
         if kept != found.features:
             note = f"{setting} caps it to {isa}; {VARIABLE} would cap all libraries alike"
-            found = dataclasses.replace(
-                found, features=kept, isa=best_level(kept), notes=(*found.notes, note)
-            )
+            found = found._with_only(kept, (*found.notes, note))
     return found
 
 
@@ -271,6 +277,10 @@ def _confirmed_by_probe(found: Cpu) -> Cpu:
         reason = _probe_amx() if key is None else _remembered(key, _probe_amx)
     except OSError as error:
         reason = f"a probe of it could not be started ({error})"
+    # Another process was seen to use it. This one may be refused: by a filter of system calls, say,
+    # or because a thread has a signal stack that is too small for the tiles.
+    if reason is None and not amx_probe.permitted():
+        reason = "the system refuses its use to this process"
     if reason is None:
         return found
     cap_onednn_below_amx()

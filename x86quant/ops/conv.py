@@ -18,6 +18,7 @@ import torch
 from x86quant.errors import InvalidInputError
 from x86quant.ops._numerics import (
     centred,
+    channels_last,
     check_clamp,
     check_codes,
     check_qparams,
@@ -84,10 +85,13 @@ def conv(
         output_padding,
         groups,
     )
+    _check_epilogue("conv", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
+    _check_residual(residual, acc.shape, residual_scale, residual_zp)
+    if acc.is_meta:  # a plan asks for the shape of every op
+        return channels_last(acc.to(torch.uint8))
     per_channel = [1, -1] + [1] * (x.dim() - 2)
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, per_channel)
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
-    _check_epilogue("conv", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
     return codes(steps, out_zp, lo, hi, lut)
 
 
@@ -116,9 +120,12 @@ def linear(
             f"got shape {tuple(x.shape)}"
         )
     acc = (x.to(torch.float64) - x_zp) @ weight.to(torch.float64).t()
+    _check_epilogue("linear", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
+    _check_residual(residual, acc.shape, residual_scale, residual_zp)
+    if acc.is_meta:
+        return channels_last(acc.to(torch.uint8))
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, [-1])
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
-    _check_epilogue("linear", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
     return codes(steps, out_zp, lo, hi, lut)
 
 
@@ -149,13 +156,20 @@ def _add_residual(
 ) -> torch.Tensor:
     if residual is None:
         return steps
-    if residual.shape != steps.shape:
+    return steps + centred(residual, zero_point) * (scale / out_scale)
+
+
+def _check_residual(
+    residual: torch.Tensor | None, shape: torch.Size, scale: float, zero_point: int
+) -> None:
+    if residual is None:
+        return
+    if residual.shape != shape:
         raise InvalidInputError(
             f"x86quant: the residual has shape {tuple(residual.shape)}, "
-            f"the output {tuple(steps.shape)}; they must be equal"
+            f"the output {tuple(shape)}; they must be equal"
         )
     check_qparams("residual", scale, zero_point)
-    return steps + centred(residual, zero_point) * (scale / out_scale)
 
 
 def _check_operands(

@@ -150,10 +150,11 @@ def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Signature:
-    """How many of a batch's elements are inputs of the model, and their names."""
+    """How many of a batch's elements are inputs, their names, and the only one required."""
 
     inputs: int | None
     names: frozenset[str] | None
+    only: str | None = None
 
     @staticmethod
     def of(model: nn.Module, example_inputs: Sequence[Any] | None) -> _Signature:
@@ -166,7 +167,8 @@ class _Signature:
             return _Signature(None, names)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         required = [p for p in parameters if p.default is p.empty and p.kind in positional]
-        return _Signature(max(len(required), 1), names)
+        only = required[0].name if len(required) == 1 else None
+        return _Signature(max(len(required), 1), names, only)
 
     def call(self, batch: Any, number: int) -> Call:
         """``batch`` as the model takes it: targets, which come last, are left out."""
@@ -174,6 +176,8 @@ class _Signature:
             return Call((batch,))
         if isinstance(batch, Mapping):
             known = self.names
+            if self.only is not None and self.only not in batch:
+                return Call((batch,))  # a mapping may be the one argument itself
             return Call((), {k: v for k, v in batch.items() if known is None or k in known})
         if isinstance(batch, tuple | list) and batch:
             if isinstance(batch[0], tuple | list | Mapping):  # (inputs, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from x86quant.compiled.structure import CallForm
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import Observed, changing, observe, prove, run, state_kept
-from x86quant.quantization.running import drop_hooks
+from x86quant.quantization.proof import Observed, observe, prove, run
+from x86quant.quantization.running import drop_hooks, hooks_set_aside
 from x86quant.quantization.scheme import Scheme, static_candidates
+from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import WAYS, Traced, Way, trace
 from x86quant.quantization.wording import first_line, listed
@@ -67,37 +68,96 @@ def find_parts(
         ranges: how they will be quantized.
         refused: for parts that turned out not to be possible, by path and way, the reason.
     """
-    found: list[FoundPart] = []
-    notes: list[str] = []
     with state_kept(model):
-        changed = changing(model, calls[:1])
-    if changed:
-        notes.append(
-            f"in float, because its buffers change: {listed(sorted(map(_shown, changed)))}"
-        )
-    called = {path for path, count in calls_of(model, calls[0]).items() if count}
-    for path, module in static_candidates(model, scheme):
-        if path not in called:
-            continue
-        if any(not f.path or path == f.path or path.startswith(f"{f.path}.") for f in found):
-            continue
-        reason = _outside(path, module, changed)
+        search = _Search(model, scheme, calls, ranges, refused or {})
+        search.try_part("", observe(model, [""], calls)[""])
+    return search.result()
+
+
+class _Search:
+    """Goes from the whole model to what is in it, wherever no graph can be had.
+
+    What is inside of a module is observed while that module alone runs, on the calls it got: so a
+    deep model runs once for each level of its modules, not once for each module.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scheme: Scheme,
+        calls: Sequence[Call],
+        ranges: Ranges,
+        refused: Mapping[tuple[str, str], str],
+    ) -> None:
+        self._model, self._scheme, self._calls = model, scheme, calls
+        self._ranges, self._refused = ranges, refused
+        self._candidates = dict(static_candidates(model, scheme))
+        self._called = calls_of(model, calls[0])
+        with state_kept(model) as state:
+            run(model, calls[0])
+            self._changed = state.changed()
+        self._found: list[FoundPart] = []
+        self._notes: list[str] = []
+        if self._changed:
+            names = listed(sorted(map(_shown, self._changed)))
+            self._notes.append(f"in float, because their attributes or buffers change: {names}")
+
+    def result(self) -> Parts:
+        """The parts found so far."""
+        found, notes = tuple(self._found), list(self._notes)
+        if found and found[0].path:
+            names = listed([part.path for part in found])
+            notes.append(f"static parts: {names}; torch runs what is between")
+        return Parts(found, tuple(notes))
+
+    def try_part(self, path: str, seen: Sequence[Observed]) -> None:
+        """Make a graph of the module at ``path``, or else of modules in it."""
+        if not seen or (path in self._candidates and self._is_part(path, seen)):
+            return
+        inner = list(self._next(path))
+        if not inner:
+            return
+        module = self._model.get_submodule(path)
+        prefix = f"{path}." if path else ""
+        names = [name.removeprefix(prefix) for name in inner]
+        with hooks_set_aside(module):  # a call was noted behind them
+            inside = observe(module, names, [one.call for one in seen])
+        for one, name in zip(inner, names, strict=True):
+            # What another module calls than the one it belongs to is seen in the whole model only.
+            self.try_part(one, inside[name] or observe(self._model, [one], self._calls)[one])
+
+    def _next(self, path: str) -> Iterator[str]:
+        """The nearest modules in the one at ``path`` that are called and hold candidates."""
+        for name, child in self._model.get_submodule(path).named_children():
+            inner = f"{path}.{name}" if path else name
+            below = f"{inner}."
+            if inner not in self._candidates and not any(
+                one.startswith(below) for one in self._candidates
+            ):
+                continue
+            if self._called.get(inner):
+                yield inner
+            elif any(True for _ in child.children()):  # a list of modules, say
+                yield from self._next(inner)
+
+    def _is_part(self, path: str, seen: Sequence[Observed]) -> bool:
+        """Whether the module at ``path`` is a graph; says why not."""
+        module = self._candidates[path]
+        reason = _outside(path, module, self._changed)
         if reason is None:
             try:
-                found.append(_find(model, path, module, calls, ranges, refused or {}))
+                part = _find(path, module, seen, self._ranges, self._refused)
             except UnsupportedError as error:
                 reason = str(error)
             else:
-                if found[-1].note:
-                    notes.append(found[-1].note)
-        if reason is not None:
-            _log.info("%s cannot be a graph: %s", path or "the model", reason)
-            if not path and not scheme.dynamic:
-                notes.append(f"the whole cannot be one graph: {reason}")
-    if found and found[0].path:
-        names = listed([f.path for f in found])
-        notes.append(f"static parts: {names}; torch runs what is between")
-    return Parts(tuple(found), tuple(notes))
+                self._found.append(part)
+                if part.note:
+                    self._notes.append(part.note)
+                return True
+        _log.info("%s cannot be a graph: %s", path or "the model", reason)
+        if not path and not self._scheme.dynamic:
+            self._notes.append(f"the whole cannot be one graph: {reason}")
+        return False
 
 
 def _shown(path: str) -> str:
@@ -111,7 +171,7 @@ def _outside(path: str, module: nn.Module, changed: Collection[str]) -> str | No
         if inner is not module and has_hooks(inner):
             return f"{inside} has hooks"
         if inside in changed:
-            return f"{_shown(inside)} changes its buffers"
+            return f"{_shown(inside)} changes its own attributes or buffers at each call"
         if type(inner).__call__ is not nn.Module.__call__:
             return f"{type(inner).__name__} has a __call__ of its own"
         if isinstance(inner, torch.jit.ScriptModule):
@@ -120,10 +180,9 @@ def _outside(path: str, module: nn.Module, changed: Collection[str]) -> str | No
 
 
 def _find(
-    model: nn.Module,
     path: str,
     module: nn.Module,
-    calls: Sequence[Call],
+    seen: Sequence[Observed],
     ranges: Ranges,
     refused: Mapping[tuple[str, str], str],
 ) -> FoundPart:
@@ -132,10 +191,6 @@ def _find(
     Raises:
         UnsupportedError: none does; says why.
     """
-    with state_kept(model):
-        seen = observe(model, path, calls)
-    if not seen:
-        raise UnsupportedError("it is not called")
     reasons: list[str] = []
     for way in WAYS:
         try:

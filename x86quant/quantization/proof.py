@@ -6,59 +6,57 @@ and longer in each of the other dimensions, where the model takes that.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.structure import take_apart
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
 from x86quant.quantization.running import hooks_set_aside, no_fast_path
+from x86quant.quantization.state import State
 from x86quant.quantization.tracing import Traced
 from x86quant.quantization.wording import first_line
-
-_log = logging.getLogger("x86quant.quantization")
 
 #: Largest difference, as a share of the largest value, that is put down to rounding.
 _ROUNDING = 1e-4
 #: Largest share of integers that differ because rounding decided otherwise (argmax, say).
 _FLIPPED = 1e-3
-#: Variants take at most so many seconds a model, beyond the calls that every model is checked on.
-_SECONDS = 3.0
-#: Variants have at most so many times the elements of a calibration batch.
-_GROWTH = 4
+#: By what sizes are multiplied.
+_FACTORS = (0.5, 1.5, 2.0)
+#: All variants together have at most so many times the elements of a calibration batch.
+_GROWTH = 6
 
 
-def variants(model: nn.Module, sample: Sequence[Call]) -> tuple[Call, ...]:
-    """Calls that ``model`` takes: of ``sample``, and the same at other sizes."""
+def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
+    """Calls of ``sample``, and the same at other sizes, which a model may take or not.
+
+    How many depends on the sizes alone, so that every machine checks the same.
+    """
     first = sample[0]
-    found = [first, *sample[1:2]]
-    if len(sample) > 2:
-        found.append(sample[-1])
-    started = time.perf_counter()
     rows = _rows(first)
-    tried: list[Call] = []
-    if rows:
-        tried += [_resized(first, 0, rows, size) for size in (1, 2) if size != rows]
+    tried = [_resized(first, 0, rows, size) for size in (1, 2, rows + 1) if rows and size != rows]
     small = _resized(first, 0, rows, 2) if rows > 2 else first
-    for dim, size in _other_sizes(small):
-        for other in dict.fromkeys((2 * size, size // 2, size + 1, 1)):
-            tried.append(_resized(small, dim, size, other))
-    largest = _GROWTH * sum(x.numel() for x in first.leaves)
-    for number, call in enumerate(tried):
-        if time.perf_counter() - started > _SECONDS and number > 1:
-            break
-        if sum(x.numel() for x in call.leaves) <= largest and _takes(model, call):
+    sizes = _other_sizes(small)
+    for factor in _FACTORS:
+        tried += [_resized(small, dim, size, int(size * factor)) for dim, size in sizes]
+    for other in (lambda size: size + 1, lambda size: 1):
+        tried += [_resized(small, dim, size, other(size)) for dim, size in sizes]
+    found = [first, *sample[1:2], *sample[2:][-1:]]
+    left = _GROWTH * _elements(first)
+    for call in tried:
+        if (cost := _elements(call)) <= left:
             found.append(call)
+            left -= cost
     return tuple(found)
+
+
+def _elements(call: Call) -> int:
+    return sum(x.numel() for x in call.leaves)
 
 
 def _rows(call: Call) -> int:
@@ -96,14 +94,6 @@ def _resized(call: Call, dim: int | None, size: int, other: int) -> Call:
     return call.mapped(resize)
 
 
-def _takes(model: nn.Module, call: Call) -> bool:
-    try:
-        run(model, call)
-    except Exception:  # a model may raise anything at inputs that it does not take
-        return False
-    return True
-
-
 def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
     """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
@@ -120,37 +110,75 @@ class Observed:
     changes_inputs: bool
 
 
-def observe(model: nn.Module, path: str, calls: Sequence[Call]) -> list[Observed]:
-    """Every call that the module at ``path`` gets while ``model`` runs on ``calls``."""
-    found: list[Observed] = []
-    entered: list[tuple[Call, Call]] = []
+#: Of a module that is called again and again, at most so many calls a run are kept, and in all.
+_KEPT_CALLS, _KEPT_IN_ALL = 4, 32
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = Call(args, kwargs)
-        entered.append((call, call.copied()))
 
-    def leave(_: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
-        given, before = entered.pop()
-        changed = any(
-            a.shape != b.shape or not torch.equal(a, b)
-            for a, b in zip(given.leaves, before.leaves, strict=True)
-            if not (a.is_floating_point() and bool(torch.isnan(a).any()))
-        )
-        found.append(Observed(before, _copied(result), changed))
+def observe(
+    model: nn.Module, paths: Sequence[str], calls: Sequence[Call]
+) -> dict[str, list[Observed]]:
+    """The calls that the modules at ``paths`` get while ``model`` runs on ``calls``.
 
-    module = model.get_submodule(path)
-    handles = [
-        module.register_forward_pre_hook(enter, with_kwargs=True),
-        module.register_forward_hook(leave, with_kwargs=True, prepend=True),
-    ]
+    It must take the first of them; others may be of sizes that it does not take.
+    """
+    found: dict[str, list[Observed]] = {path: [] for path in paths}
+    watches = [_Watch(found[path]) for path in paths]
+    handles = []
     try:
+        for path, watch in zip(paths, watches, strict=True):
+            module = model.get_submodule(path)
+            handles += [
+                module.register_forward_pre_hook(watch.enter, with_kwargs=True),
+                module.register_forward_hook(watch.leave, with_kwargs=True, prepend=True),
+            ]
+        state = State(model)
         for seed, call in enumerate(calls):
-            entered.clear()
-            run(model, call, seed)
+            for watch in watches:
+                watch.start()
+            try:
+                run(model, call, seed)
+            except Exception:  # a model may raise anything at inputs that it does not take
+                if not seed:
+                    raise
+            finally:
+                state.restore()
     finally:
         for handle in handles:
             handle.remove()
     return found
+
+
+class _Watch:
+    """Hooks that note the calls of one module."""
+
+    def __init__(self, found: list[Observed]) -> None:
+        self._found = found
+        self._entered: list[tuple[Call, Call] | None] = []
+        self._left = 0
+
+    def start(self) -> None:
+        """The model runs again."""
+        self._entered.clear()
+        self._left = min(_KEPT_CALLS, _KEPT_IN_ALL - len(self._found))
+
+    def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = Call(args, kwargs)
+        kept = self._left > 0
+        self._left -= kept
+        self._entered.append((call, call.copied()) if kept else None)
+
+    def leave(self, _: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
+        entered = self._entered.pop()
+        if entered is None:
+            return
+        given, before = entered
+        kept = len(given.leaves) == len(before.leaves)
+        changed = not kept or any(
+            a.shape != b.shape or not torch.equal(a, b)
+            for a, b in zip(given.leaves, before.leaves, strict=True)
+            if not (a.is_floating_point() and bool(torch.isnan(a).any()))
+        )
+        self._found.append(Observed(before, _copied(result), changed))
 
 
 def _copied(value: Any) -> Any:
@@ -268,43 +296,3 @@ def difference(expected: Any, actual: Any) -> str | None:
 
 def _named(value: Any) -> str:
     return type(value).__name__
-
-
-@contextlib.contextmanager
-def state_kept(model: nn.Module) -> Iterator[None]:
-    """A block after which the buffers of ``model`` are what they were."""
-    before = [(*at, x, x._version, x.clone()) for at, x in _state(model)]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, x, version, value in before:
-                if x._version != version and x.shape == value.shape:
-                    x.copy_(value)
-                if module._buffers.get(name) is not x:
-                    module._buffers[name] = x
-
-
-def _state(model: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], torch.Tensor]]:
-    """Every buffer with its module and name; those of compiled modules never change."""
-    compiled = [m for m in model.modules() if isinstance(m, CompiledModule)]
-    weights = {inner for module in compiled for inner in module.modules()}
-    for module in model.modules():
-        if module not in weights:
-            for name, x in module._buffers.items():
-                if x is not None:
-                    yield (module, name), x
-
-
-def changing(model: nn.Module, calls: Sequence[Call]) -> set[str]:
-    """The modules, by path, whose own buffers change when ``model`` runs."""
-    before = {name: (t, t.clone()) for name, t in model.named_buffers(remove_duplicate=False)}
-    for call in calls:
-        run(model, call)
-    found = set()
-    for name, tensor in model.named_buffers(remove_duplicate=False):
-        known = before.get(name)
-        same = known is not None and known[0] is tensor and known[1].shape == tensor.shape
-        if not same or not torch.equal(torch.nan_to_num(known[1]), torch.nan_to_num(tensor)):  # type: ignore[index]
-            found.add(name.rpartition(".")[0])
-    return found

@@ -15,6 +15,7 @@ from x86quant.compiled.structure import take_apart
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.batches import Call
+from x86quant.quantization.state import HOOKS
 
 
 @contextlib.contextmanager
@@ -28,31 +29,22 @@ def no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
-
-
 def hand_over_hooks(source: nn.Module, target: nn.Module) -> None:
     """Let ``target`` run the hooks of ``source``."""
-    for name in _HOOKS:
+    for name in HOOKS:
         getattr(target, name).update(getattr(source, name))
 
 
 def drop_hooks(module: nn.Module) -> None:
     """Let a call of ``module`` itself be its forward alone."""
-    for name in _HOOKS:
+    for name in HOOKS:
         setattr(module, name, OrderedDict())
 
 
 @contextlib.contextmanager
 def hooks_set_aside(module: nn.Module) -> Iterator[None]:
     """A block in which a call of ``module`` itself is its forward alone."""
-    before = {name: getattr(module, name) for name in _HOOKS}
+    before = {name: getattr(module, name) for name in HOOKS}
     drop_hooks(module)
     try:
         yield

@@ -81,10 +81,10 @@ class Segment(nn.Module):
         plan = self.plan(inputs)
         for observe in OBSERVERS:
             observe(plan)
-        address = plan.program.address()
+        handle = plan.program.handle()
         if not any(plan.numbers):
-            self._latest = (address, plan)
-        results = None if _somebody_watches() else self._try_run(address, tuple(tensors))
+            self._latest = (handle, plan)
+        results = None if _somebody_watches() else self._try_run(handle, tuple(tensors))
         if results is None:
             results = torch.ops.x86quant.run_program(plan.program, tensors)
         return plan.gather(list(results))

@@ -121,7 +121,7 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     x = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     # Dynamic quantization finds the same scale and zero point again if both ends occur.
     x.view(-1)[0], x.view(-1)[-1] = 0, 255
-    x = _channels_last(x)
+    x = channels_last(x)
     scales = torch.rand(spec.out_channels if spec.per_channel else 1, generator=generator) + 0.5
     facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
     fan_in = spec.in_channels // spec.groups * math.prod(spec.kernel)
@@ -131,13 +131,24 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     bias = torch.randn(spec.out_channels, generator=generator) * spread * X_SCALE
     residual = None
     if spec.post_op == "add":
-        residual = _channels_last(
+        residual = channels_last(
             torch.randint(0, 256, result_shape(spec), generator=generator, dtype=torch.uint8)
         )
     y_scale = 3 * spread * X_SCALE / 128
     operands = Operands(spec.replace(weights=facts), x, weight, scales, bias, y_scale, residual, ())
-    expected = tuple((window, _expected(operands, window)) for window in _windows(spec))
+    return with_expected(operands)
+
+
+def with_expected(operands: Operands) -> Operands:
+    """``operands`` with the parts of the result that they have to give."""
+    windows = _windows(operands.spec)
+    expected = tuple((window, _expected(operands, window)) for window in windows)
     return dataclasses.replace(operands, expected=expected)
+
+
+def exact_sums(operands: Operands) -> Tensor:
+    """The integer sums of a layer, before they are scaled: all of them."""
+    return _accumulate(operands, tuple(slice(0, n) for n in result_shape(operands.spec)))
 
 
 def _weight(spec: OpSpec, weights: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -152,7 +163,7 @@ def _weight(spec: OpSpec, weights: tuple[int, int], generator: torch.Generator) 
     return bell.round().clamp(low, high).to(torch.int8)
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """``x`` with channels innermost in memory, for two and three spatial dimensions."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.contiguous(memory_format=formats[x.dim()]) if x.dim() in formats else x

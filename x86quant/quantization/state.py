@@ -1,0 +1,204 @@
+"""What a model keeps from call to call: buffers, attributes and hooks of its modules."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.dynamic import Int8Linear
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.wording import first_line
+
+#: What torch itself keeps in every module.
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+#: Where torch keeps what is called before and after a module.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+class State:
+    """What a model has kept so far, to compare with later or to return to.
+
+    Int8 modules are left out: they keep plans, and nothing that a result depends on.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        int8 = [m for m in model.modules() if isinstance(m, CompiledModule | GuardedModule)]
+        skipped = {inner for module in int8 for inner in module.modules()}
+        self._modules = {
+            path: _ModuleState(module)
+            for path, module in model.named_modules()
+            if module not in skipped and not isinstance(module, Int8Linear)
+        }
+
+    def changed(self) -> set[str]:
+        """The modules, by path, that keep something else now."""
+        return {path for path, module in self._modules.items() if module.changed()}
+
+    def restore(self, paths: Collection[str] | None = None) -> None:
+        """Let the model, or the modules named alone, keep what it kept."""
+        for path, module in self._modules.items():
+            if paths is None or path in paths:
+                module.restore()
+
+
+def settle(model: nn.Module, run: Callable[[], object]) -> None:
+    """``run`` the model so that it does what it does at its first call only.
+
+    That may be to fill a cache, or to install hooks. What changes at later calls too is put back.
+    """
+    first = State(model)
+    run()
+    second = State(model)
+    run()
+    first.restore(second.changed())
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy of ``model``, which may hold results of its own calls, with their history.
+
+    Raises:
+        UnsupportedError: something in it cannot be copied.
+    """
+    computed = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    try:
+        for attributes, name, value in computed:
+            attributes[name] = value.detach()
+        return copy.deepcopy(model)
+    except Exception as error:  # the user's own classes may raise anything
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be copied by copy.deepcopy, and quantize does not "
+            f"change the model it is given: {first_line(error)}"
+        ) from error
+    finally:
+        for attributes, name, value in computed:
+            attributes[name] = value
+
+
+@contextlib.contextmanager
+def state_kept(model: nn.Module) -> Iterator[State]:
+    """A block after which ``model`` keeps what it kept before."""
+    state = State(model)
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+class _ModuleState:
+    """The buffers and attributes of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._held = _held(module)
+        self._contents: list[_Content] = []
+        seen: set[int] = set()
+        for value in (*self._held.values(), *(vars(module)[name] for name in HOOKS)):
+            self._open(value, seen)
+
+    def _open(self, value: Any, seen: set[int]) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor | dict | list | set | collections.deque):
+            self._contents.append(_Content(value))
+        if isinstance(value, list | tuple | collections.deque):
+            for one in value:
+                self._open(one, seen)
+        elif isinstance(value, dict):
+            for one in value.values():
+                self._open(one, seen)
+
+    def changed(self) -> bool:
+        now = _held(self._module)
+        same = now.keys() == self._held.keys() and all(
+            _same(value, now[name]) for name, value in self._held.items()
+        )
+        return not same or any(content.changed() for content in self._contents)
+
+    def restore(self) -> None:
+        attributes, buffers = vars(self._module), self._module._buffers
+        for kept, name in _held(self._module).keys() - self._held.keys():
+            del (buffers if kept == "buffer" else attributes)[name]
+        for (kept, name), value in self._held.items():
+            (buffers if kept == "buffer" else attributes)[name] = value
+        for content in self._contents:
+            content.restore()
+
+
+class _Content:
+    """What is in one tensor or container."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._is_tensor = isinstance(value, torch.Tensor)
+        self._version = _version(value) if self._is_tensor else 0
+        with torch.no_grad():
+            self._before = value.detach().clone() if self._is_tensor else value.copy()
+
+    def changed(self) -> bool:
+        value, before = self._value, self._before
+        if self._is_tensor:
+            return _version(value) != self._version
+        if isinstance(value, set):
+            return bool(value != before)
+        if isinstance(value, dict):
+            return list(value) != list(before) or not all(
+                _same(before[k], value[k]) for k in before
+            )
+        return len(value) != len(before) or not all(map(_same, before, value))
+
+    def restore(self) -> None:
+        value, before = self._value, self._before
+        if not self.changed():
+            return
+        if self._is_tensor:
+            with torch.no_grad():
+                if value.shape == before.shape:
+                    value.copy_(before)
+                else:
+                    value.set_(before)
+            self._version = _version(value)
+            return
+        value.clear()
+        value.extend(before) if isinstance(value, list | collections.deque) else value.update(
+            before
+        )
+
+
+def _held(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """The attributes and buffers of ``module``, by kind and name."""
+    found = {
+        ("attribute", name): value
+        for name, value in vars(module).items()
+        if name not in _TORCHS_OWN
+    }
+    return found | {("buffer", name): x for name, x in module._buffers.items()}
+
+
+def _same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    plain = isinstance(before, bool | int | float | str | bytes | torch.Size)
+    return plain and type(before) is type(now) and bool(before == now)
+
+
+def _version(x: torch.Tensor) -> int:
+    return 0 if x.is_inference() else x._version
