@@ -199,6 +199,16 @@ def test_a_weight_at_the_address_of_a_freed_one_is_seen() -> None:
         assert torch.allclose(layer(x), expected, atol=1e-2), value
 
 
+def test_a_layer_made_in_inference_mode_follows_too() -> None:
+    with torch.inference_mode():
+        layer = LAYERS["dynamic"]()
+        x = torch.randn(3, 8)
+        before = layer(x)
+        layer.int8_weight.zero_()
+        assert not torch.equal(layer(x), before)
+        assert torch.allclose(layer(x), layer.bias.expand(3, -1))
+
+
 def test_unchanged_weights_are_packed_once(module: CompiledModule, x: torch.Tensor) -> None:
     module(x)
     runtime = module.runtime
@@ -309,6 +319,13 @@ def mixed_layers() -> dict[str, nn.Module]:
 
 def _rows(cell: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(0, 1), cell)
+
+
+def test_one_sequence_stays_one_in_another_type(x: torch.Tensor) -> None:
+    attention = DynamicMultiheadAttention.from_float(nn.MultiheadAttention(8, 2)).half()
+    rows = x[:, 0].half()
+    attention(rows, rows, rows)
+    assert attention.separate_parts == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

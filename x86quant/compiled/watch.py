@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from x86quant.packing.linear_dynamic import track_writes
+
 _version = operator.attrgetter("_version")
 _address = torch.Tensor.data_ptr
 
@@ -46,13 +48,10 @@ class Watch:
         )
 
 
-def track_writes(graph_module: GraphModule) -> None:
-    """Replace tensors made in inference mode: writes to those leave no trace."""
-    with torch.inference_mode(False):
-        for owner in _owners(graph_module):
-            for name, buffer in owner._buffers.items():
-                if buffer is not None and buffer.is_inference():
-                    owner._buffers[name] = buffer.clone()
+def track_all_writes(graph_module: GraphModule) -> None:
+    """Replace constants of the graph that were made in inference mode."""
+    for owner in _owners(graph_module):
+        track_writes(owner._buffers)
 
 
 def _owners(graph_module: GraphModule) -> Iterator[nn.Module]:
