@@ -726,3 +726,21 @@ def test_a_guarded_model_follows_its_weights(guarded: GuardedModule, x: torch.Te
         write(compiled)
     assert not torch.equal(guarded(x), before)
     assert torch.equal(guarded(x), compiled.graph_module(x)[0])
+
+
+@outside_is_warned
+def test_the_float_model_does_not_answer_for_changed_weights(guarded: GuardedModule) -> None:
+    outside = torch.randn(2, 3, 12, 12)
+    expected = guarded(outside)
+    state = {name: tensor.clone() for name, tensor in guarded.state_dict().items()}
+    guarded.load_state_dict(state)  # the same numbers
+    assert torch.equal(guarded(outside), expected)
+    compiled = guarded.compiled
+    assert isinstance(compiled, CompiledModule)
+    with torch.no_grad():
+        write(compiled)
+    for module in (guarded, copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
+        with pytest.raises(InvalidInputError, match="int8 ones were changed"):
+            module(outside)
+    guarded.load_state_dict(state)
+    assert torch.equal(guarded(outside), expected)

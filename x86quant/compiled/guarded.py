@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+import zlib
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.compiled.structure import CallForm, Structure
+from x86quant.compiled.watch import Watch
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
@@ -139,11 +141,13 @@ class GuardedModule(Int8Module):
         self.quantization: Any = None
         # Not a submodule: its weights are no part of the int8 model's.
         self.__dict__["_original"] = None if original is None else _Aside(original)
+        self._made = _fingerprint(compiled)
         self._prepare()
         self.eval()
 
     def _prepare(self) -> None:
         self._code = self.guard.compiled()
+        self._watch: Watch | None = None
 
     @property
     def original(self) -> nn.Module | None:
@@ -184,6 +188,12 @@ class GuardedModule(Int8Module):
         original = self.original
         if self.strict or original is None:
             raise InvalidInputError(f"the quantized model does not hold for this call: {reason}")
+        if not self._is_as_made():
+            raise InvalidInputError(
+                f"the quantized model does not hold for this call: {reason}; nor can the float "
+                "model answer it, which has other weights since the int8 ones were changed: change "
+                "the float model instead and quantize it again"
+            )
         if not self.outside:
             warnings.warn(
                 f"a call runs in float, since the int8 graph does not hold for it: {reason}; "
@@ -195,6 +205,15 @@ class GuardedModule(Int8Module):
         if any(map(self._converts, pytree.tree_leaves((args, kwargs)))):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _is_as_made(self) -> bool:
+        """Whether the int8 weights are still those that were made of the float model."""
+        if self._watch is None or not self._watch.holds():
+            if _fingerprint(self.compiled) != self._made:
+                return False
+            self._watch = Watch(self.compiled)
+        return True
 
     def train(self, mode: bool = True) -> GuardedModule:
         """Stay in evaluation mode: there is nothing to train."""
@@ -214,11 +233,22 @@ class GuardedModule(Int8Module):
         return "" if self.quantization is None else str(self.quantization)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_code": None}
+        return {**self.__dict__, "_code": None, "_watch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._prepare()
+
+
+def _fingerprint(module: nn.Module) -> int:
+    """A checksum of the module's tensors."""
+    found = 0
+    for name, tensor in sorted(module.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+        found = zlib.crc32(memoryview(codes.numpy()), zlib.crc32(name.encode(), found))
+    return found
 
 
 def _untraceable() -> Exception:
