@@ -247,7 +247,7 @@ def _fingerprint(module: nn.Module) -> int:
         if not isinstance(tensor, torch.Tensor):
             continue
         codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-        found = zlib.crc32(memoryview(codes.numpy()), zlib.crc32(name.encode(), found))
+        found = zlib.crc32(codes.numpy().tobytes(), zlib.crc32(name.encode(), found))
     return found
 
 
