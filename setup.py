@@ -1,43 +1,38 @@
 """Builds the extension; everything else is declared in pyproject.toml."""
 
-import os
-import shutil
+import importlib.util
 import sys
 from pathlib import Path
 
 from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
-FLAGS = [
-    "-O3",
-    "-std=c++20",
-    "-fvisibility=hidden",
-    "-g0",
-    "-ffp-contract=off",  # results must not depend on the instruction set
-    "-fno-math-errno",
-    # at::parallel_for is serial without it. The OpenMP runtime itself is not linked: it is
-    # torch's own, found through libtorch_cpu, so that there is one pool of threads.
-    "-fopenmp",
-    "-Wno-psabi",
-]
+TOOLCHAIN = Path("kernels", "native", "toolchain.py")
 
 
 def extension() -> list[CppExtension]:
-    """The compiled part; nothing where there is no compiler to make it."""
-    compiler = os.environ.get("CXX", "c++").split()[0]
-    if shutil.which(compiler) is None:
+    """The compiled part; nothing where there is no compiler that can make it."""
+    spec = importlib.util.spec_from_file_location("toolchain", TOOLCHAIN)
+    toolchain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(toolchain)
+    reason = toolchain.why_not()
+    if reason is not None:
         print(
-            f"x86quant: no C++ compiler ({compiler}); installing without the compiled part, "
-            "compiled models will run in plain torch, slowly",
+            f"x86quant: {reason}. Installing without the compiled part: "
+            "compiled models will run in plain torch, slowly.",
             file=sys.stderr,
         )
         return []
-    return [CppExtension("x86quant._C", SOURCES, extra_compile_args=FLAGS)]
+    # The headers of torch are not ours to be warned of.
+    system = [flag for path in include_paths() for flag in ("-isystem", path)]
+    flags = [*toolchain.flags(), "-g0", *system]
+    return [CppExtension("x86quant._C", SOURCES, extra_compile_args=flags)]
 
 
 setup(
     ext_modules=extension(),
-    # No ISA flags: kernels choose their instructions at run time.
+    # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
+    # kernels/runtime/parallel.cpp.
     cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
 )

@@ -61,7 +61,7 @@ def main() -> None:
     tiny(x)
     whole = tiny.segments[0]
     program, run = whole.plans[-1].program, extension.try_run()
-    address = program.address()
+    handle = program.handle()
     deep = compiled(nn.Sequential(nn.Conv2d(3, 8, 3), *(Block(8) for _ in range(49))),
                     torch.randn(1, 3, 16, 16))  # fmt: skip
     deep(torch.randn(1, 3, 16, 16))
@@ -69,7 +69,7 @@ def main() -> None:
     ways: dict[str, Callable[[], object]] = {
         "module(x)": lambda: tiny(x),
         "module.forward(x)": lambda: tiny.forward(x),
-        "the program alone": lambda: run(address, (x,)),
+        "the program alone": lambda: run(handle, (x,)),
         "whether weights changed, 100 layers": deep._runtime.is_current,
         "an empty function": lambda: None,
     }

@@ -497,7 +497,7 @@ def _noisy(model: nn.Module, inputs: Inputs, index: int, seed: int) -> float:
 def quantized(model: nn.Module, program: Program) -> tuple[nn.Module, nn.Module]:
     """The int8 form of ``model``, and what it should answer as."""
     data = [program.data(number, 2) for number in range(3)]
-    return x86quant.quantize(model, data, progress=False), model
+    return x86quant.quantize(model, data, speed_check=False, progress=False), model
 
 
 def compiled(model: nn.Module, program: Program) -> tuple[nn.Module, nn.Module]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from x86quant.tables.conditions import Span
 
@@ -18,18 +18,37 @@ if TYPE_CHECKING:
     from x86quant.spec import OpSpec
 
 
+_ANY_WIDTH = Span(1, None)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Situation:
     """What is found out only when packed weights run; the packs in C++ look for it at each call.
 
     Attributes:
-        widths: the last side of the output is one of these.
+        kind: "width": the last side of the output is one of ``widths``. "bias": the bias does not
+            fit int32 in units of input scale times weight scale. "zero_point": the input's zero
+            point exceeds the largest activation code that was promised. "dynamic": the input is
+            float, and is quantized by the range that it has.
+        widths: of the output, for the kind "width".
     """
 
-    widths: Span
+    kind: Literal["width", "bias", "zero_point", "dynamic"]
+    widths: Span = _ANY_WIDTH
+
+    def applied_to(self, spec: OpSpec) -> OpSpec:
+        """``spec`` with what this says of it, as far as a spec has words for it."""
+        if self.kind == "zero_point":  # padding is filled with it
+            return spec.replace(activation_max=255)
+        return spec.replace(dynamic=True) if self.kind == "dynamic" else spec
 
     def __str__(self) -> str:
-        return f"the output is {self.widths} wide"
+        return {
+            "width": f"the output is {self.widths} wide",
+            "bias": "the bias is too large for the input scale",
+            "zero_point": "the input's zero point exceeds the 7 bits promised",
+            "dynamic": "the input is quantized as it runs",
+        }[self.kind]
 
 
 class Kernel(abc.ABC):
@@ -38,7 +57,7 @@ class Kernel(abc.ABC):
     Attributes:
         name: stable; the same in rules, logs, tests and environment variables.
         requires: CPU features (names as in ``Cpu.features``) without which it cannot run.
-        engine: the stock engine whose prepack makes this kernel's packed weight.
+        engine: what packs weights for it, in the stock operators: a ``Packer`` in C++.
         row_breaks: numbers of rows from which on it may refuse what it ran with fewer, or run what
             it refused; the router looks at both sides of each.
     """
@@ -59,7 +78,8 @@ class Kernel(abc.ABC):
     def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
         """In which situations it cannot run packed weights that it otherwise can, and why.
 
-        The router chooses another kernel for each when it packs, and the pack switches to it.
+        The router chooses another kernel for each when it packs, and the pack switches to it. What
+        ``not_supported_reasons`` says of ``Situation.applied_to(spec)`` need not be said here too.
         """
         return {}
 

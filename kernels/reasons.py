@@ -60,6 +60,13 @@ def shared_sums(kernel: str, family: str, instructions: str, spec: OpSpec) -> li
     return [] if layout == saturation.NONE else pair_saturation(spec, layout)
 
 
+def dynamic_convolution(spec: OpSpec) -> list[str]:
+    """A convolution of the stock operators that quantizes its input as it runs."""
+    if spec.op == "linear" or not spec.dynamic:
+        return []
+    return ["its dynamic convolutions cut the output off at the range of the input"]
+
+
 def one_range(spec: OpSpec) -> list[str]:
     """Several rows of a linear on float tensors, each of which has a range of its own."""
     if spec.rows == 1:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,8 +18,9 @@ from benchmarks.networks import declare_missing_ops
 from tests.corruption import assembled, parts
 from x86quant.artifacts import describe
 from x86quant.artifacts.reader import from_bytes
-from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.saved import SavedBySizes
 from x86quant.artifacts.writer import to_bytes
+from x86quant.dynamic import DynamicGRU
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
 
 
@@ -119,15 +120,46 @@ class Branches(nn.Module):
         return self.linear(x)
 
 
-def test_a_branch_on_a_size_is_never_frozen() -> None:
+def test_each_branch_on_a_size_is_a_graph() -> None:
     torch.manual_seed(0)
     model = x86quant.to_dynamic(Branches().eval())
     loaded = loaded_from(to_bytes(model, (torch.randn(3, 6, 8),)))
-    assert isinstance(loaded, SavedModule)
-    assert torch.equal(loaded(torch.ones(5, 9, 8)), model(torch.ones(5, 9, 8)))
-    for shape in ((1, 6, 8), (3, 11, 8), (3, 6, 9)):
-        with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
-            loaded(torch.ones(shape))
+    assert isinstance(loaded, SavedBySizes)
+    for shape in ((5, 9, 8), (1, 6, 8), (3, 11, 8), (3, 10, 8), (2, 1, 8)):
+        assert torch.equal(loaded(torch.ones(shape)), model(torch.ones(shape)))
+    with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
+        loaded(torch.ones(1, 12, 8))  # both branches at once were not seen
+    assert to_bytes(loaded) == to_bytes(loaded_from(to_bytes(loaded)))
+
+
+class Steps(nn.Module):
+    """A loop over time, which a graph unrolls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        h, x = inputs
+        for step in x.unbind(1):
+            h = torch.tanh(self.cell(h) + step)
+        return h
+
+
+def test_a_graph_for_some_sizes_comes_with_the_class_for_all() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Steps().eval())
+    with pytest.warns(X86QuantWarning, match=r"loaded with .*model=Steps.* it takes all sizes"):
+        data = to_bytes(model, (torch.randn(2, 4), torch.randn(2, 3, 4)))
+    alone, filled = loaded_from(data), loaded_from(data, Steps())
+    for batch, length in ((2, 3), (1, 3), (5, 3), (2, 4)):
+        h, x = torch.randn(batch, 4), torch.randn(batch, length, 4)
+        assert torch.equal(filled(h, x), model(h, x))
+        if length == 3:
+            assert torch.equal(alone(h, x), model(h, x))
+        else:
+            with pytest.raises(InvalidInputError, match="this file holds the model for inputs"):
+                alone(h, x)
 
 
 class Patches(nn.Module):
@@ -159,16 +191,66 @@ def test_static_parts_stay_what_they_are() -> None:
     assert "layer.linear1" in layers
 
 
-# --- into a class ----------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Answer:
     out: torch.Tensor
 
 
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Objects(nn.Module):
+    """Returns objects of classes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        y = self.linear(x)
+        return Pair(y, Answer(y + 1))  # type: ignore[arg-type]
+
+
+def test_results_with_named_fields_keep_their_names() -> None:
+    model = x86quant.to_dynamic(Objects().eval())
+    x = torch.randn(3, 8)
+    expected, found = model(x), loaded_from(to_bytes(model, (x,)))(x)
+    assert torch.equal(found.left, expected.left)
+    assert torch.equal(found[1].out, expected[1].out)
+    assert type(found).__name__ == "Pair"
+
+
+class Tagger(nn.Module):
+    """A recurrent layer that runs as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, 2, batch_first=True, bidirectional=True)
+        self.gru = nn.GRU(32, 300)
+        self.head = nn.Linear(300, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, (h, _) = self.lstm(x)
+        return self.head(self.gru((x + h[-1:].mean()).transpose(0, 1))[0])
+
+
+def test_recurrent_layers_take_any_length() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Tagger().eval())
+    assert isinstance(model.gru, DynamicGRU)
+    loaded = loaded_from(to_bytes(model, (torch.randn(2, 5, 8),)))
+    for shape in ((2, 5, 8), (1, 5, 8), (3, 9, 8)):
+        x = torch.randn(shape)
+        assert torch.equal(loaded(x), model(x))
+
+
+# --- into a class ----------------------------------------------------------------------------
+
+
 class Classy(nn.Module):
-    """Its result is of a class of its own, so no graph can give it."""
+    """It branches on values, so no graph does what it does."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -180,6 +262,8 @@ class Classy(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> Answer:
         x = self.inner(self.embed(ids) + self.shift)
+        if x.sum() > 1e6:
+            x = x * 0.5
         return Answer(F.linear(x, self.embed.weight) + self.head(x))
 
 

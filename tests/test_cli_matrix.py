@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import x86quant
+from benchmarks.networks import declare_missing_ops
 from x86quant.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,6 +129,26 @@ def test_saved_models_know_their_inputs(folder: Path, capsys: pytest.CaptureFixt
     assert check(["explain", "nothing.x86q", *PICTURE], capsys) == 2
     (folder / "broken.x86q").write_bytes(b"x" * 100)
     assert check(["explain", "broken.x86q", *PICTURE], capsys) == 2
+
+
+def test_a_folder_of_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    declare_missing_ops()
+    pytest.importorskip("transformers")
+    import torch
+
+    sys.path.insert(0, str(folder))
+    import cli_matrix
+
+    model = cli_matrix.bert().eval()
+    model.save_pretrained(folder / "bert")
+    assert check(["quantize", "bert", "--out", "bert.x86q"], capsys) == 0
+    ids = torch.tensor([[1, 2, 3]])
+    loaded = x86quant.load("bert.x86q")
+    assert torch.equal(
+        loaded(ids).last_hidden_state, x86quant.to_dynamic(model)(ids).last_hidden_state
+    )
+    (folder / "empty").mkdir()
+    assert check(["explain", "empty", *IDS], capsys) == 2
 
 
 @pytest.mark.parametrize(

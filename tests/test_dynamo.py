@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -110,8 +111,6 @@ def test_backend_leaves_float_graphs_alone(x: torch.Tensor) -> None:
 
 
 def test_backend_sees_changed_weights(compiled: CompiledModule, x: torch.Tensor) -> None:
-    import copy
-
     changed = copy.deepcopy(compiled)
     fast = torch.compile(changed, backend="x86quant")
     with torch.no_grad():
@@ -150,6 +149,18 @@ def test_decomposed_model_compiles(form: str, decomposed: nn.Module, x: torch.Te
     assert not compiled.float_nodes
     expected = decomposed(x)
     assert float((compiled(x) - expected).abs().max()) <= 2 * step_of_output(decomposed)
+
+
+def test_backend_sees_writes_to_the_weights_of_pt2e(decomposed: nn.Module, x: torch.Tensor) -> None:
+    model = torch.export.export(copy.deepcopy(decomposed), (x,)).module()
+    fast = torch.compile(model, backend="x86quant", fullgraph=True)
+    with torch.no_grad():
+        for name in ("conv.0.weight", "head.weight_scale", "head.bias"):
+            before = fast(x)
+            dict((*model.named_parameters(), *model.named_buffers()))[name].mul_(0.5)
+            found = fast(x)
+            assert not torch.equal(found, before), name
+            assert float((found - model(x)).abs().max()) <= 2 * step_of_output(decomposed)
 
 
 def test_weights_stay_the_same_codes(decomposed: nn.Module, x: torch.Tensor) -> None:

@@ -462,7 +462,7 @@ def test_overrides_and_errata_break_rows_too() -> None:
 
 # ---------------------------------------------------------------------------- detours
 
-NARROW, SIXTEENS = Situation(Span(1, 1)), Situation(Span(1, None, 16))
+NARROW, SIXTEENS = Situation("width", Span(1, 1)), Situation("width", Span(1, None, 16))
 
 
 def routed(spec: OpSpec, prefers: list[str], *fakes: FakeKernel, errata: Any = ()) -> Routes:
@@ -501,6 +501,25 @@ def test_what_replaces_a_kernel_may_need_replacing_too() -> None:
     ((one, _), (both, _)) = routes.detours_of(0)
     assert (one, both) == ((NARROW,), (NARROW, SIXTEENS))
     assert [d.choice.kernel for _, d in routes.detours_of(0)] == ["second", "last"]
+
+
+def test_what_a_kernel_refuses_once_a_call_is_known_is_a_detour_without_being_said_again() -> None:
+    """Every refusal of an input quantized as it runs, or of all 8 bits, is asked for."""
+    first = FakeKernel("first", refuse=lambda spec: "no dynamic" if spec.dynamic else None)
+    eight = FakeKernel("eight", refuse=lambda s: "saturates" if s.activation_max > 127 else None)
+    last = FakeKernel("last")
+    routes = routed(conv(), ["first", "last"], first, last)
+    assert told(routes) == [(0, "the input is quantized as it runs", "last")]
+    assert routes.detours[0].reason == "no dynamic"
+    assert routed(conv(dynamic=False), ["first", "last"], first, last).detours == ()
+    narrow = conv(activation_max=127)
+    routes = routed(narrow, ["eight", "first", "last"], first, eight, last)
+    assert told(routes) == [
+        (0, "the input's zero point exceeds the 7 bits promised", "first"),
+        (1, "the input is quantized as it runs", "last"),
+    ]
+    assert routes.detours[0].choice.spec.activation_max == 255
+    assert Routes.from_json(routes.to_json()) == routes
 
 
 def test_an_erratum_on_the_width_of_the_output_is_looked_at_by_the_pack() -> None:

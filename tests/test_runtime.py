@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -29,6 +30,7 @@ from tests.test_lowering import IMAGE, MODELS, Convolutions, Residual, stock
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ExtensionError, X86QuantWarning
+from x86quant.kernels import graph_kernels
 from x86quant.runtime import Plan, parts
 from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
@@ -336,6 +338,49 @@ def test_a_batch_runs_in_parts_and_gives_the_same() -> None:
     assert torch.equal(one, module(x[:1])[0].expand(6, -1, -1, -1))
 
 
+CACHES = {"48 KiB, 2 MiB": (48 << 10, 2 << 20), "32 KiB, 512 KiB": (32 << 10, 512 << 10)}
+
+
+def cpu_with(l1: int, l2: int) -> Any:
+    return dataclasses.replace(parts.cpu(), l1d=l1, l2=l2)
+
+
+def test_the_sizes_of_the_caches_reach_the_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    extension.load()
+    told = []
+    monkeypatch.setattr(
+        torch.ops.x86quant, "set_native_cpu", lambda *given: told.append(given) or given[0]
+    )
+    for caches in CACHES.values():
+        here = cpu_with(*caches)
+        monkeypatch.setattr(extension, "cpu", lambda here=here: here)
+        extension.load.__wrapped__()
+        assert told.pop() == (here.isa, *caches)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("build", "shape"), [(Pixels, (12, 4, 64, 48)), (OneBlock, (2, 8, 96, 96))]
+)
+def test_compiled_results_do_not_depend_on_the_sizes_of_the_caches(
+    build: type[nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = compiled(build(), *shape), torch.randn(shape)
+    results = []
+    try:
+        for caches in CACHES.values():
+            here = cpu_with(*caches)
+            monkeypatch.setattr(parts, "cpu", lambda here=here: here)
+            torch.ops.x86quant.set_native_cpu(here.isa, *caches)
+            result = CompiledModule(module.graph_module)(x)
+            results.append(result if isinstance(result, tuple) else (result,))
+    finally:
+        monkeypatch.undo()
+        extension.load.__wrapped__()
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_parts_larger_than_the_cache_become_single_images(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = dataclasses.replace(parts.cpu(), l2=4096)
@@ -468,6 +513,82 @@ def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
 
 
 # ------------------------------------------------------------------------ layouts and threads
+
+
+def test_a_handle_of_no_program_is_refused() -> None:
+    try_run = extension.try_run()
+    program = torch.classes.x86quant.Program(0, 1)
+    handle = program.handle()
+    assert program.handle() == handle
+    assert try_run(handle, ()) is None  # the program takes one input
+    del program
+    for gone in (handle, 0, -1, 12345678):
+        with pytest.raises(ValueError, match="no program"):
+            try_run(gone, ())
+
+
+def test_copies_move_whole_elements() -> None:
+    x = torch.randn(3, 4, 5)
+    program = torch.classes.x86quant.Program(0, 1)
+    program.expect([3, 4, 5], [20, 5, 1], True)
+    program.add_output([5, 3, 4], [12, 4, 1], True)
+    program.add_copy(4, [5, 3, 4], [1, 0], [4, 80, 20], [2, 0], [48, 16, 4])
+    (copy,) = torch.ops.x86quant.run_program(program, [x])
+    assert torch.equal(copy, x.permute(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tables"),
+    [
+        ("lut", {"lut": torch.zeros(255, dtype=torch.uint8)}),
+        ("lut", {"lut": torch.zeros(256)}),
+        ("affine", {"scale_c": torch.ones(4), "shift_c": torch.ones(3)}),
+        ("affine", {"scale_c": torch.ones(4, dtype=torch.float64), "shift_c": torch.ones(4)}),
+    ],
+)
+def test_tables_of_a_wrong_length_or_type_are_refused(
+    kind: str, tables: dict[str, torch.Tensor]
+) -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
+    tensors = {"a": words, "out": [2, *words[1:]]}
+    with pytest.raises(ValueError, match=r"table .* takes"):
+        program.add_op(kind, tensors, {}, {}, tables)
+
+
+@pytest.mark.parametrize(
+    ("kind", "integers", "reals", "message"),
+    [
+        ("eclipse", {}, {}, "no op"),
+        ("requantize", {}, {"eps": [1.0]}, "no field"),  # layer_norm has one
+        ("requantize", {"size": [1]}, {}, "no field"),
+        ("requantize", {"a_zp": [1, 2]}, {}, "takes 1 values, got 2"),
+        ("max_pool", {"kernel": [2, 2]}, {}, "takes 3 values, got 2"),
+        ("requantize", {"a_mult": [1]}, {}, "mixes integers and reals"),
+        ("requantize", {"lut": [1]}, {}, "is a table"),
+    ],
+)
+def test_fields_that_an_op_does_not_read_are_refused(
+    kind: str, integers: dict[str, list[int]], reals: dict[str, list[float]], message: str
+) -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
+    with pytest.raises(ValueError, match=message):
+        program.add_op(kind, {"a": words, "out": [2, *words[1:]]}, integers, reals, {})
+
+
+@pytest.mark.parametrize("kernel", list(graph_kernels()))
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_multipliers_that_are_not_finite_are_refused(kernel: str, value: float) -> None:
+    extension.load()
+    good, bad = torch.ones(4), torch.full((4,), value)
+    geometry = [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0]
+    for mult, bias in ((bad, good), (good, bad)):
+        with pytest.raises(ValueError, match="not finite"):
+            torch.ops.x86quant.pack_graph_conv(
+                kernel, torch.ones(4, 4, 1, 1, 1, dtype=torch.int8), mult, bias, None,
+                geometry, [0, 0, 0, 255, 0, 0], 0.0,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(

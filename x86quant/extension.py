@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from x86quant.errors import CpuTooOldError, ExtensionError
+from x86quant.errors import CpuTooOldError, ExtensionError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
@@ -20,7 +21,7 @@ _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall -
 def load() -> None:
     """Register the compiled ops under ``torch.ops.x86quant``."""
     try:
-        isa = cpu().isa
+        here = cpu()
     except CpuTooOldError as error:
         raise ExtensionError(str(error)) from error
     library = Path(__file__).with_name("_C.so")
@@ -35,12 +36,20 @@ def load() -> None:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
-    torch.ops.x86quant.set_native_isa(isa)
+    in_use = torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+    if in_use != here.isa:
+        warnings.warn(
+            f"The native kernels use {in_use} instead of {here.isa}: the CPU lacks a part of what "
+            "they need for that (AVX512-VBMI, which a virtual machine may hide), or the operating "
+            "system refuses it. The results are the same, more slowly.",
+            X86QuantWarning,
+            stacklevel=2,
+        )
 
 
 @functools.cache
 def try_run() -> Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None]:
-    """What runs a program by its address, past torch's dispatcher; None for other inputs."""
+    """What runs a program by its handle, past torch's dispatcher; None for other inputs."""
     load()
     function: Any = importlib.import_module("x86quant._C").try_run
     return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], function)

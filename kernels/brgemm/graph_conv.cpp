@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "../runtime/conv_kernel.h"
 #include "../runtime/memory.h"
 #include "../runtime/parallel.h"
+#include "../runtime/scratch.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -29,11 +31,10 @@ struct Image {
   int64_t stride_n, stride_h, stride_w;
 };
 
-uint8_t* image_scratch(size_t size) {
-  thread_local Buffer buffer;
-  if (buffer.size() < size) buffer = Buffer(size);
-  return buffer.data();
-}
+// Other kernels set up the tiles their way, also after a product that threw.
+struct ReleaseTiles {
+  ~ReleaseTiles() { blas::brgemm_release(); }
+};
 
 class BrgemmConv final : public PackedConv {
  public:
@@ -66,16 +67,18 @@ class BrgemmConv final : public PackedConv {
   void run(const ConvCall& call) const override {
     const int64_t pixels = call.out.n * call.out.h * call.out.w;
     const int threads = threads_for(pixels * columns_ * depth_ * products_);
-    const Image image = padded(call.in, threads);
+    std::optional<Scratch> copy;
+    const Image image = padded(call.in, copy, threads);
     const int64_t row_blocks = (call.out.w + kRows - 1) / kRows;
     const int64_t column_blocks = (columns_ + kColumns - 1) / kColumns;
     const int64_t lines = call.out.n * call.out.h * row_blocks;
     // Blocks of columns outermost: their weights stay in the cache for all lines.
     split(lines * column_blocks, threads, [&](int64_t begin, int64_t end) {
-      auto* sums = reinterpret_cast<int32_t*>(thread_scratch(kRows * kColumns * sizeof(int32_t)));
+      const Scratch memory(kRows * kColumns * sizeof(int32_t));
+      const ReleaseTiles release;
+      auto* sums = reinterpret_cast<int32_t*>(memory.data());
       for (int64_t item = begin; item < end; ++item)
         block(call, image, item % lines, row_blocks, item / lines, sums);
-      blas::brgemm_release();  // other kernels set up the tiles their way
     });
   }
 
@@ -113,13 +116,14 @@ class BrgemmConv final : public PackedConv {
     return packed_.data() + (product * columns_ + column) * depth_;
   }
 
-  Image padded(const xq_tensor& in, int threads) const {
+  // The input itself, or what `memory` then holds.
+  Image padded(const xq_tensor& in, std::optional<Scratch>& memory, int threads) const {
     const xq_conv& c = d_.conv;
     const bool adjacent = c.kernel[2] == 1 || in.stride_w == in.c;
     if (adjacent && c.padding[1] == 0 && c.padding[2] == 0)
       return {in.data, in.stride_n, in.stride_h, in.stride_w};
     const int64_t h = in.h + 2 * c.padding[1], w = in.w + 2 * c.padding[2], line = w * in.c;
-    uint8_t* copy = image_scratch(static_cast<size_t>(in.n * h * line));
+    uint8_t* copy = memory.emplace(static_cast<size_t>(in.n * h * line)).data();
     split(in.n * h, threads, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
         copy_line(in, row / h, row % h - c.padding[1], copy + row * line, w);

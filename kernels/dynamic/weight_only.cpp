@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "../routed/native_pack.h"
+#include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "activation.h"
 

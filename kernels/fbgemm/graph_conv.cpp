@@ -44,15 +44,17 @@ class FbgemmConv final : public PackedConv {
     const int64_t results = size(call.out);
     const int threads =
         threads_for(results * d_.weight[0].numel());
+    std::optional<Scratch> gathered, dense_out;
     const uint8_t* in = call.in.data;
     if (!dense(call.in)) {
-      uint8_t* gathered = tensor_scratch<0>(size(call.in));
-      gather(call.in, gathered, threads);
-      in = gathered;
+      gathered.emplace(size(call.in));
+      gather(call.in, gathered->data(), threads);
+      in = gathered->data();
     }
     const bool in_place = dense(call.out);
-    uint8_t* out = in_place ? call.out.data : tensor_scratch<1>(results);
-    auto* sums = reinterpret_cast<int32_t*>(tensor_scratch<2>(results * int64_t{sizeof(int32_t)}));
+    uint8_t* out = in_place ? call.out.data : dense_out.emplace(results).data();
+    const Scratch sums_memory(results * sizeof(int32_t));
+    auto* sums = reinterpret_cast<int32_t*>(sums_memory.data());
 
     fbgemm::DoNothing<> nothing;
     const auto* mult = d_.mult.template const_data_ptr<float>();

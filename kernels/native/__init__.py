@@ -31,6 +31,8 @@ class NativeKernel(Kernel):
         found = reasons.common(spec) + reasons.asymmetric_weights(spec)
         if spec.op == "linear":
             found.append("linear layers, which may turn out dynamic, are not supported")
+        elif spec.dynamic:
+            found.append("dynamic convolutions are not supported")
         return found
 
 

@@ -47,8 +47,9 @@ class OnednnConv : public PackedConv {
     const at::AutoDispatchBelowADInplaceOrView below;  // plain memory: nothing to differentiate
     const int threads = threads_for(size(call.out) * d_.weight[0].numel());
     xq_tensor in = call.in;
+    std::optional<Scratch> gathered;
     if (!dense(in)) {
-      in.data = tensor_scratch<0>(size(in));
+      in.data = gathered.emplace(size(in)).data();
       gather(call.in, in.data, threads);
     }
     const at::Tensor out = result(in);

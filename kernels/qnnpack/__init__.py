@@ -4,7 +4,7 @@ Its SSE2 kernels widen to 16 bits before they multiply and add products in 32, s
 make them saturate; the record of shared sums says so too. It is several times slower than the
 others where those are legal.
 
-What cannot be known when weights are packed, and is for the runtime to observe:
+What cannot be known when weights are packed, and is for the packs (``packer.cpp``) to observe:
 
 * A pack keeps the output scale of its first run, and pads with the zero point of its first run,
   until the *input scale* changes: each (input scale, input zero point, output scale) needs a pack
@@ -15,10 +15,11 @@ What cannot be known when weights are packed, and is for the runtime to observe:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from .. import reasons, saturation
-from ..base import Kernel
+from ..base import Kernel, Situation
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
@@ -33,6 +34,14 @@ class QnnpackKernel(Kernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        return reasons.common(spec) + reasons.shared_sums(
-            self.name, saturation.kind(spec), cpu.isa, spec
+        return (
+            reasons.common(spec)
+            + reasons.dynamic_convolution(spec)
+            + reasons.shared_sums(self.name, saturation.kind(spec), cpu.isa, spec)
         )
+
+    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
+        """See the base class."""
+        if not spec.bias or spec.dynamic:
+            return {}
+        return {Situation("bias"): "it rounds the bias to int32 in those units"}

@@ -1,22 +1,23 @@
-#include "native_pack.h"
+// The kernel "native" in the stock operators: static convolutions; one scale for all output channels or one for
+// each; symmetric weights.
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <ATen/quantized/Quantizer.h>
 
 #include <array>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "../native/native.h"
-#include "reference_pack.h"
+#include "../runtime/native_cpu.h"
+#include "../runtime/parallel.h"
+#include "../runtime/scratch.h"
+#include "packer.h"
 
 namespace x86quant {
 namespace {
-
-std::atomic<int> isa_in_use{XQ_ISA_REFERENCE};
 
 void succeed(int status) {
   TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
@@ -71,8 +72,7 @@ struct NativeConv final : GeometryOf<N> {
     put(three<N>(geometry_.padding, 0), conv_.padding);
     put(three<N>(geometry_.dilation, 1), conv_.dilation);
     conv_.transposed = geometry_.transposed;
-    isa_ = isa_in_use;
-    if (isa_ == XQ_ISA_AMX_INT8) succeed(xq_enable_amx());
+    isa_ = native_isa();
   }
 
   at::Tensor apply(const at::Tensor& x, double scale, int64_t zero_point) override {
@@ -81,8 +81,9 @@ struct NativeConv final : GeometryOf<N> {
   at::Tensor apply_relu(const at::Tensor& x, double scale, int64_t zero_point) override {
     return run(x, scale, zero_point, true);
   }
-  at::Tensor apply_dynamic(const at::Tensor& x, bool reduce_range) override {
-    return reference_conv<N>(weight_, bias_, geometry_)->apply_dynamic(x, reduce_range);
+  at::Tensor apply_dynamic(const at::Tensor&, bool) override {
+    TORCH_CHECK(false, "x86quant: the native kernel has no dynamic convolution; the router chooses "
+                       "another for it");
   }
   std::tuple<at::Tensor, std::optional<at::Tensor>> unpack() override { return {weight_, bias_}; }
 
@@ -167,12 +168,11 @@ struct NativeConv final : GeometryOf<N> {
     call.packed = packed->get();
     call.in = view(static_cast<uint8_t*>(in.data_ptr()), in_size);
     call.out = view(static_cast<uint8_t*>(y.data_ptr()), size);
-    call.threads = at::get_num_threads();
+    call.threads = runtime::useful_threads(at::get_num_threads());
     succeed(xq_conv_check(&call));
     const size_t scratch = xq_conv_scratch(&call);
-    at::parallel_for(0, xq_conv_items(&call), 1, [&](int64_t begin, int64_t end) {
-      Aligned memory(scratch);
-      xq_conv_run(&call, begin, end, memory.get());
+    runtime::split(xq_conv_items(&call), call.threads, [&](int64_t begin, int64_t end) {
+      xq_conv_run(&call, begin, end, runtime::Scratch(scratch).data());
     });
     return y;
   }
@@ -203,30 +203,13 @@ struct NativeConv final : GeometryOf<N> {
   std::map<Key, Packed> packed_;
 };
 
-}  // namespace
-
-void set_native_isa(const std::string& isa) {
-  static const std::map<std::string, int> known = {{"avx2", XQ_ISA_AVX2},
-                                                   {"avx_vnni", XQ_ISA_AVX_VNNI},
-                                                   {"avx512", XQ_ISA_AVX512},
-                                                   {"avx512_vnni", XQ_ISA_AVX512_VNNI},
-                                                   {"amx_int8", XQ_ISA_AMX_INT8}};
-  const auto found = known.find(isa);
-  TORCH_CHECK_VALUE(found != known.end(), "x86quant: unknown ISA level ", isa);
-  isa_in_use = found->second;
-}
-
-int native_isa() { return isa_in_use; }
-
 template <int N>
 ConvPack<N> native_conv(const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                         const ConvGeometry& geometry) {
   return c10::make_intrusive<NativeConv<N>>(weight, bias, geometry);
 }
 
-template ConvPack<2> native_conv<2>(const at::Tensor&, const std::optional<at::Tensor>&,
-                                    const ConvGeometry&);
-template ConvPack<3> native_conv<3>(const at::Tensor&, const std::optional<at::Tensor>&,
-                                    const ConvGeometry&);
+const RegisterPacker native("native", {nullptr, native_conv<2>, native_conv<3>});
 
+}  // namespace
 }  // namespace x86quant

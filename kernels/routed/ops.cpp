@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
-#include "native_pack.h"
 #include "reference_pack.h"
 #include "routed_pack.h"
 
@@ -19,14 +19,38 @@ std::string lower(std::string text) {
 
 std::string user_engine_name() { return lower(at::toString(user_engine())); }
 
-Routing routing(at::IntArrayRef max_rows, const c10::List<std::string>& kernels, std::string record,
-                std::string label, int64_t activation_max) {
-  TORCH_CHECK_VALUE(!kernels.empty() && kernels.size() == max_rows.size(),
-                    "x86quant: one kernel is needed for each of the row bounds");
+Situation::Kind kind_named(const std::string& name) {
+  static const std::map<std::string, Situation::Kind> kinds = {
+      {"width", Situation::Kind::kWidth},
+      {"bias", Situation::Kind::kBias},
+      {"zero_point", Situation::Kind::kZeroPoint},
+      {"dynamic", Situation::Kind::kDynamic}};
+  const auto found = kinds.find(name);
+  TORCH_CHECK_VALUE(found != kinds.end(), "x86quant: unknown situation \"", name, "\"");
+  return found->second;
+}
+
+// Numbers of a detour: its origin, and the low, high, step and apart of its situation.
+constexpr size_t kDetourNumbers = 5;
+
+Routing routing(at::IntArrayRef max_rows, const c10::List<std::string>& packers,
+                const c10::List<std::string>& situations, at::IntArrayRef detours,
+                std::string record, std::string label, int64_t activation_max) {
+  TORCH_CHECK_VALUE(!max_rows.empty() && packers.size() == max_rows.size() + situations.size() &&
+                        detours.size() == kDetourNumbers * situations.size(),
+                    "x86quant: one packer is needed for each of the row bounds and detours");
   Routing r;
-  for (size_t i = 0; i < max_rows.size(); ++i)
-    r.segments.push_back({max_rows[i] < 0 ? std::numeric_limits<int64_t>::max() : max_rows[i],
-                          kernels.get(i)});
+  for (const int64_t rows : max_rows)
+    r.max_rows.push_back(rows < 0 ? std::numeric_limits<int64_t>::max() : rows);
+  for (size_t i = 0; i < situations.size(); ++i) {
+    const auto numbers = detours.slice(kDetourNumbers * i, kDetourNumbers);
+    const int64_t origin = numbers[0], low = numbers[1], high = numbers[2], step = numbers[3];
+    TORCH_CHECK_VALUE(origin >= 0 && origin < static_cast<int64_t>(max_rows.size() + i) && step > 0,
+                      "x86quant: a detour starts from a range or from a detour before it");
+    r.detours.push_back({static_cast<size_t>(origin),
+                         {kind_named(situations.get(i)), low, high, step, numbers[4] != 0}});
+  }
+  for (size_t i = 0; i < packers.size(); ++i) r.packers.push_back(packers.get(i));
   r.record = std::move(record);
   r.label = std::move(label);
   r.activation_max = activation_max;
@@ -34,26 +58,28 @@ Routing routing(at::IntArrayRef max_rows, const c10::List<std::string>& kernels,
 }
 
 LinearPack pack_linear(at::Tensor weight, std::optional<at::Tensor> bias, at::IntArrayRef max_rows,
-                       c10::List<std::string> kernels, std::string record, std::string label,
+                       c10::List<std::string> packers, c10::List<std::string> situations,
+                       at::IntArrayRef detours, std::string record, std::string label,
                        int64_t activation_max) {
   return c10::make_intrusive<RoutedLinear>(
       std::move(weight), std::move(bias),
-      routing(max_rows, kernels, std::move(record), std::move(label), activation_max));
+      routing(max_rows, packers, situations, detours, std::move(record), std::move(label),
+              activation_max));
 }
 
 template <int N>
 ConvPack<N> pack_conv(at::Tensor weight, std::optional<at::Tensor> bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef output_padding,
                       at::IntArrayRef dilation, int64_t groups, bool transposed,
-                      at::IntArrayRef max_rows, c10::List<std::string> kernels,
-                      std::string odd_width_kernel, std::string record, std::string label, int64_t activation_max) {
+                      at::IntArrayRef max_rows, c10::List<std::string> packers,
+                      c10::List<std::string> situations, at::IntArrayRef detours,
+                      std::string record, std::string label, int64_t activation_max) {
   ConvGeometry geometry{stride.vec(), padding.vec(), output_padding.vec(), dilation.vec(),
                         groups, transposed};
-  Routing r =
-      routing(max_rows, kernels, std::move(record), std::move(label), activation_max);
-  r.odd_width_kernel = std::move(odd_width_kernel);
-  return c10::make_intrusive<RoutedConv<N>>(std::move(weight), std::move(bias),
-                                            std::move(geometry), std::move(r));
+  return c10::make_intrusive<RoutedConv<N>>(
+      std::move(weight), std::move(bias), std::move(geometry),
+      routing(max_rows, packers, situations, detours, std::move(record), std::move(label),
+              activation_max));
 }
 
 // The record of a routed pack; for a stock pack the name of its class behind "stock:".
@@ -100,16 +126,16 @@ at::Tensor linear_activation(const at::Tensor& qx, LinearPack pack, double scale
 #define LINEAR "__torch__.torch.classes.quantized.LinearPackedParamsBase"
 #define CONV2D "__torch__.torch.classes.quantized.Conv2dPackedParamsBase"
 #define CONV3D "__torch__.torch.classes.quantized.Conv3dPackedParamsBase"
+#define ROUTING                                                                                 \
+  "int[] max_rows, str[] packers, str[] situations, int[] detours, str record, str label, int " \
+  "activation_max"
 #define CONV_ARGS                                                                             \
   "(Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] "   \
-  "dilation, int groups, bool transposed, int[] max_rows, str[] kernels, str odd_width_kernel, str record, str label, int "            \
-  "activation_max) -> "
+  "dilation, int groups, bool transposed, " ROUTING ") -> "
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.def("user_engine() -> str", user_engine_name);
-  m.def("set_native_isa(str isa) -> ()", [](std::string isa) { set_native_isa(isa); });
-  m.def("pack_linear(Tensor weight, Tensor? bias, int[] max_rows, str[] kernels, str record, str "
-        "label, int activation_max) -> " LINEAR, pack_linear);
+  m.def("pack_linear(Tensor weight, Tensor? bias, " ROUTING ") -> " LINEAR, pack_linear);
   m.def("pack_conv2d" CONV_ARGS CONV2D, pack_conv<2>);
   m.def("pack_conv3d" CONV_ARGS CONV3D, pack_conv<3>);
   m.def("linear_record(" LINEAR " pack) -> str", record_of<RoutedLinear, LinearPackedParamsBase>);

@@ -1,5 +1,7 @@
 #include "reference_pack.h"
 
+#include "packer.h"
+
 #include <ATen/native/quantized/cpu/QuantUtils.h>
 #include <ATen/quantized/Quantizer.h>
 
@@ -149,4 +151,10 @@ template ConvPack<2> reference_conv<2>(const at::Tensor&, const std::optional<at
 template ConvPack<3> reference_conv<3>(const at::Tensor&, const std::optional<at::Tensor>&,
                                        const ConvGeometry&);
 
+namespace {
+
+const RegisterPacker reference("reference",
+                               {reference_linear, reference_conv<2>, reference_conv<3>});
+
+}  // namespace
 }  // namespace x86quant

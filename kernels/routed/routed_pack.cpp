@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "native_pack.h"
+#include "packer.h"
 #include "reference_pack.h"
 
 namespace x86quant {
@@ -13,30 +13,50 @@ namespace {
 
 constexpr size_t kMostPacks = 16;
 
-LinearPack make_linear(const std::string& kernel, const at::Tensor& weight,
+template <class Make>
+const Make& able(const Make& make, const std::string& packer) {
+  TORCH_CHECK_VALUE(make, "x86quant: \"", packer, "\" packs no weights of this kind");
+  return make;
+}
+
+LinearPack make_linear(const std::string& name, const at::Tensor& weight,
                        const std::optional<at::Tensor>& bias) {
-  if (kernel == "reference") return reference_linear(weight, bias);
-  return stock_linear(engine_named(kernel), weight, bias);
+  return able(packer(name).linear, name)(weight, bias);
 }
 
 template <int N>
-ConvPack<N> make_conv(const std::string& kernel, const at::Tensor& weight,
+ConvPack<N> make_conv(const std::string& name, const at::Tensor& weight,
                       const std::optional<at::Tensor>& bias, const ConvGeometry& geometry) {
-  if (kernel == "reference") return reference_conv<N>(weight, bias, geometry);
-  if (kernel == "native") return native_conv<N>(weight, bias, geometry);
-  return stock_conv<N>(engine_named(kernel), weight, bias, geometry);
+  if constexpr (N == 2) return able(packer(name).conv2d, name)(weight, bias, geometry);
+  else return able(packer(name).conv3d, name)(weight, bias, geometry);
+}
+
+bool is_dynamic(Variant variant) {
+  return variant == Variant::kDynamic || variant == Variant::kDynamicRelu;
+}
+
+Call call_with(const at::Tensor& x, Variant variant, double bias_reach, int64_t activation_max) {
+  Call call;
+  call.dynamic = is_dynamic(variant);
+  if (!x.is_quantized()) return call;
+  call.wide_bias = bias_reach >= x.q_scale() * 2147483648.0;
+  // Padding is filled with the zero point, so it must keep to the 7 bits promised, too.
+  call.wide_zero_point = x.q_zero_point() > activation_max;
+  return call;
 }
 
 // What of a run decides which pack serves it.
-Slot slot_for(const std::string& kernel, Variant variant, const at::Tensor& x, double y_scale,
-              double bias_reach, int64_t activation_max) {
-  // Padding is filled with the zero point, so it must keep to the 7 bits promised, too.
-  if (x.is_quantized() && x.q_zero_point() > activation_max) return {"reference"};
-  // These depend on neither the op variant nor the input, or see to that themselves.
-  if (kernel == "fbgemm" || kernel == "reference" || kernel == "native") return {kernel};
-  if (kernel != "qnnpack" || !x.is_quantized()) return {kernel, variant};
-  if (bias_reach >= x.q_scale() * 2147483648.0) return {"reference"};
-  return {kernel, variant, x.q_scale(), y_scale, x.q_zero_point()};
+Slot slot_for(const std::string& name, Variant variant, const at::Tensor& x, double y_scale) {
+  switch (packer(name).keyed_by) {
+    case KeyedBy::kNothing:
+      return {name};
+    case KeyedBy::kQuantization:
+      if (x.is_quantized()) return {name, variant, x.q_scale(), y_scale, x.q_zero_point()};
+      [[fallthrough]];
+    case KeyedBy::kVariant:
+      return {name, variant};
+  }
+  return {name, variant};
 }
 
 // The pack in `slot`, made on first use from whatever pack exists already, so that only layers
@@ -50,9 +70,8 @@ auto find_or_make(Packs& packs, at::Tensor& weight, const std::optional<at::Tens
         weight.defined() ? weight : std::get<0>(packs.begin()->second->unpack());
     // A layer has one set of quantization parameters; if a caller varies them, do not hoard.
     if (packs.size() >= kMostPacks) packs.clear();
-    found = packs.emplace(slot, make(slot.kernel, source, bias)).first;
-    // QNNPACK cannot unpack a conv3d.
-    weight = slot.kernel == "qnnpack" ? source : at::Tensor();
+    found = packs.emplace(slot, make(slot.packer, source, bias)).first;
+    weight = packer(slot.packer).unpacks ? at::Tensor() : source;
   }
   return found->second;
 }
@@ -61,6 +80,8 @@ auto find_or_make(Packs& packs, at::Tensor& weight, const std::optional<at::Tens
 // saw are clamped at 255 by the stock quantize op: clamp them where 7 bits promised.
 at::Tensor clamp_codes(const at::Tensor& qx, int64_t activation_max) {
   if (activation_max >= 255 || qx.numel() == 0) return qx;
+  // Such an input was never promised to keep to 7 bits; what runs then is exact with all 8.
+  if (qx.q_zero_point() > activation_max) return qx;
   const at::Tensor codes = qx.int_repr();
   if (codes.max().item<int64_t>() <= activation_max) return qx;
   return at::_make_per_tensor_quantized_tensor(codes.clamp_max(activation_max), qx.q_scale(),
@@ -97,10 +118,29 @@ double bias_reach(const at::Tensor& weight, const std::optional<at::Tensor>& bia
   return (bias->to(at::kDouble).abs() / scales).max().item<double>();
 }
 
-const std::string& Routing::kernel_for(int64_t rows) const {
-  for (const Segment& segment : segments)
-    if (rows <= segment.max_rows) return segment.kernel;
-  return segments.back().kernel;
+bool Situation::holds(const Call& call) const {
+  switch (kind) {
+    case Kind::kWidth:
+      return low <= call.width && (high < 0 || call.width <= high) &&
+             (call.width % step == 0) != apart;
+    case Kind::kBias:
+      return call.wide_bias;
+    case Kind::kZeroPoint:
+      return call.wide_zero_point;
+    case Kind::kDynamic:
+      return call.dynamic;
+  }
+  return false;
+}
+
+const std::string& Routing::packer_for(const Call& call) const {
+  size_t chosen = 0;
+  while (call.rows > max_rows[chosen] && chosen + 1 < max_rows.size()) ++chosen;
+  // A detour comes behind what it starts from, so one look at each is enough.
+  for (size_t i = 0; i < detours.size(); ++i)
+    if (detours[i].origin == chosen && detours[i].situation.holds(call))
+      chosen = max_rows.size() + i;
+  return packers[chosen];
 }
 
 // ---- linear ----
@@ -112,9 +152,8 @@ RoutedLinear::RoutedLinear(at::Tensor weight, std::optional<at::Tensor> bias, Ro
       in_features_(weight_.size(1)),
       bias_reach_(bias_reach(weight_, bias_)) {
   // With one kernel for all rows, pack now, so that what is wrong with the weight is said here.
-  if (routing.segments.size() == 1)
-    find_or_make(packs_, weight_, bias_, Slot{routing.segments[0].kernel},
-                 make_linear);
+  if (routing.max_rows.size() == 1)
+    find_or_make(packs_, weight_, bias_, Slot{routing.packers[0]}, make_linear);
 }
 
 void RoutedLinear::check(const at::Tensor& x, at::ScalarType expected) const {
@@ -125,9 +164,9 @@ void RoutedLinear::check(const at::Tensor& x, at::ScalarType expected) const {
 }
 
 LinearPack RoutedLinear::pack_for(const at::Tensor& x, Variant variant, double y_scale) {
-  const int64_t rows = in_features_ ? x.numel() / in_features_ : 0;
-  const Slot slot = slot_for(routing.kernel_for(rows), variant, x, y_scale, bias_reach_,
-                             routing.activation_max);
+  Call call = call_with(x, variant, bias_reach_, routing.activation_max);
+  call.rows = in_features_ ? x.numel() / in_features_ : 0;
+  const Slot slot = slot_for(routing.packer_for(call), variant, x, y_scale);
   std::lock_guard<std::mutex> guard(lock_);
   return find_or_make(packs_, weight_, bias_, slot, make_linear);
 }
@@ -214,15 +253,14 @@ RoutedConv<N>::RoutedConv(at::Tensor weight, std::optional<at::Tensor> bias, Con
       kernel_size_(weight_.sizes().slice(2).vec()),
       bias_reach_(bias_reach(weight_, bias_)) {
   // Pack now, so that what is wrong with the weight is said here.
-  if (routing.segments.size() == 1)
-    pack(Slot{routing.segments[0].kernel});
+  if (routing.max_rows.size() == 1) pack(Slot{routing.packers[0]});
 }
 
 template <int N>
 ConvPack<N> RoutedConv<N>::pack(const Slot& slot) {
   return find_or_make(packs_, weight_, bias_, slot,
-                      [&](const std::string& kernel, const at::Tensor& w, const auto& b) {
-                        return make_conv<N>(kernel, w, b, geometry_);
+                      [&](const std::string& name, const at::Tensor& w, const auto& b) {
+                        return make_conv<N>(name, w, b, geometry_);
                       });
 }
 
@@ -239,24 +277,22 @@ void RoutedConv<N>::check(const at::Tensor& x, at::ScalarType expected) const {
 }
 
 template <int N>
-const std::string& RoutedConv<N>::kernel_for(const at::Tensor& x) const {
-  // What a transposed convolution multiplies follows from its input; it has one kernel.
-  if (geometry_.transposed) return routing.segments.back().kernel;
-  int64_t rows = x.size(0), last = 1;
+Call RoutedConv<N>::call_with(const at::Tensor& x, Variant variant) const {
+  Call call = x86quant::call_with(x, variant, bias_reach_, routing.activation_max);
+  call.rows = x.size(0);
   for (int i = 0; i < N; ++i) {
-    last = (x.size(i + 2) + 2 * geometry_.padding[i] -
-            geometry_.dilation[i] * (kernel_size_[i] - 1) - 1) / geometry_.stride[i] + 1;
-    rows *= last;
+    const int64_t reach = geometry_.dilation[i] * (kernel_size_[i] - 1) + 1;
+    const int64_t in = x.size(i + 2), pad = 2 * geometry_.padding[i], s = geometry_.stride[i];
+    call.width = geometry_.transposed ? (in - 1) * s - pad + reach + geometry_.output_padding[i]
+                                      : (in + pad - reach) / s + 1;
+    call.rows *= call.width;
   }
-  const bool odd = last == 1 || (kernel_size_[N - 1] == 1 && last % 16 == 0);
-  return odd && !routing.odd_width_kernel.empty() ? routing.odd_width_kernel
-                                                  : routing.kernel_for(rows);
+  return call;
 }
 
 template <int N>
 ConvPack<N> RoutedConv<N>::pack_for(const at::Tensor& x, Variant variant, double y_scale) {
-  const Slot slot = slot_for(kernel_for(x), variant, x, y_scale, bias_reach_,
-                             routing.activation_max);
+  const Slot slot = slot_for(routing.packer_for(call_with(x, variant)), variant, x, y_scale);
   std::lock_guard<std::mutex> guard(lock_);
   return pack(slot);
 }

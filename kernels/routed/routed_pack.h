@@ -13,22 +13,40 @@
 
 namespace x86quant {
 
-// What one op does after the product. oneDNN packs cache one primitive, keyed without this, so
-// two variants must never share a pack.
+// What one op does before and after the product.
 enum class Variant { kPlain, kRelu, kDynamic, kDynamicRelu, kFloatInOut, kFloatInOutRelu };
 
-// Runs `kernel` for at most `max_rows` rows of the matrix product (for a convolution: output
-// positions of the whole batch); the last segment has no bound.
-struct Segment {
-  int64_t max_rows;
-  std::string kernel;
+// What a call shows that was not known when the weights were packed.
+struct Call {
+  int64_t rows = 0;   // of the matrix product; for a convolution output positions of the whole batch
+  int64_t width = 0;  // of the output of a convolution
+  bool wide_bias = false;
+  bool wide_zero_point = false;
+  bool dynamic = false;
 };
 
+// As x86quant.kernels.base.Situation: in which calls a detour is taken.
+struct Situation {
+  enum class Kind { kWidth, kBias, kZeroPoint, kDynamic } kind;
+  int64_t low, high, step;  // high below 0: no bound
+  bool apart;
+
+  bool holds(const Call& call) const;
+};
+
+// As x86quant.routing.routes.Detour: `origin` counts the ranges of rows, then the detours.
+struct Detour {
+  size_t origin;
+  Situation situation;
+};
+
+// As x86quant.routing.routes.Routes.
 struct Routing {
-  std::vector<Segment> segments;
-  // For convolutions: runs outputs one column wide and, where the kernel is one column wide, outputs
-  // a multiple of 16 wide, which some kernels get wrong. Empty where the segments' get them right.
-  std::string odd_width_kernel;
+  // The most rows for which each range is used, ascending; the last has no bound.
+  std::vector<int64_t> max_rows;
+  std::vector<Detour> detours;
+  // What packs the weights (see Packer) of each range, then of each detour.
+  std::vector<std::string> packers;
   // How the choice came about, as JSON; opaque here, read by explain().
   std::string record;
   // A short description for error messages: layer name when known, shape, kernel.
@@ -36,20 +54,19 @@ struct Routing {
   // 255, or 127 where the kernel is only exact with 7-bit activations.
   int64_t activation_max = 255;
 
-  const std::string& kernel_for(int64_t rows) const;
+  const std::string& packer_for(const Call& call) const;
 };
 
-// Which of a layer's stock packs serves an input. QNNPACK packs keep the output scale and the
-// padding of their first run until the input scale changes, so each set of quantization
-// parameters has a pack of its own; for other kernels they are 0.
+// Which of a layer's stock packs serves an input. What its packer is not keyed by stays as it is
+// here.
 struct Slot {
-  std::string kernel;
+  std::string packer;
   Variant variant = Variant::kPlain;
   double x_scale = 0, y_scale = 0;
   int64_t x_zero_point = 0;
   bool operator<(const Slot& other) const {
-    return std::tie(kernel, variant, x_scale, y_scale, x_zero_point) <
-           std::tie(other.kernel, other.variant, other.x_scale, other.y_scale, other.x_zero_point);
+    return std::tie(packer, variant, x_scale, y_scale, x_zero_point) <
+           std::tie(other.packer, other.variant, other.x_scale, other.y_scale, other.x_zero_point);
   }
 };
 
@@ -111,7 +128,7 @@ class RoutedConv final : public GeometryOf<N> {
   ConvPack<N> pack_for(const at::Tensor& x, Variant variant, double y_scale = 0);
   ConvPack<N> pack(const Slot& slot);
   void check(const at::Tensor& x, at::ScalarType expected) const;
-  const std::string& kernel_for(const at::Tensor& x) const;
+  Call call_with(const at::Tensor& x, Variant variant) const;
 
   std::mutex lock_;
   at::Tensor weight_;

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "program.h"
 
@@ -15,6 +16,11 @@ using ProgramPtr = c10::intrusive_ptr<Program>;
 void put(const std::vector<int64_t>& from, int32_t (&to)[3], const char* what) {
   TORCH_CHECK_VALUE(from.size() == 3, "x86quant: ", what, " has one entry a dimension, got ", from);
   for (int i = 0; i < 3; ++i) to[i] = static_cast<int32_t>(from[i]);
+}
+
+bool finite(const at::Tensor& floats) {
+  const float* values = floats.const_data_ptr<float>();
+  return std::all_of(values, values + floats.numel(), [](float x) { return std::isfinite(x); });
 }
 
 // geometry: kernel, stride, padding and dilation, three entries each, then groups and transposed.
@@ -41,6 +47,9 @@ PackedConvPtr pack(const std::string& kernel, at::Tensor weight, at::Tensor mult
     TORCH_CHECK_VALUE(lut->scalar_type() == at::kByte && lut->numel() == 256,
                       "x86quant: a table is 256 codes");
   }
+  TORCH_CHECK_VALUE(finite(d.mult) && (!d.bias || finite(*d.bias)) && std::isfinite(static_cast<float>(res_mult)),
+                    "x86quant: a multiplier or a bias of a convolution is not finite; look for NaN, infinity or "
+                    "vanishing output scales in the layer's weights, bias and quantization parameters");
   xq_conv& c = d.conv;
   const auto dims = [&](size_t first) {
     return std::vector<int64_t>(geometry.begin() + first, geometry.begin() + first + 3);
@@ -93,7 +102,7 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("add_copy", &Program::add_copy)
       .def("add_output", &Program::add_output)
       .def("expect", &Program::expect)
-      .def("address", [](const ProgramPtr& p) { return reinterpret_cast<int64_t>(p.get()); })
+      .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
       .def("repeat", &Program::repeat);
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",

@@ -10,15 +10,18 @@
 namespace x86quant::runtime {
 namespace {
 
-// try_run(address, inputs): a tuple of results, or None if the program is for other inputs or
-// another number of threads. The caller keeps the program of this address alive.
+// try_run(handle, inputs): a tuple of results, or None if the program is for other inputs or another number of
+// threads.
 PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 2 || !PyLong_Check(args[0]) || !PyTuple_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "try_run takes an address and a tuple");
+    PyErr_SetString(PyExc_TypeError, "try_run takes a program's handle and a tuple");
     return nullptr;
   }
-  const auto* program = reinterpret_cast<const Program*>(PyLong_AsVoidPtr(args[0]));
+  const int64_t handle = PyLong_AsLongLong(args[0]);
+  if (handle == -1 && PyErr_Occurred()) return nullptr;
+  const c10::intrusive_ptr<Program> program = ProgramHandles::find(handle);
+  TORCH_CHECK_VALUE(program, "x86quant: ", handle, " is the handle of no program that is alive");
   std::vector<at::Tensor> inputs;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
     PyObject* input = PyTuple_GET_ITEM(args[1], i);

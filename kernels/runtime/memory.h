@@ -24,16 +24,6 @@ class Buffer {
   std::unique_ptr<void, void (*)(void*)> memory_;
 };
 
-// At least `size` bytes that belong to the calling thread until it asks again.
-inline uint8_t* thread_scratch(size_t size) {
-  thread_local Buffer buffer;
-  if (buffer.size() < size) {
-    buffer = Buffer();  // freed first: the two never coexist
-    buffer = Buffer(size);
-  }
-  return buffer.data();
-}
-
 // The addresses a run works on: the arena, then the call's inputs, then its outputs.
 using Bases = std::vector<uint8_t*>;
 

@@ -1,8 +1,9 @@
 // The native kernels as a provider of the runtime.
-#include "../routed/native_pack.h"
 #include "conv_kernel.h"
 #include "memory.h"
+#include "native_cpu.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -13,7 +14,6 @@ class NativeConv final : public PackedConv {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
     TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this convolution");
-    if (isa == XQ_ISA_AMX_INT8) succeed(xq_enable_amx());
     packed_ = Buffer(size);
     succeed(xq_conv_pack(&d.conv, isa, d.weight.const_data_ptr<int8_t>(), &d.requant,
                          packed_.data()));
@@ -29,7 +29,7 @@ class NativeConv final : public PackedConv {
     native.threads = threads_for(multiply_adds(call.out));
     const size_t scratch = xq_conv_scratch(&native);
     split(xq_conv_items(&native), native.threads, [&](int64_t begin, int64_t end) {
-      xq_conv_run(&native, begin, end, thread_scratch(scratch));
+      xq_conv_run(&native, begin, end, Scratch(scratch).data());
     });
   }
 

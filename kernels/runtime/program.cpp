@@ -1,9 +1,11 @@
 #include "program.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <atomic>
 #include <chrono>
+#include <unordered_map>
 
 #include "parallel.h"
 #include "steps.h"
@@ -23,7 +25,9 @@ class Program::Lease {
   }
   ~Lease() {
     std::lock_guard<std::mutex> guard(program_.lock_);
-    program_.idle_.push_back(std::move(buffer_));
+    // More callers at a time than threads are rare: what they needed is not kept for the next time.
+    if (program_.idle_.size() < static_cast<size_t>(program_.threads_))
+      program_.idle_.push_back(std::move(buffer_));
   }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -39,6 +43,45 @@ Program::Program(int64_t arena_bytes, int64_t inputs)
       inputs_(static_cast<size_t>(inputs)),
       threads_(at::get_num_threads()) {
   TORCH_CHECK_VALUE(arena_bytes >= 0 && inputs >= 0, "x86quant: negative sizes in a plan");
+}
+
+namespace {
+
+struct Handles {
+  std::mutex lock;
+  std::unordered_map<int64_t, c10::weak_intrusive_ptr<Program>> programs;
+  int64_t last = 0;
+};
+
+Handles& handles() {
+  static auto* const all = new Handles;  // programs may outlive static objects
+  return *all;
+}
+
+}  // namespace
+
+int64_t ProgramHandles::of(const c10::intrusive_ptr<Program>& program) {
+  const std::lock_guard<std::mutex> guard(handles().lock);
+  if (!program->handle_) {
+    program->handle_ = ++handles().last;
+    handles().programs.emplace(program->handle_, c10::weak_intrusive_ptr<Program>(program));
+  }
+  return program->handle_;
+}
+
+c10::intrusive_ptr<Program> ProgramHandles::find(int64_t handle) {
+  const std::lock_guard<std::mutex> guard(handles().lock);
+  const auto found = handles().programs.find(handle);
+  return found == handles().programs.end() ? c10::intrusive_ptr<Program>() : found->second.lock();
+}
+
+void ProgramHandles::forget(int64_t handle) {
+  const std::lock_guard<std::mutex> guard(handles().lock);
+  handles().programs.erase(handle);
+}
+
+void Program::release_resources() {
+  if (handle_) ProgramHandles::forget(handle_);
 }
 
 Place Program::place(const Words& words) const {
@@ -60,23 +103,24 @@ void Program::add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, con
   steps_.push_back(conv_step(std::move(conv), place(in), place(out), place(residual)));
 }
 
-void Program::add_op(int64_t kind, const c10::Dict<std::string, Words>& tensors,
+void Program::add_op(const std::string& kind, const c10::Dict<std::string, Words>& tensors,
                      const c10::Dict<std::string, Words>& integers,
                      const c10::Dict<std::string, std::vector<double>>& reals,
                      const c10::Dict<std::string, at::Tensor>& tables) {
   const auto tensor = [&](const char* name) {
     return tensors.contains(name) ? place(tensors.at(name)) : Place{};
   };
-  steps_.push_back(op_step(static_cast<int>(kind), tensor("a"), tensor("b"), tensor("out"), integers,
+  steps_.push_back(op_step(kind, tensor("a"), tensor("b"), tensor("out"), integers,
                            reals, tables));
 }
 
-void Program::add_copy(const Words& sizes, const Words& from, const Words& from_strides,
-                       const Words& to, const Words& to_strides) {
-  TORCH_CHECK_VALUE(from.size() == 2 && to.size() == 2 && sizes.size() == from_strides.size() &&
-                        sizes.size() == to_strides.size(),
+void Program::add_copy(int64_t element_size, const Words& sizes, const Words& from,
+                       const Words& from_strides, const Words& to, const Words& to_strides) {
+  TORCH_CHECK_VALUE(element_size > 0 && from.size() == 2 && to.size() == 2 &&
+                        sizes.size() == from_strides.size() && sizes.size() == to_strides.size(),
                     "x86quant: a copy of a plan is malformed");
-  steps_.push_back(copy_step(StridedCopy(sizes, from_strides, to_strides), from[0], from[1], to[0], to[1]));
+  StridedCopy copy(element_size, sizes, from_strides, to_strides);
+  steps_.push_back(copy_step(std::move(copy), from[0], from[1], to[0], to[1]));
 }
 
 void Program::add_output(const Words& sizes, const Words& strides, bool is_float) {

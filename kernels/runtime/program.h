@@ -31,13 +31,13 @@ class Program : public torch::CustomClassHolder {
   void add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, const Words& out,
                 const Words& residual);
   // Fields of xq_op by name.
-  void add_op(int64_t kind, const c10::Dict<std::string, Words>& tensors,
+  void add_op(const std::string& kind, const c10::Dict<std::string, Words>& tensors,
               const c10::Dict<std::string, Words>& integers,
               const c10::Dict<std::string, std::vector<double>>& reals,
               const c10::Dict<std::string, at::Tensor>& tables);
-  // Strides in bytes; `from` and `to` are a base and an offset.
-  void add_copy(const Words& sizes, const Words& from, const Words& from_strides, const Words& to,
-                const Words& to_strides);
+  // Of elements of so many bytes. Strides in bytes; `from` and `to` are a base and an offset.
+  void add_copy(int64_t element_size, const Words& sizes, const Words& from, const Words& from_strides,
+                const Words& to, const Words& to_strides);
   // An output of this shape and these strides, in elements.
   void add_output(const Words& sizes, const Words& strides, bool is_float);
 
@@ -58,7 +58,11 @@ class Program : public torch::CustomClassHolder {
   std::vector<at::Tensor> run_timed(const std::vector<at::Tensor>& inputs,
                                     std::vector<double>& microseconds) const;
 
+  void release_resources() override;  // once nobody holds the program any more
+
  private:
+  friend class ProgramHandles;
+
   struct Layout {
     Words sizes, strides;
     at::ScalarType dtype;
@@ -85,7 +89,17 @@ class Program : public torch::CustomClassHolder {
   std::vector<Layout> outputs_;
   std::vector<std::unique_ptr<Step>> steps_;
   mutable std::mutex lock_;
-  mutable std::vector<Buffer> idle_;  // arenas no run is using
+  mutable std::vector<Buffer> idle_;  // arenas no run is using, at most one for each thread
+  int64_t handle_ = 0;
+};
+
+// Numbers that stand for programs where torch's own objects cannot be passed.
+class ProgramHandles {
+ public:
+  static int64_t of(const c10::intrusive_ptr<Program>& program);
+  // Null when the number stands for no program, or for one that is gone.
+  static c10::intrusive_ptr<Program> find(int64_t handle);
+  static void forget(int64_t handle);
 };
 
 }  // namespace x86quant::runtime

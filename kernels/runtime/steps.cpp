@@ -1,8 +1,12 @@
 #include "steps.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <type_traits>
+#include <variant>
 
-#include "../routed/native_pack.h"
+#include "native_cpu.h"
 #include "parallel.h"
 
 namespace x86quant::runtime {
@@ -77,78 +81,130 @@ class CopyStep final : public Step {
   int64_t from_base_, from_offset_, to_base_, to_offset_;
 };
 
-// Fills fields of an op by name and complains of names that are no fields.
-class Fields {
+// What a plan may set of an op. A table is of 256 codes, or of one float a channel of the output.
+using Field = std::variant<int32_t xq_op::*, int64_t xq_op::*, float xq_op::*, int32_t (xq_op::*)[3],
+                           float (xq_op::*)[3], const uint8_t* xq_op::*, const float* xq_op::*>;
+
+const std::map<std::string, Field>& fields() {
+  static const std::map<std::string, Field> all = {
+      {"a_zp", &xq_op::a_zp},
+      {"b_zp", &xq_op::b_zp},
+      {"out_zp", &xq_op::out_zp},
+      {"lo", &xq_op::lo},
+      {"hi", &xq_op::hi},
+      {"groups", &xq_op::groups},
+      {"count_include_pad", &xq_op::count_include_pad},
+      {"align_corners", &xq_op::align_corners},
+      {"a_stride_c", &xq_op::a_stride_c},
+      {"out_stride_c", &xq_op::out_stride_c},
+      {"a_mult", &xq_op::a_mult},
+      {"b_mult", &xq_op::b_mult},
+      {"eps", &xq_op::eps},
+      {"kernel", &xq_op::kernel},
+      {"stride", &xq_op::stride},
+      {"padding", &xq_op::padding},
+      {"dilation", &xq_op::dilation},
+      {"scale", &xq_op::scale},
+      {"lut", &xq_op::lut},
+      {"scale_c", &xq_op::scale_c},
+      {"shift_c", &xq_op::shift_c},
+  };
+  return all;
+}
+
+// A kind of op, and the fields that it reads: any other is a mistake in the plan.
+struct Kind {
+  xq_op_kind number;
+  bool rounds;  // to codes: then it reads the fields of `rounding`, too
+  std::set<std::string> fields;
+
+  bool reads(const std::string& field) const {
+    static const std::set<std::string> rounding = {"out_zp", "lo", "hi", "lut"};
+    return fields.count(field) || (rounds && rounding.count(field));
+  }
+};
+
+const Kind& kind_named(const std::string& name) {
+  static const std::map<std::string, Kind> kinds = {
+      {"copy", {XQ_OP_COPY, false, {}}},
+      {"lut", {XQ_OP_LUT, false, {"lut"}}},
+      {"requantize", {XQ_OP_REQUANT, true, {"a_zp", "a_mult"}}},
+      {"add", {XQ_OP_ADD, true, {"a_zp", "b_zp", "a_mult", "b_mult"}}},
+      {"mul", {XQ_OP_MUL, true, {"a_zp", "b_zp", "a_mult"}}},
+      {"shuffle", {XQ_OP_SHUFFLE, false, {"groups"}}},
+      {"max_pool", {XQ_OP_MAX_POOL, false, {"kernel", "stride", "padding", "dilation"}}},
+      {"avg_pool",
+       {XQ_OP_AVG_POOL,
+        true,
+        {"kernel", "stride", "padding", "dilation", "a_zp", "a_mult", "count_include_pad"}}},
+      {"adaptive_avg_pool", {XQ_OP_ADAPTIVE_POOL, true, {"a_zp", "a_mult"}}},
+      {"nearest", {XQ_OP_NEAREST, true, {"a_zp", "a_mult", "scale", "align_corners"}}},
+      {"bilinear", {XQ_OP_BILINEAR, true, {"a_zp", "a_mult", "scale", "align_corners"}}},
+      {"quantize", {XQ_OP_QUANTIZE, true, {"a_mult", "a_stride_c"}}},
+      {"dequantize", {XQ_OP_DEQUANTIZE, false, {"a_zp", "a_mult", "out_stride_c"}}},
+      {"affine", {XQ_OP_AFFINE, true, {"a_zp", "scale_c", "shift_c"}}},
+      {"layer_norm", {XQ_OP_LAYER_NORM, true, {"a_zp", "a_mult", "eps", "scale_c", "shift_c"}}},
+  };
+  const auto found = kinds.find(name);
+  TORCH_CHECK_VALUE(found != kinds.end(), "x86quant: a plan has no op \"", name, "\"");
+  return found->second;
+}
+
+// Sets fields of an op by their names.
+class Setter {
  public:
-  explicit Fields(xq_op& op) : op_(op) {}
-
-  void set(const std::string& name, const Words& values) {
-    auto* const three = triple(name);
-    if (three) {
-      check(name, values.size(), 3);
-      for (int i = 0; i < 3; ++i) (*three)[i] = static_cast<int32_t>(values[i]);
-      return;
-    }
-    check(name, values.size(), 1);
-    if (name == "a_stride_c") op_.a_stride_c = values[0];
-    else if (name == "out_stride_c") op_.out_stride_c = values[0];
-    else integer(name) = static_cast<int32_t>(values[0]);
+  Setter(xq_op& op, const std::string& name) : op_(op), name_(name), kind_(kind_named(name)) {
+    op_.kind = kind_.number;
   }
 
-  void set(const std::string& name, const std::vector<double>& values) {
-    if (name == "scale") {
-      check(name, values.size(), 3);
-      for (int i = 0; i < 3; ++i) op_.scale[i] = static_cast<float>(values[i]);
-      return;
-    }
-    check(name, values.size(), 1);
-    real(name) = static_cast<float>(values[0]);
-  }
-
-  void set(const std::string& name, const at::Tensor& table) {
-    if (name == "lut") op_.lut = table.const_data_ptr<uint8_t>();
-    else if (name == "scale_c") op_.scale_c = table.const_data_ptr<float>();
-    else if (name == "shift_c") op_.shift_c = table.const_data_ptr<float>();
-    else unknown(name);
+  template <class Values>
+  void set(const std::string& name, const Values& values) {
+    const auto field = fields().find(name);
+    TORCH_CHECK_VALUE(field != fields().end() && kind_.reads(name), "x86quant: the op ", name_,
+                      " of a plan has no field \"", name, "\"");
+    std::visit([&](auto member) { put(name, op_.*member, values); }, field->second);
   }
 
  private:
-  [[noreturn]] static void unknown(const std::string& name) {
-    TORCH_CHECK_VALUE(false, "x86quant: an op of a plan has no field \"", name, "\"");
-  }
   static void check(const std::string& name, size_t got, size_t expected) {
     TORCH_CHECK_VALUE(got == expected, "x86quant: field \"", name, "\" of an op takes ", expected,
                       " values, got ", got);
   }
 
-  int32_t (*triple(const std::string& name))[3] {
-    if (name == "kernel") return &op_.kernel;
-    if (name == "stride") return &op_.stride;
-    if (name == "padding") return &op_.padding;
-    if (name == "dilation") return &op_.dilation;
-    return nullptr;
+  template <class To, class From>
+  void put(const std::string& name, To& to, const std::vector<From>& values) {
+    if constexpr (std::is_pointer_v<To>) {
+      TORCH_CHECK_VALUE(false, "x86quant: field \"", name, "\" of an op is a table");
+    } else if constexpr (std::is_integral_v<std::remove_extent_t<To>> != std::is_integral_v<From>) {
+      TORCH_CHECK_VALUE(false, "x86quant: field \"", name, "\" of an op mixes integers and reals");
+    } else if constexpr (std::is_array_v<To>) {
+      check(name, values.size(), 3);
+      for (int i = 0; i < 3; ++i) to[i] = static_cast<std::remove_extent_t<To>>(values[i]);
+    } else {
+      check(name, values.size(), 1);
+      to = static_cast<To>(values[0]);
+    }
   }
 
-  int32_t& integer(const std::string& name) {
-    if (name == "a_zp") return op_.a_zp;
-    if (name == "b_zp") return op_.b_zp;
-    if (name == "out_zp") return op_.out_zp;
-    if (name == "lo") return op_.lo;
-    if (name == "hi") return op_.hi;
-    if (name == "groups") return op_.groups;
-    if (name == "count_include_pad") return op_.count_include_pad;
-    if (name == "align_corners") return op_.align_corners;
-    unknown(name);
-  }
-
-  float& real(const std::string& name) {
-    if (name == "a_mult") return op_.a_mult;
-    if (name == "b_mult") return op_.b_mult;
-    if (name == "eps") return op_.eps;
-    unknown(name);
+  template <class To>
+  void put(const std::string& name, To& to, const at::Tensor& table) {
+    if constexpr (std::is_pointer_v<To>) {
+      using Value = std::remove_const_t<std::remove_pointer_t<To>>;
+      const bool codes = std::is_same_v<Value, uint8_t>;
+      const int64_t wanted = codes ? 256 : op_.out.c;
+      TORCH_CHECK_VALUE(table.scalar_type() == (codes ? at::kByte : at::kFloat) && table.numel() == wanted,
+                        "x86quant: table \"", name, "\" of an op takes ", wanted,
+                        codes ? " codes" : " floats", ", got ", table.numel(), " of type ",
+                        table.scalar_type());
+      to = table.const_data_ptr<Value>();
+    } else {
+      TORCH_CHECK_VALUE(false, "x86quant: field \"", name, "\" of an op is no table");
+    }
   }
 
   xq_op& op_;
+  const std::string& name_;
+  const Kind& kind_;
 };
 
 }  // namespace
@@ -158,25 +214,24 @@ std::unique_ptr<Step> conv_step(c10::intrusive_ptr<PackedConv> conv, const Place
   return std::make_unique<ConvStep>(std::move(conv), in, out, residual);
 }
 
-std::unique_ptr<Step> op_step(int kind, const Place& a, const Place& b, const Place& out,
+std::unique_ptr<Step> op_step(const std::string& kind, const Place& a, const Place& b, const Place& out,
                               const c10::Dict<std::string, Words>& integers,
                               const c10::Dict<std::string, std::vector<double>>& reals,
                               const c10::Dict<std::string, at::Tensor>& tables) {
   xq_op op{};
-  op.kind = kind;
   op.isa = native_isa();
   op.hi = 255;
   op.groups = 1;
   op.a = a.view;
   op.b = b.view;
   op.out = out.view;
-  Fields fields(op);
-  for (const auto& item : integers) fields.set(item.key(), item.value());
-  for (const auto& item : reals) fields.set(item.key(), item.value());
+  Setter setter(op, kind);
+  for (const auto& item : integers) setter.set(item.key(), item.value());
+  for (const auto& item : reals) setter.set(item.key(), item.value());
   std::vector<at::Tensor> kept;
   for (const auto& item : tables) {
     kept.push_back(item.value().contiguous());
-    fields.set(item.key(), kept.back());
+    setter.set(item.key(), kept.back());
   }
   const int status = xq_op_check(&op);
   TORCH_CHECK(status == XQ_OK, "x86quant: the native op ", kind, " refused: ", xq_status_text(status));

@@ -15,7 +15,7 @@ namespace x86quant::runtime {
 std::unique_ptr<Step> conv_step(c10::intrusive_ptr<PackedConv> conv, const Place& in,
                                 const Place& out, const Place& residual);
 
-std::unique_ptr<Step> op_step(int kind, const Place& a, const Place& b, const Place& out,
+std::unique_ptr<Step> op_step(const std::string& kind, const Place& a, const Place& b, const Place& out,
                               const c10::Dict<std::string, Words>& integers,
                               const c10::Dict<std::string, std::vector<double>>& reals,
                               const c10::Dict<std::string, at::Tensor>& tables);

@@ -5,13 +5,14 @@
 
 namespace x86quant::runtime {
 
-StridedCopy::StridedCopy(const std::vector<int64_t>& sizes, const std::vector<int64_t>& from_strides,
-                         const std::vector<int64_t>& to_strides) {
+StridedCopy::StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes,
+                         const std::vector<int64_t>& from_strides, const std::vector<int64_t>& to_strides) {
   for (size_t i = 0; i < sizes.size(); ++i)
     if (sizes[i] != 1) axes_.push_back({sizes[i], from_strides[i], to_strides[i]});
   // Writes go forward through memory.
   std::stable_sort(axes_.begin(), axes_.end(),
                    [](const Axis& a, const Axis& b) { return a.to > b.to; });
+  if (element_size != 1) axes_.push_back({element_size, 1, 1});
   // Axes that continue one another on both sides are one.
   for (size_t i = axes_.size(); i-- > 1;) {
     Axis &outer = axes_[i - 1], &inner = axes_[i];

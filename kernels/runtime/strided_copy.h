@@ -9,9 +9,9 @@ namespace x86quant::runtime {
 
 class StridedCopy {
  public:
-  // Strides in bytes; they may differ in any way.
-  StridedCopy(const std::vector<int64_t>& sizes, const std::vector<int64_t>& from_strides,
-              const std::vector<int64_t>& to_strides);
+  // Of elements of so many bytes. Strides in bytes; they may differ in any way.
+  StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes,
+              const std::vector<int64_t>& from_strides, const std::vector<int64_t>& to_strides);
   void run(const uint8_t* from, uint8_t* to) const;
 
  private:

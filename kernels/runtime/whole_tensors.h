@@ -9,6 +9,7 @@
 #include "conv_kernel.h"
 #include "memory.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace x86quant::runtime {
 
@@ -83,17 +84,6 @@ inline void check_conv_shapes(const char* kernel, const xq_conv& conv, const Con
   }
   TORCH_CHECK_VALUE(fits, "x86quant: ", kernel, ": the tensors do not fit the convolution");
   TORCH_CHECK_VALUE(call.residual.data == nullptr, "x86quant: ", kernel, " adds no residual");
-}
-
-// Memory for a whole tensor, the calling thread's own; `slot` tells several apart.
-template <int slot>
-uint8_t* tensor_scratch(int64_t bytes) {
-  thread_local Buffer buffer;
-  if (buffer.size() < static_cast<size_t>(bytes)) {
-    buffer = Buffer();
-    buffer = Buffer(static_cast<size_t>(bytes));
-  }
-  return buffer.data();
 }
 
 }  // namespace x86quant::runtime

@@ -25,10 +25,17 @@ _ELEMENTWISE = """
     logical_xor logit lt masked_fill maximum minimum mul nan_to_num ne neg pow prelu reciprocal relu
     remainder round rsqrt rsub sigmoid sign sin sinc sinh sqrt square sub tan tanh tril triu
     true_divide trunc where xlogy
+    absolute acosh addr arccos arcsin arctan arctan2 asinh atanh bitwise_left_shift
+    bitwise_right_shift copysign deg2rad digamma divide erfinv exp2 float_power fmax fmin greater
+    greater_equal heaviside hypot i0 igamma igammac ldexp less less_equal lgamma logaddexp
+    logaddexp2 logical_xor multiply mvlgamma negative nextafter not_equal polygamma positive
+    rad2deg sgn signbit subtract
 """
 _REDUCTIONS = """
     all amax amin any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum logsumexp max
     mean median min norm prod sort std sum topk var var_mean
+    aminmax bincount diff histc kthvalue logcumsumexp mode msort nanmean nanmedian nansum nonzero
+    quantile renorm std_mean trace unique_consecutive
 """
 _SHAPES = """
     broadcast_to cat chunk clone concat concatenate expand expand_as flatten flip gather
@@ -37,8 +44,16 @@ _SHAPES = """
     scatter scatter_add select squeeze stack split swapaxes swapdims t take_along_dim tile
     transpose unbind
     unflatten unfold unsqueeze view view_as
+    adjoint argwhere atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors
+    cartesian_prod column_stack combinations diag_embed diagonal_scatter dsplit dstack fliplr flipud
+    hsplit index_add index_copy index_fill index_put index_reduce masked_scatter ravel reshape_as
+    row_stack scatter_reduce select_scatter slice_scatter take tensor_split unsafe_chunk
+    unsafe_split vsplit
 """
-_PRODUCTS = "addbmm addmm addmv baddbmm bmm dot einsum linear matmul mm mv outer tensordot"
+_PRODUCTS = """
+    addbmm addmm addmv baddbmm bmm chain_matmul dot einsum inner kron linear matmul mm mv outer
+    tensordot vdot
+"""
 
 # fmt: off
 _TORCH = f"""
@@ -63,21 +78,24 @@ _FUNCTIONAL = """
     tanhshrink threshold unfold upsample
 """
 _OPERATOR = """
-    add and_ eq floordiv ge getitem gt invert le lt matmul mod mul ne neg not_ or_ pos pow sub
-    truediv xor
+    abs add and_ eq floordiv ge getitem gt index invert is_ is_not le lshift lt matmul mod mul ne
+    neg not_ or_ pos pow rshift sub truediv truth xor
 """
 _ATEN = f"""
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
     _adaptive_avg_pool2d _assert_scalar _assert_tensor_metadata _native_batch_norm_legit_no_training
     _softmax _log_softmax _to_copy _unsafe_view adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_avg_pool3d adaptive_max_pool2d alias arange avg_pool1d avg_pool2d avg_pool3d batch_norm
-    celu constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    celu channel_shuffle constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d copy cosine_similarity cross diag diagonal
     conv_transpose3d convolution detach detach_ dropout elu embedding embedding_bag empty_like full
     full_like gelu glu grid_sampler grid_sampler_2d group_norm hardshrink hardsigmoid hardswish
     hardtanh index instance_norm layer_norm leaky_relu lift_fresh_copy log_sigmoid log_softmax
     max_pool1d max_pool2d max_pool3d mish native_group_norm native_layer_norm new_full new_ones
-    new_zeros one_hot ones ones_like pad pixel_shuffle pixel_unshuffle reflection_pad1d
-    reflection_pad2d relu6 replication_pad2d rms_norm scalar_tensor scaled_dot_product_attention
+    new_zeros col2im gru_cell im2col lstm_cell one_hot ones ones_like pad pixel_shuffle
+    pixel_unshuffle reflection_pad1d
+    reflection_pad2d reflection_pad3d relu6 replication_pad1d replication_pad2d replication_pad3d
+    rms_norm rnn_relu_cell rnn_tanh_cell scalar_tensor scaled_dot_product_attention
     selu silu slice softmax softplus split_with_sizes sym_constrain_range_for_size sym_numel
     sym_size sym_stride to type_as upsample_bicubic2d upsample_bilinear2d upsample_linear1d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d zeros zeros_like
@@ -86,9 +104,9 @@ _ATEN = f"""
 #: Methods of tensors.
 METHODS: frozenset[str] = frozenset(f"""
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
-    bool contiguous dequantize detach dim double element_size float half hardshrink int int_repr
-    is_contiguous is_floating_point item log_softmax long ndimension new_full new_ones new_zeros
-    numel size softmax split_with_sizes stride to type_as
+    bfloat16 bool byte char contiguous cpu dequantize detach dim double element_size float half
+    hardshrink int int_repr is_contiguous is_floating_point item log_softmax long ndimension
+    new_full new_ones new_zeros nelement numel short size softmax split_with_sizes stride to type_as
 """.split())
 # fmt: on
 
@@ -127,16 +145,42 @@ def _overloads(name: str) -> dict[str, Target]:
     }
 
 
-class _Functions:
-    """Both directions of the table, made when first needed."""
+#: Writes in place, which only the graph of an ``OnCopy`` may do, to what it has copied.
+_WRITES = f"""
+    {_ELEMENTWISE} {_PRODUCTS} copy fill index_add index_copy index_fill index_put index_reduce
+    masked_scatter scatter scatter_add scatter_reduce zero celu elu hardtanh leaky_relu relu6 selu
+    silu threshold
+"""
+_WRITING_OPERATORS = """
+    iadd iand ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor
+"""
+WRITING_METHODS: frozenset[str] = frozenset(
+    f"{name}_" for name in _WRITES.split() if hasattr(torch.Tensor, f"{name}_")
+)
 
-    def __init__(self) -> None:
+
+def _writing_table() -> dict[str, Target]:
+    """Every function that writes in place by its name."""
+    table: dict[str, Target] = {"operator.setitem": operator.setitem}
+    table.update({f"operator.{n}": getattr(operator, n) for n in _WRITING_OPERATORS.split()})
+    for prefix, home in (("torch", torch), ("torch.nn.functional", F)):
+        for name in _WRITES.split():
+            if hasattr(home, f"{name}_"):
+                table[f"{prefix}.{name}_"] = getattr(home, f"{name}_")
+    return table
+
+
+class _Functions:
+    """Both directions of a table, made when first needed."""
+
+    def __init__(self, make: Callable[[], dict[str, Target]]) -> None:
+        self._make = make
         self._by_name: dict[str, Target] = {}
         self._names: dict[Target, str] = {}
 
     def _fill(self) -> None:
         if not self._by_name:
-            table = _table()
+            table = self._make()
             # Of several names of one function the first stays.
             self._names = {function: name for name, function in reversed(table.items())}
             self._by_name = table
@@ -154,4 +198,5 @@ class _Functions:
         return self._by_name.get(name)
 
 
-FUNCTIONS = _Functions()
+FUNCTIONS = _Functions(_table)
+WRITING_FUNCTIONS = _Functions(_writing_table)

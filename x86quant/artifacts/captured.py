@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import dataclasses
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +26,12 @@ from torch.fx.experimental import _config as symbolic_config
 
 from x86quant.artifacts import size_conditions
 from x86quant.artifacts.modules import has_hooks
-from x86quant.artifacts.saved import SavedModule
+from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.signatures import Signature, call_of, split_result
 from x86quant.artifacts.size_conditions import Condition, excludes_one
-from x86quant.artifacts.structures import fill, split
+from x86quant.artifacts.structures import Leaf, fill, split
 from x86quant.compiled import CompiledModule
+from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.from_export import exported_layer
@@ -36,6 +39,9 @@ from x86quant.lowering.graph_tools import attribute, label, own_call
 from x86quant.lowering.lower import computes_in_float
 from x86quant.lowering.passes import Report
 from x86quant.terminal.silence import silent
+
+#: Graphs for other branches that a model takes by its sizes.
+_MOST_GRAPHS = 4
 
 #: What stays free of an input's sizes, from most to least: all, the first, none.
 _FREE: tuple[Callable[[int], bool], ...] = (lambda _: True, lambda dim: dim == 0, lambda _: False)
@@ -45,20 +51,45 @@ _PREFIX = re.compile(r"^model(\.|$)")
 _SEEN = threading.local()
 
 
-def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SavedModule:
+def capture(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[SavedModule | SavedBySizes, str]:
     """``model`` as a graph for calls like ``model(*args, **kwargs)``, with as free sizes as can be.
 
-    The graph gives the very results of ``model``, also at other sizes than the example's.
+    The graph gives the very results of ``model``, also at other sizes than the example's. Where
+    the model branches on a size, the other branches are graphs of their own.
+
+    Returns:
+        The graph or graphs, and of which sizes that the model takes they do not; empty if of none.
 
     Raises:
         ArtifactError: no graph does what the model does; says why.
     """
-    parameters, given, defaults, leaves = call_of(model, args, kwargs)
+    signature, leaves = call_of(model, args, kwargs)
+    found = [_captured(model, signature, leaves, _of_two(leaves))]
+    missing = ""
+    for tried in _resizings(leaves):
+        if any(saved.takes(tried) for saved in found) or not _runs(model, signature, tried):
+            continue
+        if len(found) < _MOST_GRAPHS and _is_branch(found[0], tried):
+            with contextlib.suppress(ArtifactError, InvalidInputError):
+                found.append(_captured(model, signature, tried, tried))
+                continue
+        missing = missing or f"its graph does not hold for inputs of {_shapes(tried)}"
+    return found[0] if len(found) == 1 else SavedBySizes(found), missing
+
+
+def _captured(
+    model: nn.Module,
+    signature: Signature,
+    leaves: Sequence[torch.Tensor],
+    exported: Sequence[torch.Tensor],
+) -> SavedModule:
+    """One graph, from ``exported``, which may be ``leaves`` of two rows instead of one."""
     reasons: list[str] = []
     for is_free in _FREE:
-        signature = Signature(parameters, given, defaults, None, ())
         try:
-            saved = _Capture(model, signature, _of_two(leaves)).saved(is_free)
+            saved = _Capture(model, signature, exported).saved(is_free)
             saved = _with_ones(model, saved, leaves)
             _compare(model, saved, leaves)
         except ArtifactError as error:
@@ -66,6 +97,24 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             continue
         return saved
     raise ArtifactError(reasons[-1])
+
+
+def _runs(model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether ``model`` takes inputs of these sizes."""
+    args, kwargs = signature.example(leaves)
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception:  # whatever the model's own code raises
+        return False
+    return True
+
+
+def _is_branch(saved: SavedModule, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether the graph excludes these sizes by a comparison, not because they are constants."""
+    shapes = [x.shape for x in leaves]
+    failing = [c for c in saved.signature.conditions if not size_conditions.holds(c, shapes)]
+    return not any(c[0] == "==" and isinstance(c[2], int) for c in failing)
 
 
 def _of_two(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -83,28 +132,46 @@ class _Flat(nn.Module):
         self._signature = signature
 
     def forward(self, *leaves: torch.Tensor) -> Any:
-        result = self.model(**self._signature.example(leaves))
+        args, kwargs = self._signature.example(leaves)
+        result = self.model(*args, **kwargs)
         _SEEN.result, found = split_result(result)  # not kept here: export undoes what it changes
         return tuple(found)
 
 
 class _Part(nn.Module):
-    """Stands for a compiled part while its surroundings are exported."""
+    """Stands for a compiled part, or a recurrent layer, while its surroundings are exported."""
 
-    def __init__(self, number: int, part: CompiledModule) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
-        self._number = number
         # Not a child: export would take its tensors apart.
         self._hidden = [part]
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         part = self._hidden[0]
-        structure, results = _result_of(part.graph_module)
-        if not all(isinstance(x, torch.Tensor) for x in inputs):
-            raise ArtifactError("a compiled part takes inputs that are not tensors")
-        outputs = torch.ops.x86quant_artifacts.part(list(inputs), self._number)
-        assert len(outputs) == len(results)
-        return fill(structure, outputs)
+        tensors: list[torch.Tensor] = []
+        called = split((args, kwargs), tensors, _is_tensor, "an argument of a part")
+        # Its result's structure is known once the fake kernel has run.
+        seen = _PartCall(part, called)
+        _SEEN.calls.append(seen)
+        outputs = torch.ops.x86quant_artifacts.part(list(tensors), len(_SEEN.calls) - 1)
+        return fill(seen.result, outputs)
+
+
+@dataclasses.dataclass
+class _PartCall:
+    """One call of a part: the part, its arguments, and what it returns, as structures."""
+
+    part: nn.Module
+    called: Any
+    result: Any = None
+
+
+def _is_part(module: nn.Module) -> bool:
+    return isinstance(module, CompiledModule | nn.RNNBase | DynamicRecurrent)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _result_of(gm: GraphModule) -> tuple[Any, list[Node]]:
@@ -133,17 +200,42 @@ def _part(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 @_part.register_fake
 def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    gm: GraphModule = _SEEN.parts[number].graph_module
+    seen: _PartCall = _SEEN.calls[number]
+    args, kwargs = fill(seen.called, inputs)
+    if isinstance(seen.part, CompiledModule):
+        result = _fake_graph(seen.part.graph_module, args)
+    else:
+        result = _fake_recurrent(seen.part, *args, **kwargs)
+    found: list[torch.Tensor] = []
+    seen.result = split(result, found, _is_tensor, "its result")
+    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+
+
+def _fake_graph(gm: GraphModule, inputs: tuple[Any, ...]) -> Any:
     fake = detect_fake_mode(inputs)
     assert fake is not None
     tensors = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
     state: dict[str, torch.Tensor] = {
         k: fake.from_tensor(v, static_shapes=True) for k, v in tensors.items()
     }
-    outputs = torch.func.functional_call(gm, state, tuple(inputs))
-    found: list[torch.Tensor] = []
-    split(outputs, found, lambda x: isinstance(x, torch.Tensor), "its result")
-    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+    return _thawed(torch.func.functional_call(gm, state, inputs))
+
+
+def _fake_recurrent(layer: Any, input: torch.Tensor, hx: Any = None) -> Any:
+    """Results of the right shapes, without the loop over steps that would fix their number."""
+    directions = 2 if layer.bidirectional else 1
+    width = layer.proj_size or layer.hidden_size
+    batched = input.dim() == 3
+    swapped = input.transpose(0, 1) if batched and layer.batch_first else input
+    out = swapped.new_empty((*swapped.shape[:-1], width * directions))
+    last = (layer.num_layers * directions, *swapped.shape[1:-1])
+    h = input.new_empty((*last, width))
+    states = (h, input.new_empty((*last, layer.hidden_size))) if _has_cells(layer) else h
+    return (out.transpose(0, 1) if batched and layer.batch_first else out), states
+
+
+def _has_cells(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.LSTM | DynamicLSTM)
 
 
 class _Capture:
@@ -154,13 +246,13 @@ class _Capture:
     ) -> None:
         self._signature = signature
         self._leaves = leaves
-        found = {m: path for path, m in model.named_modules() if isinstance(m, CompiledModule)}
-        self._parts = list(found)
-        self._paths = list(found.values())
+        found = {m: path for path, m in model.named_modules() if _is_part(m)}
+        self._parts = [part for part in found if isinstance(part, CompiledModule)]
+        self._paths = found
         if hooked := [path for part, path in found.items() if has_hooks(part)]:
             raise ArtifactError(f"the hooks of {hooked[0]} have no form in a file: remove them")
         # A copy of the structure alone, with the same tensors.
-        memo: dict[int, Any] = {id(m): _Part(i, m) for i, m in enumerate(self._parts)}
+        memo: dict[int, Any] = {id(part): _Part(part) for part in found}
         memo |= {id(t): t for t in (*model.parameters(), *model.buffers())}
         try:
             self._flat = _Flat(copy.deepcopy(model, memo), signature).eval()
@@ -175,13 +267,7 @@ class _Capture:
         assert isinstance(flat, GraphModule)
         gm = self._put_back(flat)
         conditions = _conditions(program, len(self._leaves))
-        signature = Signature(
-            self._signature.parameters,
-            self._signature.given,
-            self._signature.defaults,
-            _SEEN.result,
-            conditions,
-        )
+        signature = dataclasses.replace(self._signature, result=_SEEN.result, conditions=conditions)
         return SavedModule(gm, _joined(self._parts), _float_nodes(gm), signature)
 
     def _exported(self, is_free: Callable[[int], bool]) -> ExportedProgram:
@@ -191,7 +277,7 @@ class _Capture:
         )
         try:
             with (
-                _known_parts(self._parts),
+                _calls_seen(),
                 torch.no_grad(),
                 silent(),
                 # One and zero are sizes like others: no branch for them is taken unseen.
@@ -231,7 +317,9 @@ class _Capture:
             elif node.op == "output":
                 graph.output(torch.fx.node.map_arg(node.args[0], lambda n: values[n]))
             elif node.target is torch.ops.x86quant_artifacts.part.default:
-                results[node] = self._inlined(graph, node, values, constants)
+                inputs, number = node.args
+                called = [values[x] for x in inputs]
+                results[node] = self._called(graph, _SEEN.calls[number], called, constants)
             elif node.args and isinstance(node.args[0], Node) and node.args[0] in results:
                 values[node] = results[node.args[0]][node.args[1]]
             else:
@@ -242,15 +330,31 @@ class _Capture:
                     constants[path] = attribute(flat, str(node.target))
         return _graph_module(constants, graph)
 
-    def _inlined(
-        self, graph: Graph, call: Node, values: dict[Node, Any], constants: dict[str, Any]
+    def _called(
+        self, graph: Graph, call: _PartCall, inputs: Sequence[Node], constants: dict[str, Any]
     ) -> list[Node]:
-        """The results of the part that ``call`` stands for, its nodes added to ``graph``."""
-        inputs, number = call.args
-        path, part = self._paths[number], self._parts[number]  # type: ignore[index]
+        """The results of a part, in order, after what it does was added to ``graph``."""
+        path = self._paths[call.part]
+        if isinstance(call.part, CompiledModule):
+            return self._inlined(graph, path, call.part, inputs, constants)
+        constants[path] = call.part
+        args, kwargs = fill(call.called, inputs)
+        node = graph.call_module(path, args, kwargs)
+        node.meta["layer"] = path
+        return _items(graph, node, call.result)
+
+    def _inlined(
+        self,
+        graph: Graph,
+        path: str,
+        part: CompiledModule,
+        inputs: Sequence[Node],
+        constants: dict[str, Any],
+    ) -> list[Node]:
+        """The nodes of a compiled part in ``graph``, and its results."""
         own = part.graph_module
         inner: dict[Node, Node] = {}
-        given = iter(values[node] for node in inputs)  # type: ignore[union-attr,index]
+        given = iter(inputs)
         for node in own.graph.nodes:
             if node.op == "placeholder":
                 inner[node] = next(given)
@@ -262,6 +366,17 @@ class _Capture:
                     inner[node].target = target
                     constants[target] = attribute(own, str(node.target))
         return [inner[node] for node in _result_of(own)[1]]
+
+
+def _items(graph: Graph, node: Node, structure: Any) -> list[Node]:
+    """The leaves of ``structure``, which ``node`` returns, in order."""
+    if isinstance(structure, Leaf):
+        return [node]
+    return [
+        leaf
+        for number, part in enumerate(structure)
+        for leaf in _items(graph, graph.call_function(operator.getitem, (node, number)), part)
+    ]
 
 
 def _copied(graph: Graph, node: Node, values: dict[Node, Any]) -> Node:
@@ -289,8 +404,10 @@ def _graph_module(constants: Mapping[str, Any], graph: Graph) -> GraphModule:
             home.register_buffer(name, value.detach())
         else:
             setattr(home, name, value)
-    graph.eliminate_dead_code()
-    return GraphModule(root, graph, class_name="CapturedGraph").eval()
+    gm = GraphModule(root, graph, class_name="CapturedGraph").eval()
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
 
 
 def _check_pure(program: ExportedProgram) -> None:
@@ -385,14 +502,14 @@ def _compare_one(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Te
 
     What ``model`` itself refuses ``saved`` may refuse in other words.
     """
-    call = saved.signature.example(leaves)
+    args, kwargs = saved.signature.example(leaves)
     with torch.no_grad():
         try:
-            expected = model(**call)
+            expected = model(*args, **kwargs)
         except Exception as error:  # whatever the model's own code raises for such sizes
             raise InvalidInputError(str(error)) from error
         try:
-            found = saved(**call)
+            found = saved(*args, **kwargs)
         except InvalidInputError:
             raise
         except Exception as error:
@@ -433,17 +550,21 @@ def _variants(
 ) -> Iterator[Sequence[torch.Tensor]]:
     """``leaves``, and such of other sizes that the conditions allow."""
     yield leaves
-    sizes = sorted({(dim, size) for x in leaves for dim, size in enumerate(x.shape)})
+    yield from filter(saved.takes, _resizings(leaves))
+
+
+def _resizings(leaves: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """``leaves`` with each of their sizes changed in turn, in one dimension and in all of them."""
+    sizes = sorted({(dim, size) for x in leaves for dim, size in enumerate(x.shape) if size})
     for dim, size in sizes:
         for other in dict.fromkeys((1, size + 1, size - 1, 2 * size)):
             if other < 1 or other == size:
                 continue
             alone = [_resized(x, {dim}, size, other) for x in leaves]
             everywhere = [_resized(x, set(range(x.dim())), size, other) for x in leaves]
-            for tried in (alone, everywhere):
-                if saved.takes(tried):
-                    yield tried
-                    break
+            yield alone
+            if [x.shape for x in alone] != [x.shape for x in everywhere]:
+                yield everywhere
 
 
 def _resized(x: torch.Tensor, dims: set[int], size: int, other: int) -> torch.Tensor:
@@ -481,10 +602,7 @@ def _has_nan(x: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _known_parts(parts: Sequence[CompiledModule]) -> Iterator[None]:
-    before = getattr(_SEEN, "parts", ())
-    _SEEN.parts = parts
-    try:
-        yield
-    finally:
-        _SEEN.parts = before
+def _calls_seen() -> Iterator[None]:
+    """A block in which calls of parts are noted."""
+    _SEEN.calls = []
+    yield

@@ -18,7 +18,7 @@ class Content:
         build: the module; given the skeleton, which only a tree needs.
         needs: the class that a skeleton must have; None if the file is self-contained.
         parts: the compiled models in it.
-        whole: the compiled model that it is, if it is one.
+        whole: the compiled model that it is, or whose inputs it takes, if there is one.
     """
 
     build: Callable[[nn.Module | None], nn.Module]

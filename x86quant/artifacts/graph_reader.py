@@ -13,7 +13,13 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.artifacts import container, modules
-from x86quant.artifacts.allowed import ATTRIBUTES, FUNCTIONS, METHODS
+from x86quant.artifacts.allowed import (
+    ATTRIBUTES,
+    FUNCTIONS,
+    METHODS,
+    WRITING_FUNCTIONS,
+    WRITING_METHODS,
+)
 from x86quant.artifacts.checks import check_op, yields_codes
 from x86quant.artifacts.saved import SavedModule
 from x86quant.artifacts.signatures import Signature
@@ -24,6 +30,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.graph_tools import QParams, attribute, is_op
+from x86quant.lowering.mutation import OnCopy
 from x86quant.lowering.passes import Report
 
 # Names end up in the code that torch.fx generates for a graph: nothing else than names may.
@@ -31,7 +38,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,400}", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9_]{1,400}", re.ASCII)
 _MAX_PARTS = 64
 
-_ENTRIES = {"nodes", "attributes", "modules", "reports", "float_nodes", "signature"}
+_WRITTEN = {"nodes", "attributes", "modules"}
+_ENTRIES = {*_WRITTEN, "reports", "float_nodes", "signature"}
 _NODE = {"name", "op", "target", "args", "kwargs", "meta"}
 _META = {"layer", "source", "why", "shape", "qparams", "input_dtype"}
 _INPUT_DTYPES = {str(d).removeprefix("torch."): d for d in container.STORABLE}
@@ -40,17 +48,8 @@ _INPUT_DTYPES = {str(d).removeprefix("torch."): d for d in container.STORABLE}
 def read_graph(content: dict[str, Any], tensors: TensorReader) -> CompiledModule:
     """The compiled model that ``write_graph`` wrote."""
     check_keys("the graph", content, _ENTRIES)
-    reader = _GraphReader(tensors)
-    for path, value in typed(dict, content["attributes"], "attributes").items():
-        reader.add_attribute(path, value)
-    for path, value in typed(dict, content["modules"], "modules").items():
-        reader.add_module(path, value)
-    for number, value in enumerate(typed(list, content["nodes"], "nodes")):
-        try:
-            reader.add_node(value)
-        except ArtifactError as error:
-            raise ArtifactError(f"node {number} is not valid: {error}") from error
-    gm, reports, float_nodes = reader.finished(), _reports(content), _float_nodes(content)
+    gm = _read_nodes(content, _GraphReader(tensors))
+    reports, float_nodes = _reports(content), _float_nodes(content)
     if content["signature"] is None:
         return CompiledModule(gm, reports, float_nodes)
     *_, output = gm.graph.nodes
@@ -61,11 +60,26 @@ def read_graph(content: dict[str, Any], tensors: TensorReader) -> CompiledModule
     return SavedModule(gm, reports, float_nodes, signature)
 
 
-class _GraphReader:
-    """Builds one graph module."""
+def _read_nodes(content: dict[str, Any], reader: _GraphReader) -> GraphModule:
+    """The graph module with the nodes, attributes and modules of ``content``."""
+    for path, value in typed(dict, content["attributes"], "attributes").items():
+        reader.add_attribute(path, value)
+    for path, value in typed(dict, content["modules"], "modules").items():
+        reader.add_module(path, value)
+    for number, value in enumerate(typed(list, content["nodes"], "nodes")):
+        try:
+            reader.add_node(value)
+        except ArtifactError as error:
+            raise ArtifactError(f"node {number} is not valid: {error}") from error
+    return reader.finished()
 
-    def __init__(self, tensors: TensorReader) -> None:
+
+class _GraphReader:
+    """Builds one graph module; that of an ``OnCopy`` may write in place to what it copied."""
+
+    def __init__(self, tensors: TensorReader, on_copy: bool = False) -> None:
         self._tensors = tensors
+        self._on_copy = on_copy
         self._root = nn.Module()
         self._paths: dict[str, set[str]] = {"get_attr": set(), "call_module": set()}
         self._graph = Graph()
@@ -87,8 +101,14 @@ class _GraphReader:
     def add_module(self, path: str, content: object) -> None:
         """Give the root the layer at ``path``."""
         found = typed(dict, content, f"layer {path[:80]!r}")
-        check_keys(f"layer {path[:80]!r}", found, {"class", "arguments", "tensors"})
         home, name = self._place(path, "call_module")
+        if found.keys() == {"on_copy"} and not self._on_copy:
+            inner = typed(dict, found["on_copy"], "a write on a copy")
+            check_keys("a write on a copy", inner, _WRITTEN)
+            write = _read_nodes(inner, _GraphReader(self._tensors, on_copy=True))
+            home.add_module(name, OnCopy(write).eval())
+            return
+        check_keys(f"layer {path[:80]!r}", found, {"class", "arguments", "tensors"})
         home.add_module(name, modules.read_layer(found, self._tensors))
 
     def _place(self, path: str, op: str) -> tuple[nn.Module, str]:
@@ -132,11 +152,15 @@ class _GraphReader:
         if bad := [k for k in kwargs if not _NAME.fullmatch(k) or keyword.iskeyword(k)]:
             raise ArtifactError(f"{bad[0][:80]!r} is not the name of an argument")
         _check_arity(op, target, args, kwargs)
+        if "out" in kwargs:
+            raise ArtifactError("it writes to an argument")
         node = self._graph.create_node(op, target, args, kwargs, name=name)
         if node.name != name:
             raise ArtifactError(f"the name {name!r} is taken")
         if target is getattr:
             _check_getattr(args, kwargs)
+        if _writes(node) and not _is_copied(node.args[0]):
+            raise ArtifactError("it writes to what is no copy")
         if is_op(node):
             check_op(node, self._constant)
         self._add_meta(node, typed(dict, found["meta"], "meta"))
@@ -145,13 +169,15 @@ class _GraphReader:
     def _target(self, op: str, target: str) -> Any:
         if op == "call_function":
             function = FUNCTIONS.find(target)
+            if function is None and self._on_copy:
+                function = WRITING_FUNCTIONS.find(target)
             if function is None:
                 raise ArtifactError(f"it calls {target[:80]!r}, which an artifact may not")
             return function
         known = {
             "placeholder": bool(_NAME.fullmatch(target)) and not keyword.iskeyword(target),
             "output": target == "output",
-            "call_method": target in METHODS,
+            "call_method": target in METHODS or (self._on_copy and target in WRITING_METHODS),
             "get_attr": target in self._paths["get_attr"],
             "call_module": target in self._paths["call_module"],
         }
@@ -220,6 +246,21 @@ def _check_arity(op: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[st
         raise ArtifactError(f"a {op} has at most {most} arguments")
     if (op == "output" and not args) or (op == "call_method" and not args):
         raise ArtifactError(f"a {op} without arguments")
+
+
+def _writes(node: Node) -> bool:
+    if node.op == "call_method":
+        return node.target in WRITING_METHODS
+    return node.op == "call_function" and WRITING_FUNCTIONS.name(node.target) is not None
+
+
+def _is_copied(value: object) -> bool:
+    """Whether ``value`` is a copy that the graph has made, or a view of one."""
+    while isinstance(value, Node) and value.op.startswith("call_"):
+        if value.target is torch.clone:
+            return True
+        value = value.args[0] if value.args else None
+    return False
 
 
 def _check_getattr(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -12,15 +12,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import typed
 from x86quant.artifacts.values import decode, encode
 from x86quant.dynamic import (
+    DynamicGRU,
+    DynamicGRUCell,
     DynamicLinear,
+    DynamicLSTM,
+    DynamicLSTMCell,
     DynamicMultiheadAttention,
     Int8Linear,
     WeightOnlyEmbedding,
+    WeightOnlyEmbeddingBag,
     WeightOnlyLinear,
 )
 from x86quant.errors import ArtifactError
@@ -97,7 +103,8 @@ KINDS: dict[type[nn.Module], Kind] = {
             "include_last_offset", "padding_idx",
         )
     ),
-    **dict.fromkeys((nn.LSTM, nn.GRU), _RECURRENT),
+    nn.LSTM: Kind((*_RECURRENT.attributes, "proj_size"), counts=_RECURRENT.counts),
+    nn.GRU: _RECURRENT,
     nn.RNN: Kind((*_RECURRENT.attributes, "nonlinearity"), counts=_RECURRENT.counts),
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell), _CELL),
     nn.RNNCell: Kind((*_CELL.attributes, "nonlinearity")),
@@ -110,16 +117,13 @@ KINDS: dict[type[nn.Module], Kind] = {
     ),
     nn.PReLU: Kind(("num_parameters",)),
     **dict.fromkeys(
+        (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardsigmoid, nn.SELU),
+        Kind(("inplace",)),
+    ),
+    **dict.fromkeys(
         (
-            nn.ReLU,
-            nn.ReLU6,
-            nn.SiLU,
-            nn.Mish,
-            nn.Hardswish,
-            nn.Hardsigmoid,
             nn.Sigmoid,
             nn.Tanh,
-            nn.SELU,
             nn.LogSigmoid,
             nn.Softsign,
             nn.Tanhshrink,
@@ -129,13 +133,25 @@ KINDS: dict[type[nn.Module], Kind] = {
     ),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU), Kind(("dim",))),
     nn.GELU: Kind(("approximate",)),
-    **dict.fromkeys((nn.ELU, nn.CELU), Kind(("alpha",))),
-    nn.LeakyReLU: Kind(("negative_slope",)),
-    nn.Hardtanh: Kind(("min_val", "max_val")),
+    **dict.fromkeys((nn.ELU, nn.CELU), Kind(("alpha", "inplace"))),
+    nn.LeakyReLU: Kind(("negative_slope", "inplace")),
+    nn.Hardtanh: Kind(("min_val", "max_val", "inplace")),
     nn.Softplus: Kind(("beta", "threshold")),
     **dict.fromkeys((nn.Hardshrink, nn.Softshrink), Kind(("lambd",))),
-    nn.Threshold: Kind(("threshold", "value")),
-    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), Kind(("p",))),
+    nn.Threshold: Kind(("threshold", "value", "inplace")),
+    **dict.fromkeys(
+        (
+            nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+            nn.FeatureAlphaDropout,
+        ),
+        Kind(("p",)),
+    ),
+    nn.RReLU: Kind(("lower", "upper", "inplace")),
+    nn.Unflatten: Kind(("dim", "unflattened_size")),
+    nn.Unfold: Kind(("kernel_size", "dilation", "padding", "stride")),
+    nn.Fold: Kind(("output_size", "kernel_size", "dilation", "padding", "stride")),
+    nn.CosineSimilarity: Kind(("dim", "eps")),
+    nn.PairwiseDistance: Kind(("norm", "eps", "keepdim")),
     nn.Flatten: Kind(("start_dim", "end_dim")),
     nn.PixelShuffle: Kind(("upscale_factor",)),
     nn.PixelUnshuffle: Kind(("downscale_factor",)),
@@ -162,7 +178,23 @@ KINDS: dict[type[nn.Module], Kind] = {
         (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
         Kind(("output_size", "return_indices")),
     ),
-    **dict.fromkeys((nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), Kind(("padding",))),
+    **dict.fromkeys(
+        (
+            nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.CircularPad1d, nn.CircularPad2d,
+            nn.CircularPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
+            nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d,
+        ),
+        Kind(("padding",)),
+    ),
+    **dict.fromkeys(
+        (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d), Kind(("padding", "value"))
+    ),
+    **dict.fromkeys(
+        (nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), Kind(("size", "scale_factor"))
+    ),
+    **dict.fromkeys(
+        (nn.LPPool1d, nn.LPPool2d), Kind(("norm_type", "kernel_size", "stride", "ceil_mode"))
+    ),
     nn.LocalResponseNorm: Kind(("size", "alpha", "beta", "k")),
 }  # fmt: skip
 
@@ -178,7 +210,7 @@ def _int8_linear(cls: type[Int8Linear], values: dict[str, Any], state: _State) -
 
 def _int8_embedding(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
     weight, scale, _ = _operands("embedding", state)
-    module: nn.Module = cls(weight, scale)
+    module: nn.Module = cls(weight, scale, _text(values["name"]))
     return module
 
 
@@ -211,12 +243,92 @@ def _operands(op: str, state: _State) -> tuple[torch.Tensor, torch.Tensor, torch
     return weight, scale, bias
 
 
+def _bag(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    if state.keys() != {"rows"}:
+        raise ArtifactError("a table of bags has rows and nothing else")
+    padding, last = values["padding_idx"], values["include_last_offset"]
+    if type(last) is not bool or (padding is not None and type(padding) is not int):
+        raise ArtifactError("the arguments of a table of bags are of wrong types")
+    module: nn.Module = cls(
+        state["rows"],
+        values["mode"],
+        padding_idx=padding,
+        include_last_offset=last,
+        name=_text(values["name"]),
+    )
+    return module
+
+
+def _recurrent(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    products = _products(state)
+    layers = sum(name.startswith("ih_l") and not name.endswith("_reverse") for name in products)
+    directions = ("", "_reverse") if "ih_l0_reverse" in products else ("",)
+    kinds = ("ih", "hh", "hr") if "hr_l0" in products else ("ih", "hh")
+    suffixes = [f"_l{i}{direction}" for i in range(layers) for direction in directions]
+    if products.keys() != {f"{kind}{suffix}" for kind in kinds for suffix in suffixes}:
+        raise ArtifactError(f"a recurrent layer cannot consist of {', '.join(products)[:200]}")
+    if type(values["batch_first"]) is not bool:
+        raise ArtifactError("batch_first of a recurrent layer is no boolean")
+    found = cls(products, batch_first=values["batch_first"])
+    for suffix in suffixes:
+        width = found.proj_size or found.hidden_size
+        inputs = width * len(directions) if not suffix.startswith("_l0") else found.input_size
+        sizes = {
+            "ih": (inputs, cls.gates * found.hidden_size),
+            "hh": (width, cls.gates * found.hidden_size),
+            "hr": (found.hidden_size, width),
+        }
+        _check_sizes({kind: products[kind + suffix] for kind in kinds}, sizes)
+    return found  # type: ignore[no-any-return]
+
+
+def _recurrent_cell(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    products = _products(state)
+    if products.keys() != {"ih", "hh"}:
+        raise ArtifactError("a recurrent cell has two products")
+    found = cls(products["ih"], products["hh"])
+    gates = cls.gates * found.hidden_size
+    _check_sizes(products, {"ih": (found.input_size, gates), "hh": (found.hidden_size, gates)})
+    return found  # type: ignore[no-any-return]
+
+
+def _products(state: _State) -> dict[str, DynamicLinear]:
+    names = dict.fromkeys(key.partition(".")[0] for key in state)
+    return {n: DynamicLinear(*_operands("linear_dynamic", _within(state, f"{n}."))) for n in names}
+
+
+def _check_sizes(
+    products: Mapping[str, DynamicLinear], sizes: Mapping[str, tuple[int, int]]
+) -> None:
+    for name, product in products.items():
+        if (product.in_features, product.out_features) != sizes[name]:
+            raise ArtifactError(
+                f"the product {name} of a recurrent layer is {product.in_features} to "
+                f"{product.out_features}, and must be {sizes[name][0]} to {sizes[name][1]}"
+            )
+
+
+def _text(value: object) -> str:
+    return typed(str, value, "a name")
+
+
+_LINEAR = Kind(("activation", "transposed"))
+_BATCH_FIRST = Kind(("batch_first",))
+
 #: The layers that ``to_dynamic`` makes: constructor arguments that are attributes, and the builder.
 _INT8: dict[type[nn.Module], tuple[Kind, Callable[..., nn.Module]]] = {
-    DynamicLinear: (Kind(("activation", "transposed")), _int8_linear),
-    WeightOnlyLinear: (Kind(("activation", "transposed")), _int8_linear),
-    WeightOnlyEmbedding: (Kind(), _int8_embedding),
+    DynamicLinear: (_LINEAR, _int8_linear),
+    WeightOnlyLinear: (_LINEAR, _int8_linear),
+    WeightOnlyEmbedding: (Kind(("name",)), _int8_embedding),
+    WeightOnlyEmbeddingBag: (
+        Kind(("mode", "padding_idx", "include_last_offset", "name")),
+        _bag,
+    ),
     DynamicMultiheadAttention: (Kind(("num_heads", "batch_first")), _attention),
+    DynamicLSTM: (_BATCH_FIRST, _recurrent),
+    DynamicGRU: (_BATCH_FIRST, _recurrent),
+    DynamicLSTMCell: (Kind(), _recurrent_cell),
+    DynamicGRUCell: (Kind(), _recurrent_cell),
 }
 
 _BY_NAME: dict[str, type[nn.Module]] = {kind.__qualname__: kind for kind in (*KINDS, *_INT8)}
@@ -241,17 +353,33 @@ def is_int8(module: nn.Module) -> bool:
     return type(module) in _INT8 or type(module) is nn.Identity
 
 
-def is_known(module: nn.Module) -> bool:
+def is_known(module: object) -> bool:
     """Whether ``module`` can be written down as a layer."""
     return type(module) in KINDS or type(module) in _INT8
 
 
 def write_layer(layer: nn.Module, path: str, tensors: TensorWriter) -> dict[str, Any]:
     """``layer`` as JSON; its tensors go to ``tensors`` under names that begin with ``path``."""
+    layer = _plain(layer)
     name, arguments = describe(layer)
     prefix = f"{path}." if path else ""
     state = {key: tensors.add(f"{prefix}{key}", t) for key, t in layer.state_dict().items()}
     return {"class": name, "arguments": arguments, "tensors": state}
+
+
+def _plain(layer: nn.Module) -> nn.Module:
+    """``layer`` itself, or with the weights that its parametrizations compute.
+
+    In evaluation mode these are always the same.
+    """
+    if not parametrize.is_parametrized(layer):
+        return layer
+    base = type(layer).__mro__[1]
+    computed = {name: getattr(layer, name).detach() for name in layer.parametrizations}  # type: ignore[union-attr]
+    plain: nn.Module = object.__new__(base)
+    plain.__dict__.update(layer.__dict__)
+    plain.__dict__.update(_modules={}, _parameters={**computed, **layer._parameters})
+    return plain
 
 
 def read_layer(content: Mapping[str, Any], tensors: TensorReader) -> nn.Module:

@@ -17,6 +17,7 @@ from x86quant.artifacts import transformers_models
 from x86quant.artifacts.captured import capture
 from x86quant.artifacts.forms import is_replaced
 from x86quant.artifacts.modules import KINDS, has_hooks
+from x86quant.artifacts.saved import SavedBySizes
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering.from_export import flat
@@ -51,13 +52,14 @@ def example_of(
 
 def ready(
     model: nn.Module | ExportedProgram, example: Example | None
-) -> tuple[CompiledModule | None, str]:
-    """A graph for all of ``model``; or None, and why its class is needed.
+) -> tuple[CompiledModule | SavedBySizes | None, str]:
+    """A graph for all of ``model``, or one for each range of sizes, or None; and, unless that graph
+    does all that the model does, why its class is needed.
 
     Raises:
         ArtifactError: there is no graph, nor would the class help.
     """
-    if isinstance(model, CompiledModule):
+    if isinstance(model, CompiledModule | SavedBySizes):
         if has_hooks(model):
             raise ArtifactError("its hooks have no form in an artifact: remove them first")
         return model, ""
@@ -69,18 +71,27 @@ def ready(
         raise ArtifactError("the model is in training mode; call model.eval() first")
     if isinstance(model, GraphModule):
         return CompiledModule(_described(_flat(model), example)), ""
-    quantized = any(is_replaced(m) and not isinstance(m, nn.Identity) for m in model.modules())
+    quantized = was_quantized(model)
     if quantized and transformers_models.is_one(model):
         return None, "it is a class of transformers"
     try:
-        return _traced(model, example, quantized), ""
+        return _traced(model, example, quantized)
     except ArtifactError as error:
         if not quantized:
             raise
         return None, str(error)
 
 
-def _traced(model: nn.Module, example: Example | None, quantized: bool) -> CompiledModule:
+def was_quantized(model: nn.Module) -> bool:
+    """Whether ``quantize`` returned ``model``, or put anything into it."""
+    return hasattr(model, "quantization") or any(
+        is_replaced(m) and not isinstance(m, nn.Identity) for m in model.modules()
+    )
+
+
+def _traced(
+    model: nn.Module, example: Example | None, quantized: bool
+) -> tuple[CompiledModule | SavedBySizes, str]:
     """``model`` as a graph, by torch.fx, or by torch.export where that cannot."""
     parameters = inspect.signature(model.forward).parameters.values()
     if example is None:
@@ -89,7 +100,7 @@ def _traced(model: nn.Module, example: Example | None, quantized: bool) -> Compi
                 f"{type(model).__name__}.forward has optional arguments; pass example_inputs, "
                 "so that it is known which are given"
             )
-        return CompiledModule(_by_fx(model))
+        return CompiledModule(_by_fx(model)), ""
     if not quantized and not example.kwargs and len(parameters) == len(example.args):
         try:
             traced = _by_fx(model)
@@ -102,7 +113,7 @@ def _traced(model: nn.Module, example: Example | None, quantized: bool) -> Compi
                 f"model; {_REMEDY}"
             )
         if same:
-            return CompiledModule(_described(traced, example))
+            return CompiledModule(_described(traced, example)), ""
     return capture(model, example.args, example.kwargs)
 
 

@@ -1,4 +1,4 @@
-"""``SavedModule``: a compiled model that is called like the module it was made from."""
+"""Compiled models that are called like the modules they were made from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from x86quant.artifacts.signatures import Signature
@@ -47,6 +48,10 @@ class SavedModule(CompiledModule):
         leaves = self.signature.bind(args, kwargs)
         if not torch.compiler.is_compiling():
             self._check_sizes(leaves)
+        return self.answer(leaves)
+
+    def answer(self, leaves: Sequence[Any]) -> Any:
+        """The result for tensors of sizes that were checked."""
         return fill(self.signature.result, super().forward(*leaves))
 
     def _check_sizes(self, leaves: Sequence[Any]) -> None:
@@ -74,3 +79,33 @@ class SavedModule(CompiledModule):
         other = copy.copy(self)
         other.signature = dataclasses.replace(self.signature, conditions=wider)
         return other
+
+
+class SavedBySizes(nn.Module):
+    """Several graphs of one module, each for sizes for which those before it do not hold.
+
+    Attributes:
+        models: the graphs; calls look alike for all of them.
+    """
+
+    def __init__(self, models: Sequence[SavedModule]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self.eval()
+
+    @property
+    def first(self) -> SavedModule:
+        """The graph for sizes like the example's."""
+        first = self.models[0]
+        assert isinstance(first, SavedModule)
+        return first
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the first graph that holds for sizes like those given."""
+        leaves = self.first.signature.bind(args, kwargs)
+        for model in self.models:
+            assert isinstance(model, SavedModule)
+            if model.takes(leaves):
+                return model.answer(leaves)
+        self.first.signature.check_sizes(leaves)  # says why
+        raise AssertionError("the first graph takes these sizes")

@@ -15,9 +15,10 @@ from x86quant.artifacts import size_conditions
 from x86quant.artifacts.size_conditions import Condition
 from x86quant.artifacts.structures import PLAIN, Leaf, fill, leaves_of, match, split
 from x86quant.artifacts.values import decode, encode
+from x86quant.compiled import GuardedModule
 from x86quant.errors import ArtifactError, InvalidInputError
 
-_ENTRIES = {"parameters", "given", "defaults", "result", "conditions"}
+_ENTRIES = {"parameters", "positional", "given", "defaults", "result", "conditions"}
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -27,6 +28,7 @@ class Signature:
 
     Attributes:
         parameters: names of the arguments that may be given by position, in order.
+        positional: how many of them, from the first, the model itself takes by position alone.
         given: the arguments of the example by name, as structures of tensors.
         defaults: what the other arguments were: a call may give them, but no other value.
         result: the structure of the result.
@@ -34,6 +36,7 @@ class Signature:
     """
 
     parameters: tuple[str, ...]
+    positional: int
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]
     result: Any
@@ -71,6 +74,13 @@ class Signature:
                 match(self.defaults[name], value, leaves, name)
         return tuple(leaves)
 
+    def is_like(self, other: Signature) -> bool:
+        """Whether calls of both look alike, but for sizes."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("parameters", "positional", "given", "defaults")
+        )
+
     @functools.cached_property
     def inputs(self) -> int:
         """How many tensors a call has."""
@@ -97,18 +107,22 @@ class Signature:
                 )
                 raise InvalidInputError(
                     f"this file holds the model for inputs with "
-                    f"{size_conditions.text(condition, names)}, got {given}; save the model "
+                    f"{_spelled(condition, names)}, got {given}; save the model "
                     "with example_inputs of such sizes"
                 )
 
-    def example(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """The arguments of a call with these tensors, by name."""
-        return {name: fill(structure, leaves) for name, structure in self.given.items()}
+    def example(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call with these tensors: by position, and by name."""
+        named = {name: fill(structure, leaves) for name, structure in self.given.items()}
+        first = self.parameters[: self.positional]
+        args = tuple(named.pop(name, self.defaults.get(name)) for name in first)
+        return args, named
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "parameters": list(self.parameters),
+            "positional": self.positional,
             "given": encode(dict(self.given), {}),
             "defaults": encode(dict(self.defaults), {}),
             "result": encode(self.result, {}),
@@ -127,6 +141,9 @@ class Signature:
         parameters = plain["parameters"]
         if not isinstance(parameters, list) or not all(isinstance(p, str) for p in parameters):
             raise ArtifactError("the parameters of its signature are no names")
+        positional = plain["positional"]
+        if type(positional) is not int or not 0 <= positional <= len(parameters):
+            raise ArtifactError("the positional parameters of its signature are no number")
         given, defaults, result = (
             decode(plain[key], ()) for key in ("given", "defaults", "result")
         )
@@ -137,23 +154,27 @@ class Signature:
         if sorted(set(leaves_of(result))) != list(range(outputs)):
             raise ArtifactError(f"the result of its signature is not its {outputs} outputs")
         conditions = size_conditions.check(plain["conditions"], inputs)
-        return cls(tuple(parameters), given, defaults, result, conditions)
+        return cls(tuple(parameters), positional, given, defaults, result, conditions)
 
 
 def call_of(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[str, ...], dict[str, Any], dict[str, Any], list[torch.Tensor]]:
-    """Parameters, structures of the arguments given, plain defaults of others, and the tensors.
+) -> tuple[Signature, list[torch.Tensor]]:
+    """How ``model`` is called with these arguments, as far as it is known before, and the tensors.
 
     Raises:
         ArtifactError: an argument is of a class of its own.
     """
     signature = inspect.signature(model.forward)
+    if isinstance(model, GuardedModule):  # whose forward takes anything
+        signature = model.form.signature
     known = signature.parameters.values()
     parameters = [p.name for p in known if p.kind in _NAMED]
+    positional = sum(p.kind is p.POSITIONAL_ONLY for p in known)
     variable = next((p.name for p in known if p.kind is p.VAR_POSITIONAL), None)
-    if variable is not None:
+    if variable is not None and len(args) > len(parameters):
         parameters += [f"{variable}_{i}" for i in range(len(args) - len(parameters))]
+        positional = len(parameters)
     called = {**dict(zip(parameters, args, strict=False)), **kwargs}
     leaves: list[torch.Tensor] = []
     given = {
@@ -167,7 +188,11 @@ def call_of(
         if p.name not in given and p.default is not p.empty and type(p.default) in PLAIN
     }
     defaults.update({name: None for name, value in called.items() if value is None})
-    return tuple(parameters), given, defaults, leaves
+    return Signature(tuple(parameters), positional, given, defaults, None, ()), leaves
+
+
+def _spelled(condition: Condition, names: Sequence[str]) -> str:
+    return size_conditions.text(condition, lambda number, dim: f"{names[number]}.size({dim})")
 
 
 def _is_tensor(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from x86quant.errors import ArtifactError
@@ -74,23 +74,31 @@ def excludes_one(condition: Condition) -> bool:
     return is_size and [operator, *value] in (["!=", 1], [">", 1], [">=", 2])
 
 
-def text(expression: Any, names: Sequence[str]) -> str:
-    """``expression`` as Python would spell it; ``names`` are those of the inputs."""
+def text(expression: Any, size: Callable[[int, int], str]) -> str:
+    """``expression`` as Python spells it; ``size`` spells the size of an input's dimension."""
     if isinstance(expression, int):
         return str(expression)
     name, *operands = expression
     if name == "size":
-        return f"{names[operands[0]]}.size({operands[1]})"
-    parts = [text(operand, names) for operand in operands]
+        return size(*operands)
+    parts = [text(operand, size) for operand in operands]
     if name in _BOTH:
         return f"{name}({', '.join(parts)})"
-    if name == "not":
-        return f"not {parts[0]}"
     nested = [
         f"({part})" if isinstance(operand, list) and operand[0] != "size" else part
         for part, operand in zip(parts, operands, strict=True)
     ]
-    return f" {name} ".join(nested)
+    return f"not {nested[0]}" if name == "not" else f" {name} ".join(nested)
+
+
+def sizes_in(expression: Any) -> Iterator[tuple[int, int]]:
+    """The sizes that ``expression`` is about: numbers of inputs, and dimensions."""
+    if isinstance(expression, list):
+        if expression[0] == "size":
+            yield expression[1], expression[2]
+        else:
+            for operand in expression[1:]:
+                yield from sizes_in(operand)
 
 
 def parse(code: str, place_of: Callable[[ast.AST], int | None]) -> Condition | None:
@@ -130,16 +138,15 @@ def _parsed(node: ast.AST, place_of: Callable[[ast.AST], int | None]) -> Any:
 
 
 def _size(node: ast.AST, place_of: Callable[[ast.AST], int | None]) -> Condition | None:
-    """``<input>.size()[1]`` as ``["size", number, 1]``."""
+    """``<input>.size()[1]`` or ``<input>[1]`` as ``["size", number, 1]``."""
     if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
         return None
-    call, dim = node.value, node.slice.value
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return None
-    place = place_of(call.func.value)
-    if call.func.attr != "size" or place is None or type(dim) is not int:
-        return None
-    return ["size", place, dim]
+    value, dim = node.value, node.slice.value
+    if isinstance(value, ast.Call):
+        is_size = isinstance(value.func, ast.Attribute) and value.func.attr == "size"
+        value = value.func.value if is_size else value  # type: ignore[attr-defined]
+    place = place_of(value)
+    return None if place is None or type(dim) is not int else ["size", place, dim]
 
 
 def check(conditions: Any, inputs: int) -> tuple[Condition, ...]:

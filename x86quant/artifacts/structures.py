@@ -6,7 +6,12 @@ structure says which tensor stands where. Everything else in it is a constant.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
+import importlib
+import keyword
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +23,8 @@ from x86quant.errors import ArtifactError, InvalidInputError
 #: Constants that a call can be compared with.
 PLAIN = (type(None), bool, int, float, str)
 
+_OUTPUTS = "transformers.modeling_outputs"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
@@ -26,13 +33,76 @@ class Leaf:
     index: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Named:
+    """An object of a class with named fields, which is known by its name alone.
+
+    Attributes:
+        kind: "tuple" for a named tuple, "dataclass", or "transformers" for an output class of
+            that package.
+        name: the class's.
+        fields: the content, by name.
+    """
+
+    kind: str
+    name: str
+    fields: dict[str, Any]
+
+    def filled(self, values: Sequence[Any]) -> Any:
+        """An object with these fields: of a class of the same name and fields, made here."""
+        cls = _class(self.kind, self.name, tuple(self.fields))
+        return cls(**dict(zip(self.fields, values, strict=True)))
+
+    def check(self) -> None:
+        """Raise ArtifactError unless there can be such a class."""
+        names = [self.name, *self.fields]
+        if self.kind not in ("tuple", "dataclass", "transformers") or not all(
+            name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+            for name in names
+        ):
+            raise ArtifactError(f"there is no class {self.name[:80]!r} of such fields")
+        _class(self.kind, self.name, tuple(self.fields))
+
+
+@functools.lru_cache(maxsize=256)
+def _class(kind: str, name: str, fields: tuple[str, ...]) -> Any:
+    if kind == "tuple":
+        return collections.namedtuple(name, fields)
+    if kind == "dataclass":
+        return dataclasses.make_dataclass(name, fields)
+    try:
+        found = getattr(importlib.import_module(_OUTPUTS), name, None)
+    except ImportError as error:
+        raise ArtifactError(f"its result is a {name} of transformers: install it") from error
+    known = getattr(found, "__dataclass_fields__", {})
+    if not isinstance(found, type) or not {*fields} <= {*known}:
+        raise ArtifactError(f"this transformers has no output class {name[:80]!r}")
+    return found
+
+
+def _named(value: Any) -> Named | None:
+    """``value`` as fields, if it has them; the file's reader need not have the class."""
+    kind: Any = type(value)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return Named("tuple", type(value).__name__, dict(zip(kind._fields, value, strict=True)))
+    if not hasattr(kind, "__dataclass_fields__"):
+        return None
+    package = sys.modules.get(_OUTPUTS)
+    if package is not None and getattr(package, type(value).__name__, None) is kind:
+        return Named("transformers", type(value).__name__, dict(value.items()))
+    if isinstance(value, dict):
+        return None
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    return Named("dataclass", type(value).__name__, fields)
+
+
 def split(
     value: Any, leaves: list[Any], is_leaf: Callable[[Any], bool], what: str = "an argument"
 ) -> Any:
     """The structure of ``value``, whose leaves are appended to ``leaves``.
 
     Raises:
-        ArtifactError: it holds an object of a class of its own, which no file can hold.
+        ArtifactError: it holds an object that no file can hold.
     """
     if is_leaf(value):
         leaves.append(value)
@@ -43,6 +113,10 @@ def split(
         return type(value)((key, split(item, leaves, is_leaf, what)) for key, item in value.items())
     if type(value) in PLAIN or isinstance(value, torch.dtype):
         return value
+    named = value if isinstance(value, Named) else _named(value)
+    if named is not None:
+        fields = {k: split(item, leaves, is_leaf, what) for k, item in named.fields.items()}
+        return dataclasses.replace(named, fields=fields)
     raise ArtifactError(f"{what} is of class {type(value).__qualname__}")
 
 
@@ -54,6 +128,8 @@ def fill(structure: Any, leaves: Sequence[Any]) -> Any:
         return type(structure)(fill(item, leaves) for item in structure)
     if isinstance(structure, dict):
         return type(structure)((key, fill(item, leaves)) for key, item in structure.items())
+    if isinstance(structure, Named):
+        return structure.filled([fill(item, leaves) for item in structure.fields.values()])
     return structure
 
 
@@ -63,6 +139,11 @@ def match(structure: Any, value: Any, leaves: list[Any], where: str) -> None:
     Raises:
         InvalidInputError: ``value`` is not of this structure, or a constant in it differs.
     """
+    if isinstance(structure, Named):
+        found = _named(value)
+        if found is None:
+            raise InvalidInputError(f"{where} must be a {structure.name}, not {_described(value)}")
+        structure, value = structure.fields, found.fields
     if isinstance(structure, Leaf):
         leaves[structure.index] = value
     elif isinstance(structure, tuple | list):

@@ -20,10 +20,14 @@ from x86quant.artifacts.modules import has_hooks
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.dynamic.convert import leave_fast_path
+from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError
 
 _ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+)  # fmt: skip
 
 Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 
@@ -41,14 +45,14 @@ def write_tree(
     state: dict[str, str] = {}
 
     def visit(path: str, module: nn.Module) -> None:
+        if count := _hooks(module):
+            hooks[path] = count
         if path and is_replaced(module):
-            if has_hooks(module):
-                raise ArtifactError(f"the hooks of {path} have no form in a file: remove them")
+            if any(has_hooks(child) for child in module.children()):
+                raise ArtifactError(f"the hooks in {path} have no form in a file: remove them")
             replaced.setdefault(module, []).append(path)
             return
         classes[path] = type(module).__name__
-        if count := _hooks(module):
-            hooks[path] = count
         if _keeps_state_elsewhere(module):
             raise ArtifactError(
                 f"{path or 'it'} is a {type(module).__name__}, which keeps more than tensors: "
@@ -91,19 +95,18 @@ def read_tree(
         raise ArtifactError("a tree has no class of its own")
     if not all(type(count) is int for count in hooks.values()):
         raise ArtifactError("the hooks of a tree are no numbers")
-    replaced: dict[str, nn.Module] = {}
+    replaced: dict[str, Content] = {}
     parts: list[Any] = []
     for entry in typed(list, content["replaced"], "replaced"):
         paths, record = _pair(entry)
         inner = read(record)
         if inner.needs is not None:
             raise ArtifactError("a tree within a tree")
-        module = inner.build(None)
         parts += inner.parts
         for path in paths:
             if path in replaced or path in classes or not path:
                 raise ArtifactError(f"two modules have the path {path[:80]!r}")
-            replaced[path] = module
+            replaced[path] = inner
     config = content["config"]
     tree = _Tree(name, classes, hooks, replaced, state, stored)
 
@@ -152,7 +155,7 @@ class _Tree:
         name: str,
         classes: dict[str, str],
         hooks: dict[str, int],
-        replaced: dict[str, nn.Module],
+        replaced: dict[str, Content],
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
     ) -> None:
@@ -167,8 +170,9 @@ class _Tree:
         """
         if type(model).__name__ != self._name:
             raise ArtifactError(f"model must be a {self._name}, not {type(model).__name__}")
-        for path, module in self._replaced.items():
-            self._put(model, path, module)
+        made: dict[int, nn.Module] = {}
+        for path, content in self._replaced.items():
+            self._put(model, path, content, made)
         found = self._walked(model)
         for path in found.keys() ^ self._classes.keys():
             which = "the file has not" if path in found else "the model has not"
@@ -187,7 +191,13 @@ class _Tree:
             leave_fast_path(module)
         return model.requires_grad_(False).eval()
 
-    def _put(self, model: nn.Module, path: str, module: nn.Module) -> None:
+    def _put(
+        self, model: nn.Module, path: str, content: Content, made: dict[int, nn.Module]
+    ) -> None:
+        """Make what was at ``path``, once for all its paths, with the attributes of what is there.
+
+        Activations that were absorbed may be functions, and are modules that do nothing now.
+        """
         parent, _, name = path.rpartition(".")
         try:
             home = model.get_submodule(parent)
@@ -197,7 +207,16 @@ class _Tree:
             raise self._misfit(f"the model has not the module {path!r}")
         if name not in home._modules and (hasattr(type(home), name) or not vars(home).get(name)):
             raise self._misfit(f"{path!r} of the model is no layer")
-        setattr(home, name, module)
+        old = home._modules.get(name)
+        if old is not None and _hooks(old) != self._hooks.get(path, 0):
+            raise self._misfit(f"{path} has {_hooks(old)} hooks, had {self._hooks.get(path, 0)}")
+        if id(content) not in made:
+            new = made[id(content)] = content.build(old)
+            if old is not None:
+                carry_attributes(old, new)
+                for kind in _HOOKS:
+                    getattr(new, kind).update(getattr(old, kind))
+        setattr(home, name, made[id(content)])
 
     def _walked(self, model: nn.Module) -> dict[str, nn.Module]:
         """The modules of ``model`` by path, but for what was replaced and lies within that."""
@@ -259,4 +278,6 @@ def _keeps_state_elsewhere(module: nn.Module) -> bool:
 
 
 def _hooks(module: nn.Module) -> int:
-    return sum(len(getattr(module, kind)) for kind in _HOOKS)
+    """How many hooks the user has put on ``module``; transformers puts its own where it likes."""
+    hooks = [hook for kind in _HOOKS[:2] for hook in getattr(module, kind).values()]
+    return sum(not str(getattr(h, "__module__", "")).startswith("transformers.") for h in hooks)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from x86quant.artifacts import container, forms
-from x86quant.artifacts.prepared_model import Example, example_of, ready
+from x86quant.artifacts.prepared_model import example_of, ready, was_quantized
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.errors import ArtifactError, X86QuantWarning
@@ -62,30 +62,41 @@ def to_bytes(
     plain = _plain(metadata or {})
     example = example_of(model, example_inputs)
     whole, why = ready(model, example)
-    if whole is None:
-        assert isinstance(model, nn.Module)
-        return _tree(model, why, example, plain)
-    data = _packed(whole, plain)
-    from_bytes(data)  # whatever is written loads
-    return data
+    if whole is not None:
+        try:
+            data = _packed(whole, plain)
+        except ArtifactError as error:
+            if whole is model or not isinstance(model, nn.Module) or not was_quantized(model):
+                raise
+            whole, why = None, str(error)
+    if not why:
+        from_bytes(data)  # whatever is written loads
+        return data
+    assert isinstance(model, nn.Module)
+    return _with_class(model, whole, why, plain)
 
 
-def _tree(model: nn.Module, why: str, example: Example | None, metadata: dict[str, Any]) -> bytes:
-    """A file for a model whose class is needed to load it."""
-    data = _packed(model, metadata)
+def _with_class(
+    model: nn.Module, whole: nn.Module | None, why: str, metadata: dict[str, Any]
+) -> bytes:
+    """A file for a model whose class is needed to load it, or at least to load all of it."""
+    data = _packed(model if whole is None else (whole, model), metadata)
     content = from_bytes(data)[1]
-    content.build(None if content.needs is None else model)
-    if content.needs is not None:
-        warnings.warn(
-            f"the file holds the layers of {content.needs} but not its code ({why}): load it with "
-            f"x86quant.load(path, model={content.needs}(...))",
-            X86QuantWarning,
-            stacklevel=4,
-        )
+    content.build(None if content.needs is None and whole is None else model)
+    kind = type(getattr(model, "original", None) or model).__name__
+    how = f"x86quant.load(path, model={kind}(...))"
+    if whole is not None:
+        _warn(f"{why}: it raises there, but loaded with {how} it takes all sizes")
+    elif content.needs is not None:
+        _warn(f"the file holds the layers of {kind} but not its code ({why}): load it with {how}")
     return data
 
 
-def _packed(model: nn.Module, metadata: dict[str, Any]) -> bytes:
+def _warn(message: str) -> None:
+    warnings.warn(message, X86QuantWarning, stacklevel=5)
+
+
+def _packed(model: nn.Module | tuple[nn.Module, nn.Module], metadata: dict[str, Any]) -> bytes:
     tensors = TensorWriter()
     manifest = {
         "x86quant": __version__,

@@ -64,9 +64,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a saved model; or module:name or file.py:name, a callable without arguments that "
-        "returns an nn.Module, or such a module: float, converted by stock PyTorch, or compiled "
-        "(example: torchvision.models:resnet18)",
+        help="a saved model; a folder that transformers saved one to; or module:name or "
+        "file.py:name, a callable without arguments that returns an nn.Module, or such a module: "
+        "float, converted by stock PyTorch, or compiled (example: torchvision.models:resnet18)",
     )
     parser.add_argument(
         "--shape",
@@ -161,7 +161,7 @@ def _imported(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules.setdefault(file.stem, module)  # a file called random.py shadows nothing
     spec.loader.exec_module(module)
     return module
 
@@ -179,6 +179,8 @@ def load_model(name: str) -> nn.Module:
 
         saved: nn.Module = x86quant.load(name)
         return saved
+    if ":" not in name and Path(name).is_dir():
+        return _pretrained(Path(name))
     found = load_object(name)
     if isinstance(found, type) or not isinstance(found, nn.Module):
         if not callable(found):
@@ -192,6 +194,26 @@ def load_model(name: str) -> nn.Module:
     if not isinstance(found, nn.Module):
         raise InvalidInputError(f"{name!r} returned {type(found).__name__}, not an nn.Module")
     return found.eval()
+
+
+def _pretrained(folder: Path) -> nn.Module:
+    """The model that transformers' ``save_pretrained`` wrote to ``folder``; nothing is downloaded.
+
+    Raises:
+        InvalidInputError: there is none, or transformers is missing or cannot load it.
+    """
+    if not (folder / "config.json").is_file():
+        raise InvalidInputError(f"the folder {folder} has no config.json, so it holds no model")
+    try:
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        names = [n for n in config.architectures or () if hasattr(transformers, n)]
+        kind = getattr(transformers, names[0]) if names else transformers.AutoModel
+        model: nn.Module = kind.from_pretrained(folder, config=config, local_files_only=True)
+    except Exception as error:  # a missing package, or whatever transformers raises
+        raise InvalidInputError(f"the model in {folder} cannot be loaded: {told(error)}") from error
+    return model.float().eval()
 
 
 def random_inputs(shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
@@ -279,7 +301,7 @@ def _quantized(model: nn.Module, call: Arguments, reason: Exception) -> nn.Modul
     try:
         if call.args and call.kwargs:
             raise InvalidInputError("give all inputs names, or none")
-        return x86quant.quantize(model, batches, progress=False)
+        return x86quant.quantize(model, batches, speed_check=False, progress=False)
     except x86quant.UnsupportedError as error:
         raise x86quant.UnsupportedError(
             f"torch.fx cannot trace the model: {told(reason)}; and {error}"

@@ -31,8 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "model",
-        metavar="MODULE:FACTORY",
-        help="a callable without arguments that returns a float nn.Module, or such a module",
+        metavar="MODEL",
+        help="module:name or file.py:name, a callable without arguments that returns a float "
+        "nn.Module, or such a module; or a folder that transformers saved one to",
     )
     parser.add_argument(
         "--data",
@@ -57,6 +58,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="a layer, or what contains it, to keep in float; may be repeated",
+    )
+    parser.add_argument(
+        "--no-speed-check",
+        action="store_true",
+        help="keep in int8 what is slower than in float on this machine",
     )
     parser.add_argument("--metric", metavar="MODULE:FUNCTION", help="hold this metric")
     parser.add_argument("--max-drop", type=float, help="how far it may fall (default: 0.01)")
@@ -87,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
             float_layers=options.float_layer,
             metric=metric,
             max_drop=options.max_drop,
+            speed_check=not options.no_speed_check,
         )
     data = to_bytes(result)
     write_aside(options.out, data)

@@ -1,8 +1,9 @@
 """``torch.compile(model, backend="x86quant")``.
 
 Torch finds the backend by the entry point in pyproject.toml, so nothing needs to be imported. It
-takes the graphs that hold x86quant's ops (a compiled model inside a larger one) or PT2E's
-``quantized_decomposed`` ops; a graph with neither runs as it is.
+takes the graphs that hold x86quant's ops (an exported program of a compiled model) or PT2E's
+``quantized_decomposed`` ops; a graph with neither runs as it is. So does one that calls a compiled
+model, which is one op that runs natively: see ``x86quant.compiled.traced``.
 
 Dynamo cannot follow stock quantized tensors: it leaves a model converted by ``convert_fx`` to the
 stock engine, op by op. ``x86quant.compile`` such a model first.
@@ -18,17 +19,23 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.compiled.module import CompiledModule
+from x86quant.compiled.traced import run_compiled
 from x86quant.lowering import lower
 from x86quant.lowering.from_export import is_decomposed
 from x86quant.lowering.graph_tools import own_call
+from x86quant.packing.linear_dynamic import Stamp, stamp
 
 
 def x86quant(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend: what runs in place of ``gm``, a graph made by Dynamo."""
-    nodes = gm.graph.nodes
-    if not any(own_call(node) or is_decomposed(node) for node in nodes):
-        return gm
-    return _Lazy(gm)
+    if any(_is_to_be_compiled(node) for node in gm.graph.nodes):
+        return _Lazy(gm)
+    return gm
+
+
+def _is_to_be_compiled(node: Node) -> bool:
+    call = own_call(node)
+    return is_decomposed(node) or (call is not None and call[0] is not run_compiled())
 
 
 class _Lazy:
@@ -39,6 +46,7 @@ class _Lazy:
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._static = [_is_weight(node) for node in placeholders]
         self._weights: tuple[Any, ...] = ()
+        self._stamp: Stamp = ()
         self._compiled: CompiledModule | None = None
         self._lock = threading.Lock()
 
@@ -47,9 +55,10 @@ class _Lazy:
         weights = tuple(a for a, static in zip(args, self._static, strict=True) if static)
         inputs = tuple(a for a, static in zip(args, self._static, strict=True) if not static)
         with self._lock:
-            if self._compiled is None or not _same(weights, self._weights):
+            now = stamp(*weights)
+            if self._compiled is None or now != self._stamp or not _same(weights, self._weights):
                 self._compiled = _compiled(_with_weights(self._gm, self._static, weights), inputs)
-                self._weights = weights
+                self._weights, self._stamp = weights, now
             compiled = self._compiled
         return compiled(*inputs)
 

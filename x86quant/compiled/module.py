@@ -7,25 +7,36 @@ import functools
 import operator
 import threading
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from x86quant import extension
+from x86quant.compiled import traced
+from x86quant.compiled.graph_inputs import GraphInputs
+from x86quant.compiled.watch import Watch, track_writes
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
+from x86quant.ops.float_type import float_type_after, in_float_type
 from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.plan import NoNativeFormError
 from x86quant.runtime.plan_cache import default_bytes
 
+_get_tracing_state = torch._C._get_tracing_state
+
 
 class CompiledModule(nn.Module):
     """A lowered model: float in, float out, the same results as the model it was made from.
+
+    It is a module like others, for inference: always in evaluation mode, on the CPU, and its
+    results carry no gradient. Its tensors may be loaded, replaced or written to: what runs follows.
+    ``.half()``, ``.to(torch.bfloat16)`` and the like change the floating type it takes and returns;
+    inside it computes as before.
 
     Attributes:
         graph_module: the graph of ``x86quant`` ops: what runs, and what is exported and saved.
@@ -47,30 +58,55 @@ class CompiledModule(nn.Module):
         self.reports = reports
         self.float_nodes = float_nodes
         self.quantization: Any = None
+        self._inputs = GraphInputs(graph_module.graph)
+        self.__signature__ = self._inputs.signature()
+        self._float_type = torch.float32
         self._plan_cache_bytes = plan_cache_bytes
-        placeholders = [n for n in self.graph_module.graph.nodes if n.op == "placeholder"]
-        self._inputs = tuple(_InputSpec.of(node) for node in placeholders)
-        self._lock = threading.Lock()
-        self._runtime: _Runtime | None = None
+        self._results = traced.results_of(graph_module.graph)
         self._torch_nodes: set[str] = set()
+        self._start()
         self.eval()
 
-    def forward(self, *inputs: Any) -> Any:
-        """Run the graph on positional ``inputs`` like those it was compiled for."""
-        if torch.compiler.is_compiling():  # tracers want the ops, not what runs them
-            return self.graph_module(*inputs)
-        if self._runtime is not None and self._runtime.whole is not None:
-            results = self._runtime.whole.run_again(inputs)
+    def _start(self) -> None:
+        """What belongs to this process and this object."""
+        self._lock = threading.Lock()
+        self._runtime: _Runtime | None = None
+        self._handle = traced.register(self)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the graph on inputs like those it was compiled for, by position or by name."""
+        if torch.compiler.is_compiling():
+            return self._traced(inputs, named)
+        runtime = self._runtime
+        if (
+            runtime is not None
+            and runtime.whole is not None
+            and not named
+            and self._float_type is torch.float32
+            and runtime.is_current()
+        ):
+            results = runtime.whole.run_again(inputs)
             if results is not None:
                 return results[0]
-        required = sum(not spec.optional for spec in self._inputs)
-        if not required <= len(inputs) <= len(self._inputs):
+        if _get_tracing_state() is not None:
+            return self._traced(inputs, named)
+        values = self._inputs.bound(inputs, named, self._float_type)
+        if any(_is_transformed(x) for x in values):
             raise InvalidInputError(
-                f"the compiled model takes {len(self._inputs)} inputs "
-                f"({', '.join(spec.name for spec in self._inputs)}), got {len(inputs)}"
+                "a compiled model has no rules for torch.vmap, torch.func.grad and their kind; "
+                "call it with the whole batch, outside of the transform"
             )
-        for spec, value in zip(self._inputs, inputs, strict=False):
-            spec.check(value)
+        return in_float_type(self.run(values), self._float_type)
+
+    def run(self, inputs: tuple[Any, ...]) -> Any:
+        """Run the graph on inputs that are as it takes them: nothing is checked or converted."""
+        with torch.no_grad():  # segments have no gradient, and a part of it would be wrong
+            if not torch.is_autocast_enabled("cpu"):
+                return self._run(inputs)
+            with torch.autocast("cpu", enabled=False):
+                return self._run(inputs)
+
+    def _run(self, inputs: tuple[Any, ...]) -> Any:
         while True:
             runtime = self.runtime
             try:
@@ -89,19 +125,39 @@ class CompiledModule(nn.Module):
             self.float_nodes = (*self.float_nodes, FloatNode.of(self.graph_module, node))
             self._runtime = None
 
+    def _traced(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The call as a tracer should see it: see :mod:`x86quant.compiled.traced`."""
+        values = self._inputs.bound(inputs, named, self._float_type)
+        tensors = [x for x in values if isinstance(x, torch.Tensor)]
+        if (
+            torch.compiler.is_exporting()
+            or not torch.compiler.is_compiling()
+            or self._results is None
+            or len(tensors) < len(values)
+        ):
+            return in_float_type(self.graph_module(*values), self._float_type)
+        results = torch.ops.x86quant.run_compiled(self._handle, [x.detach() for x in tensors])
+        return in_float_type(traced.filled(self._results, results), self._float_type)
+
     @property
     def runtime(self) -> GraphModule:
         """What runs: segments of native code, and torch for whatever is left.
 
         Without the compiled extension it is the graph itself, in plain torch.
         """
-        if self._runtime is None:
+        return self._runtime_now().module
+
+    def _runtime_now(self) -> _Runtime:
+        """The runtime of the tensors as they are now."""
+        runtime = self._runtime
+        if runtime is None or not runtime.is_current():
             with self._lock:
-                if self._runtime is None:
-                    self._runtime = _Runtime(
-                        _build_runtime(self.graph_module, self._torch_nodes, self._plan_cache_bytes)
+                runtime = self._runtime
+                if runtime is None or not runtime.is_current():
+                    runtime = self._runtime = _Runtime.of(
+                        self.graph_module, self._torch_nodes, self._plan_cache_bytes
                     )
-        return self._runtime.module
+        return runtime
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -130,8 +186,20 @@ class CompiledModule(nn.Module):
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""
         other = copy.copy(self)
-        other._runtime = _Runtime(runtime)
+        other._runtime = _Runtime(runtime, self._runtime_now().is_current)
         return other
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Stay in evaluation mode: there is nothing to train."""
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """What ``.to``, ``.half`` and their kind do; parents call it of their children."""
+        float_type = float_type_after(self, fn, self._float_type)
+        if float_type != self._float_type:
+            self._float_type = float_type
+            return self
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """How many nodes there are, how many run in float, and what ``quantize`` did."""
@@ -141,11 +209,11 @@ class CompiledModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights and plans belong to this process; a copy makes its own.
-        return {**self.__dict__, "_lock": None, "_runtime": None}
+        return {**self.__dict__, "_lock": None, "_runtime": None, "_handle": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()
+        self._start()
 
 
 class _Runtime:
@@ -154,11 +222,36 @@ class _Runtime:
     Attributes:
         module: what runs.
         whole: the segment that is all there is to run, with one result; None otherwise.
+        is_current: tells whether the tensors of the graph are still those that were packed.
     """
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, is_current: Callable[[], bool]) -> None:
         self.module = module
         self.whole = _only_segment(module)
+        self.is_current = is_current
+
+    @classmethod
+    def of(
+        cls, graph_module: GraphModule, torch_nodes: Collection[str], plan_cache_bytes: int | None
+    ) -> _Runtime:
+        """What runs ``graph_module`` as it is now."""
+        try:
+            extension.load()
+        except ExtensionError as error:
+            warnings.warn(
+                f"compiled models run in plain torch, slowly: {error}",
+                X86QuantWarning,
+                stacklevel=5,
+            )
+            return cls(graph_module, lambda: True)
+        track_writes(graph_module)
+        is_current = Watch(graph_module).holds  # before anything is read
+        make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
+        return cls(partition(graph_module, make, torch_nodes), is_current)
+
+
+def _is_transformed(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _only_segment(module: GraphModule) -> Segment | None:
@@ -177,52 +270,3 @@ def _only_segment(module: GraphModule) -> Segment | None:
     )
     segment = module.get_submodule(str(call.target)) if alone else None
     return segment if isinstance(segment, Segment) else None
-
-
-def _build_runtime(
-    graph_module: GraphModule, torch_nodes: Collection[str], plan_cache_bytes: int | None
-) -> GraphModule:
-    try:
-        extension.load()
-    except ExtensionError as error:
-        warnings.warn(
-            f"compiled models run in plain torch, slowly: {error}", X86QuantWarning, stacklevel=4
-        )
-        return graph_module
-    make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
-    return partition(graph_module, make, torch_nodes)
-
-
-class _InputSpec:
-    """What an input must look like: the dtype and rank of the example."""
-
-    def __init__(
-        self, name: str, dtype: torch.dtype | None, rank: int | None, optional: bool
-    ) -> None:
-        self.name, self.dtype, self.rank, self.optional = name, dtype, rank, optional
-
-    @staticmethod
-    def of(node: Node) -> _InputSpec:
-        shape = node.meta.get("shape")
-        rank = None if shape is None else len(shape)
-        return _InputSpec(node.name, node.meta.get("input_dtype"), rank, bool(node.args))
-
-    def check(self, value: object) -> None:
-        if self.rank is None:
-            return
-        if not isinstance(value, torch.Tensor):
-            raise InvalidInputError(f"input {self.name!r} must be a tensor, got {type(value)}")
-        if value.dtype != self.dtype:
-            raise InvalidInputError(
-                f"input {self.name!r} must be {self.dtype}, got {value.dtype}; "
-                f"convert it with .to({self.dtype})"
-            )
-        if value.dim() != self.rank:
-            raise InvalidInputError(
-                f"input {self.name!r} must have rank {self.rank} as when compiled, "
-                f"got shape {tuple(value.shape)}"
-            )
-        if value.device.type != "cpu":
-            raise InvalidInputError(
-                f"input {self.name!r} is on {value.device}; x86quant runs on the CPU, use .cpu()"
-            )

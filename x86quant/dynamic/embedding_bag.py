@@ -14,12 +14,13 @@ from torch import nn
 from x86quant.dynamic.layers import carry_attributes, is_plain
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
+from x86quant.ops.float_type import Int8Module
 
 #: Bytes of a row behind its codes.
 _SCALE_AND_LEAST = 8
 
 
-class WeightOnlyEmbeddingBag(nn.Module):
+class WeightOnlyEmbeddingBag(Int8Module):
     """``nn.EmbeddingBag`` with an int8 table; what is looked up and summed is float.
 
     Attributes:
@@ -88,11 +89,11 @@ class WeightOnlyEmbeddingBag(nn.Module):
         if torch.compiler.is_compiling():
             return self._float_weight()
         shape = (self.num_embeddings, self.embedding_dim)
-        return WeightOnDemand(shape, self.rows.device, self._float_weight)
+        return WeightOnDemand(shape, self.rows.device, self._float_weight, dtype=self._float_type)
 
     def _float_weight(self) -> torch.Tensor:
         found: torch.Tensor = torch.ops.quantized.embedding_bag_byte_unpack(self.rows)
-        return found
+        return found.to(self._float_type)
 
     def forward(
         self,
@@ -101,6 +102,14 @@ class WeightOnlyEmbeddingBag(nn.Module):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As ``nn.EmbeddingBag``: one row for each bag."""
+        return self._sums(input, offsets, per_sample_weights).to(self._float_type)
+
+    def _sums(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None,
+        per_sample_weights: torch.Tensor | None,
+    ) -> torch.Tensor:
         if not is_plain(input):  # tracers cannot see whether indices are within the table
             return F.embedding_bag(
                 input, self._float_weight(), offsets, mode=self.mode,

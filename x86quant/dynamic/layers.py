@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
+from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Routes
@@ -89,7 +90,7 @@ def is_plain(x: torch.Tensor) -> bool:
     )
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(Int8Module):
     """What the two kinds of linear share: unpacked int8 weights as state.
 
     Attributes:
@@ -142,12 +143,17 @@ class Int8Linear(nn.Module):
         if torch.compiler.is_compiling():  # a traced graph drops what it does not use
             return self._float_weight()
         shape = tuple(self.int8_weight.shape)
-        if self.transposed:
-            return WeightOnDemand(shape[::-1], self.int8_weight.device, self._float_weight)
-        return WeightOnDemand(shape, self.int8_weight.device, self._float_weight, self._product)
+        product = None if self.transposed else self._product
+        return WeightOnDemand(
+            shape[::-1] if self.transposed else shape,
+            self.int8_weight.device,
+            self._float_weight,
+            product,
+            self._float_type,
+        )
 
     def _float_weight(self) -> torch.Tensor:
-        real = self.int8_weight * self.weight_scale[:, None]
+        real = (self.int8_weight * self.weight_scale[:, None]).to(self._float_type)
         return real.t() if self.transposed else real
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +183,9 @@ class Int8Linear(nn.Module):
         return self.out_features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., in_features] to [..., out_features], float32."""
+        """``x`` [..., in_features] to [..., out_features]."""
+        if self._converts(x):
+            return self.forward(x.float()).to(x.dtype)
         op = getattr(torch.ops.x86quant, self.op)
         out: torch.Tensor = op(x, self.int8_weight, self.weight_scale, self.bias, self.activation)
         return out
@@ -207,10 +215,12 @@ class DynamicLinear(Int8Linear):
         transposed: bool = False,
     ) -> None:
         super().__init__(int8_weight, weight_scale, bias, activation, transposed)
-        self._packed: tuple[Any, Any] | None = None
+        self._packed: tuple[Any, Any, Any] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., in_features] to [..., out_features], float32."""
+        """``x`` [..., in_features] to [..., out_features]."""
+        if self._converts(x):
+            return self.forward(x.float()).to(x.dtype)
         if is_plain(x):
             pack = self.pack()
             if pack is not None:
@@ -229,7 +239,9 @@ class DynamicLinear(Int8Linear):
         if self._packed is None or self._packed[0] != now:
             check_weight(self.op, *tensors)
             pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
-            self._packed = (now, pack)
+            # While their memory is kept no other tensor can have their addresses.
+            memory = [x.untyped_storage() for x in tensors if x is not None]
+            self._packed = (now, pack, memory)
         return self._packed[1]
 
     def pack_again(self) -> None:
@@ -247,7 +259,7 @@ class DynamicLinear(Int8Linear):
     def routes(self) -> Routes:
         """The kernels that run it: what is packed, else what would be packed now."""
         if self._packed is not None and self._packed[1] is not None:
-            stamp, pack = self._packed
+            stamp, pack, _ = self._packed
             if stamp == self._state()[1]:
                 return Routes.from_json(pack.record())
         return linear_packs.choose_linear_dynamic(self.int8_weight, self.bias, self.activation)
@@ -283,7 +295,7 @@ class WeightOnlyLinear(Int8Linear):
     op = "linear_weight_only"
 
 
-class WeightOnlyEmbedding(nn.Module):
+class WeightOnlyEmbedding(Int8Module):
     """An embedding table in int8, one scale a row; what is looked up is float.
 
     Attributes:
@@ -316,10 +328,11 @@ class WeightOnlyEmbedding(nn.Module):
         if torch.compiler.is_compiling():
             return self._float_weight()
         shape = tuple(self.int8_weight.shape)
-        return WeightOnDemand(shape, self.int8_weight.device, self._float_weight, self._product)
+        device = self.int8_weight.device
+        return WeightOnDemand(shape, device, self._float_weight, self._product, self._float_type)
 
     def _float_weight(self) -> torch.Tensor:
-        return self.int8_weight * self.weight_scale[:, None]
+        return (self.int8_weight * self.weight_scale[:, None]).to(self._float_type)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` times the table: a linear that is tied to it."""
@@ -350,14 +363,14 @@ class WeightOnlyEmbedding(nn.Module):
                 f"the table {table}: index {int(ids[at])} at position {at} is not in "
                 f"0..{self.num_embeddings - 1}"
             ) from error
-        return codes * F.embedding(ids, self.weight_scale.unsqueeze(1))
+        return (codes * F.embedding(ids, self.weight_scale.unsqueeze(1))).to(self._float_type)
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
 
-class DynamicMultiheadAttention(nn.Module):
+class DynamicMultiheadAttention(Int8Module):
     """``nn.MultiheadAttention`` with both projections in int8, the attention itself in float.
 
     A drop-in replacement in ``forward``, and in what it answers. The fast paths of
@@ -438,6 +451,11 @@ class DynamicMultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As ``nn.MultiheadAttention.forward``; ``is_causal`` is a hint that is not needed."""
+        if self._converts(query):
+            given = (query, key, value, key_padding_mask, need_weights, attn_mask)
+            result = self.forward(*in_float32((*given, average_attn_weights, is_causal)))
+            converted: tuple[torch.Tensor, Any] = in_float_type(result, query.dtype)
+            return converted
         if is_causal and attn_mask is None:
             raise InvalidInputError("is_causal is a hint: give the causal attn_mask as well")
         batched = query.dim() == 3
@@ -488,7 +506,8 @@ class DynamicMultiheadAttention(nn.Module):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, embed] as [batch, heads, length, embed / heads]."""
-        return x.reshape(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        each = self.embed_dim // self.num_heads  # not -1: a batch may be empty
+        return x.reshape(*x.shape[:2], self.num_heads, each).transpose(1, 2)
 
 
 def _additive_mask(

@@ -23,6 +23,7 @@ from x86quant.dynamic.layers import (
     quantize_weight,
 )
 from x86quant.errors import InvalidInputError
+from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
 _Self = TypeVar("_Self", bound="DynamicRecurrent")
 
@@ -38,7 +39,7 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> DynamicLinear:
     return DynamicLinear(*quantize_weight(weight), float_bias(bias))
 
 
-class _WithProducts(nn.Module):
+class _WithProducts(Int8Module):
     """Holds int8 products under names such as ``hh_l0``, and answers for their float parameters."""
 
     def __getattr__(self, name: str) -> Any:
@@ -104,6 +105,8 @@ class DynamicRecurrent(_WithProducts):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As ``nn.LSTM`` or ``nn.GRU``: the states of the last layer at all steps, and the last."""
+        if self._converts(input.data):
+            return in_float_type(self.forward(*in_float32((input, hx))), input.data.dtype)
         if isinstance(input, PackedSequence):
             data, sizes = input.data, input.batch_sizes.tolist()
             initial = self._initial(hx, sizes[0], input.sorted_indices, batched=True)
@@ -312,8 +315,11 @@ class DynamicLSTMCell(DynamicCell):
         self, input: torch.Tensor, hx: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``nn.LSTMCell``: the new h and c."""
+        if self._converts(input):
+            h, c = self.forward(*in_float32((input, hx)))
+            return h.to(input.dtype), c.to(input.dtype)
         gates, batched = self._gates(input)
-        h, c = (self._state(x, len(gates)) for x in (hx or (None, None)))
+        h, c = (self._state(x, gates.shape[0]) for x in (hx or (None, None)))
         h, c = _lstm_step(gates, (h, c), self.hh, None)
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
 
@@ -325,8 +331,10 @@ class DynamicGRUCell(DynamicCell):
 
     def forward(self, input: torch.Tensor, hx: torch.Tensor | None = None) -> torch.Tensor:
         """As ``nn.GRUCell``: the new state."""
+        if self._converts(input):
+            return self.forward(*in_float32((input, hx))).to(input.dtype)
         gates, batched = self._gates(input)
-        h = self._state(hx, len(gates))
+        h = self._state(hx, gates.shape[0])
         h = _gru_step(gates, h, self.hh)
         return h if batched else h.squeeze(0)
 

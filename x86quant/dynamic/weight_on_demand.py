@@ -28,7 +28,7 @@ _WHOLE_READS = (
 
 
 class WeightOnDemand(torch.Tensor):
-    """A float32 tensor whose values are made by ``dequantize`` when an operator needs them.
+    """A float tensor whose values are made by ``dequantize`` when an operator needs them.
 
     ``F.linear(x, weight)`` calls ``product(x)`` where that is given, so that it stays in int8.
     Nothing can be written to it: the codes would not change, so every attempt is refused.
@@ -44,10 +44,11 @@ class WeightOnDemand(torch.Tensor):
         device: torch.device,
         dequantize: Callable[[], torch.Tensor],
         product: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> WeightOnDemand:
         """A stand-in for the float tensor of ``shape`` that ``dequantize`` returns."""
         found: WeightOnDemand = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=torch.float32, device=device, requires_grad=False
+            cls, shape, dtype=dtype, device=device, requires_grad=False
         )
         found._dequantize, found._product = dequantize, product
         return found
@@ -76,7 +77,7 @@ class WeightOnDemand(torch.Tensor):
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             old = args[0]
-            return cls(tuple(old.shape), old.device, old._dequantize, old._product)
+            return cls(tuple(old.shape), old.device, old._dequantize, old._product, old.dtype)
         kwargs = kwargs or {}
         for argument, value in zip(func._schema.arguments, args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -91,7 +92,7 @@ class WeightOnDemand(torch.Tensor):
 
     @classmethod
     def _view(cls, values: torch.Tensor) -> WeightOnDemand:
-        return cls(tuple(values.shape), values.device, lambda: values)
+        return cls(tuple(values.shape), values.device, lambda: values, None, values.dtype)
 
 
 _READ_ONLY = (

@@ -283,7 +283,7 @@ def _explain_site(site: PackSite) -> Iterator[LayerChoice]:
         yield from _explain_pack(f"{site.layer}.ih", "linear", packed_ih)
         yield from _explain_pack(f"{site.layer}.hh", "linear", packed_hh)
     else:
-        for choice in _explain_pack(site.layer, site.kind, site.pack):
+        for choice in _explain_pack(site.layer, site.kind, site.pack, site.takes_codes):
             yield (
                 choice
                 if not (choice.routed and site.runs_plain)
@@ -293,16 +293,19 @@ def _explain_site(site: PackSite) -> Iterator[LayerChoice]:
             )
 
 
-def _explain_pack(layer: str, kind: str, pack: Any) -> Iterator[LayerChoice]:
+def _explain_pack(
+    layer: str, kind: str, pack: Any, takes_codes: bool = False
+) -> Iterator[LayerChoice]:
     record = pack_record(kind, pack)
     if record.startswith("stock:"):
         kernel = next(name for part, name in _STOCK_CLASSES.items() if part in record)
         yield LayerChoice(layer, kind, kind, kernel, "", _NOT_ROUTED)
         return
-    yield from _layer_choices(layer, Routes.from_json(record))
+    yield from _layer_choices(layer, Routes.from_json(record), takes_codes)
 
 
-def _layer_choices(layer: str, routes: Routes) -> Iterator[LayerChoice]:
+def _layer_choices(layer: str, routes: Routes, takes_codes: bool = False) -> Iterator[LayerChoice]:
+    """Of every range of rows; ``takes_codes``: no input is quantized as it runs."""
     above = 0
     for number, (limit, choice) in enumerate(routes.ranges):
         yield LayerChoice(
@@ -323,6 +326,7 @@ def _layer_choices(layer: str, routes: Routes) -> Iterator[LayerChoice]:
                     detour.reason,
                 )
                 for situations, detour in routes.detours_of(number)
+                if not (takes_codes and any(one.kind == "dynamic" for one in situations))
             ),
         )
         above = (limit or 0) + 1

@@ -29,10 +29,16 @@ _CODE = bytes.fromhex(
 )
 
 
+def permitted() -> bool:
+    """Ask the system to let this process use the tile registers, and say whether it does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    asked: int = libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return asked == 0
+
+
 def main() -> int:
     """Execute the tile instructions; 0 when their result is right."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) != 0:
+    if not permitted():
         return 2
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(_CODE)

@@ -280,6 +280,10 @@ def _confirmed_by_probe(found: Cpu) -> Cpu:
         reason = _probe_amx() if key is None else _remembered(key, _probe_amx)
     except OSError as error:
         reason = f"a probe of it could not be started ({error})"
+    # Another process was seen to use it. This one may be refused: by a filter of system calls, say,
+    # or because a thread has a signal stack that is too small for the tiles.
+    if reason is None and not amx_probe.permitted():
+        reason = "the system refuses its use to this process"
     if reason is None:
         return found
     cap_onednn_below_amx()

@@ -12,18 +12,14 @@ from typing import Any, Literal
 import torch
 
 from x86quant import extension
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError
 from x86quant.kernels import all_kernels
 from x86quant.kernels.saturation import weight_facts
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec, WeightFacts
-from x86quant.tables.conditions import Span
 
 Saturation = Literal["exact", "7bit"]
-
-#: The widths of an output that the packs in C++ look at; the last for kernels one column wide.
-_WIDTHS_SEEN = frozenset({Span(1, 1), Span(1, None, 16)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +55,7 @@ def pack_linear(
     """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
     extension.load()
     spec = linear_spec(weight, bias, layer)
-    routes, activation_max = _choose_routes(spec, saturation)
-    return torch.ops.x86quant.pack_linear(
-        weight,
-        bias,
-        routes.row_limits,
-        list(routes.kernels),
-        routes.to_json(),
-        _label(layer, spec),
-        activation_max,
-    )
+    return torch.ops.x86quant.pack_linear(weight, bias, *_routing(spec, saturation, layer))
 
 
 def pack_conv(
@@ -82,7 +69,7 @@ def pack_conv(
     """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
     extension.load()
     spec = conv_spec(weight, bias, geometry, layer)
-    routes, activation_max = _choose_routes(spec, saturation)
+    routing = _routing(spec, saturation, layer)
     if spec.dims == 1:
         weight = weight.unsqueeze(2)
         geometry = geometry.with_height_one()
@@ -96,12 +83,7 @@ def pack_conv(
         geometry.dilation,
         geometry.groups,
         geometry.transposed,
-        routes.row_limits,
-        list(routes.kernels),
-        _kernel_for_odd_widths(routes),
-        routes.to_json(),
-        _label(layer, spec),
-        activation_max,
+        *routing,
     )
 
 
@@ -190,16 +172,19 @@ def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) ->
         )
 
 
-def _kernel_for_odd_widths(routes: Routes) -> str:
-    """What the packs run at outputs one column or a multiple of 16 wide; empty: as always."""
-    instead = {detour.choice.kernel for detour in routes.detours}
-    unseen = {detour.situation.widths for detour in routes.detours} - _WIDTHS_SEEN
-    if len(instead) > 1 or unseen:
-        raise UnsupportedError(
-            "a pack switches at widths of 1 and of multiples of 16, to one kernel; these detours "
-            f"need more: {'; '.join(map(str, routes.detours))}"
-        )
-    return instead.pop() if instead else ""
+def _routing(spec: OpSpec, saturation: Saturation, layer: str | None) -> tuple[Any, ...]:
+    """How the weights run, as the packs in C++ take it."""
+    routes, activation_max = _choose_routes(spec, saturation)
+    kernels = all_kernels()
+    return (
+        routes.row_limits,
+        [kernels[choice.kernel].engine for choice in routes.choices],
+        routes.situations,
+        routes.detour_numbers,
+        routes.to_json(),
+        f"layer {layer} ({spec})" if layer else str(spec),
+        activation_max,
+    )
 
 
 def _choose_routes(spec: OpSpec, saturation: Saturation) -> tuple[Routes, int]:
@@ -211,7 +196,3 @@ def _choose_routes(spec: OpSpec, saturation: Saturation) -> tuple[Routes, int]:
         if narrow.kernels != wide.kernels:
             return narrow, 127
     return wide, 255
-
-
-def _label(layer: str | None, spec: OpSpec) -> str:
-    return f"layer {layer} ({spec})" if layer else str(spec)

@@ -358,7 +358,7 @@ def _idle_program(steps: int) -> Any:
     program.expect([1], [1], False)
     program.add_output([1], [1], False)
     for _ in range(steps):
-        program.add_copy([1], [1, 0], [1], [2, 0], [1])
+        program.add_copy(1, [1], [1, 0], [1], [2, 0], [1])
     return program
 
 

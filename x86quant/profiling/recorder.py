@@ -258,7 +258,7 @@ def example_call(compiled: CompiledModule) -> tuple[tuple[Any, ...], Mapping[str
     """Positional and keyword arguments of the shapes that ``compiled`` was compiled for."""
     inputs = example_inputs(compiled)
     signature = getattr(compiled, "signature", None)  # of a saved model, which takes keywords
-    return (inputs, {}) if signature is None else ((), signature.example(inputs))
+    return (inputs, {}) if signature is None else signature.example(inputs)
 
 
 def _callable(runtime: GraphModule, node: Node) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call, Data
 from x86quant.quantization.part_search import FoundPart, trace_part
 from x86quant.quantization.running import feed, feed_parts, no_fast_path
+from x86quant.quantization.state import copied
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing import by_export, by_fx
 from x86quant.quantization.wording import quiet
@@ -105,7 +105,7 @@ def statistics(
             f"was given; {type(quantized).__name__} has no summary of a quantization"
         )
     calls = Calibration(data, float_model, example_inputs=example_inputs).sample
-    reference = copy.deepcopy(float_model).eval()
+    reference = copied(float_model).eval()
     for norm in summary.smoothed:
         smoothing.apply(reference, norm)
     found: list[LayerStatistics] = []

@@ -316,7 +316,8 @@ def _good_enough(
 
 def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices, nn.Module]:
     """Without what is slower in int8 than in float."""
-    if not outcome.int8_layers or not speed.can_tell():
+    weight_only = outcome.prepared.scheme.weight_only
+    if not outcome.int8_layers or weight_only or not speed.can_tell():
         return outcome, model
     reference = outcome.prepared.reference
     with state_kept(model), state_kept(reference):
@@ -337,6 +338,6 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
         return outcome, model
     why = f"int8 takes {loss:.2f} times as long as float"
     outcome = outcome.without(set(outcome.int8_layers), why).noting(
-        f"all of it stays in float: {why} (without speed_check it stays int8)"
+        f"this is the float model: {why} (speed_check=False returns the int8 model all the same)"
     )
     return outcome, outcome.build()

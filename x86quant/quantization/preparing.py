@@ -6,23 +6,26 @@ import copy
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
-from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call, Data
-from x86quant.quantization.bias_correction import BiasCorrection
+from x86quant.quantization.equalization import Equalized
+from x86quant.quantization.kit import Sample, correct_biases, equalized_parts, smoothed_model
 from x86quant.quantization.model_check import check_model
-from x86quant.quantization.part_search import Parts, calls_of, find_parts
+from x86quant.quantization.part_search import calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
 from x86quant.quantization.proof import difference, run, variants
 from x86quant.quantization.running import feed_parts
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.state import settle, state_kept
+from x86quant.quantization.state import copied, settle, state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.wording import first_line, listed
 
@@ -49,7 +52,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
         data = Calibration(
             calibration, given, example_inputs=settings.example_inputs, show=settings.progress
         )
-    reference = copy.deepcopy(given).eval()
+    reference = copied(given).eval()
     if data is not None:
         _check_runs(reference, data.example)
         floats = [x for call in data.sample for x in call.leaves if x.is_floating_point()]
@@ -100,10 +103,10 @@ def _prepared(
 ) -> PreparedModel:
     model = _baked(reference, data)
     sample = () if data is None else data.sample
-    seen, unseen = _halves(sample)
+    halves = Sample.of(sample)
     notes: list[str] = []
-    smoothed = _smooth(model, scheme, sample, settings)
-    equalized: tuple[equalization.Equalized, ...] = ()
+    model, smoothed = smoothed_model(model, scheme, halves, settings)
+    equalized: tuple[Equalized, ...] = ()
     parts: tuple[StaticPart, ...] = ()
     batches = 0
     if scheme.static:
@@ -117,14 +120,12 @@ def _prepared(
                 + "".join(f": {note}" for note in notes)
             )
         with state_kept(model):
-            if settings.equalize is not False:
-                equalized = _equalize(model, found, sample, always=settings.equalize is True)
+            found, equalized = equalized_parts(model, found, ranges, halves, settings)
             parts = tuple(
                 StaticPart(part.path, part.traced, part.example, ranges) for part in found.found
             )
             batches = _calibrate(model, parts, data)
-            if settings.bias_correction is not False:
-                _correct(model, parts, seen)
+            correct_biases(model, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
         raise UnsupportedError(
@@ -136,7 +137,7 @@ def _prepared(
         scheme=scheme,
         observer=ranges.observer,
         sample=sample,
-        unseen=unseen,
+        unseen=halves.unseen,
         parts=parts,
         layers=layers,
         batches=batches,
@@ -150,9 +151,16 @@ def _prepared(
 def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     """A copy of the model, its parametrized weights as plain ones where that is the same."""
     model = copy.deepcopy(reference)
-    if data is None or not any(parametrize.is_parametrized(m) for m in model.modules()):
+    by_hooks = [m for m in model.modules() if any(_norm_hooks(m))]
+    if data is None or not (
+        by_hooks or any(parametrize.is_parametrized(m) for m in model.modules())
+    ):
         return model
     try:
+        for module in by_hooks:
+            for key, hook in list(_norm_hooks(module)):
+                hook.remove(module)
+                del module._forward_pre_hooks[key]
         for module in list(model.modules()):
             if parametrize.is_parametrized(module):
                 _class_of_its_own(module)
@@ -165,48 +173,18 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     return model if same else copy.deepcopy(reference)
 
 
+def _norm_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
+    """The hooks by which torch.nn.utils.weight_norm and spectral_norm make a weight."""
+    for key, hook in module._forward_pre_hooks.items():
+        if isinstance(hook, WeightNorm | SpectralNorm):
+            yield key, hook
+
+
 def _class_of_its_own(module: nn.Module) -> None:
     """Part ``module`` from its copies, whose class torch changes when a parametrization goes."""
     kind = type(module)
     own = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
     module.__class__ = type(kind.__name__, kind.__bases__, own)
-
-
-def _halves(sample: tuple[Call, ...]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """Calls to measure corrections on, and others to judge them by; the same if there is one."""
-    if len(sample) < 2:
-        return sample, sample
-    return sample[::2], sample[1::2]
-
-
-def _smooth(
-    model: nn.Module, scheme: Scheme, sample: Sequence[Call], settings: Settings
-) -> tuple[smoothing.Smoothed, ...]:
-    wanted = settings.smooth_quant
-    if wanted is False or scheme.weight_only:
-        return ()
-    if not sample:
-        if wanted is True:
-            raise InvalidInputError("smooth_quant=True needs calibration data")
-        return ()
-    if not any(isinstance(m, nn.LayerNorm) for m in model.modules()):
-        return ()
-    with state_kept(model):
-        return smoothing.smooth(model, sample, per_token=scheme.dynamic, always=wanted is True)
-
-
-def _equalize(
-    model: nn.Module, parts: Parts, sample: Sequence[Call], always: bool
-) -> tuple[equalization.Equalized, ...]:
-    ranges = {
-        part.path: equalization.ChannelRanges(part.traced.graph_module) for part in parts.found
-    }
-    feed_parts(model, sample, {part: ranges[part.path].observe for part in parts.found})
-    done: tuple[equalization.Equalized, ...] = ()
-    for part in parts.found:
-        graph = part.traced.graph_module
-        done += equalization.equalize(graph, ranges[part.path], part.path, always=always)
-    return done
 
 
 def _calibrate(model: nn.Module, parts: Sequence[StaticPart], data: Calibration) -> int:
@@ -221,13 +199,6 @@ def _calibrate(model: nn.Module, parts: Sequence[StaticPart], data: Calibration)
 
     feed_parts(model, counted(), {part: part.calibrate for part in parts})
     return batches
-
-
-def _correct(model: nn.Module, parts: Sequence[StaticPart], sample: Sequence[Call]) -> None:
-    corrections = {part: BiasCorrection(part) for part in parts}
-    feed_parts(model, sample, {part: seen.observe for part, seen in corrections.items()})
-    for part, seen in corrections.items():
-        part.corrections = seen.corrections()
 
 
 def _layers(

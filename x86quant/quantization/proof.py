@@ -172,7 +172,8 @@ class _Watch:
         if entered is None:
             return
         given, before = entered
-        changed = any(
+        kept = len(given.leaves) == len(before.leaves)
+        changed = not kept or any(
             a.shape != b.shape or not torch.equal(a, b)
             for a, b in zip(given.leaves, before.leaves, strict=True)
             if not (a.is_floating_point() and bool(torch.isnan(a).any()))

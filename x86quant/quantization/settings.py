@@ -25,7 +25,7 @@ class Settings:
     bias_correction: Switch = "auto"
     smooth_quant: Switch = "auto"
     example_inputs: Sequence[Any] | None = None
-    speed_check: bool = False
+    speed_check: bool = True
     strict: bool = False
     progress: bool = True
 

@@ -15,11 +15,15 @@ from x86quant.errors import ExtensionError
 from x86quant.quantization.batches import Call
 from x86quant.quantization.running import feed, no_fast_path
 
-#: Int8 has lost if both its median and its least time are so many times those of float.
-_CLEARLY = 1.1
-#: Seconds for the whole model, and for all of its parts together.
-_WHOLE, _PARTS = 0.4, 0.4
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 40
+#: Int8 has lost if its median and its least time are so many times those of float. With too few
+#: rounds to trust these, it must lose by more.
+_CLEARLY, _FEW_CLEARLY = 1.1, 1.5
+_FEW = 3
+#: And if it took longer in such a share of the rounds.
+_MOSTLY = 0.8
+_MOST_ROUNDS = 40
+#: Seconds for the whole model, and for all of its parts together; a loss is measured once more.
+_WHOLE, _PARTS = 0.25, 0.25
 
 
 def can_tell() -> bool:
@@ -34,23 +38,41 @@ def can_tell() -> bool:
 def slower(
     exact: Callable[..., Any], int8: Callable[..., Any], call: Call, seconds: float = _WHOLE
 ) -> float | None:
-    """How many times as long ``int8`` takes as ``exact``, if it clearly takes longer."""
+    """How many times as long ``int8`` takes as ``exact``, if it clearly takes longer.
+
+    Both have run on ``call`` before.
+    """
+    first = _loss(exact, int8, call, seconds)
+    if first is None:
+        return None
+    second = _loss(exact, int8, call, seconds)
+    return None if second is None else min(first, second)
+
+
+def _loss(
+    exact: Callable[..., Any], int8: Callable[..., Any], call: Call, seconds: float
+) -> float | None:
     times: tuple[list[float], list[float]] = ([], [])
+    started = perf_counter()
     with torch.no_grad():
-        for function in (exact, int8):
-            call.copied()(function)
-        started = perf_counter()
-        while len(times[0]) < _LEAST_ROUNDS or perf_counter() - started < seconds:
+        while not times[0] or (len(times[0]) < _MOST_ROUNDS and perf_counter() - started < seconds):
             for function, taken in zip((exact, int8), times, strict=True):
                 given = call.copied()
                 start = perf_counter()
                 given(function)
                 taken.append(perf_counter() - start)
-            if len(times[0]) == _MOST_ROUNDS or perf_counter() - started > 2 * seconds:
-                break
-    ratios = [statistics.median(times[1]) / statistics.median(times[0])]
-    ratios.append(min(times[1]) / min(times[0]))
-    return min(ratios) if min(ratios) > _CLEARLY else None
+    return verdict(*times)
+
+
+def verdict(exact: Sequence[float], int8: Sequence[float]) -> float | None:
+    """How many times as long int8 takes by the times of both in turns, if it clearly does."""
+    ratio = min(
+        statistics.median(int8) / statistics.median(exact),
+        min(int8) / min(exact),
+    )
+    lost = sum(b > a for a, b in zip(exact, int8, strict=True)) / len(exact)
+    bound = _CLEARLY if len(exact) >= _FEW else _FEW_CLEARLY
+    return ratio if ratio > bound and lost >= _MOSTLY else None
 
 
 def by_part(
@@ -60,12 +82,18 @@ def by_part(
     calls: dict[str, Call] = {}
 
     def keeping(path: str) -> Callable[[Call], Any]:
-        return lambda given: calls.setdefault(path, given.copied())
+        def keep(given: Call) -> None:
+            if path not in calls:
+                calls[path] = given.copied()
+
+        return keep
 
     feed(exact, [call], {path: keeping(path) for path in paths})
     found: dict[str, float | None] = {}
-    with no_fast_path():
+    with no_fast_path(), torch.no_grad():
         for path, given in calls.items():
             forms = (exact.get_submodule(path), int8.get_submodule(path))
+            for form in forms:  # copies may be laid out as the part has not seen them yet
+                given.copied()(form)
             found[path] = slower(*forms, given, _PARTS / len(calls))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.dynamic import Int8Linear
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.wording import first_line
 
 #: What torch itself keeps in every module.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -61,6 +64,32 @@ def settle(model: nn.Module, run: Callable[[], object]) -> None:
     second = State(model)
     run()
     first.restore(second.changed())
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy of ``model``, which may hold results of its own calls, with their history.
+
+    Raises:
+        UnsupportedError: something in it cannot be copied.
+    """
+    computed = [
+        (vars(module), name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    try:
+        for attributes, name, value in computed:
+            attributes[name] = value.detach()
+        return copy.deepcopy(model)
+    except Exception as error:  # the user's own classes may raise anything
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be copied by copy.deepcopy, and quantize does not "
+            f"change the model it is given: {first_line(error)}"
+        ) from error
+    finally:
+        for attributes, name, value in computed:
+            attributes[name] = value
 
 
 @contextlib.contextmanager
@@ -122,32 +151,36 @@ class _Content:
         self._is_tensor = isinstance(value, torch.Tensor)
         self._version = _version(value) if self._is_tensor else 0
         with torch.no_grad():
-            self._copy = value.detach().clone() if self._is_tensor else value.copy()
+            self._before = value.detach().clone() if self._is_tensor else value.copy()
 
     def changed(self) -> bool:
-        value, copy = self._value, self._copy
+        value, before = self._value, self._before
         if self._is_tensor:
             return _version(value) != self._version
         if isinstance(value, set):
-            return bool(value != copy)
+            return bool(value != before)
         if isinstance(value, dict):
-            return list(value) != list(copy) or not all(_same(copy[k], value[k]) for k in copy)
-        return len(value) != len(copy) or not all(map(_same, copy, value))
+            return list(value) != list(before) or not all(
+                _same(before[k], value[k]) for k in before
+            )
+        return len(value) != len(before) or not all(map(_same, before, value))
 
     def restore(self) -> None:
-        value, copy = self._value, self._copy
+        value, before = self._value, self._before
         if not self.changed():
             return
         if self._is_tensor:
             with torch.no_grad():
-                if value.shape == copy.shape:
-                    value.copy_(copy)
+                if value.shape == before.shape:
+                    value.copy_(before)
                 else:
-                    value.set_(copy)
+                    value.set_(before)
             self._version = _version(value)
             return
         value.clear()
-        value.extend(copy) if isinstance(value, list | collections.deque) else value.update(copy)
+        value.extend(before) if isinstance(value, list | collections.deque) else value.update(
+            before
+        )
 
 
 def _held(module: nn.Module) -> dict[tuple[str, str], Any]:

@@ -114,18 +114,20 @@ class Routing:
 
     def refusals(self, spec: OpSpec) -> dict[str, tuple[str, ...]]:
         """Steps 1 and 2: the kernels that cannot, or must not, run ``spec``, with all reasons."""
-        refused = {}
-        for name, kernel in self.kernels.items():
-            reasons = [f"the CPU lacks {feature}" for feature in kernel.missing_features(self.cpu)]
-            reasons += kernel.not_supported_reasons(spec, self.cpu)
-            reasons += [
+        all_reasons = {name: self._reasons(name, spec) for name in self.kernels}
+        return {name: reasons for name, reasons in all_reasons.items() if reasons}
+
+    def _reasons(self, name: str, spec: OpSpec) -> tuple[str, ...]:
+        kernel = self.kernels[name]
+        return (
+            *(f"the CPU lacks {feature}" for feature in kernel.missing_features(self.cpu)),
+            *kernel.not_supported_reasons(spec, self.cpu),
+            *(
                 _erratum_reason(erratum)
                 for erratum in self.errata
                 if erratum.kernel == name and erratum.matches(spec, self.cpu)
-            ]
-            if reasons:
-                refused[name] = tuple(reasons)
-        return refused
+            ),
+        )
 
     def size_ranges(self, spec: OpSpec) -> SizeRanges:
         """How the answer for ``spec`` changes with the sizes of its input."""
@@ -241,7 +243,7 @@ class Routing:
             }
             # An override means the layer as a whole; here it may name the kernel that is wrong.
             instead = dataclasses.replace(self, overrides=()).choose(
-                spec, {name: why for name, why in ruled_out.items() if why}
+                situation.applied_to(spec), {name: why for name, why in ruled_out.items() if why}
             )
             detours.append(Detour(origin, situation, reason, instead))
             self._add_detours(detours, ranges, ranges + len(detours) - 1, instead, now)
@@ -252,8 +254,21 @@ class Routing:
         for erratum in self.errata:
             if erratum.kernel == name:
                 for widths in erratum.widths(spec, self.cpu):
-                    found[Situation(widths)] = _erratum_reason(erratum)
+                    found[Situation("width", widths)] = _erratum_reason(erratum)
+        usual = self._reasons(name, spec)
+        for situation in _open_questions(spec):
+            then = self._reasons(name, situation.applied_to(spec))
+            if new := [reason for reason in then if reason not in usual]:
+                found[situation] = "; ".join(new)
         return found
+
+
+def _open_questions(spec: OpSpec) -> Iterator[Situation]:
+    """Situations of which ``spec`` says nothing, so that a call may be in them."""
+    if spec.activation_max < 255:
+        yield Situation("zero_point")
+    if spec.dynamic is None:
+        yield Situation("dynamic")
 
 
 def _erratum_reason(erratum: Erratum) -> str:

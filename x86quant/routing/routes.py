@@ -64,6 +64,16 @@ class Routes:
         """The upper bounds of the ranges as C++ takes them."""
         return [_NO_LIMIT if rows is None else rows for rows, _ in self.ranges]
 
+    @property
+    def situations(self) -> list[str]:
+        """The kinds of the detours' situations as C++ takes them."""
+        return [detour.situation.kind for detour in self.detours]
+
+    @property
+    def detour_numbers(self) -> list[int]:
+        """Of each detour, as C++ takes it: origin, and the widths' low, high, step and apart."""
+        return [number for detour in self.detours for number in _numbers(detour)]
+
     def detours_of(self, number: int) -> tuple[tuple[tuple[Situation, ...], Detour], ...]:
         """The detours that a run may take from the range of this number.
 
@@ -96,6 +106,12 @@ class Routes:
         )
 
 
+def _numbers(detour: Detour) -> list[int]:
+    widths = detour.situation.widths
+    high = _NO_LIMIT if widths.high is None else widths.high
+    return [detour.origin, widths.low, high, widths.step, int(widths.apart)]
+
+
 def _detour_from_json(data: dict[str, Any]) -> Detour:
-    situation = Situation(Span(**data["situation"]["widths"]))
+    situation = Situation(data["situation"]["kind"], Span(**data["situation"]["widths"]))
     return Detour(data["origin"], situation, data["reason"], Choice.from_json(data["choice"]))

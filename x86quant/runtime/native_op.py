@@ -16,13 +16,6 @@ from x86quant.runtime.plan import Value
 _Kwargs = Mapping[str, Any]
 _Sizes = tuple[list[int], list[int]]
 
-#: The enum xq_op_kind.
-_KINDS = {
-    "copy": 0, "lut": 1, "requantize": 2, "add": 3, "mul": 4, "shuffle": 5, "max_pool": 6,
-    "avg_pool": 7, "adaptive_avg_pool": 8, "nearest": 9, "bilinear": 10, "quantize": 11,
-    "dequantize": 12, "affine": 13, "layer_norm": 14,
-}  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True)
 class NativeOp:
@@ -37,7 +30,7 @@ class NativeOp:
     def add_to(self, program: Any) -> None:
         """Append the op to ``program``; its buffers have their places by now."""
         program.add_op(
-            _KINDS[self.name],
+            self.name,
             {name: self.words(value, *sizes) for name, (value, sizes) in self.tensors.items()},
             dict(self.integers),
             dict(self.reals),

@@ -30,7 +30,7 @@ MIN_BALANCE = 0.8
 _MAX_IMAGES = 1024
 
 
-class Parts:
+class BatchParts:
     """Plans of batches in parts, for one graph."""
 
     def __init__(self, graph_module: GraphModule, packs: Packs) -> None:

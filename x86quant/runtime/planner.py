@@ -207,6 +207,7 @@ class _Planner:
         def emit(program: Any) -> None:
             size = source.meta.element_size()
             program.add_copy(
+                size,
                 list(source.shape),
                 NativeOp.address(source),
                 [s * size for s in source.meta.stride()],

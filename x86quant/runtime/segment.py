@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.parts import Parts
+from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.plan_cache import PlanCache, default_bytes
 from x86quant.runtime.planner import plan_segment
@@ -50,7 +50,7 @@ class Segment(nn.Module):
         self.graph_module = graph_module
         self.name = name
         self._packs = Packs(graph_module)
-        self._parts = Parts(graph_module, self._packs)
+        self._parts = BatchParts(graph_module, self._packs)
         limit = default_bytes() if plan_cache_bytes is None else plan_cache_bytes
         self._plans = PlanCache(name, limit)
         self._lock = threading.Lock()
@@ -81,10 +81,10 @@ class Segment(nn.Module):
         plan = self.plan(inputs)
         for observe in OBSERVERS:
             observe(plan)
-        address = plan.program.address()
+        handle = plan.program.handle()
         if not any(plan.numbers):
-            self._latest = (address, plan)
-        results = None if _somebody_watches() else self._try_run(address, tuple(tensors))
+            self._latest = (handle, plan)
+        results = None if _somebody_watches() else self._try_run(handle, tuple(tensors))
         if results is None:
             results = torch.ops.x86quant.run_program(plan.program, tensors)
         return plan.gather(list(results))

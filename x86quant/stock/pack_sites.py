@@ -17,6 +17,7 @@ _KINDS = {
     f"{_CLASSES}rnn.CellParamsBase": "cell",
 }
 _PLAIN_MODULES = frozenset({"ConvAdd2d", "ConvAddReLU2d", "LinearLeakyReLU", "LinearTanh"})
+_STATIC_MODULES = ("torch.ao.nn.quantized.modules.", "torch.ao.nn.intrinsic.quantized.modules.")
 # Attributes that hold nothing but the pack of the module one level up.
 _HOLDERS = ("_packed_params", "param")
 
@@ -51,6 +52,11 @@ class PackSite:
         The stock library has these ops for oneDNN packs alone, and crashes or refuses elsewhere.
         """
         return self.class_name in _PLAIN_MODULES
+
+    @property
+    def takes_codes(self) -> bool:
+        """Whether its module is known to pass on quantized tensors only."""
+        return type(self.module).__module__.startswith(_STATIC_MODULES)
 
 
 def pack_sites(model: torch.nn.Module) -> Iterator[PackSite]:

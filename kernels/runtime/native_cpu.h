@@ -1,0 +1,15 @@
+// What the native kernels are told of this CPU.
+#pragma once
+
+#include <string>
+
+namespace x86quant {
+
+// The instruction-set level, by its name in x86quant.hardware.isa, and one core's caches in bytes (0: unknown).
+// Returns the level in use from now on: the one below AMX where this process may not use that.
+std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2);
+
+// An xq_isa: the level to pack weights for.
+int native_isa();
+
+}  // namespace x86quant

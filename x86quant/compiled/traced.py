@@ -1,0 +1,148 @@
+"""How tracers see a compiled model.
+
+``torch.compile`` gets one opaque op, ``x86quant::run_compiled``, that runs the model natively as
+an eager call would. The model is named by a handle that no other process and no other model has, so
+that a graph from a cache on disk cannot meet the wrong one.
+
+``torch.export`` and ``torch.jit.trace`` get the graph's ops one by one, in plain torch: what they
+make is to work where this model is not. It is slow until it is compiled again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from x86quant.errors import InvalidInputError
+from x86quant.lowering.graph_tools import attribute
+from x86quant.runtime.supported import runner
+
+_MODELS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+# torch.library is untyped.
+_LIBRARY: Any = torch.library.Library("x86quant", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "run_compiled(str model, Tensor[] inputs) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+def register(model: Any) -> str:
+    """A handle by which ``run_compiled`` finds ``model``, as long as it lives."""
+    handle = uuid.uuid4().hex
+    _MODELS[handle] = model
+    return handle
+
+
+def run_compiled() -> torch._ops.OpOverload:
+    """The op that runs a compiled model."""
+    overload: torch._ops.OpOverload = torch.ops.x86quant.run_compiled.default
+    return overload
+
+
+def _model(handle: str) -> Any:
+    model = _MODELS.get(handle)
+    if model is None:
+        raise InvalidInputError(
+            "the compiled model that this program calls is gone or belongs to another process; "
+            "keep it alive, or use torch.export, whose programs do not need it"
+        )
+    return model
+
+
+def _run(handle: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, contiguous and in memory of their own, as the compiler is told they are."""
+    results = _tensors(_model(handle).run(tuple(inputs)))
+    taken = {x.untyped_storage()._cdata for x in inputs}
+    for i, result in enumerate(results):
+        result = results[i] = result.contiguous()
+        if result.untyped_storage()._cdata in taken:
+            result = results[i] = result.clone()
+        taken.add(result.untyped_storage()._cdata)
+    return results
+
+
+def _fake(handle: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    results = _tensors(_Fake(_model(handle).graph_module).run(*inputs))
+    return [torch.empty(result.shape, dtype=result.dtype) for result in results]
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(results) if isinstance(x, torch.Tensor)]
+
+
+_LIBRARY.impl("run_compiled", _run, "CPU")
+torch.library.register_fake("x86quant::run_compiled", _fake, lib=_LIBRARY)
+
+
+class _Fake(Interpreter):
+    """Runs a graph on tensors without data."""
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        tensor = attribute(self.module, str(target))
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(str(target))
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        fakes = {
+            name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+            for name, t in tensors.items()
+        }
+        return torch.func.functional_call(module, fakes, args, kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Stands for the result of this number."""
+
+    index: int
+
+
+def results_of(graph: Graph) -> Any:
+    """What ``graph`` returns, with a ``Result`` for each tensor; None if numbers are among it."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    leaves: list[Node] = []
+
+    def numbered(node: Node) -> Result:
+        leaves.append(node)
+        return Result(len(leaves) - 1)
+
+    structure = _mapped(output.args[0], numbered)
+    is_plain = structure is not _ODD and not any(runner(node) == "either" for node in leaves)
+    return structure if is_plain else None
+
+
+_ODD = object()
+
+
+def _mapped(value: Any, numbered: Any) -> Any:
+    if isinstance(value, Node):
+        return numbered(value)
+    if isinstance(value, dict):
+        found = {key: _mapped(item, numbered) for key, item in value.items()}
+        return _ODD if _ODD in found.values() else found
+    if isinstance(value, tuple | list):
+        items = [_mapped(item, numbered) for item in value]
+        plain = tuple if isinstance(value, tuple) else list
+        return _ODD if _ODD in items or hasattr(value, "_fields") else plain(items)
+    return None if value is None else _ODD
+
+
+def filled(structure: Any, results: Sequence[torch.Tensor]) -> Any:
+    """``structure`` with ``results`` in their places."""
+    if isinstance(structure, Result):
+        return results[structure.index]
+    if isinstance(structure, dict):
+        return {key: filled(item, results) for key, item in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple([filled(item, results) for item in structure])
+    if isinstance(structure, list):
+        return [filled(item, results) for item in structure]
+    return None

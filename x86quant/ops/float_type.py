@@ -1,0 +1,94 @@
+"""What ``.half()``, ``.to(...)`` and their kind mean for a module whose state is int8.
+
+Such a module computes as it always does: int8 weights, float32 scales. What another floating type
+changes is what it takes and returns, so that it fits the float layers around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from x86quant.errors import InvalidInputError
+
+
+def float_type_after(
+    module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], now: torch.dtype
+) -> torch.dtype:
+    """The floating type of the inputs of ``module`` after ``fn`` was applied to it.
+
+    Args:
+        module: what is to be changed.
+        fn: what ``nn.Module._apply`` would do with every tensor of it.
+        now: the type that it takes at present.
+
+    Raises:
+        InvalidInputError: ``fn`` moves tensors to another device, or makes no real numbers of them.
+    """
+    name = type(module).__name__
+    try:
+        probe = fn(torch.zeros(1, dtype=now))
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise InvalidInputError(f"{name} runs on the CPU only and stays there: {error}") from error
+    if probe.device.type != "cpu":
+        raise InvalidInputError(
+            f"{name} runs on the CPU only and cannot be moved to {probe.device}; "
+            "leave it out, or move the float model before it is quantized"
+        )
+    if not probe.dtype.is_floating_point:
+        raise InvalidInputError(
+            f"{name} takes and returns real numbers and cannot be turned into {probe.dtype}; "
+            "use a floating type, such as torch.bfloat16"
+        )
+    return probe.dtype
+
+
+def taken_types(float_type: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The types that inputs may have besides float32: the module's own, and that of autocast."""
+    if torch.is_autocast_enabled("cpu"):
+        return (float_type, torch.get_autocast_dtype("cpu"))
+    return (float_type,)
+
+
+def in_float_type(results: Any, float_type: torch.dtype) -> Any:
+    """``results`` with their floating tensors in ``float_type``; as they are if it is float32."""
+    if float_type is torch.float32:
+        return results
+    return pytree.tree_map_only(
+        torch.Tensor, lambda x: x.to(float_type) if x.is_floating_point() else x, results
+    )
+
+
+def in_float32(values: Any) -> Any:
+    """``values`` with their floating tensors in float32."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, values
+    )
+
+
+class Int8Module(nn.Module):
+    """A module whose state is int8 codes and float32 scales, whatever type it takes and returns.
+
+    ``.half()`` and the like change that type only.
+    """
+
+    _float_type = torch.float32
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        float_type = float_type_after(self, fn, self._float_type)
+        if float_type != self._float_type:
+            self._float_type = float_type
+            return self
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _converts(self, x: Any) -> bool:
+        """Whether ``x`` is to be converted to float32, and the result back to its type."""
+        return (
+            isinstance(x, torch.Tensor)  # a proxy of torch.fx has no type yet
+            and x.dtype is not torch.float32
+            and x.dtype in taken_types(self._float_type)
+        )
