@@ -22,7 +22,7 @@ from x86quant.compiled.structure import CallForm, Structure
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 
 #: What a condition on sizes may be made of.
-_CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%()<>=!\s]|\b(?:and|or|not|min|max)\b)*")
+_CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%(),<>=!\s]|\b(?:and|or|not|min|max)\b)*")
 _FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "min": min, "max": max}
 
 
