@@ -7,7 +7,10 @@ import inspect
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_f
 
 import x86quant
 from tests.test_lowering import stock
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.dynamic import (
     DynamicGRU,
     DynamicGRUCell,
@@ -30,7 +33,7 @@ from x86quant.dynamic import (
     WeightOnlyEmbeddingBag,
     WeightOnlyLinear,
 )
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning"),
@@ -38,6 +41,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),
 ]
 
+ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (2, 3, 8, 8)
 
 
@@ -195,6 +199,16 @@ def test_a_weight_at_the_address_of_a_freed_one_is_seen() -> None:
         assert torch.allclose(layer(x), expected, atol=1e-2), value
 
 
+def test_a_layer_made_in_inference_mode_follows_too() -> None:
+    with torch.inference_mode():
+        layer = LAYERS["dynamic"]()
+        x = torch.randn(3, 8)
+        before = layer(x)
+        layer.int8_weight.zero_()
+        assert not torch.equal(layer(x), before)
+        assert torch.allclose(layer(x), layer.bias.expand(3, -1))
+
+
 def test_unchanged_weights_are_packed_once(module: CompiledModule, x: torch.Tensor) -> None:
     module(x)
     runtime = module.runtime
@@ -305,6 +319,13 @@ def mixed_layers() -> dict[str, nn.Module]:
 
 def _rows(cell: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Flatten(0, 1), cell)
+
+
+def test_one_sequence_stays_one_in_another_type(x: torch.Tensor) -> None:
+    attention = DynamicMultiheadAttention.from_float(nn.MultiheadAttention(8, 2)).half()
+    rows = x[:, 0].half()
+    attention(rows, rows, rows)
+    assert attention.separate_parts == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -531,6 +552,29 @@ def test_workers_run_it(method: str, whole: CompiledModule, x: torch.Tensor) -> 
         torch.set_num_threads(before)
 
 
+FORKED = """
+import multiprocessing, sys, torch, x86quant
+from tests.test_module_behaviour import make, nn
+module = make(nn.ReLU())
+torch.set_num_threads(2)
+x = torch.randn(8, 3, 64, 64)
+expected = module(x)
+def child():
+    sys.exit(0 if torch.equal(module(x), expected) else 3)
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(60)
+if process.exitcode is None:
+    process.kill()
+    sys.exit("the child hangs")
+sys.exit(process.exitcode)
+"""
+
+
+def test_a_process_forked_after_a_threaded_run_does_not_hang() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, cwd=ROOT)
+
+
 # ------------------------------------------------------------------------ tracers
 
 
@@ -594,3 +638,109 @@ def test_a_transform_is_refused(whole: CompiledModule, x: torch.Tensor) -> None:
     module(x[:1])
     with pytest.raises(InvalidInputError, match="vmap"):
         torch.vmap(lambda one: module(one[None])[0])(x)
+
+
+# ------------------------------------------------------------------------ with a guard
+
+
+class Branches(Net):
+    def __init__(self) -> None:
+        super().__init__(nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * 2 if x.shape[2] > 10 else y
+
+
+@pytest.fixture(scope="module")
+def built_guarded() -> GuardedModule:
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 3, 8, 8) for _ in range(4)]
+    found: GuardedModule = x86quant.quantize(Branches().eval(), batches, progress=False)
+    assert isinstance(found, GuardedModule)
+    return found
+
+
+@pytest.fixture
+def guarded(built_guarded: GuardedModule) -> GuardedModule:
+    return copy.deepcopy(built_guarded)
+
+
+@pytest.fixture(params=[(2, 3, 8, 8), (2, 3, 12, 12)], ids=["inside", "outside"])
+def given(request: pytest.FixtureRequest) -> torch.Tensor:
+    return torch.randn(request.param, generator=torch.Generator().manual_seed(1))
+
+
+outside_is_warned = pytest.mark.filterwarnings("ignore:a call runs in float")
+
+
+@outside_is_warned
+@pytest.mark.parametrize("how", FLOAT_TYPES)
+def test_a_guarded_model_takes_another_floating_type(
+    how: str, guarded: GuardedModule, given: torch.Tensor
+) -> None:
+    convert, dtype = FLOAT_TYPES[how]
+    converted = convert(copy.deepcopy(guarded))
+    out = converted(given.to(dtype))
+    assert out.dtype == dtype
+    assert torch.equal(out, guarded(given.to(dtype).float()).to(dtype))
+    assert converted.outside == guarded.outside
+
+
+@pytest.mark.parametrize("how", REFUSED)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_guarded_model_refuses_what_cannot_be_done(how: str, guarded: GuardedModule) -> None:
+    convert, why = REFUSED[how]
+    with pytest.raises(InvalidInputError, match=why):
+        convert(guarded)
+
+
+@outside_is_warned
+def test_copies_of_a_guarded_model(guarded: GuardedModule, given: torch.Tensor) -> None:
+    expected = guarded(given)
+    for other in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded)), saved(guarded)):
+        assert torch.equal(other(given), expected)
+    assert torch.equal(guarded.train()(given), expected)
+    assert not guarded.training
+
+
+@outside_is_warned
+def test_torch_compile_keeps_the_guard(guarded: GuardedModule, given: torch.Tensor) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(guarded, backend="aot_eager")
+    with torch.no_grad():
+        for x in (given, torch.randn(1, 3, 8, 8), torch.randn(1, 3, 12, 12), given):
+            assert torch.equal(fast(x), guarded(x))
+
+
+def test_jit_trace_of_a_guarded_model_is_refused(guarded: GuardedModule, x: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedError, match="checks at every call"):
+        torch.jit.trace(guarded, (x,))
+
+
+def test_a_guarded_model_follows_its_weights(guarded: GuardedModule, x: torch.Tensor) -> None:
+    compiled = guarded.compiled
+    assert isinstance(compiled, CompiledModule)
+    before = guarded(x)
+    with torch.no_grad():
+        write(compiled)
+    assert not torch.equal(guarded(x), before)
+    assert torch.equal(guarded(x), compiled.graph_module(x)[0])
+
+
+@outside_is_warned
+def test_the_float_model_does_not_answer_for_changed_weights(guarded: GuardedModule) -> None:
+    outside = torch.randn(2, 3, 12, 12)
+    expected = guarded(outside)
+    state = {name: tensor.clone() for name, tensor in guarded.state_dict().items()}
+    guarded.load_state_dict(state)  # the same numbers
+    assert torch.equal(guarded(outside), expected)
+    compiled = guarded.compiled
+    assert isinstance(compiled, CompiledModule)
+    with torch.no_grad():
+        write(compiled)
+    for module in (guarded, copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
+        with pytest.raises(InvalidInputError, match="int8 ones were changed"):
+            module(outside)
+    guarded.load_state_dict(state)
+    assert torch.equal(guarded(outside), expected)

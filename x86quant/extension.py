@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,12 @@ def load() -> None:
             X86QuantWarning,
             stacklevel=2,
         )
+    os.register_at_fork(after_in_child=_run_on_one_thread)
+
+
+def _run_on_one_thread() -> None:
+    """OpenMP's threads do not survive a fork: a child that waits for them hangs for ever."""
+    torch.set_num_threads(1)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+import zlib
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any
@@ -19,7 +20,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.compiled.structure import CallForm, Structure
+from x86quant.compiled.watch import Watch
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
 #: What a condition on sizes may be made of.
 _CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%()<>=!\s]|\b(?:and|or|not|min|max)\b)*")
@@ -105,7 +108,7 @@ class Guard:
         return None
 
 
-class GuardedModule(nn.Module):
+class GuardedModule(Int8Module):
     """A compiled part behind the signature of the module that it stands for.
 
     Attributes:
@@ -138,11 +141,13 @@ class GuardedModule(nn.Module):
         self.quantization: Any = None
         # Not a submodule: its weights are no part of the int8 model's.
         self.__dict__["_original"] = None if original is None else _Aside(original)
+        self._made = _fingerprint(compiled)
         self._prepare()
         self.eval()
 
     def _prepare(self) -> None:
         self._code = self.guard.compiled()
+        self._watch: Watch | None = None
 
     @property
     def original(self) -> nn.Module | None:
@@ -154,16 +159,28 @@ class GuardedModule(nn.Module):
         """Run the compiled part if the call is within the guard, else the float module."""
         if isinstance(args, torch.fx.Proxy):
             raise _untraceable()
+        if torch._C._get_tracing_state() is not None and not self.guard.is_trivial:
+            raise UnsupportedError(
+                "torch.jit.trace cannot record what this model checks at every call; use "
+                "torch.export, or trace its .compiled, which holds for such inputs as calibrated"
+            )
         tensors = self.form.tensors(args, kwargs)
         if tensors is None:
             reason: str | None = "its arguments are not those that were given in calibration"
         else:
+            tensors = [
+                self._as_given(*pair) for pair in zip(self.guard.inputs, tensors, strict=True)
+            ]
             reason = self.guard.refusal(tensors, self._code)
         if reason is not None:
-            return self._run_float(reason, args, kwargs)
+            return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
         assert tensors is not None
         found = self.compiled(*tensors)
-        return self.results.fill(found)
+        return self.results.fill(in_float_type(found, self._float_type))
+
+    def _as_given(self, spec: GuardedInput, x: Any) -> Any:
+        """``x`` in the type that the graph takes, where that is only a matter of conversion."""
+        return x.float() if spec.dtype is torch.float32 and self._converts(x) else x
 
     def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
         if any(isinstance(x, torch.fx.Proxy) for x in pytree.tree_leaves((args, kwargs))):
@@ -171,6 +188,12 @@ class GuardedModule(nn.Module):
         original = self.original
         if self.strict or original is None:
             raise InvalidInputError(f"the quantized model does not hold for this call: {reason}")
+        if not self._is_as_made():
+            raise InvalidInputError(
+                f"the quantized model does not hold for this call: {reason}; nor can the float "
+                "model answer it, which has other weights since the int8 ones were changed: change "
+                "the float model instead and quantize it again"
+            )
         if not self.outside:
             warnings.warn(
                 f"a call runs in float, since the int8 graph does not hold for it: {reason}; "
@@ -179,7 +202,22 @@ class GuardedModule(nn.Module):
                 stacklevel=4,
             )
         self.outside += 1
+        if any(map(self._converts, pytree.tree_leaves((args, kwargs)))):
+            args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _is_as_made(self) -> bool:
+        """Whether the int8 weights are still those that were made of the float model."""
+        if self._watch is None or not self._watch.holds():
+            if _fingerprint(self.compiled) != self._made:
+                return False
+            self._watch = Watch(self.compiled)
+        return True
+
+    def train(self, mode: bool = True) -> GuardedModule:
+        """Stay in evaluation mode: there is nothing to train."""
+        return super().train(False)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -195,11 +233,22 @@ class GuardedModule(nn.Module):
         return "" if self.quantization is None else str(self.quantization)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_code": None}
+        return {**self.__dict__, "_code": None, "_watch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._prepare()
+
+
+def _fingerprint(module: nn.Module) -> int:
+    """A checksum of the module's tensors."""
+    found = 0
+    for name, tensor in sorted(module.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+        found = zlib.crc32(codes.numpy().tobytes(), zlib.crc32(name.encode(), found))
+    return found
 
 
 def _untraceable() -> Exception:

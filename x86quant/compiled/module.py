@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.graph_inputs import GraphInputs
-from x86quant.compiled.watch import Watch, track_writes
+from x86quant.compiled.watch import Watch, track_all_writes
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
@@ -244,7 +244,7 @@ class _Runtime:
                 stacklevel=5,
             )
             return cls(graph_module, lambda: True)
-        track_writes(graph_module)
+        track_all_writes(graph_module)
         is_current = Watch(graph_module).holds  # before anything is read
         make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
         return cls(partition(graph_module, make, torch_nodes), is_current)

@@ -10,27 +10,33 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from x86quant.packing.linear_dynamic import track_writes
+
 _version = operator.attrgetter("_version")
 _address = torch.Tensor.data_ptr
 
 
 class Watch:
-    """Remembers the tensors of a graph: which they are, where their data lie, how often written.
+    """Remembers the tensors of a module: which they are, where they lie, how often written to.
 
-    It keeps the tensors and their memory alive, so that none of their addresses can come back as
-    another's. What torch does not track is not seen: writes through ``.data`` of a tensor, or
-    through NumPy. It is asked at every call, and therefore written for the interpreter's speed.
+    Of a graph these are its constants. It keeps the tensors and their memory alive, so that none of
+    their addresses can come back as another's. What torch does not track is not seen: writes
+    through ``.data`` of a tensor, or through NumPy. It is asked at every call, and therefore
+    written for the interpreter's speed.
     """
 
-    def __init__(self, graph_module: GraphModule) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._dictionaries: list[dict[str, Any]] = []
-        for owner in _owners(graph_module):
+        owners = _owners(module) if isinstance(module, GraphModule) else module.modules()
+        for owner in owners:
             self._dictionaries += (owner._buffers, owner._parameters, owner._modules)
         self._dictionaries = [d for d in self._dictionaries if d]
         self._values = [value for d in self._dictionaries for value in d.values()]
         self._tensors = [x for x in self._values if isinstance(x, torch.Tensor)]
         self._memory = [x.untyped_storage() for x in self._tensors]
-        self._versions = list(map(_version, self._tensors))
+        # Those of inference mode have no version.
+        self._counting = [x for x in self._tensors if not x.is_inference()]
+        self._versions = list(map(_version, self._counting))
         self._addresses = list(map(_address, self._tensors))
 
     def holds(self) -> bool:
@@ -41,18 +47,15 @@ class Watch:
         return (
             len(now) == len(self._values)
             and all(map(operator.is_, now, self._values))
-            and list(map(_version, self._tensors)) == self._versions
+            and list(map(_version, self._counting)) == self._versions
             and list(map(_address, self._tensors)) == self._addresses
         )
 
 
-def track_writes(graph_module: GraphModule) -> None:
-    """Replace tensors made in inference mode: writes to those leave no trace."""
-    with torch.inference_mode(False):
-        for owner in _owners(graph_module):
-            for name, buffer in owner._buffers.items():
-                if buffer is not None and buffer.is_inference():
-                    owner._buffers[name] = buffer.clone()
+def track_all_writes(graph_module: GraphModule) -> None:
+    """Replace constants of the graph that were made in inference mode."""
+    for owner in _owners(graph_module):
+        track_writes(owner._buffers)
 
 
 def _owners(graph_module: GraphModule) -> Iterator[nn.Module]:

@@ -237,6 +237,8 @@ class DynamicLinear(Int8Linear):
         """The packed weight; None where the extension is missing."""
         tensors, now = self._state()
         if self._packed is None or self._packed[0] != now:
+            linear_packs.track_writes(self._buffers)
+            tensors, now = self._state()
             check_weight(self.op, *tensors)
             pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
             # While their memory is kept no other tensor can have their addresses.

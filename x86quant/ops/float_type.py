@@ -64,10 +64,17 @@ def in_float_type(results: Any, float_type: torch.dtype) -> Any:
 
 
 def in_float32(values: Any) -> Any:
-    """``values`` with their floating tensors in float32."""
-    return pytree.tree_map_only(
-        torch.Tensor, lambda x: x.float() if x.is_floating_point() else x, values
-    )
+    """``values`` with their floating tensors in float32; what occurs twice stays one tensor."""
+    found: dict[int, torch.Tensor] = {}
+
+    def converted(x: torch.Tensor) -> torch.Tensor:
+        if not x.is_floating_point():
+            return x
+        if id(x) not in found:
+            found[id(x)] = x.float()
+        return found[id(x)]
+
+    return pytree.tree_map_only(torch.Tensor, converted, values)
 
 
 class Int8Module(nn.Module):

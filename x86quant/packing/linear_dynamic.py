@@ -87,6 +87,14 @@ def stamp(*tensors: torch.Tensor | None) -> Stamp:
     )
 
 
+def track_writes(tensors: dict[str, torch.Tensor | None]) -> None:
+    """Replace tensors made in inference mode: writes to those leave no trace."""
+    with torch.inference_mode(False):
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.is_inference():
+                tensors[name] = tensor.clone()
+
+
 @dataclass(frozen=True)
 class _Cached:
     pack: Any
