@@ -468,3 +468,37 @@ def test_layers_asked_for_are_no_part_of_the_search(one_bad_layer):
     result = search(one_bad_layer, max_drop=15.0, float_layers=["4"])
     assert result.quantization.float_layers["4"] == "as asked"
     assert "4" not in result.quantization.search.best.float_layers
+
+
+def test_few_calibration_values_show_less_than_the_range_to_come() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    data = [torch.randn(8, 16) for _ in range(3)]
+    int8 = x86quant.quantize(model, data, speed_check=False, progress=False)
+    x = torch.randn(200, 16)
+    with torch.no_grad():
+        exact = model(x)
+        noise = exact - int8(x)
+    # Where the range is the data's, it is 17.7 dB.
+    assert 10 * torch.log10(exact.square().sum() / noise.square().sum()) > 25
+
+
+def test_what_no_codes_link_to_a_product_stays_float() -> None:
+    class TimeEmbedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            angles = t * 0.37  # up to 370: rounded to 8 bits, its sine would be noise
+            return self.b(torch.relu(self.a(x)) + torch.sin(angles))
+
+    torch.manual_seed(0)
+    model = TimeEmbedded().eval()
+    data = [(torch.randn(32, 16), 1000 * torch.rand(32, 1)) for _ in range(4)]
+    int8 = x86quant.quantize(model, data, speed_check=False, progress=False)
+    assert int8.quantization.int8_layers == ("a", "add", "b")
+    with torch.no_grad():
+        exact = model(*data[0])
+        noise = exact - int8(*data[0])
+    assert 10 * torch.log10(exact.square().sum() / noise.square().sum()) > 30

@@ -243,7 +243,8 @@ def test_recurrent_layers_take_any_length() -> None:
     loaded = loaded_from(to_bytes(model, (torch.randn(2, 5, 8),)))
     for shape in ((2, 5, 8), (1, 5, 8), (3, 9, 8)):
         x = torch.randn(shape)
-        assert torch.equal(loaded(x), model(x))
+        # torch's float LSTM rounds by where its weights lie in memory.
+        torch.testing.assert_close(loaded(x), model(x))
 
 
 # --- into a class ----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 
 import x86quant
 from x86quant.cli import main
+from x86quant.quantization import speed
 
 SOURCE = """
 import torch
@@ -107,3 +108,17 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert len(shown) == 1
     assert message in shown[0]
     assert not Path("out.x86q").exists()
+
+
+def test_a_model_that_is_faster_in_float_is_saved_in_float(capsys, monkeypatch):
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    monkeypatch.setattr(speed, "slower", lambda *_: 2.0)
+    data = ("--data", "cli_quantize_source:batches")
+    assert quantize("net", *data) == 0
+    assert "this is the float model: int8 takes 2.00 times as long" in capsys.readouterr().out
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1))
+    x = torch.randn(1, 3, 8, 8)
+    assert torch.equal(x86quant.load("out.x86q")(x), model(x))
+    assert quantize("net", *data, "--no-speed-check") == 0
+    assert "static int8, 2 layers" in capsys.readouterr().out

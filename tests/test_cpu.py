@@ -99,6 +99,13 @@ def test_capping_above_the_cpu_says_what_is_missing():
         haswell.capped("sse2")
 
 
+def test_a_capped_cpu_knows_what_was_withheld():
+    granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
+    capped = granite.capped("avx512_vnni")
+    assert (granite.withheld, capped.withheld) == (frozenset(), {"amx_int8"})
+    assert capped.capped("avx2").withheld == granite.features - {"avx2"}
+
+
 def test_losing_a_feature_loses_what_needs_it():
     granite = classify(next(r for r in RECORDED if r["what"] == "Granite Rapids"))
     assert granite.without("avx512", "why").features == {"avx2", "avx_vnni"}
@@ -118,6 +125,7 @@ def test_a_feature_that_only_torch_sees_is_not_used_but_noted():
     haswell = classify(RECORDED[0])
     found = cpu_info._confirmed_by_torch(haswell, {"avx2": True, "avx_vnni": True})
     assert found.features == haswell.features
+    assert found.withheld == {"avx_vnni"}
     assert found.notes == (
         "torch sees avx_vnni, but the operating system does not list it; not used",
     )
@@ -147,6 +155,8 @@ def test_the_libraries_own_caps_count(monkeypatch, own_environment, variables, i
     found = cpu_info._capped_like_libraries(granite)
     assert found.isa == isa
     assert bool(found.notes) == (isa != "amx_int8")
+    assert found.features | found.withheld == granite.features
+    assert not found.features & found.withheld
 
 
 @pytest.fixture

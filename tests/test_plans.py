@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 import x86quant
+from tests.test_graph_kernels import halve_weights
 from tests.test_lowering import MODELS, stock
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, X86QuantWarning
@@ -187,6 +188,9 @@ def test_the_router_is_not_asked_for_every_shape(
 
 
 def test_new_plans_follow_the_rules_in_force(module: CompiledModule) -> None:
+    halve_weights(module.graph_module)  # so that no kernel saturates, on any CPU
+    module = CompiledModule(module.graph_module, (), ())
+
     def kernels(side: int) -> set[str]:
         x = torch.randn(1, 3, side, 8)
         assert torch.equal(module(x), module.graph_module(x))

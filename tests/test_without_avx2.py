@@ -99,3 +99,15 @@ with torch.no_grad():
 def test_wrong_levels_are_still_errors() -> None:
     done = run_python(OLD + "x86quant.cpu()", X86QUANT_ISA="avx9")
     assert "avx9 is no level" in done.stderr
+
+
+def test_loading_the_compiled_part_runs_nothing_newer() -> None:
+    """Whoever loads it without asking first is not ended; only an emulated CPU can show this."""
+    done = run_python(
+        """
+from pathlib import Path
+import torch, x86quant
+torch.ops.load_library(Path(x86quant.__file__).with_name("_C.so"))
+"""
+    )
+    assert done.returncode == 0, done.stderr

@@ -69,7 +69,9 @@ def capture(
     found = [_captured(model, signature, leaves, _of_two(leaves))]
     missing = ""
     for tried in _resizings(leaves):
-        if any(saved.takes(tried) for saved in found) or not _runs(model, signature, tried):
+        if _is_odd(leaves, tried) or any(saved.takes(tried) for saved in found):
+            continue
+        if not _runs(model, signature, tried):
             continue
         if len(found) < _MOST_GRAPHS and _is_branch(found[0], tried):
             with contextlib.suppress(ArtifactError, InvalidInputError):
@@ -97,6 +99,12 @@ def _captured(
             continue
         return saved
     raise ArtifactError(reasons[-1])
+
+
+def _is_odd(leaves: Sequence[torch.Tensor], tried: Sequence[torch.Tensor]) -> bool:
+    """Whether an image or sequence of several places now has one, which nobody needs."""
+    pairs = [(x, y) for x, y in zip(leaves, tried, strict=True) if x.dim() > 2]
+    return any(1 in y.shape[2:] and 1 not in x.shape[2:] for x, y in pairs)
 
 
 def _runs(model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]) -> bool:
@@ -516,7 +524,7 @@ def _compare_one(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Te
             raise ArtifactError(
                 f"its graph fails on inputs of {_shapes(leaves)}: {error}"
             ) from error
-    if not _same(expected, found):
+    if not same_results(expected, found):
         raise ArtifactError(f"its graph gives other results on inputs of {_shapes(leaves)}")
 
 
@@ -579,7 +587,7 @@ def _shapes(leaves: Sequence[torch.Tensor]) -> str:
     return ", ".join(str(tuple(x.shape)) for x in leaves)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_results(one: Any, other: Any) -> bool:
     """Whether two results are equal, structure and bits."""
     (a, xs), (b, ys) = split_result(one), split_result(other)
     return _alike(a, b) and len(xs) == len(ys) and all(map(_equal, xs, ys))
@@ -589,7 +597,9 @@ def _alike(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return bool(a == b)
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return (

@@ -1,12 +1,13 @@
 """A ``GuardedModule`` as plain data: its graph, how it is called, which calls the graph holds for.
 
-The float module that answers other calls is written as a tree if sizes alone can make a call one
-of these. Whoever loads it has a module of that class; without it such calls are refused.
+The float module that answers other calls is written too if sizes or numbers can make a call one of
+these. Whoever loads it has a module of that class; without it such calls are refused.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -36,8 +37,8 @@ _MAX_RANK = 64
 def write_guarded(module: GuardedModule, tensors: TensorWriter, write: Write) -> dict[str, Any]:
     """``module`` as JSON; ``write`` gives the records of the modules in it."""
     guard, original = module.guard, module.original
-    by_size = bool(guard.conditions) or any(x.fixed for x in guard.inputs)
-    kept = original if by_size and not module.strict else None
+    outside = guard.conditions or any(x.fixed for x in guard.inputs) or _has_numbers(module.form)
+    kept = original if outside and not module.strict else None
     return {
         "compiled": write(module.compiled, tensors),
         "parameters": [_parameter(p) for p in module.form.signature.parameters.values()],
@@ -73,9 +74,22 @@ def read_guarded(content: dict[str, Any], read: Read) -> Content:
         """Without a skeleton there is nothing that could answer other calls."""
         if skeleton is not None and original is not None:
             skeleton = original.build(skeleton)
+        elif skeleton is not None:  # for its attributes: nobody is to compute with its weights
+            skeleton = copy.deepcopy(skeleton).to("meta")
         return GuardedModule(compiled, skeleton, form, results, guard, strict=strict)
 
     return Content(build, parts=(compiled,))
+
+
+def _has_numbers(form: CallForm) -> bool:
+    """Whether a number is given that is no default: it may be a size, which varies."""
+
+    def found(structure: Structure) -> bool:
+        return structure.kind in (int, float) or any(map(found, structure.parts))
+
+    defaults = {name: p.default for name, p in form.signature.parameters.items()}
+    arguments = zip(form.arguments.keys, form.arguments.parts, strict=True)
+    return any(found(part) and part.value is not defaults[name] for name, part in arguments)
 
 
 # --- how it is called ---

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Tracer
-from torch.utils import _pytree as pytree
 
 from x86quant.artifacts import transformers_models
-from x86quant.artifacts.captured import capture
+from x86quant.artifacts.captured import capture, same_results
 from x86quant.artifacts.forms import is_replaced
 from x86quant.artifacts.modules import KINDS, has_hooks
 from x86quant.artifacts.saved import SavedBySizes
@@ -104,7 +103,7 @@ def _traced(
     if not quantized and not example.kwargs and len(parameters) == len(example.args):
         try:
             traced = _by_fx(model)
-            same = _gives_the_same(model, traced, example)
+            same = gives_the_same(model, traced, example)
         except ArtifactError:
             same = None
         if same is False:
@@ -152,14 +151,13 @@ def _described(gm: GraphModule, example: Example | None) -> GraphModule:
     return GraphModule(gm, graph)
 
 
-def _gives_the_same(model: nn.Module, traced: GraphModule, example: Example) -> bool | None:
-    """Whether the graph computes what the model does; None where it returns another class."""
+def gives_the_same(model: nn.Module, other: nn.Module, example: Example) -> bool | None:
+    """Whether ``other`` computes what the model does; None where it returns another class."""
     with torch.no_grad():
-        one, other = model(*example.args), traced(*example.args)
-    if type(one) is not type(other):
+        one, two = (m(*example.args, **example.kwargs) for m in (model, other))
+    if type(one) is not type(two):
         return None
-    expected, found = pytree.tree_leaves(one), pytree.tree_leaves(other)
-    return len(expected) == len(found) and all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        for a, b in zip(expected, found, strict=True)
-    )
+    try:
+        return same_results(one, two)
+    except ArtifactError:  # of a class that cannot be looked into
+        return None

@@ -13,6 +13,7 @@ import json
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 
 from x86quant.errors import ArtifactError
@@ -53,8 +54,8 @@ def write(model: nn.Module) -> dict[str, Any]:
     return {"values": found, "attention": attention}
 
 
-def build(name: str, config: object) -> nn.Module:
-    """A model of the transformers class ``name`` with random weights.
+def build(name: str, config: object, device: str) -> nn.Module:
+    """A model of the transformers class ``name``, on ``device``; its weights mean nothing.
 
     Raises:
         ArtifactError: transformers is not there, has no such class, or cannot make it.
@@ -77,7 +78,7 @@ def build(name: str, config: object) -> nn.Module:
             f"this transformers {transformers.__version__} has no model class {name[:80]!r}"
         )
     try:
-        with silent():
+        with silent(), torch.device(device):
             made = cls.config_class.from_dict(values)
             if attention is not None:
                 made._attn_implementation = attention

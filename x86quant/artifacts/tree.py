@@ -22,12 +22,9 @@ from x86quant.artifacts.typed import check_keys, typed
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError
+from x86quant.quantization.state import HOOKS
 
 _ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors"}
-_HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
-)  # fmt: skip
 
 Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 
@@ -118,7 +115,10 @@ def read_tree(
                 f"it holds the layers of a {name[:80]} but not its code: give "
                 f"load(path, model=...) a {name[:80]} made with the same arguments"
             )
-        return tree.filled(transformers_models.build(name, config))
+        try:  # without memory of its own, where its code takes that
+            return tree.filled(transformers_models.build(name, config, "meta"))
+        except ArtifactError:
+            return tree.filled(transformers_models.build(name, config, "cpu"))
 
     return Content(build, needs=name if config is None else None, parts=tuple(parts))
 
@@ -214,7 +214,7 @@ class _Tree:
             new = made[id(content)] = content.build(old)
             if old is not None:
                 carry_attributes(old, new)
-                for kind in _HOOKS:
+                for kind in HOOKS:
                     getattr(new, kind).update(getattr(old, kind))
         setattr(home, name, made[id(content)])
 
@@ -279,5 +279,9 @@ def _keeps_state_elsewhere(module: nn.Module) -> bool:
 
 def _hooks(module: nn.Module) -> int:
     """How many hooks the user has put on ``module``; transformers puts its own where it likes."""
-    hooks = [hook for kind in _HOOKS[:2] for hook in getattr(module, kind).values()]
+    hooks = [
+        hook
+        for kind in ("_forward_hooks", "_forward_pre_hooks")
+        for hook in getattr(module, kind).values()
+    ]
     return sum(not str(getattr(h, "__module__", "")).startswith("transformers.") for h in hooks)

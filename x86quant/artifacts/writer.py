@@ -14,11 +14,18 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from x86quant.artifacts import container, forms
-from x86quant.artifacts.prepared_model import example_of, ready, was_quantized
+from x86quant.artifacts.prepared_model import (
+    Example,
+    example_of,
+    gives_the_same,
+    ready,
+    was_quantized,
+)
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.errors import ArtifactError, X86QuantWarning
 from x86quant.files import write_aside
+from x86quant.quantization.state import state_kept
 from x86quant.version import __version__
 
 
@@ -59,6 +66,17 @@ def to_bytes(
     metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
     """What ``save`` writes."""
+    if not isinstance(model, nn.Module):
+        return _bytes_of(model, example_inputs, metadata)
+    with state_kept(model):  # it runs, to see that what was written does the same
+        return _bytes_of(model, example_inputs, metadata)
+
+
+def _bytes_of(
+    model: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None,
+    metadata: Mapping[str, Any] | None,
+) -> bytes:
     plain = _plain(metadata or {})
     example = example_of(model, example_inputs)
     whole, why = ready(model, example)
@@ -73,17 +91,27 @@ def to_bytes(
         from_bytes(data)  # whatever is written loads
         return data
     assert isinstance(model, nn.Module)
-    return _with_class(model, whole, why, plain)
+    return _with_class(model, whole, why, example, plain)
 
 
 def _with_class(
-    model: nn.Module, whole: nn.Module | None, why: str, metadata: dict[str, Any]
+    model: nn.Module,
+    whole: nn.Module | None,
+    why: str,
+    example: Example | None,
+    metadata: dict[str, Any],
 ) -> bytes:
     """A file for a model whose class is needed to load it, or at least to load all of it."""
     data = _packed(model if whole is None else (whole, model), metadata)
     content = from_bytes(data)[1]
-    content.build(None if content.needs is None and whole is None else model)
-    kind = type(getattr(model, "original", None) or model).__name__
+    skeleton = getattr(model, "original", None) or model
+    loaded = content.build(None if content.needs is None and whole is None else skeleton)
+    if example is not None and gives_the_same(model, loaded, example) is False:
+        raise ArtifactError(
+            "what is loaded would give other results: the model computes with attributes that are "
+            "neither parameters nor buffers"
+        )
+    kind = type(skeleton).__name__
     how = f"x86quant.load(path, model={kind}(...))"
     if whole is not None:
         _warn(f"{why}: it raises there, but loaded with {how} it takes all sizes")
@@ -93,7 +121,7 @@ def _with_class(
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, X86QuantWarning, stacklevel=5)
+    warnings.warn(message, X86QuantWarning, stacklevel=6)
 
 
 def _packed(model: nn.Module | tuple[nn.Module, nn.Module], metadata: dict[str, Any]) -> bytes:

@@ -66,7 +66,8 @@ class Cpu:
         family, model, stepping: the CPUID numbers, 0 when unknown.
         features: of "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx_int8".
         isa: the highest level these make up.
-        withheld: features that it has as well, and that this process was told to leave alone.
+        withheld: features that it has as well, and that are not to be used. Libraries that ask the
+            CPU itself may use them nevertheless.
         cores: physical cores.
         threads: logical cores.
         best_threads: threads that suit this process: the physical cores, the fast ones of a
@@ -247,7 +248,9 @@ def _confirmed_by_torch(found: Cpu, capabilities: Mapping[str, Any]) -> Cpu:
     }
     for feature in sorted(seen - found.features):
         note = f"torch sees {feature}, but the operating system does not list it; not used"
-        found = dataclasses.replace(found, notes=(*found.notes, note))
+        found = dataclasses.replace(
+            found, notes=(*found.notes, note), withheld=found.withheld | {feature}
+        )
     for feature in _TORCH_NAMES:
         if feature in found.features - seen:
             found = found.without(

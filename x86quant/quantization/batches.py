@@ -180,6 +180,8 @@ class _Signature:
                 return Call((batch,))  # a mapping may be the one argument itself
             return Call((), {k: v for k, v in batch.items() if known is None or k in known})
         if isinstance(batch, tuple | list) and batch:
+            if len(batch) == self.inputs == 1 and isinstance(batch[0], tuple | list):
+                return Call(tuple(batch))  # the one argument is a list
             if isinstance(batch[0], tuple | list | Mapping):  # (inputs, target)
                 return self.call(batch[0], number)
             return Call(tuple(batch[: self.inputs]))

@@ -51,8 +51,10 @@ class BiasCorrection:
         observer = self._part.observer_of(node.args[0])
         seen = x if observer is None else fake_activation(observer, x)
         error = rounded(seen) - layer(x)
-        axis = error.dim() - 1 if isinstance(layer, nn.Linear) else error.dim() - _dims(layer) - 1
-        error = error.transpose(0, axis).flatten(1)
+        if isinstance(layer, nn.Linear):
+            error = error.reshape(-1, error.shape[-1]).T
+        else:
+            error = error.transpose(0, error.dim() - _dims(layer) - 1).flatten(1)
         path = str(node.target)
         self._sums[path] = self._sums.get(path, torch.zeros(())) + error.double().sum(1)
         self._counts[path] = self._counts.get(path, 0) + error.shape[1]

@@ -32,26 +32,26 @@ _log = logging.getLogger("x86quant.quantization")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
+class Halves:
     """Calls that steps are fitted to, and others to judge them by; the same if there is one."""
 
     seen: tuple[Call, ...]
     unseen: tuple[Call, ...]
 
     @staticmethod
-    def of(calls: tuple[Call, ...]) -> Sample:
+    def of(calls: tuple[Call, ...]) -> Halves:
         """Every other call is held back."""
-        return Sample(calls, calls) if len(calls) < 2 else Sample(calls[::2], calls[1::2])
+        return Halves(calls, calls) if len(calls) < 2 else Halves(calls[::2], calls[1::2])
 
 
 def smoothed_model(
-    model: nn.Module, scheme: Scheme, sample: Sample, settings: Settings
+    model: nn.Module, scheme: Scheme, halves: Halves, settings: Settings
 ) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
     """``model`` with its layer norms smoothed, if that is wanted and helps, and what was done."""
     wanted = settings.smooth_quant
     if wanted is False or scheme.weight_only:
         return model, ()
-    if not sample.seen:
+    if not halves.seen:
         if wanted is True:
             raise InvalidInputError("smooth_quant=True needs calibration data")
         return model, ()
@@ -60,12 +60,12 @@ def smoothed_model(
     changed = copy.deepcopy(model)
     with state_kept(changed):
         done = smoothing.smooth(
-            changed, sample.seen, per_token=scheme.dynamic, always=wanted is True
+            changed, halves.seen, per_token=scheme.dynamic, always=wanted is True
         )
-    if not done or not _same_function(model, changed, sample.unseen):
+    if not done or not _same_function(model, changed, halves.unseen):
         return model, ()
     if wanted == "auto" and scheme.dynamic:
-        after, before = (_noise(model, _dynamic(one), sample.unseen) for one in (changed, model))
+        after, before = (_noise(model, _dynamic(one), halves.unseen) for one in (changed, model))
         if after < before:
             return model, ()
     return changed, done
@@ -79,7 +79,8 @@ def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -
     """Whether both compute the same: a weight, say, may also be used elsewhere."""
     for call in calls:
         with state_kept(before), state_kept(after):
-            reason = difference(run(before, call), run(after, call))
+            exact, changed = (list(outputs(model, [call])) for model in (before, after))
+        reason = difference(exact, changed)
         if reason is not None:
             _log.info("a step of the accuracy kit is left out: %s", reason)
             return False
@@ -93,14 +94,14 @@ def _noise(exact: nn.Module, actual: nn.Module, calls: Sequence[Call]) -> float:
 
 
 def equalized_parts(
-    model: nn.Module, parts: Parts, ranges: Ranges, sample: Sample, settings: Settings
+    model: nn.Module, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
 ) -> tuple[Parts, tuple[equalization.Equalized, ...]]:
     """``parts`` with their layers equalized, if that is wanted and helps, and what was done."""
     if settings.equalize is False:
         return parts, ()
     changed = dataclasses.replace(parts, found=tuple(map(_copied, parts.found)))
     seen = {part: equalization.ChannelRanges(part.traced.graph_module) for part in changed.found}
-    feed_parts(model, sample.seen, {part: one.observe for part, one in seen.items()})
+    feed_parts(model, halves.seen, {part: one.observe for part, one in seen.items()})
     done: tuple[equalization.Equalized, ...] = ()
     for part, found in seen.items():
         graph = part.traced.graph_module
@@ -110,7 +111,7 @@ def equalized_parts(
     if not all(_same_graph(a, b) for a, b in zip(parts.found, changed.found, strict=True)):
         return parts, ()
     if settings.equalize == "auto":
-        after, before = (_static_noise(model, one, ranges, sample) for one in (changed, parts))
+        after, before = (_static_noise(model, one, ranges, halves) for one in (changed, parts))
         if after < before:
             return parts, ()
     return changed, done
@@ -118,7 +119,8 @@ def equalized_parts(
 
 def _copied(part: FoundPart) -> FoundPart:
     graph = copy.deepcopy(part.traced.graph_module)
-    return dataclasses.replace(part, traced=dataclasses.replace(part.traced, graph_module=graph))
+    traced = dataclasses.replace(part.traced, graph_module=graph)
+    return dataclasses.replace(part, traced=traced, prepared=None)
 
 
 def _same_graph(before: FoundPart, after: FoundPart) -> bool:
@@ -126,13 +128,13 @@ def _same_graph(before: FoundPart, after: FoundPart) -> bool:
     return difference(*results) is None
 
 
-def _static_noise(model: nn.Module, parts: Parts, ranges: Ranges, sample: Sample) -> float:
+def _static_noise(model: nn.Module, parts: Parts, ranges: Ranges, halves: Halves) -> float:
     """Signal to noise with all of ``parts`` as if in int8, with ranges from the calls seen."""
     try:
         static = [StaticPart(p.path, p.traced, p.example, ranges) for p in parts.found]
     except UnsupportedError:
         return -torch.inf
-    feed_parts(model, sample.seen, {part: part.calibrate for part in static})
+    feed_parts(model, halves.seen, {part: part.calibrate for part in static})
     whole: nn.Module = model
     before = {part.path: model.get_submodule(part.path) for part in static}
     try:
@@ -143,21 +145,21 @@ def _static_noise(model: nn.Module, parts: Parts, ranges: Ranges, sample: Sample
                 model.set_submodule(part.path, simulated)
             else:
                 whole = simulated
-        actual = list(outputs(whole, sample.unseen))
+        actual = list(outputs(whole, halves.unseen))
     finally:
         for path, module in before.items():
             if path:
                 model.set_submodule(path, module)
-    return sqnr_between(list(outputs(model, sample.unseen)), actual)
+    return sqnr_between(list(outputs(model, halves.unseen)), actual)
 
 
 def correct_biases(
-    model: nn.Module, parts: Sequence[StaticPart], sample: Sample, settings: Settings
+    model: nn.Module, parts: Sequence[StaticPart], halves: Halves, settings: Settings
 ) -> None:
     """Measure what rounding adds to each channel; whether it is taken off shows in the end."""
     if settings.bias_correction is False:
         return
     corrections = {part: BiasCorrection(part) for part in parts}
-    feed_parts(model, sample.seen, {part: seen.observe for part, seen in corrections.items()})
+    feed_parts(model, halves.seen, {part: seen.observe for part, seen in corrections.items()})
     for part, found in corrections.items():
         part.corrections = found.corrections()

@@ -259,6 +259,8 @@ def _corrected_or_not(
     with_it = sqnrs(reference, model, unseen)
     outcome = dataclasses.replace(outcome, sqnr_db=with_it)
     corrected = any(part.corrections for part in outcome.prepared.parts)
+    if len(outcome.prepared.sample) < 2:  # nothing to judge it by but what it was measured on
+        return outcome, model
     if settings.bias_correction != "auto" or not corrected or not outcome.int8_layers:
         return outcome, model
     plain = dataclasses.replace(outcome, corrected=False)

@@ -32,12 +32,20 @@ _log = logging.getLogger("x86quant.quantization")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class FoundPart:
-    """A part with an example of its calls, and why it was not traced by the first way."""
+    """A part with an example of its calls, and why it was not traced by the first way.
+
+    ``prepared`` is what it was tried as, to be calibrated; None if it has changed since.
+    """
 
     path: str
     traced: Traced
     example: Call
     note: str
+    prepared: StaticPart | None = None
+
+    def static(self, ranges: Ranges) -> StaticPart:
+        """The part, to be calibrated."""
+        return self.prepared or StaticPart(self.path, self.traced, self.example, ranges)
 
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
@@ -198,11 +206,11 @@ def _find(
             if (path, traced.method) in refused:
                 raise UnsupportedError(refused[path, traced.method])
             example = Call(tuple(traced.tensors(_example(traced, seen))))
-            StaticPart(path, traced, example, ranges)  # what stock prepare refuses shows here
+            prepared = StaticPart(path, traced, example, ranges)
         except UnsupportedError as error:
             reasons.append(str(error))
         else:
-            return FoundPart(path, traced, example, "; ".join(reasons))
+            return FoundPart(path, traced, example, "; ".join(reasons), prepared)
     raise UnsupportedError("; ".join(reasons))
 
 

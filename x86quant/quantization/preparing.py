@@ -17,7 +17,7 @@ from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization.batches import Calibration, Call, Data
 from x86quant.quantization.equalization import Equalized
-from x86quant.quantization.kit import Sample, correct_biases, equalized_parts, smoothed_model
+from x86quant.quantization.kit import Halves, correct_biases, equalized_parts, smoothed_model
 from x86quant.quantization.model_check import check_model
 from x86quant.quantization.part_search import calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
@@ -103,7 +103,7 @@ def _prepared(
 ) -> PreparedModel:
     model = _baked(reference, data)
     sample = () if data is None else data.sample
-    halves = Sample.of(sample)
+    halves = Halves.of(sample)
     notes: list[str] = []
     model, smoothed = smoothed_model(model, scheme, halves, settings)
     equalized: tuple[Equalized, ...] = ()
@@ -121,9 +121,7 @@ def _prepared(
             )
         with state_kept(model):
             found, equalized = equalized_parts(model, found, ranges, halves, settings)
-            parts = tuple(
-                StaticPart(part.path, part.traced, part.example, ranges) for part in found.found
-            )
+            parts = tuple(part.static(ranges) for part in found.found)
             batches = _calibrate(model, parts, data)
             correct_biases(model, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
@@ -213,13 +211,17 @@ def _layers(
             yield NamedLayer.of_part(part, layer)
     if not (scheme.dynamic or scheme.weight_only):
         return
-    left = left_in_float(model, scheme)
+    inside = tuple(f"{part.path}." for part in parts)
+    left = {
+        name: why
+        for name, why in left_in_float(model, scheme).items()
+        if not f"{name}.".startswith(inside)
+    }
     for reason in dict.fromkeys(left.values()):
         names = [name for name, why in left.items() if why == reason]
         notes.append(
             f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
         )
-    inside = tuple(f"{part.path}." for part in parts)
     called = _called(model, sample)
     unused = []
     for name, module in dynamic_layers(model, scheme):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.ao.quantization import ObserverBase, QConfigMapping
 from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
 from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
 
 from x86quant.compiled import CompiledModule, compile
 from x86quant.compiled.structure import Structure
@@ -111,10 +113,12 @@ class StaticPart:
         self._example = example.args
         self._ranges = ranges
         self._built: dict[tuple[Any, ...], CompiledModule] = {}
-        self.prepared = self._prepare(self._mapping())
-        self._check_prepared()
         self.corrections: dict[str, torch.Tensor] = {}
-        self._modules = dict(self.prepared.named_modules(remove_duplicate=False))
+        self._put_observers()
+        if apart := self._apart():
+            self._not_float |= apart
+            self._put_observers()
+        self._check_prepared()
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -259,13 +263,54 @@ class StaticPart:
                 _keep_float(mapping, node, number)
         return mapping
 
+    def _put_observers(self) -> None:
+        self.prepared = self._prepare(self._mapping())
+        self._modules = dict(self.prepared.named_modules(remove_duplicate=False))
+
+    def _apart(self) -> set[str]:
+        """The names of steps that no codes link to a step with weights or to a matrix product.
+
+        In int8 they would only round what torch computes before and behind them: the angles of a
+        time embedding, say, which reach 1000 and whose sine is taken.
+        """
+        groups: dict[Node, list[Node]] = {}
+        for node in self.prepared.graph.nodes:
+            if self.output_observer(node) is None or not self._is_known(node):
+                continue
+            groups[node] = [node]
+            for source in map(self._unobserved, node.all_input_nodes):
+                group = groups.get(source, groups[node])
+                if group is not groups[node]:
+                    group += groups[node]
+                    groups.update(dict.fromkeys(groups[node], group))
+        linked = {node for node in groups if any(self._multiplies(one) for one in groups[node])}
+        if not linked:
+            return set()
+        return {n.name for n in groups if n not in linked and n.op != "call_method"}
+
+    def _is_known(self, node: Node) -> bool:
+        """Whether stock quantization has a form for ``node``; what it has none for is float."""
+        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
+        return (node.target if module is None else type(module)) in _known_to_stock()
+
+    def _multiplies(self, node: Node) -> bool:
+        """Whether ``node``, or what is computed as one with it, is a product with weights."""
+        while True:
+            module = self.module(node)
+            if isinstance(module, _WEIGHTED_MODULES) or node.target in _PRODUCTS:
+                return True
+            inputs = [x for x in node.all_input_nodes if x.op.startswith("call_")]
+            if len(inputs) != 1 or self.observer_of(inputs[0]) is not None:
+                return False
+            (node,) = inputs
+
     def _layers(self) -> Iterator[Layer]:
         scopes = {n.name: n.meta.get("scope", "") for n in self.float_module.graph.nodes}
         for node in self.prepared.graph.nodes:
             if node.op not in ("call_module", "call_function"):
                 continue
             observer = self.output_observer(node)
-            if observer is None or self.observer_of(node) is not None:
+            if observer is None or not self._is_known(node):
                 continue
             if any(self.observer_of(x) is observer for x in node.all_input_nodes):
                 continue  # it only moves codes: pools, reshapes, ...
@@ -377,6 +422,22 @@ def _not_float(gm: GraphModule, example: Call) -> set[str]:
         ):
             found.add(node.name)
     return found
+
+
+_WEIGHTED_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
+_PRODUCTS = frozenset(
+    {
+        F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
+        F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, torch.matmul, torch.bmm,
+    }
+)  # fmt: skip
+
+
+@functools.cache
+def _known_to_stock() -> frozenset[Any]:
+    """The classes, functions and methods that stock quantization knows, alone or fused."""
+    patterns = [config.pattern for config in get_backend_config().configs]
+    return frozenset(one for pattern in patterns for one in pytree.tree_leaves(pattern))
 
 
 #: Functions with a weight as their second argument, which stock quantization takes for a constant.

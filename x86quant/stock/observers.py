@@ -35,6 +35,10 @@ _BINS = 2048
 _SHARES = torch.linspace(1.0, 0.02, 50)
 #: Weights are tried down to half their range: int8 never gains from clipping more.
 _WEIGHT_SHARES = torch.linspace(1.0, 0.5, 26).tolist()
+#: The clipping of a normal distribution, in deviations, that makes the error of 8 bits least.
+_BEST_RANGE = 3.9
+#: Fewer different values than this are taken for all that there are.
+_DISCRETE = 16
 #: Bins must stay distinguishable in float32, and their numbers within int64.
 _FINEST = -20
 
@@ -158,14 +162,30 @@ class MSEObserver(StreamingHistogramObserver):
     """Takes the range that makes the mean squared error of rounding and clipping smallest."""
 
     def range(self) -> tuple[float, float]:
-        """The best of the ranges tried: both ends together, then each end alone."""
+        """The best of the ranges tried: both ends together, then each end alone.
+
+        A few values show less of a range than what is still to come: theirs is widened.
+        """
         low, high = self.min_val.double(), self.max_val.double()
         shares = _SHARES.double()
         best = self._best(shares * low, shares * high)
         for _ in range(2):
             best = self._best(shares * low, best[1].expand_as(shares), best)
             best = self._best(best[0].expand_as(shares), shares * high, best)
-        return float(best[0]), float(best[1])
+        wider = self._wider()
+        return wider * float(best[0]), wider * float(best[1])
+
+    def _wider(self) -> float:
+        """How much wider than seen the range should be, by the number of values seen.
+
+        For 8 bits and values of a normal distribution, a range of ``_BEST_RANGE`` deviations is
+        best. The largest of n values is expected to reach (Blom) fewer where n is below 10,000.
+        """
+        if int((self.counts > 0).sum()) < _DISCRETE:
+            return 1.0  # a mask, say: there is nothing between or beyond its values
+        n = int(self.counts.sum())
+        reached = float(torch.special.ndtri(torch.tensor((n - 0.375) / (n + 0.25)).double()))
+        return max(1.0, _BEST_RANGE / reached)
 
     def _best(
         self,
