@@ -7,8 +7,8 @@
 ``X86QUANT_ISA`` caps what libraries let themselves be capped to; PyTorch, FBGEMM and oneDNN ask the
 CPU itself in places that no variable reaches. An emulated CPU answers there too. qemu knows AVX2,
 but neither AVX-512 nor VNNI, and is some ten times slower than the CPU it runs on. What the system
-says of the CPU in /proc is still said of the real one. A float LSTM of torch's ends the process
-under qemu 7.2; ``--select "not lstm"`` leaves it out.
+says of the CPU in /proc is still said of the real one. Float LSTMs, which torch runs by oneDNN, are
+computed wrongly under qemu 7.2, or end the process: ``--select "not lstm"`` leaves them out.
 
 Programs that tests start are emulated as well: ``sys.executable`` is a script that starts qemu.
 """

@@ -17,8 +17,8 @@ from torch.nn.utils import parametrizations
 
 import x86quant
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.guarded import GuardedModule
-from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.compiled.guarded import Guard, GuardedModule
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import equalization, speed
 
 Forward = Callable[[Any, torch.Tensor], Any]
@@ -242,6 +242,31 @@ class _nothing:  # noqa: N801
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+class PoolsTwice(Net):
+    """Halves sizes until they may be nothing, and asks for them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        y = F.max_pool2d(y, 4) if y.shape[2] > 3 else y
+        return self.b(y.flatten(2).transpose(1, 2).transpose(1, 2).view(y.shape))
+
+
+def test_sizes_that_halve_stay_free():
+    model = PoolsTwice(lambda _, x: x)
+    result = quantized(model, images())
+    assert isinstance(result, GuardedModule)
+    for size in (16, 21, 32):
+        assert sqnr(model(images(2, size=size)), result(images(2, size=size))) > 20
+    assert result.outside == 0
+
+
+@pytest.mark.parametrize("condition", ["__import__('os')", "s[0][0].real", "exec(s)", "s[0] == 1"])
+def test_conditions_are_about_sizes_alone(condition):
+    with pytest.raises(UnsupportedError, match="cannot be checked"):
+        Guard((), (condition,))
+    Guard((), ("(max(1, s[0][3] // 4)*max(1, s[0][2] // 4)) != 1",))
 
 
 def test_strict_guards_raise():

@@ -75,10 +75,22 @@ def test_it_is_right_or_refused(animal: Animal) -> None:
         assert torch.equal(value, specimen.state[key]), f"quantize changed {key} of the model"
     for batch in (1, 5):
         for size in animal.sizes:
-            inputs = animal.sample(batch, size, seed=9)
-            expected, actual = call(specimen.model, inputs), call(specimen.int8, inputs)
-            found = sqnr(expected, actual)
+            # One result may happen to be close to zero.
+            results = []
+            for seed in range(9, 15):
+                inputs = animal.sample(batch, size, seed)
+                results.append((call(specimen.model, inputs), call(specimen.int8, inputs)))
+            found = sqnr(*zip(*results, strict=True))
             assert found >= animal.bound, f"{found:.1f} dB, batch {batch}, size {size}"
+
+
+def _loaded(path: Path, animal: Animal) -> nn.Module:
+    try:
+        return x86quant.load(path)
+    except ArtifactError as error:  # a class of the user's own, whose code is in no file
+        if "load(path, model=" not in str(error):
+            raise
+        return x86quant.load(path, model=animal.model())
 
 
 @pytest.mark.parametrize("animal", [_parameter(animal, {**WRONG, **UNSAVABLE}) for animal in _FAST])
@@ -92,7 +104,7 @@ def test_it_saves_and_loads(animal: Animal, tmp_path: Path) -> None:
             x86quant.save(specimen.int8, path)
         return
     x86quant.save(specimen.int8, path)
-    loaded = x86quant.load(path)
+    loaded = _loaded(path, animal)
     for batch in (1, 5):
         for size in animal.sizes:
             inputs = animal.sample(batch, size, seed=9)

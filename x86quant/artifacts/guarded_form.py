@@ -72,7 +72,7 @@ def read_guarded(content: dict[str, Any], read: Read) -> Content:
 
     def build(skeleton: nn.Module | None) -> nn.Module:
         """Without a skeleton there is nothing that could answer other calls."""
-        if skeleton is not None and original is not None:
+        if original is not None and (skeleton is not None or original.needs is None):
             skeleton = original.build(skeleton)
         elif skeleton is not None:  # for its attributes: nobody is to compute with its weights
             skeleton = copy.deepcopy(skeleton).to("meta")
@@ -104,12 +104,12 @@ def _parameter(parameter: inspect.Parameter) -> list[Any]:
 def _signature(rows: object) -> inspect.Signature:
     found = []
     for row in typed(list, rows, "parameters"):
-        if not isinstance(row, list) or len(row) != 4 or row[1] not in _KINDS:
+        if not isinstance(row, list) or len(row) != 4 or str(row[1]) not in _KINDS:
             raise ArtifactError("a parameter of a guarded graph is not as it should be")
         name, kind, has_default, default = row
         value = decode(default, ()) if has_default is True else inspect.Parameter.empty
         try:
-            found.append(inspect.Parameter(name, _KINDS[kind], default=value))
+            found.append(inspect.Parameter(name, _KINDS[str(kind)], default=value))
         except (TypeError, ValueError) as error:
             raise ArtifactError(f"a parameter of a guarded graph is wrong: {error}") from error
     try:

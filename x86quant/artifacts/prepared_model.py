@@ -71,7 +71,7 @@ def ready(
     if isinstance(model, GraphModule):
         return CompiledModule(_described(_flat(model), example)), ""
     quantized = was_quantized(model)
-    if quantized and transformers_models.is_one(model):
+    if transformers_models.is_one(model):
         return None, "it is a class of transformers"
     try:
         return _traced(model, example, quantized)

@@ -25,7 +25,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
 #: What a condition on sizes may be made of.
-_CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%()<>=!\s]|\b(?:and|or|not|min|max)\b)*")
+_CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%(),<>=!\s]|\b(?:and|or|not|min|max)\b)*")
 _FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "min": min, "max": max}
 
 
