@@ -119,7 +119,7 @@ def _traced(
 def _by_fx(model: nn.Module) -> GraphModule:
     try:
         return GraphModule(model, _Leaves().trace(model))
-    except (torch.fx.proxy.TraceError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # tracing runs the user's own code, which may raise anything
         raise ArtifactError(
             f"torch.fx cannot trace {type(model).__name__} ({error}); pass "
             f"example_inputs to have it exported, or {_REMEDY}"

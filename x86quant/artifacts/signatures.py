@@ -28,7 +28,7 @@ class Signature:
 
     Attributes:
         parameters: names of the arguments that may be given by position, in order.
-        positional: how many of them, from the first, the model itself takes by position alone.
+        positional: how many of them, from the first, the model itself is given by position.
         given: the arguments of the example by name, as structures of tensors.
         defaults: what the other arguments were: a call may give them, but no other value.
         result: the structure of the result.
@@ -81,6 +81,12 @@ class Signature:
             for name in ("parameters", "positional", "given", "defaults")
         )
 
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """The arguments that can only be what they were in the example: left out, or a number."""
+        plain = [name for name, value in self.given.items() if type(value) in PLAIN]
+        return (*plain, *self.defaults)
+
     @functools.cached_property
     def inputs(self) -> int:
         """How many tensors a call has."""
@@ -108,7 +114,7 @@ class Signature:
                 raise InvalidInputError(
                     f"this file holds the model for inputs with "
                     f"{_spelled(condition, names)}, got {given}; save the model "
-                    "with example_inputs of such sizes"
+                    "with example_inputs of such sizes, or give its class to load(path, model=...)"
                 )
 
     def example(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -170,7 +176,8 @@ def call_of(
         signature = model.form.signature
     known = signature.parameters.values()
     parameters = [p.name for p in known if p.kind in _NAMED]
-    positional = sum(p.kind is p.POSITIONAL_ONLY for p in known)
+    # As in the example, for hooks that see positional arguments alone.
+    positional = max(sum(p.kind is p.POSITIONAL_ONLY for p in known), len(args))
     variable = next((p.name for p in known if p.kind is p.VAR_POSITIONAL), None)
     if variable is not None and len(args) > len(parameters):
         parameters += [f"{variable}_{i}" for i in range(len(args) - len(parameters))]

@@ -22,6 +22,7 @@ from x86quant.artifacts.prepared_model import (
     was_quantized,
 )
 from x86quant.artifacts.reader import from_bytes
+from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.errors import ArtifactError, X86QuantWarning
 from x86quant.files import write_aside
@@ -87,11 +88,17 @@ def _bytes_of(
             if whole is model or not isinstance(model, nn.Module) or not was_quantized(model):
                 raise
             whole, why = None, str(error)
-    if not why:
+    if not why and not (isinstance(model, nn.Module) and _takes_more(model, whole)):
         from_bytes(data)  # whatever is written loads
         return data
     assert isinstance(model, nn.Module)
     return _with_class(model, whole, why, example, plain)
+
+
+def _takes_more(model: nn.Module, whole: nn.Module | None) -> bool:
+    """Whether a quantized ``model`` has arguments that its graph only takes as in the example."""
+    first = whole.models[0] if isinstance(whole, SavedBySizes) else whole
+    return isinstance(first, SavedModule) and bool(first.signature.fixed) and was_quantized(model)
 
 
 def _with_class(
@@ -102,8 +109,13 @@ def _with_class(
     metadata: dict[str, Any],
 ) -> bytes:
     """A file for a model whose class is needed to load it, or at least to load all of it."""
-    data = _packed(model if whole is None else (whole, model), metadata)
+    data = _packed(model, metadata)
     content = from_bytes(data)[1]
+    if whole is not None and content.needs is not None:
+        data = _packed((whole, model), metadata)
+        content = from_bytes(data)[1]
+    else:
+        whole = None  # a graph for some calls adds nothing to a class that is known
     skeleton = getattr(model, "original", None) or model
     loaded = content.build(None if content.needs is None and whole is None else skeleton)
     if example is not None and gives_the_same(model, loaded, example) is False:
@@ -113,8 +125,8 @@ def _with_class(
         )
     kind = type(skeleton).__name__
     how = f"x86quant.load(path, model={kind}(...))"
-    if whole is not None:
-        _warn(f"{why}: it raises there, but loaded with {how} it takes all sizes")
+    if whole is not None and why:
+        _warn(f"{why}: it raises at others, but loaded with {how} it takes all that the model does")
     elif content.needs is not None:
         _warn(f"the file holds the layers of {kind} but not its code ({why}): load it with {how}")
     return data
