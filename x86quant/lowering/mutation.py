@@ -469,7 +469,9 @@ class _Rewriter:
         reads = dict.fromkeys(x for step in steps for x in step.all_input_nodes if x not in chain)
         for n in (root, *reads):
             inside[n] = inner.placeholder(f"{n.name}_")
-        copied = inside[root] = inner.call_function(torch.clone, (inside[root],))
+        # Whether a view of it shares its memory depends on the layout that the copy has.
+        layout: dict[str, Any] = {"memory_format": _layout(self.values[root])}
+        copied = inside[root] = inner.call_function(torch.clone, (inside[root],), layout)
         for step in (*chain[1:], node):
             if step in steps:
                 inside[step] = inner.node_copy(step, inside.__getitem__)
@@ -535,6 +537,16 @@ def _storage(x: torch.Tensor) -> int:
     if x.layout is not torch.strided:
         return id(x)
     return int(x.untyped_storage()._cdata)
+
+
+def _layout(x: torch.Tensor) -> torch.memory_format:
+    """The order of the dimensions of ``x`` in memory, as far as torch has a name for it."""
+    if x.layout is torch.strided and not x.is_contiguous():
+        named = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+        if named is not None and x.is_contiguous(memory_format=named):
+            return named
+        return torch.preserve_format
+    return torch.contiguous_format
 
 
 def _geometry(x: torch.Tensor) -> _Geometry:
