@@ -277,10 +277,8 @@ def test_a_guarded_graph_is_saved_as_a_graph() -> None:
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(loaded(x).out, model(x).out)
     assert torch.equal(loaded(x=x, scale=1.0).out, model(x).out)
-    with pytest.raises(InvalidInputError, match=r"does not hold .* load\(path, model=\.\.\.\)"):
+    with pytest.raises(InvalidInputError, match=r"scale was 1\.0 in the example"):
         loaded(x, 0.5)
-    whole = loaded_from(to_bytes(model), Scaled())
-    assert torch.equal(whole(x, 0.5).out, model(x, 0.5).out)
     assert to_bytes(loaded) == to_bytes(model)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import x86quant
-from tests.zoo import ZOO, Animal, call, floats, sqnr
+from tests.zoo import ZOO, Animal, Inputs, call, floats, sqnr
 from tests.zoo.known_failures import UNSAVABLE, WRONG
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
 
@@ -105,18 +105,33 @@ def test_it_saves_and_loads(animal: Animal, tmp_path: Path) -> None:
         again = tmp_path / "again.x86q"
         x86quant.save(loaded, again)
         loaded = x86quant.load(again)
+    compared = 0
     for batch in (1, 5):
         for size in animal.sizes:
             inputs = animal.sample(batch, size, seed=9)
             expected = floats(call(specimen.int8, inputs))
-            assert _equal(expected, floats(call(with_class, inputs)))
-            try:
-                found = None if loaded is None else call(loaded, inputs)
-            except InvalidInputError as error:  # what a graph does not hold for
-                if "load(path, model=...)" not in str(error):
-                    raise
-                continue
-            assert found is None or _equal(expected, floats(found))
+            answers = [_answer(model, inputs) for model in (with_class, loaded)]
+            assert all(found is None or _equal(expected, found) for found in answers)
+            compared += answers[0] is not None
+    assert compared
+
+
+#: How a loaded model says, in one sentence, that a call is unlike the one it was saved with.
+_UNLIKE = (
+    "this file holds the model for|the example the model was saved with|does not hold for this"
+)
+
+
+def _answer(model: nn.Module | None, inputs: Inputs) -> list[torch.Tensor] | None:
+    """What ``model`` answers; None if there is none, or it refuses the call."""
+    if model is None:
+        return None
+    try:
+        return floats(call(model, inputs))
+    except InvalidInputError as error:
+        if not re.search(_UNLIKE, str(error)):
+            raise
+        return None
 
 
 def _equal(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> bool:

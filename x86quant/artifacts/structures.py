@@ -166,8 +166,7 @@ def match(structure: Any, value: Any, leaves: list[Any], where: str) -> None:
     ):
         raise InvalidInputError(
             f"{where} was {structure!r} in the example the model was saved with, and nothing else "
-            f"can be computed without the model's class: got {_described(value)}; "
-            "give an instance of it to load(path, model=...)"
+            f"can be computed from this file: got {_described(value)}"
         )
 
 

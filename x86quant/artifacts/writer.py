@@ -24,6 +24,7 @@ from x86quant.artifacts.prepared_model import (
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorWriter
+from x86quant.compiled import GuardedModule
 from x86quant.errors import ArtifactError, X86QuantWarning
 from x86quant.files import write_aside
 from x86quant.quantization.state import state_kept
@@ -96,7 +97,12 @@ def _bytes_of(
 
 
 def _takes_more(model: nn.Module, whole: nn.Module | None) -> bool:
-    """Whether a quantized ``model`` has arguments that its graph only takes as in the example."""
+    """Whether a quantized ``model`` has arguments that its graph only takes as in the example.
+
+    The graph in a guarded one holds for those arguments alone, too.
+    """
+    if isinstance(model, GuardedModule):
+        return False
     first = whole.models[0] if isinstance(whole, SavedBySizes) else whole
     return isinstance(first, SavedModule) and bool(first.signature.fixed) and was_quantized(model)
 

@@ -187,13 +187,7 @@ class GuardedModule(Int8Module):
             raise _untraceable()
         original = self.original
         if self.strict or original is None:
-            missing = (
-                "; the float model, which answers such calls, is not in the file that this was "
-                "loaded from: give one to load(path, model=...)"
-            )
-            raise InvalidInputError(
-                f"the quantized model does not hold for this call: {reason}{'' if original else missing}"
-            )
+            raise InvalidInputError(f"the quantized model does not hold for this call: {reason}")
         if not self._is_as_made():
             raise InvalidInputError(
                 f"the quantized model does not hold for this call: {reason}; nor can the float "
