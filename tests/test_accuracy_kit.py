@@ -474,7 +474,7 @@ def test_few_calibration_values_show_less_than_the_range_to_come() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
     data = [torch.randn(8, 16) for _ in range(3)]
-    int8 = x86quant.quantize(model, data, speed_check=False, progress=False)
+    int8 = x86quant.quantize(model, data, progress=False)
     x = torch.randn(200, 16)
     with torch.no_grad():
         exact = model(x)
@@ -496,9 +496,30 @@ def test_what_no_codes_link_to_a_product_stays_float() -> None:
     torch.manual_seed(0)
     model = TimeEmbedded().eval()
     data = [(torch.randn(32, 16), 1000 * torch.rand(32, 1)) for _ in range(4)]
-    int8 = x86quant.quantize(model, data, speed_check=False, progress=False)
+    int8 = x86quant.quantize(model, data, progress=False)
     assert int8.quantization.int8_layers == ("a", "add", "b")
     with torch.no_grad():
         exact = model(*data[0])
         noise = exact - int8(*data[0])
     assert 10 * torch.log10(exact.square().sum() / noise.square().sum()) > 30
+
+
+def test_a_step_that_makes_most_of_the_noise_stays_float() -> None:
+    class SmallBesideLarge(nn.Module):
+        """What is left of a sum after its larger part is taken away."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.large, self.small = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            large = self.large(x)
+            return (large + self.small(x) / 50) - large
+
+    torch.manual_seed(0)
+    model = SmallBesideLarge().eval()
+    data = [torch.randn(256, 16) for _ in range(4)]
+    int8 = x86quant.quantize(model, data, progress=False)
+    assert {"large", "small"} <= set(int8.quantization.int8_layers)
+    assert "most of the noise" in int8.quantization.float_layers["add"]
+    assert min(int8.quantization.sqnr_db) > 25

@@ -33,6 +33,10 @@ _log = logging.getLogger("x86quant.quantization")
 
 #: Below this signal to noise, in dB, layers go back to float.
 ENOUGH_DB = 10.0
+#: Below this, steps between products are looked at: in float they cost little time.
+_CLEAN_DB = 25.0
+#: What having such steps in float must gain, in dB.
+_CLEAR_GAIN = 6.0
 #: The whole is compared on at most so many batches.
 _BATCHES = 4
 #: So many models are built to find layers that bring the noise down.
@@ -126,6 +130,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     if sample:
         unseen = outcome.prepared.unseen[:_BATCHES]
         outcome, model = _corrected_or_not(outcome, model, unseen, settings)
+        outcome, model = _without_costly_steps(outcome, model, unseen)
         outcome, model = _good_enough(outcome, model, unseen)
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample[0])
@@ -271,6 +276,34 @@ def _corrected_or_not(
     if sum(without) <= sum(with_it):
         return outcome, model
     return dataclasses.replace(plain, sqnr_db=without), other
+
+
+def _without_costly_steps(
+    outcome: Choices, model: nn.Module, unseen: Sequence[Call]
+) -> tuple[Choices, nn.Module]:
+    """With sums, joins and the like in float where most of the noise is theirs.
+
+    Such is a small class token that is joined to large patches, and shares their scale.
+    """
+    before = min(outcome.sqnr_db, default=_CLEAN_DB)
+    if before >= _CLEAN_DB or outcome.search is not None:
+        return outcome, model
+    prepared = outcome.prepared
+    steps = {part: part.steps_between for part in prepared.parts}
+    named = {name: prepared.layers[name] for name in outcome.int8_layers}
+    between = [n for n, x in named.items() if x.part is not None and x.layer in steps[x.part]]
+    costly = {h.name: h.sqnr_db for h in harms(prepared, between) if h.sqnr_db < _CLEAN_DB}
+    if not costly:
+        return outcome, model
+    why = "most of the noise of int8 is theirs"
+    tried = outcome.without(costly, why)
+    other, _ = _tried(tried)
+    if other is None:
+        return outcome, model
+    found = sqnrs(prepared.reference, other, unseen)
+    if min(found, default=before) < before + _CLEAR_GAIN:
+        return outcome, model
+    return dataclasses.replace(tried, sqnr_db=found), other
 
 
 def _good_enough(

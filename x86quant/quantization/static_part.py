@@ -125,6 +125,11 @@ class StaticPart:
         """Every step that becomes int8, in order."""
         return tuple(self._layers())
 
+    @property
+    def steps_between(self) -> set[str]:
+        """The names of the layers that are no products: sums, joins and the like."""
+        return {layer.name for layer in self.layers if not self._multiplies(layer.node)}
+
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
         return self.traced.inputs(call)
