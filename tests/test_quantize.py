@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import x86quant
 from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, WeightOnlyLinear
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import statistics
 from x86quant.quantization.scheme import decide
 from x86quant.quantization.tracing import fold_batch_norms
@@ -505,3 +505,22 @@ def test_norms_and_attentions_of_other_packages_are_seen() -> None:
     patches = nn.Sequential(nn.Conv1d(8, 8, 1), nn.Flatten(2), OwnRMSNorm(), Mixing())
     assert decide(patches, "auto").mode == "static and dynamic"
     assert decide(nn.Sequential(nn.Conv1d(8, 8, 1), OwnRMSNorm()), "auto").mode == "static"
+
+
+def test_what_may_be_an_optional_argument_is_not_taken_for_a_target_unsaid() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+            return self.a(x) if scale is None else self.a(x) * scale
+
+    model = Scaled().eval()
+    batches = [(torch.randn(8, 16), torch.rand(8, 1)) for _ in range(2)]
+    with pytest.warns(X86QuantWarning, match="2 elements, of which 1 are taken for inputs.*scale"):
+        x86quant.quantize(model, batches, progress=False)
+    named = [{"x": x, "scale": scale} for x, scale in batches]
+    int8 = x86quant.quantize(model, named, progress=False)
+    assert torch.allclose(int8(**named[0]), model(**named[0]), atol=0.05)
+    x86quant.quantize(model, batches, example_inputs=batches[0], progress=False)

@@ -285,6 +285,7 @@ HUGGING_FACE: tuple[Animal, ...] = (
             num_stages=2,
         ),
         _pixels(32, 48, 64),
+        bound=18.0,
     ),
     _animal(
         "resnet",

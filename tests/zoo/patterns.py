@@ -970,7 +970,7 @@ def mask_and_rows(batch: int, size: int) -> Inputs:
 
 def optional_mask(batch: int, size: int) -> Inputs:
     length = (5, 12, 19)[size]
-    return torch.randn(batch, length, 16), torch.randint(0, 2, (batch, length)).float()
+    return {"x": torch.randn(batch, length, 16), "mask": torch.rand(batch, length).round()}
 
 
 ONE = (1,)  #: for models of one input size
@@ -1032,7 +1032,7 @@ PATTERNS: tuple[Animal, ...] = (
     Animal("dataclass_output", lambda: Structured(Found), images()),
     Animal("named_tuple_output", lambda: Structured(Pair), images()),
     Animal("nested_output", lambda: Structured(lambda y, z: {"all": [y, (z,)]}), images()),
-    Animal("scalar_argument", Scaled, lambda b, s: (*images()(b, s), 0.5)),
+    Animal("scalar_argument", Scaled, lambda b, s: {"x": images()(b, s)[0], "scale": 0.5}),
     Animal("optional_mask", OptionalMask, optional_mask),
     Animal(
         "list_argument",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,9 +14,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.terminal.counted import counted
 
+#: Names of optional arguments that are targets.
+_TARGET = re.compile("target|label|^y$")
 #: What ``calibration`` and ``data`` arguments may be.
 Data: TypeAlias = torch.Tensor | Iterable[Any]
 
@@ -150,11 +154,13 @@ def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Signature:
-    """How many of a batch's elements are inputs, their names, and the only one required."""
+    """How many of a batch's elements are inputs, their names, the only one required, and what
+    elements behind them might be besides targets."""
 
     inputs: int | None
     names: frozenset[str] | None
     only: str | None = None
+    optional: tuple[str, ...] = ()
 
     @staticmethod
     def of(model: nn.Module, example_inputs: Sequence[Any] | None) -> _Signature:
@@ -166,9 +172,11 @@ class _Signature:
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return _Signature(None, names)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        required = [p for p in parameters if p.default is p.empty and p.kind in positional]
+        known = [p for p in parameters if p.kind in positional]
+        required = [p for p in known if p.default is p.empty]
         only = required[0].name if len(required) == 1 else None
-        return _Signature(max(len(required), 1), names, only)
+        inputs = max(len(required), 1)
+        return _Signature(inputs, names, only, tuple(p.name for p in known[inputs:]))
 
     def call(self, batch: Any, number: int) -> Call:
         """``batch`` as the model takes it: targets, which come last, are left out."""
@@ -184,8 +192,22 @@ class _Signature:
                 return Call(tuple(batch))  # the one argument is a list
             if isinstance(batch[0], tuple | list | Mapping):  # (inputs, target)
                 return self.call(batch[0], number)
+            if number == 0:
+                self._tell_what_is_left_out(len(batch))
             return Call(tuple(batch[: self.inputs]))
         raise InvalidInputError(
             f"calibration batch {number} is {type(batch).__name__}: a batch must be a tensor, a "
             "tuple of inputs (and targets), or a mapping of keyword arguments"
         )
+
+    def _tell_what_is_left_out(self, elements: int) -> None:
+        """Warn if elements that are taken for targets may be meant for optional arguments."""
+        left_out = self.optional[: elements - (self.inputs or elements)]
+        if any(not _TARGET.search(name) for name in left_out):
+            warnings.warn(
+                f"calibration batches have {elements} elements, of which {self.inputs} are taken "
+                f"for inputs and the others for targets; if they are {', '.join(left_out)}, give "
+                "example_inputs, or batches that are mappings of arguments",
+                X86QuantWarning,
+                stacklevel=6,
+            )
