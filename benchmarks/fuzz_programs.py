@@ -152,7 +152,7 @@ class _Writer:
     def _add(self, kind: Callable[[], tuple[list[str], list[str]]]) -> None:
         try:
             made, lines = kind()
-        except LookupError:
+        except (LookupError, ValueError):  # there is no tensor of that kind
             return
         space: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "self": self.self}
         # Aliases among the values must survive the copy.
@@ -496,7 +496,7 @@ def _noisy(model: nn.Module, inputs: Inputs, index: int, seed: int) -> float:
 
 def quantized(model: nn.Module, program: Program) -> tuple[nn.Module, nn.Module]:
     """The int8 form of ``model``, and what it should answer as."""
-    data = [program.data(number, 2) for number in range(3)]
+    data = [program.data(number, 16) for number in range(4)]
     return x86quant.quantize(model, data, speed_check=False, progress=False), model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import weakref
 
@@ -507,20 +508,44 @@ def test_norms_and_attentions_of_other_packages_are_seen() -> None:
     assert decide(nn.Sequential(nn.Conv1d(8, 8, 1), OwnRMSNorm()), "auto").mode == "static"
 
 
-def test_what_may_be_an_optional_argument_is_not_taken_for_a_target_unsaid() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(16, 8)
+class Scaled(nn.Module):
+    """Takes a factor that need not be given."""
 
-        def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-            return self.a(x) if scale is None else self.a(x) * scale
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 8)
 
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        return self.a(x) if scale is None else self.a(x) * scale
+
+
+def test_batches_give_optional_arguments() -> None:
     model = Scaled().eval()
-    batches = [(torch.randn(8, 16), torch.rand(8, 1)) for _ in range(2)]
-    with pytest.warns(X86QuantWarning, match="2 elements, of which 1 are taken for inputs.*scale"):
-        x86quant.quantize(model, batches, progress=False)
-    named = [{"x": x, "scale": scale} for x, scale in batches]
-    int8 = x86quant.quantize(model, named, progress=False)
-    assert torch.allclose(int8(**named[0]), model(**named[0]), atol=0.05)
-    x86quant.quantize(model, batches, example_inputs=batches[0], progress=False)
+    pairs = [(torch.randn(8, 16), torch.rand(8, 1)) for _ in range(2)]
+    named = [{"x": x, "scale": scale} for x, scale in pairs]
+    for batches in (pairs, named):
+        int8 = x86quant.quantize(model, batches, progress=False, strict=True)
+        assert torch.allclose(int8(*pairs[0]), model(*pairs[0]), atol=0.05)
+
+
+def test_class_numbers_are_targets_and_what_may_be_either_is_told() -> None:
+    model = Scaled().eval()
+    x = torch.randn(8, 16)
+    labelled = x86quant.quantize(model, [(x, torch.arange(8))], progress=False, strict=True)
+    assert torch.allclose(labelled(x), model(x), atol=0.05)
+    with pytest.warns(X86QuantWarning, match="2 elements, of which 1 are .* the next one is scale"):
+        x86quant.quantize(model, [(x, torch.rand(8))], progress=False)
+    x86quant.quantize(model, [(x, torch.rand(8))], example_inputs=(x,), progress=False)
+
+
+def test_nothing_of_a_model_is_kept_when_it_is_gone() -> None:
+    model = nn.Sequential(nn.Linear(16, 123), nn.ReLU(), nn.Linear(123, 4)).eval()
+    x86quant.quantize(model, [torch.randn(8, 16)], progress=False)
+    gc.collect()
+    mine = {id(parameter) for parameter in model.parameters()}
+    left = [
+        x
+        for x in gc.get_objects()
+        if type(x) is nn.Parameter and x.shape == (123, 16) and id(x) not in mine
+    ]
+    assert not left

@@ -641,3 +641,8 @@ def test_results_are_the_callers_to_keep() -> None:
     kept = first.clone()
     module(torch.randn(IMAGE))
     assert torch.equal(first, kept)
+
+
+def test_compiling_a_float_model_is_told() -> None:
+    with pytest.warns(X86QuantWarning, match="nothing in Linear is int8"):
+        x86quant.compile(nn.Linear(8, 4).eval(), (torch.randn(2, 8),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from x86quant.compiled.module import CompiledModule
+from x86quant.errors import X86QuantWarning
 from x86quant.lowering import lower
+from x86quant.lowering.graph_tools import is_op
 
 
 def compile(
@@ -36,6 +39,23 @@ def compile(
         InvalidInputError: ``example_inputs`` is not a sequence of inputs.
         UnsupportedError: the model cannot be traced.
     """
+    compiled = build(model, example_inputs, plan_cache_bytes)
+    if not any(is_op(node) for node in compiled.graph_module.graph.nodes):
+        warnings.warn(
+            f"nothing in {type(model).__name__} is int8, so all of it runs in float: quantize it "
+            "first (convert_fx, convert_pt2e), or call x86quant.quantize(model, batches)",
+            X86QuantWarning,
+            stacklevel=2,
+        )
+    return compiled
+
+
+def build(
+    model: nn.Module | ExportedProgram,
+    example_inputs: Sequence[Any],
+    plan_cache_bytes: int | None = None,
+) -> CompiledModule:
+    """As :func:`compile`, for callers who know that nothing may be left in int8."""
     lowering = lower(model, example_inputs)
     compiled = CompiledModule(
         lowering.graph_module, lowering.reports, lowering.float_nodes, plan_cache_bytes

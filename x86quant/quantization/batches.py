@@ -160,7 +160,7 @@ class _Signature:
     inputs: int | None
     names: frozenset[str] | None
     only: str | None = None
-    optional: tuple[str, ...] = ()
+    optional: tuple[inspect.Parameter, ...] = ()
 
     @staticmethod
     def of(model: nn.Module, example_inputs: Sequence[Any] | None) -> _Signature:
@@ -176,7 +176,7 @@ class _Signature:
         required = [p for p in known if p.default is p.empty]
         only = required[0].name if len(required) == 1 else None
         inputs = max(len(required), 1)
-        return _Signature(inputs, names, only, tuple(p.name for p in known[inputs:]))
+        return _Signature(inputs, names, only, tuple(known[inputs:]))
 
     def call(self, batch: Any, number: int) -> Call:
         """``batch`` as the model takes it: targets, which come last, are left out."""
@@ -192,22 +192,51 @@ class _Signature:
                 return Call(tuple(batch))  # the one argument is a list
             if isinstance(batch[0], tuple | list | Mapping):  # (inputs, target)
                 return self.call(batch[0], number)
-            if number == 0:
-                self._tell_what_is_left_out(len(batch))
-            return Call(tuple(batch[: self.inputs]))
+            return Call(tuple(batch[: self._inputs_of(batch, number)]))
         raise InvalidInputError(
             f"calibration batch {number} is {type(batch).__name__}: a batch must be a tensor, a "
             "tuple of inputs (and targets), or a mapping of keyword arguments"
         )
 
-    def _tell_what_is_left_out(self, elements: int) -> None:
-        """Warn if elements that are taken for targets may be meant for optional arguments."""
-        left_out = self.optional[: elements - (self.inputs or elements)]
-        if any(not _TARGET.search(name) for name in left_out):
-            warnings.warn(
-                f"calibration batches have {elements} elements, of which {self.inputs} are taken "
-                f"for inputs and the others for targets; if they are {', '.join(left_out)}, give "
-                "example_inputs, or batches that are mappings of arguments",
-                X86QuantWarning,
-                stacklevel=6,
-            )
+    def _inputs_of(self, batch: Sequence[Any], number: int) -> int | None:
+        """How many elements of ``batch`` are inputs, clearly optional ones among them."""
+        count = self.inputs
+        if count is None:
+            return None
+        for parameter, element in zip(self.optional, batch[count:], strict=False):
+            if not _is_meant_for(parameter, element):
+                if number == 0 and not _is_target(parameter, element):
+                    self._tell_what_is_left_out(len(batch), count, parameter.name)
+                break
+            count += 1
+        return count
+
+    @staticmethod
+    def _tell_what_is_left_out(elements: int, inputs: int, name: str) -> None:
+        warnings.warn(
+            f"calibration batches have {elements} elements, of which {inputs} are taken for inputs "
+            f"and the others for targets; if the next one is {name}, give example_inputs, or "
+            "batches that are mappings of arguments",
+            X86QuantWarning,
+            stacklevel=8,
+        )
+
+
+def _is_meant_for(parameter: inspect.Parameter, element: Any) -> bool:
+    """Whether ``element``, which may be a target, is clearly an optional argument."""
+    if _TARGET.search(parameter.name):
+        return False
+    if not isinstance(element, torch.Tensor):
+        return isinstance(element, bool | int | float) and type(element) is type(parameter.default)
+    if parameter.default is not None or element.dim() < 2:
+        return False
+    return "mask" in parameter.name or element.is_floating_point()
+
+
+def _is_target(parameter: inspect.Parameter, element: Any) -> bool:
+    """Whether ``element`` is clearly a target: by the parameter's name or kind, or as classes."""
+    if not isinstance(element, torch.Tensor):
+        return bool(_TARGET.search(parameter.name))
+    classes = element.dim() == 1 and not element.is_floating_point()
+    number = isinstance(parameter.default, bool | int | float | str)
+    return classes or number or bool(_TARGET.search(parameter.name))

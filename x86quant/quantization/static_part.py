@@ -18,7 +18,8 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_f
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from x86quant.compiled import CompiledModule, compile
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.compiler import build
 from x86quant.compiled.structure import Structure
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
@@ -217,7 +218,7 @@ class StaticPart:
         try:
             with quiet():
                 reference = convert_to_reference_fx(prepared, backend_config=get_backend_config())
-                compiled = compile(reference, self._example)
+                compiled = build(reference, self._example)
         except UnsupportedError:
             raise
         except Exception as error:  # stock conversion and lowering meet graphs of all kinds
