@@ -113,7 +113,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.worker:
         torch.set_num_threads(1)
-        _work(*options.worker, options.megabytes << 20)
+        start, stop = options.worker
+        _work(start, stop, options.megabytes << 20)
         return 0
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     failures = []

@@ -101,10 +101,10 @@ class Problem:
         with packing_for(kernel):
             if s.op == "linear":
                 return torch.ops.quantized.linear_prepack(weight, self.bias)
-            geometry = (s.stride, s.padding)
+            geometry: tuple[Any, ...] = (s.stride, s.padding)
             if s.transposed:
                 prepack = getattr(torch.ops.quantized, f"conv_transpose{s.dims}d_prepack")
-                geometry += (s.output_padding or (0,) * s.dims,)
+                geometry = (*geometry, s.output_padding or (0,) * s.dims)
             else:
                 prepack = getattr(torch.ops.quantized, f"conv{s.dims}d_prepack")
             return prepack(weight, self.bias, *geometry, s.dilation, s.groups)

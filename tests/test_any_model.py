@@ -513,7 +513,9 @@ def test_recurrent_layers_run_between_int8_parts(kind):
 
 
 class Masked(Net):
-    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
         y = self.a(x)
         y = y * (y > 0) * keep
         kinds = F.one_hot(keep.long().sum((1, 2, 3)) % 3, 3).float()
@@ -933,10 +935,11 @@ def test_times_are_taken_in_turns_and_a_loss_twice(monkeypatch):
 
 
 def test_parts_that_are_slower_stay_in_float(monkeypatch):
+    slow: Any = None
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     monkeypatch.setattr(speed, "slower", lambda exact, *_: 3.0 if exact is slow else None)
     model = Recurrent(nn.LSTM)
-    prepared_slow = []
+    prepared_slow: list[Any] = []
     by_part = speed.by_part
 
     def watched(exact: nn.Module, int8: nn.Module, call: Any, paths: Any) -> Any:
@@ -945,7 +948,6 @@ def test_parts_that_are_slower_stay_in_float(monkeypatch):
         prepared_slow.extend(paths)
         return by_part(exact, int8, call, paths)
 
-    slow: Any = None
     monkeypatch.setattr(speed, "by_part", watched)
     result = quantized(model, [torch.randn(4, 4, 10)])
     assert "head" in prepared_slow

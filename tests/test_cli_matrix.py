@@ -120,7 +120,7 @@ def test_saved_models_know_their_inputs(folder: Path, capsys: pytest.CaptureFixt
     import torch
 
     sys.path.insert(0, str(folder))
-    import cli_matrix
+    import cli_matrix  # type: ignore[import-not-found]
 
     compiled = x86quant.compile(cli_matrix.converted(), (torch.randn(1, 3, 8, 8),))
     x86quant.save(compiled, "net.x86q")

@@ -32,7 +32,7 @@ from x86quant.tables.table import RuleTable
 KERNELS = all_kernels()
 CPU = cpu()
 ERRATA = read_errata(torch.__version__)
-CASES = collections.Counter()
+CASES: collections.Counter[str] = collections.Counter()
 
 by_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda k: k.name)
 few = settings(max_examples=400, deadline=None, derandomize=True)

@@ -669,7 +669,7 @@ def test_our_modules_compile() -> None:
 
 def test_a_linear_answers_as_the_float_one_did() -> None:
     real = nn.Linear(12, 7)
-    real.note = "mine"
+    real.note = "mine"  # type: ignore[assignment]
     ours = to_dynamic(real)
     weight = ours.weight
     assert (weight.dtype, weight.shape, weight.device) == (

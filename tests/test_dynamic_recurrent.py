@@ -112,7 +112,7 @@ def test_packed_sequences(
 @pytest.mark.parametrize("bias", [True, False])
 def test_cells(kind: type[nn.RNNCellBase], bias: bool) -> None:
     torch.manual_seed(0)
-    real = kind(INPUTS, UNITS, bias=bias).eval()
+    real = kind(INPUTS, UNITS, bias=bias).eval()  # type: ignore[call-arg]
     ours = RECURRENT[kind].from_float(real)
     assert isinstance(ours, DynamicCell)
     with torch.no_grad():

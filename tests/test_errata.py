@@ -227,7 +227,7 @@ def run_case(engine: str, spec: OpSpec) -> str:
     w = torch.randint(-60, 61, (*per_group, *spec.kernel), generator=generator).float()
     x = torch.randint(-7, 121, (2, spec.in_channels, *(spec.spatial or ())), generator=generator)
     geometry = [spec.stride, spec.padding, spec.dilation, spec.groups]
-    name = spec.op
+    name: str = spec.op
     if spec.transposed:
         name = spec.op.replace("conv", "conv_transpose")
         rest = (spec.output_padding, spec.groups, spec.dilation)

@@ -287,7 +287,8 @@ def test_any_measurements_make_a_table_that_reads_back_and_beats_any_single_kern
     names = ("fbgemm", "onednn", "native")
 
     def times(one: Case) -> Times:
-        return {name: rng.choice([5.0, 10.0, 20.0, "unsupported: x"]) for name in names}
+        found: list[float | str] = [5.0, 10.0, 20.0, "unsupported: x"]
+        return {name: rng.choice(found) for name in names}
 
     picked = rng.sample(synthetic.example_cases(4), 20)
     made = {one: times(one) for one in picked}

@@ -272,7 +272,7 @@ def test_eager_mode_models_are_traced() -> None:
     class Eager(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.quant, self.dequant = torch.ao.quantization.QuantStub(), nn.Identity()
+            self.quant = torch.ao.quantization.QuantStub()
             self.conv, self.sum = nn.Conv2d(4, 4, 3, padding=1), nnq.FloatFunctional()
             self.dequant = torch.ao.quantization.DeQuantStub()
 

@@ -191,7 +191,7 @@ def test_a_weight_at_the_address_of_a_freed_one_is_seen() -> None:
     x = torch.randn(3, 256)
     for value in range(1, 9):
         layer(x)
-        layer.int8_weight = None  # an allocator may hand the same memory out again
+        layer.int8_weight = None  # type: ignore[assignment]  # an allocator may hand the same memory out again
         layer.int8_weight = torch.full((256, 256), value, dtype=torch.int8)
         expected = torch.ops.x86quant.linear_dynamic(
             x, layer.int8_weight, layer.weight_scale, layer.bias, None
@@ -656,7 +656,7 @@ class Branches(Net):
 def built_guarded() -> GuardedModule:
     torch.manual_seed(0)
     batches = [torch.randn(4, 3, 8, 8) for _ in range(4)]
-    found: GuardedModule = x86quant.quantize(Branches().eval(), batches, progress=False)
+    found = x86quant.quantize(Branches().eval(), batches, progress=False)
     assert isinstance(found, GuardedModule)
     return found
 

@@ -660,7 +660,7 @@ def test_structs_written_in_python_are_those_of_the_header(
         for statement in body.split(";")
         for name in re.findall(r"(\w+)(?:\[\d\])?\s*(?:,|$)", statement.strip())
     ]
-    assert fields == [name.rstrip("_") for name, _ in view._fields_]
+    assert fields == [field[0].rstrip("_") for field in view._fields_]
 
 
 @pytest.mark.parametrize(

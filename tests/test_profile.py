@@ -148,7 +148,7 @@ def test_roofline_is_measured_once_for_this_isa() -> None:
 
 
 def step_of(products: int, activations: int, weights: int, parts: int = 1) -> RunStep:
-    return RunStep(
+    return RunStep(  # type: ignore[misc]
         *["x"] * 6,
         inputs=(),
         output=(),

@@ -61,7 +61,8 @@ def test_convolution_by_loops(dims, transposed):
             if not all(0 <= i < n for i, n in zip(there, large.shape[2:], strict=True)):
                 continue
             here, to = (0, slice(None), *at.tolist()), (0, slice(None), *there)
-            w = weight[(slice(None), slice(None), *tap.tolist())].long()
+            place = (slice(None), slice(None), *tap.tolist())
+            w = weight[place].long()
             for g in range(groups):
                 if transposed:
                     values = x[here][2 * g : 2 * g + 2].long() - 7

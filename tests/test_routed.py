@@ -28,7 +28,7 @@ some = settings(
 
 def scrambled(order: list[str], rows: int) -> RuleTable:
     """A table that prefers the kernels in this order, turned around from so many rows on."""
-    rules = []
+    rules: list[Rule] = []
     for condition, use in (({"rows": f">= {rows}"}, order[::-1]), ({}, order)):
         op, when = parse_pattern("*", condition)
         rules.append(Rule(op, when, tuple(use), "scrambled", f"scrambled#{len(rules) + 1}", 1))

@@ -90,7 +90,8 @@ def _speech(batch: int, size: int) -> Inputs:
 
 
 def _captioned(batch: int, size: int) -> Inputs:
-    return {**_pixels(32)(batch, size), "input_ids": torch.randint(3, 60, (batch, _LENGTHS[size]))}
+    pixels = dict(_pixels(32)(batch, size))
+    return {**pixels, "input_ids": torch.randint(3, 60, (batch, _LENGTHS[size]))}
 
 
 _ONE = (1,)

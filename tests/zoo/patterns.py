@@ -647,7 +647,8 @@ class CellLoop(nn.Module):
 
     def __init__(self, kind: type[nn.RNNCellBase], units: int = 24) -> None:
         super().__init__()
-        self.cell, self.out = kind(16, units), nn.Linear(units, 4)
+        self.cell = kind(16, units)  # type: ignore[call-arg]
+        self.out = nn.Linear(units, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         state = None
