@@ -31,6 +31,7 @@ from x86quant.artifacts.signatures import Signature, call_of, split_result
 from x86quant.artifacts.size_conditions import Condition, excludes_one
 from x86quant.artifacts.structures import Leaf, fill, split
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.structure import is_tensor
 from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
 from x86quant.lowering import FloatNode
@@ -157,7 +158,7 @@ class _Part(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         part = self._hidden[0]
         tensors: list[torch.Tensor] = []
-        called = split((args, kwargs), tensors, _is_tensor, "an argument of a part")
+        called = split((args, kwargs), tensors, is_tensor, "an argument of a part")
         # Its result's structure is known once the fake kernel has run.
         seen = _PartCall(part, called)
         _SEEN.calls.append(seen)
@@ -176,10 +177,6 @@ class _PartCall:
 
 def _is_part(module: nn.Module) -> bool:
     return isinstance(module, CompiledModule | nn.RNNBase | DynamicRecurrent)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _result_of(gm: GraphModule) -> tuple[Any, list[Node]]:
@@ -215,7 +212,7 @@ def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     else:
         result = _fake_recurrent(seen.part, *args, **kwargs)
     found: list[torch.Tensor] = []
-    seen.result = split(result, found, _is_tensor, "its result")
+    seen.result = split(result, found, is_tensor, "its result")
     return [x.clone() if any(x is y for y in inputs) else x for x in found]
 
 

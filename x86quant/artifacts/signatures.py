@@ -16,6 +16,7 @@ from x86quant.artifacts.size_conditions import Condition
 from x86quant.artifacts.structures import PLAIN, Leaf, fill, leaves_of, match, split
 from x86quant.artifacts.values import decode, encode
 from x86quant.compiled import GuardedModule
+from x86quant.compiled.structure import is_tensor
 from x86quant.errors import ArtifactError, InvalidInputError
 
 _ENTRIES = {"parameters", "positional", "given", "defaults", "result", "conditions"}
@@ -185,7 +186,7 @@ def call_of(
     called = {**dict(zip(parameters, args, strict=False)), **kwargs}
     leaves: list[torch.Tensor] = []
     given = {
-        name: split(value, leaves, _is_tensor, f"the argument {name}")
+        name: split(value, leaves, is_tensor, f"the argument {name}")
         for name, value in called.items()
         if value is not None
     }
@@ -200,10 +201,6 @@ def call_of(
 
 def _spelled(condition: Condition, names: Sequence[str]) -> str:
     return size_conditions.text(condition, lambda number, dim: f"{names[number]}.size({dim})")
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def split_result(value: Any) -> tuple[Any, list[Any]]:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.fx import Interpreter, Node
 
 from x86quant.quantization.batches import Call
-from x86quant.quantization.simulation import fake_activation, is_weighted, rounded_copy
-from x86quant.quantization.static_part import StaticPart
+from x86quant.quantization.simulation import fake_activation, rounded_copy
+from x86quant.quantization.static_part import StaticPart, is_weighted
 
 
 class BiasCorrection:

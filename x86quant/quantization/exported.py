@@ -7,12 +7,9 @@ What has no entry in the tables stays an aten op and runs in float.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +22,7 @@ from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.from_export import exported_layer, flat
 from x86quant.quantization.wording import first_line, quiet
+from x86quant.terminal.silence import silent
 
 aten = torch.ops.aten
 
@@ -119,7 +117,7 @@ def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor
         results: list[Structure] = []
         flat_form = _FlatForm(module, form, results)
         try:
-            with quiet(), _silent(), torch.no_grad():
+            with silent(), quiet(), torch.no_grad():
                 program = torch.export.export(
                     flat_form,
                     tuple(example),
@@ -215,19 +213,6 @@ def _spell(gm: GraphModule, flat_form: _FlatForm) -> None:
         _convert(gm, flat_form, node)
     gm.graph.eliminate_dead_code()
     gm.recompile()
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """A block in which export neither logs nor prints what it refuses: the error says why."""
-    logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 def _convert(gm: GraphModule, model: nn.Module, node: Node) -> None:

@@ -342,7 +342,6 @@ def _good_enough(
             X86QuantWarning,
             stacklevel=4,
         )
-        return outcome, model
     return outcome, model
 
 

@@ -12,7 +12,7 @@ from torch.fx import Interpreter, Node
 
 from x86quant.quantization.batches import Call
 from x86quant.quantization.running import hand_over_hooks
-from x86quant.quantization.static_part import StaticPart
+from x86quant.quantization.static_part import StaticPart, is_weighted
 
 
 def fake_activation(observer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -34,11 +34,6 @@ def fake_weight(weight: torch.Tensor, observer: Any) -> torch.Tensor:
     return torch.fake_quantize_per_channel_affine(
         weight, scale.float(), zero_point.int(), observer.ch_axis, low, high
     )
-
-
-def is_weighted(module: nn.Module | None) -> bool:
-    """Whether ``module`` is a convolution or linear, whose weight becomes int8."""
-    return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
 
 
 def rounded_copy(part: StaticPart, node: Node) -> nn.Module:

@@ -303,7 +303,7 @@ class StaticPart:
         """Whether ``node``, or what is computed as one with it, is a product with weights."""
         while True:
             module = self.module(node)
-            if isinstance(module, _WEIGHTED_MODULES) or node.target in _PRODUCTS:
+            if is_weighted(module) or node.target in _PRODUCTS:
                 return True
             inputs = [x for x in node.all_input_nodes if x.op.startswith("call_")]
             if len(inputs) != 1 or self.observer_of(inputs[0]) is not None:
@@ -430,13 +430,16 @@ def _not_float(gm: GraphModule, example: Call) -> set[str]:
     return found
 
 
-_WEIGHTED_MODULES = (nn.Linear, nn.modules.conv._ConvNd)
-_PRODUCTS = frozenset(
-    {
-        F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
-        F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, torch.matmul, torch.bmm,
-    }
+def is_weighted(module: nn.Module | None) -> bool:
+    """Whether ``module`` is a convolution or linear, whose weight becomes int8."""
+    return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+
+
+_PRODUCTS_WITH_WEIGHTS = (
+    F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
+    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
 )  # fmt: skip
+_PRODUCTS = (*_PRODUCTS_WITH_WEIGHTS, torch.matmul, torch.bmm)
 
 
 @functools.cache
@@ -447,10 +450,7 @@ def _known_to_stock() -> frozenset[Any]:
 
 
 #: Functions with a weight as their second argument, which stock quantization takes for a constant.
-_WEIGHTED = (
-    F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
-    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, F.layer_norm, F.instance_norm,
-)  # fmt: skip
+_WEIGHTED = (*_PRODUCTS_WITH_WEIGHTS, F.layer_norm, F.instance_norm)
 
 
 def _constant_weight(node: Node) -> bool:
