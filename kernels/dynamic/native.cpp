@@ -13,10 +13,6 @@ namespace {
 
 using runtime::Buffer;
 
-void succeed(int status) {
-  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
-}
-
 class NativeLinear final : public Kernel {
  public:
   explicit NativeLinear(const Description& d)
