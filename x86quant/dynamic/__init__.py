@@ -2,6 +2,7 @@
 
 from x86quant.dynamic.convert import (
     activation_name,
+    fuse_activations,
     is_linear,
     is_recurrent,
     to_dynamic,
@@ -40,6 +41,7 @@ __all__ = [
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "activation_name",
+    "fuse_activations",
     "is_linear",
     "is_recurrent",
     "to_dynamic",

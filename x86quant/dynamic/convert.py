@@ -106,11 +106,16 @@ def to_dynamic(
         return done[module]
 
     model = convert("", model)
+    fuse_activations(model)
+    return model
+
+
+def fuse_activations(model: nn.Module) -> None:
+    """Fuse activations into the int8 linears of ``model`` right before them, in place."""
     users = _times_used(model)
     for module in model.modules():
         _fuse_children(module, users)
         leave_fast_path(module)
-    return model
 
 
 def is_linear(module: nn.Module) -> bool:
