@@ -25,6 +25,7 @@ from x86quant.dynamic.recurrent import (
     DynamicLSTMCell,
     DynamicRecurrent,
 )
+from x86quant.dynamic.transformers_config import note_in_config
 
 __all__ = [
     "RECURRENT",
@@ -44,6 +45,7 @@ __all__ = [
     "fuse_activations",
     "is_linear",
     "is_recurrent",
+    "note_in_config",
     "to_dynamic",
     "why_float",
 ]

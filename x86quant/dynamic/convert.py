@@ -20,6 +20,7 @@ from x86quant.dynamic.layers import (
     is_conv1d,
 )
 from x86quant.dynamic.recurrent import RECURRENT
+from x86quant.dynamic.transformers_config import note_in_config
 
 #: Activation modules that a linear before them can absorb, by qualified name, so that those of
 #: other packages need no import.
@@ -107,6 +108,7 @@ def to_dynamic(
 
     model = convert("", model)
     fuse_activations(model)
+    note_in_config(model)
     return model
 
 

@@ -47,7 +47,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         """Whether ``save_pretrained`` works."""
         return True
 
-    def validate_environment(self, device_map: Any = None, **_: Any) -> None:
+    def validate_environment(self, *, device_map: Any = None, **_: Any) -> None:
         """Raise if the options, or where the model is to be, are wrong."""
         self.quantization_config.check()
         devices = device_map.values() if isinstance(device_map, dict) else (device_map,)
@@ -64,7 +64,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         """Whether ``param_name`` is the weight of a layer that is to become int8."""
-        path, _, name = param_name.rpartition(".")
+        path, name = param_name.rpartition(".")[::2]
         return name == "weight" and path in self._float
 
     def get_quantize_ops(self) -> ConversionOps:
@@ -121,7 +121,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def quantized(self, model: nn.Module, name: str, weight: torch.Tensor) -> dict[str, Any]:
         """The tensors that stand for the float ``weight`` called ``name``, of a layer replaced."""
-        path, _, last = name.rpartition(".")
+        path, last = name.rpartition(".")[::2]
         module = self._float.get(path) if last == "weight" else None
         if module is None:
             return {name: weight}

@@ -17,7 +17,7 @@ _FORMATS = (METHOD, "compressed-tensors")
 
 
 @register_quantization_config(METHOD)
-class X86QuantConfig(QuantizationConfigMixin):
+class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How the linears of a model become int8; given to ``from_pretrained``, kept in its config.
 
     Attributes:
@@ -61,6 +61,11 @@ class X86QuantConfig(QuantizationConfigMixin):
             )
         if isinstance(self.bits, bool) or self.bits != 8:
             raise InvalidInputError(f"bits must be 8, not {self.bits!r}: weights are int8")
+        if self.scheme == "mixed":
+            raise InvalidInputError(
+                "this model has int8 layers of several kinds, which only x86quant.save can write: "
+                "save it again with that"
+            )
         if self.scheme not in _SCHEMES:
             raise InvalidInputError(
                 f"scheme must be {' or '.join(map(repr, _SCHEMES))}, not {self.scheme!r}"
