@@ -6,8 +6,8 @@ Nothing is calibrated. ``DynamicLinear`` multiplies in int8; ``WeightOnlyLinear`
 activations in float and saves memory traffic only. The numerics are those of
 ``torch.ops.x86quant.linear_dynamic`` and ``linear_weight_only``.
 
-Code around a layer may read its attributes. What it had in float it still answers: ``weight`` is a
-float32 tensor that is computed when its values are needed, see ``weight_on_demand``.
+Code around a layer may read its attributes. Those of the float layer are still there: ``weight`` is
+a float32 tensor that is computed when its values are needed, see ``weight_on_demand``.
 """
 
 from __future__ import annotations
