@@ -135,7 +135,7 @@ def why_float(module: nn.Module) -> str | None:
         return "its forward was replaced on the object"
     base = _base(module)
     if nn.utils.parametrize.is_parametrized(module):
-        return "its weight is computed anew by a parametrization"
+        return "a parametrization computes its weight at each call"
     if not _behaves_as(type(module), base):
         return f"its class {type(module).__name__} has a computation of its own"
     if is_recurrent(module):

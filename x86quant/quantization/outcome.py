@@ -52,7 +52,7 @@ class Choices:
     Attributes:
         prepared: the calibrated model.
         reasons: for each layer in float, why.
-        guarded: whether every part keeps the float part's attributes at hand.
+        guarded: whether every part also answers for the float part's attributes.
         corrected: whether biases are corrected.
         notes: what a user should know.
         search: how float layers were chosen to hold a metric.
