@@ -17,6 +17,7 @@ struct VecCommon {
   static I load(const void* p) { return XQ_SI(loadu)(static_cast<const I*>(p)); }
   static void store(void* p, I v) { XQ_SI(storeu)(static_cast<I*>(p), v); }
   static F loadf(const float* p) { return XQ_MM(loadu_ps)(p); }
+  static I as_bits(F v) { return XQ_BITS(v); }
   static F setf(float v) { return XQ_MM(set1_ps)(v); }
   static I set32(int v) { return XQ_MM(set1_epi32)(v); }
   static I set16(int v) { return XQ_MM(set1_epi16)(static_cast<short>(v)); }

@@ -7,6 +7,7 @@
 #define XQ_FLOATS __m256
 #define XQ_MM(name) _mm256_##name
 #define XQ_SI(name) _mm256_##name##_si256
+#define XQ_BITS _mm256_castps_si256
 #define XQ_REPEAT_128 _mm256_broadcastsi128_si256
 #define XQ_XOR_3(a, b, c) _mm256_xor_si256(a, _mm256_xor_si256(b, c))
 #include "vec.h"

@@ -10,6 +10,7 @@
 #define XQ_FLOATS __m512
 #define XQ_MM(name) _mm512_##name
 #define XQ_SI(name) _mm512_##name##_si512
+#define XQ_BITS _mm512_castps_si512
 #define XQ_REPEAT_128 _mm512_broadcast_i32x4
 #define XQ_XOR_3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
 #include "vec.h"

@@ -115,7 +115,7 @@ class CompiledModule(nn.Module):
                 self._leave_to_torch(error, runtime)
 
     def _leave_to_torch(self, found: NoNativeFormError, runtime: GraphModule) -> None:
-        """Cut the graph into segments anew, without the node that ``runtime`` cannot run."""
+        """Cut the graph into segments again, without the node that ``runtime`` cannot run."""
         with self._lock:
             if self._runtime is None or self._runtime.module is not runtime:
                 return  # another thread has done it

@@ -1,4 +1,4 @@
-"""Who runs a node of a lowered graph."""
+"""Whether a node of a lowered graph runs natively or in torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _YIELD_FLOATS = frozenset({"linear_dynamic", "linear_weight_only"})
 
 
 def runner(node: Node) -> Runner:
-    """Who runs ``node``."""
+    """Whether ``node`` runs natively, in torch, or in either."""
     if is_op(node):
         return "native" if _is_native(node) else "torch"
     if computes_a_size(node):
