@@ -79,6 +79,12 @@ void float_rows(const xq::DenseTask& t, const xq::Block& b, int64_t begin, int64
   }
 }
 
+template <int ROWS, int VECS, class V>
+bool put_vectors(const FloatEpilogue<V>&, const xq::DenseTask&, const xq::Block&, int64_t, int64_t,
+                 const typename V::I*) {
+  return false;
+}
+
 // Rows [begin, begin + count) of a task, which has one segment and no rows to drop.
 template <class V, int VECS>
 void put_rows(const FloatEpilogue<V>&, const xq::DenseTask& t, const xq::Block& b, int64_t,

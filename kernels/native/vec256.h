@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "unroll.h"
+
 namespace {
 
 template <bool VNNI>
@@ -16,7 +18,8 @@ struct Vec256 {
   static constexpr int kRows = 6;
   static constexpr int kWinogradRows = 6;
   static constexpr int kGroupedRows = VNNI ? 4 : 6;
-  static constexpr int kStripPixels = VNNI ? 2 : 2;
+  static constexpr int kStripPixels = VNNI ? 2 : 3;
+  static constexpr bool kWideStrips = !VNNI;
 
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
   static void store(void* p, I v) { _mm256_storeu_si256(static_cast<I*>(p), v); }
@@ -35,7 +38,7 @@ struct Vec256 {
     if constexpr (VNNI) {
       return _mm256_dpbusd_avx_epi32(acc, a, w);
     } else {
-      const I even = _mm256_and_si256(a, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(a, 8);
+      const I even = even_bytes(a), odd = odd_bytes(a);
       const I weven = _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), wodd = _mm256_srai_epi16(w, 8);
       acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, weven));
       return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, wodd));
@@ -60,6 +63,9 @@ struct Vec256 {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
   }
 
+  // Bytes as 16 bits.
+  static I even_bytes(I v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
+  static I odd_bytes(I v) { return _mm256_srli_epi16(v, 8); }
   // Pairs of int16 products onto int32.
   static I dot16(I acc, I a, I w) { return _mm256_add_epi32(acc, _mm256_madd_epi16(a, w)); }
   static I quarter(I v) { return _mm256_srai_epi32(v, 2); }
@@ -180,14 +186,22 @@ struct Vec256 {
     return load(bytes);
   }
 
-  static I look_up(const uint8_t* table, I at) {
-    alignas(32) uint8_t bytes[32];
-    store(bytes, at);
-    for (uint8_t& b : bytes) b = table[b];
-    return load(bytes);
-  }
-
   // As in vec512.h, without VBMI.
+  template <class ROW>
+  XQ_INLINE static I look_up_rows(ROW row, I at) {
+    const I flipped = _mm256_xor_si256(at, _mm256_set1_epi8(-128));
+    I found = _mm256_setzero_si256();
+    unroll<8>([&](int i) XQ_INLINE {
+      const I step = _mm256_set1_epi8(static_cast<char>(16 * i));
+      const I low = _mm256_shuffle_epi8(row(i), _mm256_subs_epi8(at, step));
+      const I high = _mm256_shuffle_epi8(row(i + 8), _mm256_subs_epi8(flipped, step));
+      found = _mm256_xor_si256(found, _mm256_xor_si256(low, high));
+    });
+    return found;
+  }
+  static I look_up(const uint8_t* placed, I at) {
+    return look_up_rows([&](int i) XQ_INLINE { return window(placed + 16 * i); }, at);
+  }
   struct Table {
     I rows[16];
     explicit Table(const uint8_t* table) {
@@ -199,15 +213,7 @@ struct Vec256 {
       }
     }
     I look_up(I at) const {
-      const I flipped = _mm256_xor_si256(at, _mm256_set1_epi8(-128));
-      I found = _mm256_setzero_si256();
-      for (int i = 0; i < 8; ++i) {
-        const I step = _mm256_set1_epi8(static_cast<char>(16 * i));
-        const I low = _mm256_shuffle_epi8(rows[i], _mm256_subs_epi8(at, step));
-        const I high = _mm256_shuffle_epi8(rows[i + 8], _mm256_subs_epi8(flipped, step));
-        found = _mm256_xor_si256(found, _mm256_xor_si256(low, high));
-      }
-      return found;
+      return look_up_rows([&](int i) XQ_INLINE { return rows[i]; }, at);
     }
   };
 

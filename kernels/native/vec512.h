@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "unroll.h"
+
 namespace {
 
 template <bool VNNI, bool VBMI>
@@ -18,6 +20,7 @@ struct Vec512 {
   static constexpr int kWinogradRows = 12;
   static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
+  static constexpr bool kWideStrips = false;
 
   static I load(const void* p) { return _mm512_loadu_si512(p); }
   static void store(void* p, I v) { _mm512_storeu_si512(p, v); }
@@ -37,7 +40,7 @@ struct Vec512 {
     if constexpr (VNNI) {
       return _mm512_dpbusd_epi32(acc, a, w);
     } else {
-      const I even = _mm512_and_si512(a, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16(a, 8);
+      const I even = even_bytes(a), odd = odd_bytes(a);
       const I weven = _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8), wodd = _mm512_srai_epi16(w, 8);
       acc = _mm512_add_epi32(acc, _mm512_madd_epi16(even, weven));
       return _mm512_add_epi32(acc, _mm512_madd_epi16(odd, wodd));
@@ -62,6 +65,9 @@ struct Vec512 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
   }
 
+  // Bytes as 16 bits.
+  static I even_bytes(I v) { return _mm512_and_si512(v, _mm512_set1_epi16(0xff)); }
+  static I odd_bytes(I v) { return _mm512_srli_epi16(v, 8); }
   // Pairs of int16 products onto int32.
   static I dot16(I acc, I a, I w) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, w)); }
   static I quarter(I v) { return _mm512_srai_epi32(v, 2); }
@@ -168,23 +174,32 @@ struct Vec512 {
     return v;
   }
 
-  static I look_up(const uint8_t* table, I at) {
+  // A byte of a table of 256. Without VBMI, 16 shuffles look it up in 16 bytes each: row i answers for all bytes
+  // from 16 i on, so it holds the difference to row i - 1. Subtracting with saturation makes an index negative,
+  // which a shuffle answers with 0, below its row; the upper half of the table is looked up with the sign flipped.
+  template <class ROW>
+  XQ_INLINE static I look_up_rows(ROW row, I at) {
     if constexpr (VBMI) {
-      const I t0 = load(table), t1 = load(table + 64), t2 = load(table + 128), t3 = load(table + 192);
-      const I low = _mm512_permutex2var_epi8(t0, at, t1), high = _mm512_permutex2var_epi8(t2, at, t3);
+      const I low = _mm512_permutex2var_epi8(row(0), at, row(1)), high = _mm512_permutex2var_epi8(row(2), at, row(3));
       return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high);
     } else {
-      alignas(64) uint8_t bytes[64];
-      store(bytes, at);
-      for (uint8_t& b : bytes) b = table[b];
-      return load(bytes);
+      const I flipped = _mm512_xor_si512(at, _mm512_set1_epi8(-128));
+      I found = _mm512_setzero_si512();
+      unroll<8>([&](int i) XQ_INLINE {
+        const I step = _mm512_set1_epi8(static_cast<char>(16 * i));
+        const I low = _mm512_shuffle_epi8(row(i), _mm512_subs_epi8(at, step));
+        const I high = _mm512_shuffle_epi8(row(i + 8), _mm512_subs_epi8(flipped, step));
+        found = _mm512_ternarylogic_epi32(found, low, high, 0x96);
+      });
+      return found;
     }
   }
+  // In a table that lies as xq::place_lut writes it.
+  static I look_up(const uint8_t* placed, I at) {
+    return look_up_rows([&](int i) XQ_INLINE { return VBMI ? load(placed + 64 * i) : window(placed + 16 * i); }, at);
+  }
 
-  // A table of 256 bytes, kept in registers where they are plenty. Without VBMI, 16 shuffles look a byte
-  // up in 16 bytes each: row i answers for all bytes from 16 i on, so it holds the difference to row
-  // i - 1. Subtracting with saturation makes an index negative, which a shuffle answers with 0, below
-  // its row; the upper half of the table is looked up with the sign flipped.
+  // A whole table in registers where they are plenty.
   struct Table {
     I rows[VBMI ? 4 : 16];
     explicit Table(const uint8_t* table) {
@@ -200,21 +215,7 @@ struct Vec512 {
       }
     }
     I look_up(I at) const {
-      if constexpr (VBMI) {
-        const I low = _mm512_permutex2var_epi8(rows[0], at, rows[1]);
-        const I high = _mm512_permutex2var_epi8(rows[2], at, rows[3]);
-        return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low, high);
-      } else {
-        const I flipped = _mm512_xor_si512(at, _mm512_set1_epi8(-128));
-        I found = _mm512_setzero_si512();
-        for (int i = 0; i < 8; ++i) {
-          const I step = _mm512_set1_epi8(static_cast<char>(16 * i));
-          const I low = _mm512_shuffle_epi8(rows[i], _mm512_subs_epi8(at, step));
-          const I high = _mm512_shuffle_epi8(rows[i + 8], _mm512_subs_epi8(flipped, step));
-          found = _mm512_ternarylogic_epi32(found, low, high, 0x96);
-        }
-        return found;
-      }
+      return look_up_rows([&](int i) XQ_INLINE { return rows[i]; }, at);
     }
   };
 
