@@ -218,7 +218,8 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
         program.add_output([1, n, n, 8], [n * n * 8, n * 8, 8, 1], False)
         def words(base, c, of):
             return [base, 0, 1, 1, n, n, c, n * n * of, n * n * of, n * of, of]
-        program.add_conv(pack, words(1, 64, 128), words(2, 8, 8), [])
+        tensors = {"in": words(1, 64, 128), "out": words(2, 8, 8)}
+        program.add("conv", {"pack": pack, **tensors})
         x = torch.ones(1, n, n, 128, dtype=torch.uint8)
         before = memory("VmRSS")
         (out,) = torch.ops.x86quant.run_program(program, [x])

@@ -358,7 +358,10 @@ def _idle_program(steps: int) -> Any:
     program.expect([1], [1], False)
     program.add_output([1], [1], False)
     for _ in range(steps):
-        program.add_copy(1, [1], [1, 0], [1], [2, 0], [1])
+        program.add("strided_copy", {
+            "element_size": 1, "sizes": [1], "from": [1, 0], "from_strides": [1],
+            "to": [2, 0], "to_strides": [1],
+        })  # fmt: skip
     return program
 
 
