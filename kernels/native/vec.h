@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "unroll.h"
+
 namespace {
 
 struct VecCommon {
@@ -30,7 +32,7 @@ struct VecCommon {
 
   // acc + sum over 4 bytes of u8 a times s8 w, exactly, without VNNI.
   static I dot_wide(I acc, I a, I w) {
-    const I even = XQ_SI(and)(a, set16(0xff)), odd = XQ_MM(srli_epi16)(a, 8);
+    const I even = even_bytes(a), odd = odd_bytes(a);
     const I weven = XQ_MM(srai_epi16)(XQ_MM(slli_epi16)(w, 8), 8), wodd = XQ_MM(srai_epi16)(w, 8);
     acc = add32(acc, XQ_MM(madd_epi16)(even, weven));
     return add32(acc, XQ_MM(madd_epi16)(odd, wodd));
@@ -41,6 +43,9 @@ struct VecCommon {
   static I dot_couple(I acc, I a, I wa, I b, I wb) {
     return dot16(acc, XQ_MM(add_epi16)(XQ_MM(maddubs_epi16)(a, wa), XQ_MM(maddubs_epi16)(b, wb)), set16(1));
   }
+  // Bytes as 16 bits.
+  static I even_bytes(I v) { return XQ_SI(and)(v, set16(0xff)); }
+  static I odd_bytes(I v) { return XQ_MM(srli_epi16)(v, 8); }
   // Pairs of int16 products onto int32.
   static I dot16(I acc, I a, I w) { return add32(acc, XQ_MM(madd_epi16)(a, w)); }
 
@@ -87,13 +92,6 @@ struct VecCommon {
     v[2] = add32(v[2], XQ_MM(unpacklo_epi16)(high, zero)), v[3] = add32(v[3], XQ_MM(unpackhi_epi16)(high, zero));
   }
 
-  static I look_up_each(const uint8_t* table, I at) {
-    alignas(sizeof(I)) uint8_t bytes[sizeof(I)];
-    store(bytes, at);
-    for (uint8_t& b : bytes) b = table[b];
-    return load(bytes);
-  }
-
   // A table of 256 bytes, kept in registers where they are plenty. Without VBMI, 16 shuffles look a byte
   // up in 16 bytes each: row i answers for all bytes from 16 i on, so it holds the difference to row
   // i - 1. Subtracting with saturation makes an index negative, which a shuffle answers with 0, below
@@ -109,14 +107,24 @@ struct VecCommon {
       }
     }
     I look_up(I at) const {
+      return look_up_rows([&](int i) XQ_INLINE { return rows[i]; }, at);
+    }
+    // The same in a table in memory that lies as xq::place_lut writes it.
+    static I look_up_placed(const uint8_t* placed, I at) {
+      return look_up_rows([&](int i) XQ_INLINE { return window(placed + 16 * i); }, at);
+    }
+
+   private:
+    template <class ROW>
+    XQ_INLINE static I look_up_rows(ROW row, I at) {
       const I flipped = XQ_SI(xor)(at, set8(-128));
       I found = set32(0);
-      for (int i = 0; i < 8; ++i) {
+      unroll<8>([&](int i) XQ_INLINE {
         const I step = set8(16 * i);
-        const I low = shuffle_windows(rows[i], XQ_MM(subs_epi8)(at, step));
-        const I high = shuffle_windows(rows[i + 8], XQ_MM(subs_epi8)(flipped, step));
+        const I low = shuffle_windows(row(i), XQ_MM(subs_epi8)(at, step));
+        const I high = shuffle_windows(row(i + 8), XQ_MM(subs_epi8)(flipped, step));
         found = XQ_XOR_3(found, low, high);
-      }
+      });
       return found;
     }
   };

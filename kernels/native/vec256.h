@@ -20,7 +20,8 @@ struct Vec256 : VecCommon {
   static constexpr int kRows = 6;
   static constexpr int kWinogradRows = 6;
   static constexpr int kGroupedRows = VNNI ? 4 : 6;
-  static constexpr int kStripPixels = VNNI ? 2 : 2;
+  static constexpr int kStripPixels = VNNI ? 2 : 3;
+  static constexpr bool kWideStrips = !VNNI;
 
   static I dot(I acc, I a, I w) {
     if constexpr (VNNI) return _mm256_dpbusd_avx_epi32(acc, a, w);
@@ -109,7 +110,7 @@ struct Vec256 : VecCommon {
   }
 
   using Table = ShuffleTable;
-  static I look_up(const uint8_t* table, I at) { return look_up_each(table, at); }
+  static I look_up(const uint8_t* placed, I at) { return ShuffleTable::look_up_placed(placed, at); }
 
   static I first_lanes(int64_t count) {
     const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -24,6 +24,7 @@ struct Vec512 : VecCommon {
   static constexpr int kWinogradRows = 12;
   static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
+  static constexpr bool kWideStrips = false;
 
   // acc + sum over 4 bytes of u8 a times s8 w, exactly.
   static I dot(I acc, I a, I w) {
@@ -97,10 +98,6 @@ struct Vec512 : VecCommon {
     return v;
   }
 
-  static I look_up(const uint8_t* table, I at) {
-    if constexpr (VBMI) return VbmiTable(table).look_up(at);
-    return look_up_each(table, at);
-  }
   struct VbmiTable {
     I rows[4];
     explicit VbmiTable(const uint8_t* table) {
@@ -113,6 +110,11 @@ struct Vec512 : VecCommon {
     }
   };
   using Table = std::conditional_t<VBMI, VbmiTable, ShuffleTable>;
+  // In a table that lies as xq::place_lut writes it.
+  static I look_up(const uint8_t* placed, I at) {
+    if constexpr (VBMI) return VbmiTable(placed).look_up(at);
+    return ShuffleTable::look_up_placed(placed, at);
+  }
 
   // Up to kLanes floats; the rest is 0.
   static F load_floats(const void* p, int64_t count) {
