@@ -59,6 +59,7 @@ class StreamingHistogramObserver(UniformQuantizationObserverBase):
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
         self.register_buffer("min_val", torch.tensor(math.inf))
         self.register_buffer("max_val", torch.tensor(-math.inf))
+        self._chosen: tuple[Any, Any] | None = None
         #: log2 of the bin width, and the number of the first bin: bin n holds [n, n + 1) * width.
         self.register_buffer("place", torch.zeros(2, dtype=torch.int64))
 
@@ -121,9 +122,14 @@ class StreamingHistogramObserver(UniformQuantizationObserverBase):
             raise InvalidInputError(
                 "an observer saw no data: run calibration batches through the prepared model"
             )
-        low, high = (torch.tensor(bound) for bound in self.range())
-        qparams: tuple[torch.Tensor, torch.Tensor] = self._calculate_qparams(low, high)
-        return qparams
+        # The search takes milliseconds, and a model is converted several times.
+        held = (self.counts, self.place, self.min_val, self.max_val)
+        key = (*(x.numpy().tobytes() for x in held), self.quant_min, self.quant_max)
+        if self._chosen is None or self._chosen[0] != key:
+            low, high = (torch.tensor(bound) for bound in self.range())
+            self._chosen = (key, self._calculate_qparams(low, high))
+        scale, zero_point = self._chosen[1]
+        return scale.clone(), zero_point.clone()
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
