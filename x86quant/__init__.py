@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu, cpu
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.profiling import Profile, profile
+    from x86quant.pt2e import X86Quantizer as X86Quantizer
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
     from x86quant.reporting import report
     from x86quant.routing.choice import Choice
@@ -142,7 +143,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 #: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
-_EXTRAS = {"X86QuantConfig": "huggingface"}
+_EXTRAS = {"X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
 
 __all__ = [
     "ArtifactError",
