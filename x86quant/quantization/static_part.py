@@ -65,8 +65,10 @@ class Ranges:
             raise InvalidInputError(f"activation_bits must be 7 or 8, not {self.activation_bits!r}")
         codes = {"quant_min": 0, "quant_max": 2**self.activation_bits - 1}
         if self.observer == "histogram":
-            return _stock_histogram(codes)
-        return _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)  # type: ignore[no-any-return]
+            histogram: RangeObserver = _stock_histogram(codes)
+            return histogram
+        found: RangeObserver = _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
+        return found
 
     def weight_kind(self) -> type[ChannelRangesObserver]:
         """The class of observers of weights."""
