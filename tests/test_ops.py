@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tests import row_samples
 from x86quant.errors import InvalidInputError
 from x86quant.ops import SCHEMAS
 
@@ -129,15 +130,15 @@ def within_a_step(actual: torch.Tensor, expected: np.ndarray) -> bool:
 
 
 def test_every_op_has_a_sample() -> None:
-    assert SAMPLES.keys() == SCHEMAS.keys()
+    assert SAMPLES.keys() | row_samples.SAMPLES.keys() == SCHEMAS.keys()
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_opcheck(name: str) -> None:
     torch.library.opcheck(getattr(OPS, name).default, (), SAMPLES[name])
 
 
-@pytest.mark.parametrize("name", sorted(SCHEMAS.keys() - {"dequantize_weight", "quantize"}))
+@pytest.mark.parametrize("name", sorted(SAMPLES.keys() - {"dequantize_weight", "quantize"}))
 def test_reads_any_strides_and_returns_channels_last(name: str) -> None:
     expected = call(name)
     strided = {
@@ -308,9 +309,11 @@ def test_the_document_states_every_schema() -> None:
     text = (Path(__file__).parents[1] / "docs" / "graph.md").read_text()
     tails = dict(re.findall(r"^([A-Z_]+) {2,}(.+?)(?: {3,}.*)?$", text, flags=re.MULTILINE))
     stated = {}
-    for names, arguments in re.findall(r"^\| (`.+?`) \| `\((.+?)\)`", text, flags=re.MULTILINE):
+    rows = r"^\| (`.+?`) \| `\((.+?)\)(?: -> (.+?))?`"
+    for names, *parts in re.findall(rows, text, flags=re.MULTILINE):
         for short, full in tails.items():
-            arguments = re.sub(rf"\b{short}\b", full, arguments)
+            parts = [re.sub(rf"\b{short}\b", full, part) for part in parts]
+        arguments, returns = parts
         for name in re.findall(r"`(\w+)`", names):
-            stated[name] = f"{name}({arguments}) -> Tensor"
+            stated[name] = f"{name}({arguments}) -> {returns or 'Tensor'}"
     assert stated == SCHEMAS

@@ -1,7 +1,7 @@
 """The C interface of ``native.h`` through ctypes and numpy, for tests and measurements.
 
-Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; any other strides do. The
-input of ``quantize`` and the output of ``dequantize`` are float32 of any strides.
+Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; other strides are free.
+The input of ``quantize`` and the output of ``dequantize`` are float32 of any strides.
 """
 
 from __future__ import annotations

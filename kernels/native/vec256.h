@@ -21,6 +21,7 @@ struct Vec256 {
   static I load(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
   static void store(void* p, I v) { _mm256_storeu_si256(static_cast<I*>(p), v); }
   static F loadf(const float* p) { return _mm256_loadu_ps(p); }
+  static I as_bits(F v) { return _mm256_castps_si256(v); }
   static F setf(float v) { return _mm256_set1_ps(v); }
   static I set32(int v) { return _mm256_set1_epi32(v); }
   static I set16(int v) { return _mm256_set1_epi16(static_cast<short>(v)); }

@@ -22,6 +22,7 @@ struct Vec512 {
   static I load(const void* p) { return _mm512_loadu_si512(p); }
   static void store(void* p, I v) { _mm512_storeu_si512(p, v); }
   static F loadf(const float* p) { return _mm512_loadu_ps(p); }
+  static I as_bits(F v) { return _mm512_castps_si512(v); }
   static F setf(float v) { return _mm512_set1_ps(v); }
   static I set32(int v) { return _mm512_set1_epi32(v); }
   static I set16(int v) { return _mm512_set1_epi16(static_cast<short>(v)); }

@@ -343,7 +343,7 @@ _NONSENSE = (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
-def has_hooks(module: nn.Module) -> bool:
+def hooks_within(module: nn.Module) -> bool:
     """Whether ``module``, or anything in it, has hooks, which no file can hold."""
     return any(getattr(child, hooks) for child in module.modules() for hooks in _HOOKS)
 
@@ -396,7 +396,7 @@ def describe(module: nn.Module) -> tuple[str, dict[str, Any]]:
     if kind is None:
         known = type(module).__name__
         raise ArtifactError(f"a layer of class {known} has no form in an artifact")
-    if has_hooks(module):
+    if hooks_within(module):
         raise ArtifactError("its hooks have no form in an artifact: remove them first")
     arguments = {name: getattr(module, name) for name in kind.attributes}
     arguments.update({name: compute(module) for name, compute in kind.computed.items()})

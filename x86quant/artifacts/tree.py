@@ -1,6 +1,6 @@
 """A user's module with int8 layers in it: all its tensors, and what stands where; not its code.
 
-Whoever loads it brings a module of the same class, the skeleton, or has transformers make one.
+The caller of ``load`` passes a module of the same class, the skeleton, or transformers makes one.
 Every module of the skeleton must be there by path and class, and every tensor by name and shape;
 what quantization put in is put in again.
 """
@@ -16,9 +16,10 @@ from torch import nn
 
 from x86quant.artifacts import transformers_models
 from x86quant.artifacts.content import Content
-from x86quant.artifacts.modules import has_hooks
+from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError
@@ -45,7 +46,7 @@ def write_tree(
         if count := _hooks(module):
             hooks[path] = count
         if path and is_replaced(module):
-            if any(has_hooks(child) for child in module.children()):
+            if any(hooks_within(child) for child in module.children()):
                 raise ArtifactError(f"the hooks in {path} have no form in a file: remove them")
             replaced.setdefault(module, []).append(path)
             return
@@ -189,6 +190,7 @@ class _Tree:
         self._give_tensors(found)
         for module in model.modules():
             leave_fast_path(module)
+        note_in_config(model)
         return model.requires_grad_(False).eval()
 
     def _put(
@@ -219,7 +221,7 @@ class _Tree:
         setattr(home, name, made[id(content)])
 
     def _walked(self, model: nn.Module) -> dict[str, nn.Module]:
-        """The modules of ``model`` by path, but for what was replaced and lies within that."""
+        """The modules of ``model`` by path, without replaced ones and what is in them."""
         found: dict[str, nn.Module] = {}
 
         def visit(path: str, module: nn.Module) -> None:

@@ -56,7 +56,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "zero_": torch.zeros_like,
 }
 
-#: What a tracer calls a tensor that the traced code made anew; other attributes are state.
+#: What a tracer calls a tensor that the traced code created; other attributes are state.
 _FRESH = re.compile(r"_tensor_constant\d+")
 
 _SEED = 0
@@ -101,7 +101,7 @@ class InPlaceTracer(Tracer):
             )
         storages = set(map(_storage, state))
         for node in graph.nodes:
-            # A view of a buffer may be read like a constant, but is not one that a call makes anew.
+            # A view of a buffer may be read like a constant, but is not one that each call creates.
             if node.op == "get_attr" and _FRESH.fullmatch(str(node.target)):
                 tensor = getattr(self.root, str(node.target))
                 if _storage(tensor) in storages:

@@ -9,17 +9,29 @@ Importing this package registers the ops.
 
 from __future__ import annotations
 
-from x86quant.ops import conv, dynamic, elementwise, norm, pool, quantization, shape
+from x86quant.ops import (
+    attention,
+    conv,
+    dynamic,
+    elementwise,
+    norm,
+    pool,
+    quantization,
+    rows,
+    shape,
+)
 from x86quant.ops._register import NAMESPACE, SCHEMAS
 
 __all__ = [
     "NAMESPACE",
     "SCHEMAS",
+    "attention",
     "conv",
     "dynamic",
     "elementwise",
     "norm",
     "pool",
     "quantization",
+    "rows",
     "shape",
 ]

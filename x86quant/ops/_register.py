@@ -15,7 +15,7 @@ SCHEMAS: dict[str, str] = {}
 # torch.library is untyped.
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
-_F = TypeVar("_F", bound=Callable[..., torch.Tensor])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # Shared tails of schemas, so that the same argument has the same name and default everywhere.
 X_QPARAMS = "float x_scale, int x_zp"
@@ -26,10 +26,11 @@ LUT = "Tensor? lut=None"
 
 def register(
     arguments: str,
-    cpu: Callable[..., torch.Tensor] | None = None,
-    fake: Callable[..., torch.Tensor] | None = None,
+    cpu: Callable[..., Any] | None = None,
+    fake: Callable[..., Any] | None = None,
+    returns: str = "Tensor",
 ) -> Callable[[_F], _F]:
-    """Register the decorated function as ``x86quant::<its name>(arguments) -> Tensor``.
+    """Register the decorated function as ``x86quant::<its name>(arguments) -> returns``.
 
     The function is plain torch, so it serves fake tensors too: shapes, strides and errors of the
     fake kernel cannot drift from those of the real one. ``cpu`` is what runs real ones faster, and
@@ -38,7 +39,7 @@ def register(
 
     def decorate(function: _F) -> _F:
         name = function.__name__
-        SCHEMAS[name] = f"{name}({arguments}) -> Tensor"
+        SCHEMAS[name] = f"{name}({arguments}) -> {returns}"
         _LIBRARY.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, cpu or function, "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake or function, lib=_LIBRARY)

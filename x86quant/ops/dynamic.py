@@ -43,7 +43,7 @@ _CODE_MAX = 255
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def row_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes [rows, K], scales [rows, 1] and zero points [rows, 1] of ``x`` [rows, K].
 
     Codes and zero points are whole numbers in float32. A scale is NaN where a row is not finite.
@@ -62,6 +62,26 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         torch.where(finite, scale, torch.nan),
         torch.where(finite, zero_point, 0),
     )
+
+
+def row_product(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> torch.Tensor:
+    """What :func:`row_codes` gives times the transpose of int8 ``weight`` [N, K]: [rows, N]."""
+    # float64 holds every int32 sum exactly, and the product of two float32.
+    sums = (codes.double() - zero_point.double()) @ weight.double().t()
+    steps = scale * weight_scale
+    v = sums.to(torch.float32).double() * steps.double()
+    if bias is not None:
+        v = v + bias.double()
+    out = v.to(torch.float32)
+    return out if activation is None else ACTIVATIONS[activation](out)
 
 
 def _linear_dynamic_packed(
@@ -105,15 +125,9 @@ def linear_dynamic(
     """``x`` [..., K], quantized row by row, times the transpose of int8 ``weight`` [N, K]."""
     check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
     rows = x.reshape(math.prod(x.shape[:-1]), weight.shape[1])
-    codes, scale, zero_point = quantize_rows(rows)
-    # float64 holds every int32 sum exactly, and the product of two float32.
-    sums = (codes.double() - zero_point.double()) @ weight.double().t()
-    steps = scale * weight_scale
-    v = sums.to(torch.float32).double() * steps.double()
-    if bias is not None:
-        v = v + bias.double()
-    out = v.to(torch.float32).reshape(*x.shape[:-1], weight.shape[0])
-    return out if activation is None else ACTIVATIONS[activation](out)
+    codes, scale, zero_point = row_codes(rows)
+    out = row_product(codes, scale, zero_point, weight, weight_scale, bias, activation)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
 #: Up to as many rows the native kernel, which reads int8, beats a float product.

@@ -27,7 +27,7 @@ _MAX_DROP = 0.01
 
 def quantize(
     model: nn.Module,
-    calibration: Data | None,
+    calibration: Data | None = None,
     *,
     mode: Mode = "auto",
     observer: ObserverName | Literal["auto"] = "auto",
@@ -52,8 +52,9 @@ def quantize(
         model: any float module on the CPU; it is not changed.
         calibration: typical inputs, without which static ranges cannot be chosen: a DataLoader or
             any iterable of batches, each a tensor, a tuple of inputs (targets behind them are left
-            out) or a mapping of keyword arguments; or one tensor of samples. It is read once, as a
-            stream. May be None for the modes "dynamic" and "weight_only".
+            out) or a mapping of keyword arguments; or one tensor of samples. For a model of
+            sentence-transformers, sentences, or pairs of them. It is read once, as a stream. May
+            be left out for the modes "dynamic" and "weight_only".
         mode: "static" calibrates ranges and runs the whole graph in int8; "dynamic" quantizes the
             inputs of linears token by token as they come; "weight_only" keeps arithmetic in float
             and weights in int8. "auto": transformers are dynamic, their convolutions and all other

@@ -127,7 +127,7 @@ class PreparedModel:
 
         Args:
             float_layers: the layers that stay in float.
-            guarded: parts, by path, whose attributes are read; they keep the float part at hand.
+            guarded: parts, by path, whose attributes are read; they keep the float part too.
             corrected: whether biases are corrected.
 
         Raises:

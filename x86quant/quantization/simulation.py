@@ -47,7 +47,7 @@ def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
 
 
 class SimulatedPart(nn.Module):
-    """A part in float, but for some layers that compute as if they were int8."""
+    """A part in float, except that some layers compute as if they were int8."""
 
     def __init__(self, part: StaticPart, layers: Collection[str], original: nn.Module) -> None:
         super().__init__()

@@ -214,7 +214,7 @@ class StaticPart:
         flat: bool | None = None,
         corrected: bool = True,
     ) -> CompiledModule:
-        """The graph in int8, but for the layers named, which stay in float.
+        """The graph in int8, except for the layers named, which stay in float.
 
         With ``flat`` it returns a tuple of tensors, for a guard around it; else what the part
         returns.

@@ -1,0 +1,207 @@
+// Quantized embedding tables as torch sees them: any number of them, looked up in one call.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "../native/lookup.h"
+#include "../runtime/native_cpu.h"
+#include "../runtime/parallel.h"
+
+namespace x86quant::dynamic {
+namespace {
+
+// Less than so many bytes of rows is not worth waking a thread for.
+constexpr int64_t kBytesEach = 64 * 1024;
+
+std::string fault_text(const xq_lookup& op, const xq_lookup_fault& fault) {
+  switch (fault.kind) {
+    case XQ_FAULT_INDEX:
+      return c10::str("index ", fault.value, " at position ", fault.position, " is not in 0..", op.row_count - 1);
+    case XQ_FAULT_FIRST: return c10::str("offsets must start with 0, got ", fault.value);
+    case XQ_FAULT_OFFSET:
+      return c10::str("offset ", fault.position, " is ", fault.value,
+                      ", which is less than the one before it, or beyond the ", op.index_count, " indices");
+    default:
+      return c10::str("the last offset is ", fault.value, ", but there are ", op.index_count, " indices");
+  }
+}
+
+class Tables final : public torch::CustomClassHolder {
+ public:
+  // geometry: for each table its dim, bits, codes_at, scale_at, half, mode and padding (-1: none).
+  Tables(std::vector<at::Tensor> rows, const std::vector<int64_t>& geometry, std::vector<std::string> names)
+      : rows_(std::move(rows)), names_(std::move(names)) {
+    constexpr size_t kEach = 7;
+    TORCH_CHECK_VALUE(!rows_.empty() && geometry.size() == kEach * rows_.size() && names_.size() == rows_.size(),
+                      "x86quant: malformed tables");
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const at::Tensor& t = rows_[i];
+      TORCH_CHECK_VALUE(t.dim() == 2 && t.scalar_type() == at::kByte && t.device().is_cpu() && t.stride(1) == 1,
+                        "x86quant: the rows of ", named(i), " must be uint8 [rows, bytes] on the CPU");
+      const int64_t* g = geometry.data() + kEach * i;
+      xq_lookup op{};
+      op.rows = t.const_data_ptr<uint8_t>();
+      op.row_count = t.size(0);
+      op.row_stride = t.size(1);
+      op.dim = static_cast<int32_t>(g[0]), op.bits = static_cast<int32_t>(g[1]);
+      op.codes_at = static_cast<int32_t>(g[2]), op.scale_at = static_cast<int32_t>(g[3]);
+      op.half = g[4] != 0, op.mode = static_cast<int32_t>(g[5]), op.padding = g[6];
+      op.isa = native_isa();
+      const int status = xq_lookup_check(&op);  // of the row as it is, then of where the next one lies
+      TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: ", named(i), " is refused: ", xq_status_text(status));
+      TORCH_CHECK_VALUE(t.stride(0) >= t.size(1) || t.size(0) <= 1, "x86quant: the rows of ", named(i), " overlap");
+      if (t.size(0) > 1) op.row_stride = t.stride(0);
+      ops_.push_back(op);
+      dims_ += op.dim;
+    }
+  }
+
+  // Pooled rows, the tables side by side: [bags, sum of dims]. Offsets are those of every table, or none: then
+  // indices are [bags, each]. Weights are one an index, or none.
+  at::Tensor run(const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
+                 const std::vector<at::Tensor>& weights, bool last_offset) const {
+    RECORD_FUNCTION("x86quant::embedding_bags", c10::ArrayRef<const c10::IValue>{});
+    const size_t count = ops_.size();
+    TORCH_CHECK_VALUE(indices.size() == count && (offsets.empty() || offsets.size() == count) &&
+                          (weights.empty() || weights.size() == count),
+                      "x86quant: there are ", count, " tables, but indices for ", indices.size(), ", offsets for ",
+                      offsets.size(), " and weights for ", weights.size());
+    std::vector<xq_lookup> ops(ops_);
+    std::vector<at::Tensor> kept;  // contiguous copies, where they were needed
+    kept.reserve(3 * count);
+    int64_t bytes = 0;
+    for (size_t i = 0; i < count; ++i) {
+      describe(ops[i], i, indices[i], offsets.empty() ? nullptr : &offsets[i], weights.empty() ? nullptr : &weights[i],
+               last_offset, kept);
+      TORCH_CHECK_VALUE(ops[i].bags == ops[0].bags, "x86quant: ", named(i), " has ", ops[i].bags, " bags, but ", named(0),
+                        " has ", ops[0].bags);
+      bytes += ops[i].index_count * std::min<int64_t>(ops[i].row_stride, 4096);
+    }
+    const int64_t bags = ops[0].bags;
+    at::Tensor out = at::empty({bags, dims_}, at::kFloat);
+    float* to = out.mutable_data_ptr<float>();
+    for (size_t i = 0; i < count; ++i) {
+      xq_lookup& op = ops[i];
+      op.out = to;
+      op.out_stride = dims_;
+      to += op.dim;
+      const int status = xq_lookup_check(&op);
+      TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: ", named(i), " refused these indices: ", xq_status_text(status));
+    }
+    look_up(ops, bags, bytes);
+    return out;
+  }
+
+ private:
+  std::string named(size_t i) const {
+    return "the table " + (names_[i].empty() ? "of " + std::to_string(rows_[i].size(0)) + " rows" : names_[i]);
+  }
+
+  static const at::Tensor& contiguous(const at::Tensor& x, std::vector<at::Tensor>& kept) {
+    if (x.is_contiguous()) return x;
+    return kept.emplace_back(x.contiguous());
+  }
+
+  void describe(xq_lookup& op, size_t i, const at::Tensor& indices, const at::Tensor* offsets, const at::Tensor* weights,
+                bool last_offset, std::vector<at::Tensor>& kept) const {
+    const auto type = indices.scalar_type();
+    TORCH_CHECK_VALUE((type == at::kInt || type == at::kLong) && indices.device().is_cpu(), "x86quant: ", named(i),
+                      ": indices must be int32 or int64 on the CPU, got ", type);
+    TORCH_CHECK_VALUE(indices.dim() == (offsets ? 1 : 2), "x86quant: ", named(i),
+                      ": indices must be one-dimensional with offsets, two-dimensional without; got ", indices.sizes());
+    op.long_indices = type == at::kLong;
+    op.index_count = indices.numel();
+    op.indices = contiguous(indices, kept).const_data_ptr();
+    if (offsets) {
+      TORCH_CHECK_VALUE(offsets->dim() == 1 && offsets->scalar_type() == type && offsets->device().is_cpu(),
+                        "x86quant: ", named(i), ": offsets must be one-dimensional and of the type of the indices, ",
+                        type, "; got ", offsets->scalar_type(), " ", offsets->sizes());
+      TORCH_CHECK_VALUE(!last_offset || offsets->numel() > 0, "x86quant: ", named(i),
+                        ": with include_last_offset there must be an offset");
+      op.offsets = contiguous(*offsets, kept).const_data_ptr();
+      op.last_offset = last_offset;
+      op.bags = offsets->numel() - (last_offset ? 1 : 0);
+      TORCH_CHECK_VALUE(op.bags > 0 || op.index_count == 0, "x86quant: ", named(i), ": there are ", op.index_count,
+                        " indices, but no bag");
+    } else {
+      op.bags = indices.size(0), op.each = indices.size(1);
+    }
+    if (!weights) return;
+    TORCH_CHECK_VALUE(weights->scalar_type() == at::kFloat && weights->numel() == op.index_count, "x86quant: ", named(i),
+                      ": weights must be float32, one an index; got ", weights->scalar_type(), " ", weights->sizes());
+    op.weights = contiguous(*weights, kept).const_data_ptr<float>();
+  }
+
+  // All tables' bags as one line of work, table by table, cut evenly among the threads.
+  void look_up(const std::vector<xq_lookup>& ops, int64_t bags, int64_t bytes) const {
+    std::mutex lock;
+    std::atomic<bool> failed = false;
+    std::string error;
+    const auto count = static_cast<int64_t>(ops.size());
+    runtime::split(count * bags, runtime::useful_threads(bytes / kBytesEach), [&](int64_t begin, int64_t end) {
+      while (begin < end && !failed) {
+        const int64_t i = begin / bags, first = begin % bags, last = std::min(bags, first + end - begin);
+        const xq_lookup& op = ops[static_cast<size_t>(i)];
+        xq_lookup_fault fault;
+        if (!xq_lookup_run(&op, first, last, &fault)) {
+          const std::lock_guard<std::mutex> guard(lock);
+          if (!failed) error = named(static_cast<size_t>(i)) + ": " + fault_text(op, fault);
+          failed = true;
+        }
+        begin += last - first;
+      }
+    });
+    TORCH_CHECK_VALUE(!failed, error);
+  }
+
+  std::vector<at::Tensor> rows_;
+  std::vector<std::string> names_;
+  std::vector<xq_lookup> ops_;
+  int64_t dims_ = 0;
+};
+
+// dense [samples, dim], vectors [samples, any number, dim]: dense, then the product of each vector with all before it.
+at::Tensor interact(const at::Tensor& dense, const at::Tensor& vectors) {
+  TORCH_CHECK_VALUE(dense.dim() == 2 && vectors.dim() == 3 && dense.scalar_type() == at::kFloat &&
+                        vectors.scalar_type() == at::kFloat && dense.size(0) == vectors.size(0) &&
+                        dense.size(1) == vectors.size(2),
+                    "x86quant: an interaction takes float32 [samples, size] and [samples, vectors, size], got ",
+                    dense.scalar_type(), " ", dense.sizes(), " and ", vectors.scalar_type(), " ", vectors.sizes());
+  const at::Tensor first = dense.contiguous(), rest = vectors.contiguous();
+  xq_interaction op{};
+  op.samples = dense.size(0), op.dim = static_cast<int32_t>(dense.size(1));
+  op.vectors = static_cast<int32_t>(vectors.size(1));
+  op.first_stride = op.dim, op.in_stride = int64_t{op.vectors} * op.dim;
+  op.out_stride = op.dim + int64_t{op.vectors} * (op.vectors + 1) / 2;
+  at::Tensor out = at::empty({op.samples, op.out_stride}, at::kFloat);
+  if (out.numel() == 0) return out;
+  op.first = first.const_data_ptr<float>(), op.in = rest.const_data_ptr<float>();
+  op.out = out.mutable_data_ptr<float>();
+  op.isa = native_isa();
+  const int status = xq_interaction_check(&op);
+  TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: the interaction is refused: ", xq_status_text(status));
+  const int threads = runtime::threads_for(op.samples * op.vectors * op.vectors / 2 * op.dim);
+  runtime::split(op.samples, threads, [&](int64_t begin, int64_t end) { xq_interaction_run(&op, begin, end); });
+  return out;
+}
+
+using TablesPtr = c10::intrusive_ptr<Tables>;
+
+TORCH_LIBRARY_FRAGMENT(x86quant, m) {
+  m.class_<Tables>("Tables")
+      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<std::string>>())
+      .def("run", [](const TablesPtr& p, const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
+                     const std::vector<at::Tensor>& weights, bool last_offset) {
+        return p->run(indices, offsets, weights, last_offset);
+      });
+  m.def("interact(Tensor dense, Tensor vectors) -> Tensor", interact);
+}
+
+}  // namespace
+}  // namespace x86quant::dynamic

@@ -1,0 +1,64 @@
+"""Operands of the row ops and of attention, small but of odd sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from x86quant.ops.rows import CODES, NORMED, TOTAL
+
+_G = torch.Generator().manual_seed(0)
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=_G)
+
+
+def int8s(*shape: int) -> torch.Tensor:
+    return torch.randint(-127, 128, shape, dtype=torch.int8, generator=_G)
+
+
+X = floats(3, 5, 16)
+CODES_OF_X = dict(
+    zip(("codes", "scale", "zero_point"), torch.ops.x86quant.quantize_rows(X), strict=True)
+)
+WEIGHT = {
+    "weight": int8s(7, 16),
+    "weight_scale": torch.rand(7, generator=_G) / 100,
+    "bias": floats(7),
+}
+NORM = {
+    "norm_weight": floats(7),
+    "norm_bias": floats(7),
+    "eps": 1e-5,
+    "kind": "layer",
+    "outputs": TOTAL | NORMED | CODES,
+}
+QKV = {
+    "q": floats(2, 5, 4, 8),
+    "k": floats(2, 7, 2, 8),
+    "v": floats(2, 7, 2, 8),
+    "mask": floats(2, 1, 1, 7),
+    "causal": False,
+    "scale": 0.3,
+}
+SAMPLES: dict[str, dict[str, Any]] = {
+    "quantize_rows": {"x": X},
+    "linear_rows": {**CODES_OF_X, **WEIGHT, "activation": "gelu"},
+    "linear_rows_rows": {**CODES_OF_X, **WEIGHT, "activation": "relu"},
+    "gated_rows_rows": {
+        **CODES_OF_X,
+        "gate_weight": WEIGHT["weight"],
+        "gate_scale": WEIGHT["weight_scale"],
+        "gate_bias": None,
+        "up_weight": int8s(7, 16),
+        "up_scale": WEIGHT["weight_scale"],
+        "up_bias": floats(7),
+        "activation": "silu",
+    },
+    "linear_rows_norm": {**CODES_OF_X, **WEIGHT, "residual": floats(3, 5, 7), **NORM},
+    "norm_rows": {"x": floats(3, 5, 7), "residual": floats(3, 5, 7), **NORM},
+    "attention": QKV,
+    "attention_rows": QKV,
+}

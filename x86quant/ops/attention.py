@@ -1,0 +1,150 @@
+"""Attention on float32 heads, in one op that never needs to hold the scores.
+
+For each batch, head and query, with the head of keys and values that the query's head belongs to::
+
+    s    = scale * q . k                  over all keys that the query may see
+    s   += mask                           if the mask is additive
+    out  = sum(softmax(s) * v)            0 where the query may see no key
+
+A query may see a key where a boolean mask is true, where an additive mask is not minus infinity,
+and where ``causal`` lets it: query i sees keys 0 to i. That is what
+``torch.nn.functional.scaled_dot_product_attention`` computes. Products may be taken in bfloat16
+where the CPU multiplies matrices of that type; softmax is in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from x86quant.errors import InvalidInputError
+from x86quant.ops._register import register
+from x86quant.ops.rows import THREE, RowCodes, new_row_codes, quantize_rows
+
+_ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale"
+
+
+def _attention_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    check_attention("attention", q, k, v, mask, scale)
+    return q.new_empty(q.shape)
+
+
+@register(_ARGUMENTS, fake=_attention_fake)
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of ``q`` [B, S, H, D] to ``k`` and ``v`` [B, T, heads, D]: [B, S, H, D].
+
+    ``heads`` divides H: that many heads of queries share a head of keys. Strides are free.
+    ``mask`` is bool or float32 [B or 1, H or 1, S or 1, T].
+    """
+    check_attention("attention", q, k, v, mask, scale)
+    group = q.shape[2] // k.shape[2]
+    queries = q.transpose(1, 2)
+    keys = k.transpose(1, 2).repeat_interleave(group, 1)
+    values = v.transpose(1, 2).repeat_interleave(group, 1)
+    scores = queries @ keys.transpose(2, 3) * scale
+    if mask is not None:
+        hidden = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else None
+        scores = scores + mask if hidden is None else hidden
+    if causal:
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -torch.inf)
+    sees_none = (scores == -torch.inf).all(-1, keepdim=True)
+    shares = torch.softmax(scores, -1).masked_fill(sees_none, 0.0)
+    return (shares @ values).transpose(1, 2).contiguous()
+
+
+def _attention_rows_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> RowCodes:
+    check_attention("attention_rows", q, k, v, mask, scale)
+    batch, queries, heads, size = q.shape
+    return new_row_codes(q, (batch, queries, heads * size))
+
+
+@register(_ARGUMENTS, fake=_attention_rows_fake, returns=THREE)
+def attention_rows(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> RowCodes:
+    """Row codes [B, S, H * D] of ``attention``: the heads of a token are one row."""
+    check_attention("attention_rows", q, k, v, mask, scale)
+    batch, queries, heads, size = q.shape
+    out = attention(q, k, v, mask, causal, scale)
+    return quantize_rows(out.reshape(batch, queries, heads * size))
+
+
+def check_attention(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> None:
+    """Raise InvalidInputError unless the operands of an attention fit each other."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dtype != torch.float32 or tensor.dim() != 4:
+            raise InvalidInputError(
+                f"x86quant::{op}: {name} must be float32 of shape [batch, tokens, heads, size], "
+                f"got {tensor.dtype} {tuple(tensor.shape)}"
+            )
+    batch, queries, heads, size = q.shape
+    if k.shape != v.shape:
+        raise InvalidInputError(
+            f"x86quant::{op}: k and v must have one shape, "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if k.shape[0] != batch or k.shape[3] != size:
+        raise InvalidInputError(
+            f"x86quant::{op}: q and k must agree in batch and size of heads, "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    if k.shape[2] == 0 or heads % k.shape[2] != 0:
+        raise InvalidInputError(
+            f"x86quant::{op}: the {heads} heads of q must be a multiple of the {k.shape[2]} of k"
+        )
+    if not math.isfinite(scale):
+        raise InvalidInputError(f"x86quant::{op}: scale must be finite, got {scale}")
+    if mask is not None:
+        _check_mask(op, mask, (batch, heads, queries, k.shape[1]))
+
+
+def _check_mask(op: str, mask: torch.Tensor, scores: tuple[int, ...]) -> None:
+    if mask.dtype not in (torch.bool, torch.float32):
+        raise InvalidInputError(
+            f"x86quant::{op}: the mask must be bool or float32, got {mask.dtype}; "
+            "write mask.bool() if nonzero numbers are tokens to be seen"
+        )
+    fits = mask.dim() == 4 and mask.shape[3] == scores[3]
+    fits = fits and all(
+        have == wanted or have == 1 for have, wanted in zip(mask.shape, scores, strict=True)
+    )
+    if not fits:
+        raise InvalidInputError(
+            f"x86quant::{op}: the mask has shape {tuple(mask.shape)}, the scores {tuple(scores)}; "
+            "the mask must have 4 dimensions, each equal or 1, and the last equal"
+        )
