@@ -13,6 +13,9 @@ import torch
 from x86quant.errors import CpuTooOldError, ExtensionError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
 
+#: The versions of torch that this version of x86quant is tested with.
+TESTED = "2.13"
+
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
 
 
@@ -35,6 +38,8 @@ def load() -> None:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
+    if (warning := other_torch(torch.ops.x86quant.built_for(), torch.__version__)) is not None:
+        warnings.warn(warning, X86QuantWarning, stacklevel=2)
     in_use = torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     if in_use != here.isa:
         warnings.warn(
@@ -44,6 +49,20 @@ def load() -> None:
             X86QuantWarning,
             stacklevel=2,
         )
+
+
+def other_torch(built: str, present: str) -> str | None:
+    """What to say where the torch at hand is not the one that the extension was compiled for.
+
+    It may load all the same, where all that it uses of torch is still there.
+    """
+    if built.split(".")[:2] == present.split(".")[:2]:
+        return None
+    return (
+        f"x86quant's compiled part was built for torch {built} and tested with torch {TESTED}; "
+        f"this is torch {present}. It has loaded, but what torch keeps to itself may have changed. "
+        f"Install torch {built.partition('+')[0]}, or build again. {_REBUILD}"
+    )
 
 
 @functools.cache

@@ -115,8 +115,12 @@ class _Observing:
     def result(self) -> Observation:
         """The graph with observers."""
         followers: set[Node] = set()
+        made_here: set[Node] = set()
         for node in list(self._gm.graph.nodes):
             if not node.op.startswith("call_") or node.name in self._in_float:
+                continue
+            if made_here.issuperset(node.all_input_nodes):  # of numbers alone, such as arange
+                made_here.add(node)
                 continue
             module = self._module(node)
             kind = kind_of(node, module)

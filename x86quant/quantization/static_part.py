@@ -72,7 +72,8 @@ class Ranges:
         if self.observer == "histogram":
             histogram: RangeObserver = _stock_histogram(codes)
             return histogram
-        return _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)  # type: ignore[no-any-return]
+        found: RangeObserver = _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
+        return found
 
     def weight_kind(self) -> type[ChannelRangesObserver]:
         """The class of observers of weights."""
