@@ -31,8 +31,22 @@ _NATIVE = frozenset(
         "requantize",
     }
 )
-#: Ops of ours whose results are no codes.
-_YIELD_FLOATS = frozenset({"dequantize", "linear_dynamic", "linear_weight_only"})
+#: Ops of ours whose results are no codes with one scale.
+_YIELD_FLOATS = frozenset(
+    {
+        "attention",
+        "attention_rows",
+        "dequantize",
+        "gated_rows_rows",
+        "linear_dynamic",
+        "linear_rows",
+        "linear_rows_norm",
+        "linear_rows_rows",
+        "linear_weight_only",
+        "norm_rows",
+        "quantize_rows",
+    }
+)
 _UPSAMPLE_MODES = ("nearest", "bilinear")
 
 
