@@ -22,6 +22,11 @@ from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.quantization import speed
 from x86quant.quantization.batches import Call
+from x86quant.quantization.fused_blocks import (
+    ENOUGH_WEIGHTS,
+    weights_of,
+    with_block_graphs,
+)
 from x86quant.quantization.harm import harms, sqnr_between
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import run
@@ -140,8 +145,20 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     model.requires_grad_(False)
     note_in_config(model)
     result: Any = model.eval()
+    if sample and _wants_graphs(outcome, result, settings):
+        for note in with_block_graphs(result, sample):
+            outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result
+
+
+def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> bool:
+    """Whether blocks of dynamic layers are to run as graphs."""
+    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers):
+        return False
+    if settings.fuse_blocks == "auto":
+        return weights_of(model) >= ENOUGH_WEIGHTS
+    return settings.fuse_blocks
 
 
 # --- it runs ---

@@ -24,6 +24,7 @@ class Settings:
     equalize: Switch = "auto"
     bias_correction: Switch = "auto"
     smooth_quant: Switch = "auto"
+    fuse_blocks: Switch = "auto"
     example_inputs: Sequence[Any] | None = None
     speed_check: bool = True
     strict: bool = False
@@ -34,7 +35,7 @@ class Settings:
             raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
         if self.observer != "auto" and self.observer not in OBSERVER_NAMES:
             raise InvalidInputError(f"observer must be auto or one of {', '.join(OBSERVER_NAMES)}")
-        for name in ("equalize", "bias_correction", "smooth_quant"):
+        for name in ("equalize", "bias_correction", "smooth_quant", "fuse_blocks"):
             value = getattr(self, name)
             if value != "auto" and not isinstance(value, bool):
                 raise InvalidInputError(f'{name} must be True, False or "auto", not {value!r}')
