@@ -89,7 +89,7 @@ def test_bad_indices_name_table_and_position(
     indices, offsets = (torch.tensor(values, dtype=dtype) for values in call)
     if message.startswith("offset 1"):
         offsets = torch.tensor([0, 4], dtype=dtype)
-        message = "offset 2 is less than the one before it, or beyond the 3 indices"
+        message = "offset 1 is less than the one before it, or beyond the 3 indices: 4"
     with pytest.raises(InvalidInputError, match="the table clicks: ") as found:
         make(mode=mode)[1](indices, offsets)
     assert message in str(found.value)

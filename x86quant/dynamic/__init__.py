@@ -7,7 +7,13 @@ from x86quant.dynamic.convert import (
     to_dynamic,
     why_float,
 )
-from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
+from x86quant.dynamic.embedding_bag import (
+    DotInteraction,
+    EmbeddingBags,
+    QuantizedTable,
+    RowwiseEmbedding,
+    WeightOnlyEmbeddingBag,
+)
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -27,6 +33,7 @@ from x86quant.dynamic.recurrent import (
 
 __all__ = [
     "RECURRENT",
+    "DotInteraction",
     "DynamicCell",
     "DynamicGRU",
     "DynamicGRUCell",
@@ -35,7 +42,10 @@ __all__ = [
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "DynamicRecurrent",
+    "EmbeddingBags",
     "Int8Linear",
+    "QuantizedTable",
+    "RowwiseEmbedding",
     "WeightOnlyEmbedding",
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
