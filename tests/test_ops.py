@@ -63,6 +63,12 @@ TABLES = {
 }  # fmt: skip
 SAMPLES: dict[str, dict[str, Any]] = {
     "embedding_bags": TABLES,
+    "embedding_rows": {
+        "rows": TABLES["rows"][0],
+        "ids": torch.tensor([[1, 8], [0, 3]]),
+        "form": TableFormat(8, 4, True).numbers,
+        "name": "a",
+    },
     "interact": {"dense": torch.randn(2, 4), "vectors": torch.randn(2, 3, 4)},
     "quantize": {"x": torch.randn(2, 3, 4, 5), **OUT},
     "dequantize": {"x": X, **IN},

@@ -18,6 +18,9 @@ namespace {
 
 // Less than so many bytes of rows is not worth waking a thread for.
 constexpr int64_t kBytesEach = 64 * 1024;
+// Bags that are looked up in one table before the next one, and in a table that is alone.
+constexpr int64_t kBagsAtOnce = 64;
+constexpr int64_t kBagsOfOne = 1024;
 
 std::string fault_text(const xq_lookup& op, const xq_lookup_fault& fault) {
   switch (fault.kind) {
@@ -174,23 +177,23 @@ class Tables final : public torch::CustomClassHolder {
     op.weights = reinterpret_cast<const float*>(weights.data);
   }
 
-  // All tables' bags as one line of work, table by table, cut evenly among the threads.
+  // A few bags of all tables, then the next ones: rows of the output are as long as all tables together, and those
+  // of one piece stay in the caches, and their pages in the TLB, from table to table.
   void look_up(const std::vector<xq_lookup>& ops, int64_t bags, int64_t bytes) const {
     std::mutex lock;
     std::atomic<bool> failed = false;
     std::string error;
     const auto count = static_cast<int64_t>(ops.size());
-    runtime::split(count * bags, runtime::useful_threads(bytes / kBytesEach), [&](int64_t begin, int64_t end) {
-      while (begin < end && !failed) {
-        const int64_t i = begin / bags, first = begin % bags, last = std::min(bags, first + end - begin);
-        const xq_lookup& op = ops[static_cast<size_t>(i)];
+    const int64_t each = count == 1 ? kBagsOfOne : kBagsAtOnce, blocks = (bags + each - 1) / each;
+    runtime::split(blocks * count, runtime::useful_threads(bytes / kBytesEach), [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end && !failed; ++item) {
+        const auto i = static_cast<size_t>(item % count);
+        const int64_t first = item / count * each;
         xq_lookup_fault fault;
-        if (!xq_lookup_run(&op, first, last, &fault)) {
-          const std::lock_guard<std::mutex> guard(lock);
-          if (!failed) error = named(static_cast<size_t>(i)) + ": " + fault_text(op, fault);
-          failed = true;
-        }
-        begin += last - first;
+        if (xq_lookup_run(&ops[i], first, std::min(bags, first + each), &fault)) continue;
+        const std::lock_guard<std::mutex> guard(lock);
+        if (!failed) error = named(i) + ": " + fault_text(ops[i], fault);
+        failed = true;
       }
     });
     TORCH_CHECK_VALUE(!failed, error);

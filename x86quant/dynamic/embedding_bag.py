@@ -69,6 +69,10 @@ class QuantizedTable(Int8Module):
         self.form, self.name = form, name
         self._numbers = tuple(form.numbers)
 
+    def _in_float_type(self, found: torch.Tensor) -> torch.Tensor:
+        """``found``, which is float32, as this module returns it."""
+        return found if self._float_type is torch.float32 else found.to(self._float_type)
+
     @property
     def bits(self) -> int:
         """Of a code."""
@@ -114,7 +118,7 @@ def look_up(
         include_last_offset,
     )
     if not all(map(is_plain, (*indices, *offsets, *weights))) or not extension_loads():
-        traced: torch.Tensor = torch.ops.x86quant.embedding_bags(*operands)
+        traced: torch.Tensor = torch.ops.x86quant.embedding_bags.default(*operands)
         return traced
     try:
         found: torch.Tensor = torch.ops.x86quant.look_up_bags(*operands)
@@ -198,7 +202,7 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
         if per_sample_weights is not None:
             weights = [per_sample_weights.detach().float()]
         out = look_up([self], [input], starts, weights, self.include_last_offset)
-        return out.to(self._float_type)
+        return self._in_float_type(out)
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -228,8 +232,10 @@ class RowwiseEmbedding(QuantizedTable):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the table for ``ids`` of any shape."""
-        out = look_up([self], [ids.reshape(-1, 1)], [], [], False)
-        return out.reshape(*ids.shape, self.embedding_dim).to(self._float_type)
+        found: torch.Tensor = torch.ops.x86quant.embedding_rows.default(
+            self.rows, ids, list(self._numbers), self.name
+        )
+        return self._in_float_type(found)
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -268,7 +274,9 @@ class EmbeddingBags(nn.Module):
         if all(type(table) is WeightOnlyEmbeddingBag for table in tables):
             given = [_listed(x, len(tables)) for x in (indices, offsets, per_sample_weights)]
             last = bool(tables[0].include_last_offset)
-            return look_up(tables, given[0], given[1], given[2], last).to(tables[0]._float_type)
+            found = look_up(tables, given[0], given[1], given[2], last)
+            result: torch.Tensor = tables[0]._in_float_type(found)
+            return result
         bags = zip(
             tables,
             *(_split(x, len(tables)) for x in (indices, offsets, per_sample_weights)),
@@ -288,7 +296,7 @@ class DotInteraction(nn.Module):
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """One row for each sample."""
         vectors = rows.reshape(dense.shape[0], -1, dense.shape[1])
-        out: torch.Tensor = torch.ops.x86quant.interact(dense, vectors)
+        out: torch.Tensor = torch.ops.x86quant.interact.default(dense, vectors)
         return out
 
 

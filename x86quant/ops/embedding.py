@@ -15,6 +15,8 @@ An empty bag is 0, and an index equal to ``padding`` is not there. Indices are i
 is one tensor for each table, or one for all of them whose first dimension is the tables. With
 offsets indices are one-dimensional; without offsets they are [bags, indices of each].
 
+``embedding_rows`` looks up one row for each of ``ids``.
+
 ``interact(dense, vectors)`` is ``dense`` [samples, size], and behind it the dot products of each of
 ``vectors`` [samples, n, size] with ``dense`` and with all vectors in front of it.
 """
@@ -179,6 +181,30 @@ def embedding_bags(
             )
         )  # fmt: skip
     return torch.cat(found, 1)
+
+
+def _embedding_fake(
+    rows: torch.Tensor, ids: torch.Tensor, form: Sequence[int], name: str
+) -> torch.Tensor:
+    return rows.new_empty((*ids.shape, form[0]), dtype=torch.float32)
+
+
+def _native_embedding(
+    rows: torch.Tensor, ids: torch.Tensor, form: Sequence[int], name: str
+) -> torch.Tensor:
+    found = _native([rows], [ids.reshape(-1, 1)], [], [], form, [name])
+    return found.reshape(*ids.shape, found.shape[1])
+
+
+@register(
+    "Tensor rows, Tensor ids, int[] form, str name", cpu=_native_embedding, fake=_embedding_fake
+)
+def embedding_rows(
+    rows: torch.Tensor, ids: torch.Tensor, form: Sequence[int], name: str
+) -> torch.Tensor:
+    """The rows of one table for ``ids`` of any shape."""
+    found = embedding_bags([rows], [ids.reshape(-1, 1)], [], [], form, [name])
+    return found.reshape(*ids.shape, found.shape[1])
 
 
 def _each(given: Sequence[torch.Tensor], count: int) -> Iterator[torch.Tensor | None]:

@@ -16,7 +16,9 @@ from x86quant.runtime.native_forms import FORMS
 Runner = Literal["native", "torch", "either"]
 
 #: Ops of ours without a native form whose results are no codes.
-_YIELD_FLOATS = frozenset({"linear_dynamic", "linear_weight_only"})
+_YIELD_FLOATS = frozenset(
+    {"linear_dynamic", "linear_weight_only", "embedding_bags", "embedding_rows", "interact"}
+)
 
 
 def runner(node: Node) -> Runner:
