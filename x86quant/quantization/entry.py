@@ -45,6 +45,7 @@ def quantize(
     example_inputs: Sequence[Any] | None = None,
     speed_check: bool = True,
     strict: bool = False,
+    embedding_bits: int | None = None,
     progress: bool = True,
 ) -> nn.Module:
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
@@ -82,6 +83,8 @@ def quantize(
             Weight-only models, which are made to be small, are not timed.
         strict: raise at calls that an int8 graph does not hold for, instead of running them in
             float.
+        embedding_bits: the bits of codes in embedding tables: 8, 4 or 2, in FBGEMM's row formats.
+            None leaves tables in float, but for mode "weight_only". See docs/embeddings.md.
         progress: draw progress on stderr when that is a terminal.
 
     Returns:
@@ -110,6 +113,7 @@ def quantize(
         example_inputs=example_inputs,
         speed_check=speed_check,
         strict=strict,
+        embedding_bits=embedding_bits,
         progress=progress,
     )
     with alone():

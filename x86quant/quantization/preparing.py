@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from x86quant.dynamic.convert import has_hooks
+from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization.batches import Calibration, Call, Data
 from x86quant.quantization.equalization import Equalized
@@ -111,6 +111,8 @@ def _prepared(
     sample = () if data is None else data.sample
     halves = Halves.of_rows(model, sample) if sample else Halves((), ())
     notes: list[str] = []
+    if settings.embedding_bits is not None:
+        notes += _quantize_tables(model, settings.embedding_bits)
     plain = model
     model, smoothed = smoothed_model(plain, scheme, halves, settings)
     equalized: tuple[Equalized, ...] = ()
@@ -183,6 +185,27 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
         _log.info("parametrizations stay: %s", first_line(error))
         same = False
     return model if same else copy.deepcopy(reference)
+
+
+def _quantize_tables(model: nn.Module, bits: int) -> list[str]:
+    """Replace the embedding tables in ``model``; what a user should know of it."""
+    tables = {
+        n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+    }
+    to_dynamic(model, embeddings=bits, keep=lambda name, _: name not in tables, inplace=True)
+    notes = []
+    found = {name: model.get_submodule(name) for name in tables}
+    by_bits: dict[int | None, list[str]] = {}
+    for name, module in found.items():
+        by_bits.setdefault(getattr(module, "bits", None), []).append(name)
+    for own, names in by_bits.items():
+        if own is None:
+            why = why_float(tables[names[0]])
+            notes.append(f"{len(names)} tables stay in float, because {why}: {listed(names)}")
+        else:
+            why = "" if own == bits else f", since rows do not fill bytes with codes of {bits}"
+            notes.append(f"{len(names)} tables have rows in {own} bits{why}: {listed(names)}")
+    return notes
 
 
 def _norm_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:

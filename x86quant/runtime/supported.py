@@ -20,7 +20,10 @@ _YIELD_FLOATS = frozenset(
     {
         "attention",
         "attention_rows",
+        "embedding_bags",
+        "embedding_rows",
         "gated_rows_rows",
+        "interact",
         "linear_dynamic",
         "linear_rows",
         "linear_rows_norm",
