@@ -22,7 +22,7 @@ from torch import nn
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.structure import CallForm, Structure
-from x86quant.compiled.watch import Watch
+from x86quant.compiled.watch import watch
 from x86quant.dynamic.layers import is_plain
 from x86quant.errors import X86QuantWarning
 
@@ -125,7 +125,7 @@ class _BlockWatch:
     """Tells whether a module's code would still do what a graph of it does."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._tensors = Watch(module)
+        self._tensors_hold = watch(module)
         self._modules = list(module.modules())
         inner = self._modules[1:]  # hooks of the module itself are around its forward
         self._hooks = [d for m in inner for d in (m._forward_pre_hooks, m._forward_hooks)]
@@ -140,7 +140,7 @@ class _BlockWatch:
     def holds(self) -> bool:
         """Whether nothing was replaced, written to or hooked."""
         return (
-            self._tensors.holds()
+            self._tensors_hold()
             and (list(map(len, self._hooks)) == self._counts or self._only_known_hooks())
             and _settings(self._config) == self._settings
         )

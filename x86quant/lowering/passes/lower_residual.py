@@ -6,6 +6,8 @@ so that nothing is rounded that was not rounded before.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -15,7 +17,7 @@ from x86quant.lowering.passes._epilogue import Lowered, lower
 
 aten = torch.ops.aten
 
-_LAYERS = {
+_LAYERS: dict[object, Any] = {
     aten.convolution.default: lower_convolution.rule,
     aten.linear.default: lower_linear.rule,
 }
