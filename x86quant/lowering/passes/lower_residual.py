@@ -6,16 +6,18 @@ so that nothing is rounded that was not rounded before.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import dequantized, scale_and_zp
 from x86quant.lowering.passes import lower_convolution, lower_linear
-from x86quant.lowering.passes._epilogue import Lowered, lower
+from x86quant.lowering.passes._epilogue import Lowered, Rule, lower
 
 aten = torch.ops.aten
 
-_LAYERS = {
+_LAYERS: dict[Any, Rule] = {
     aten.convolution.default: lower_convolution.rule,
     aten.linear.default: lower_linear.rule,
 }
