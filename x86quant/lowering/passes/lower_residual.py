@@ -13,11 +13,11 @@ from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import dequantized, scale_and_zp
 from x86quant.lowering.passes import lower_convolution, lower_linear
-from x86quant.lowering.passes._epilogue import Lowered, lower
+from x86quant.lowering.passes._epilogue import Lowered, Rule, lower
 
 aten = torch.ops.aten
 
-_LAYERS: dict[object, Any] = {
+_LAYERS: dict[Any, Rule] = {
     aten.convolution.default: lower_convolution.rule,
     aten.linear.default: lower_linear.rule,
 }
