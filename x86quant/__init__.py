@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
+        DotInteraction,
         DynamicGRU,
         DynamicGRUCell,
         DynamicLinear,
         DynamicLSTM,
         DynamicLSTMCell,
         DynamicMultiheadAttention,
+        EmbeddingBags,
+        RowwiseEmbedding,
         WeightOnlyEmbedding,
         WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu, cpu
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.profiling import Profile, profile
+    from x86quant.pt2e import X86Quantizer as X86Quantizer
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
     from x86quant.reporting import report
     from x86quant.routing.choice import Choice
@@ -98,6 +102,9 @@ _HOME = {
         "DynamicLSTM",
         "DynamicLSTMCell",
         "DynamicMultiheadAttention",
+        "DotInteraction",
+        "EmbeddingBags",
+        "RowwiseEmbedding",
         "WeightOnlyEmbedding",
         "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
@@ -142,7 +149,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 #: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
-_EXTRAS = {"X86QuantConfig": "huggingface"}
+_EXTRAS = {"X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
 
 __all__ = [
     "ArtifactError",
@@ -153,12 +160,14 @@ __all__ = [
     "Cpu",
     "CpuError",
     "CpuTooOldError",
+    "DotInteraction",
     "DynamicGRU",
     "DynamicGRUCell",
     "DynamicLSTM",
     "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
+    "EmbeddingBags",
     "Explanation",
     "ExtensionError",
     "FloatOpsError",
@@ -166,6 +175,7 @@ __all__ = [
     "LayerChoice",
     "OpSpec",
     "Profile",
+    "RowwiseEmbedding",
     "Rule",
     "RuleError",
     "RuleTable",

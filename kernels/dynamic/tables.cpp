@@ -18,6 +18,9 @@ namespace {
 
 // Less than so many bytes of rows is not worth waking a thread for.
 constexpr int64_t kBytesEach = 64 * 1024;
+// Bags that are looked up in one table before the next one, and in a table that is alone.
+constexpr int64_t kBagsAtOnce = 64;
+constexpr int64_t kBagsOfOne = 1024;
 
 std::string fault_text(const xq_lookup& op, const xq_lookup_fault& fault) {
   switch (fault.kind) {
@@ -25,8 +28,8 @@ std::string fault_text(const xq_lookup& op, const xq_lookup_fault& fault) {
       return c10::str("index ", fault.value, " at position ", fault.position, " is not in 0..", op.row_count - 1);
     case XQ_FAULT_FIRST: return c10::str("offsets must start with 0, got ", fault.value);
     case XQ_FAULT_OFFSET:
-      return c10::str("offset ", fault.position, " is ", fault.value,
-                      ", which is less than the one before it, or beyond the ", op.index_count, " indices");
+      return c10::str("offset ", fault.position, " is less than the one before it, or beyond the ", op.index_count,
+                      " indices: ", fault.value);
     default:
       return c10::str("the last offset is ", fault.value, ", but there are ", op.index_count, " indices");
   }
@@ -62,23 +65,20 @@ class Tables final : public torch::CustomClassHolder {
     }
   }
 
-  // Pooled rows, the tables side by side: [bags, sum of dims]. Offsets are those of every table, or none: then
-  // indices are [bags, each]. Weights are one an index, or none.
+  // Pooled rows, the tables side by side: [bags, sum of dims]. Each of the three is one tensor a table; one tensor
+  // whose first dimension is the tables; or, of offsets and weights, nothing: then indices are [bags, each], and
+  // weights 1.
   at::Tensor run(const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
                  const std::vector<at::Tensor>& weights, bool last_offset) const {
     RECORD_FUNCTION("x86quant::embedding_bags", c10::ArrayRef<const c10::IValue>{});
     const size_t count = ops_.size();
-    TORCH_CHECK_VALUE(indices.size() == count && (offsets.empty() || offsets.size() == count) &&
-                          (weights.empty() || weights.size() == count),
-                      "x86quant: there are ", count, " tables, but indices for ", indices.size(), ", offsets for ",
-                      offsets.size(), " and weights for ", weights.size());
+    const Operands index(*this, indices, "indices", offsets.empty() ? 2 : 1), offset(*this, offsets, "offsets", 1),
+        weight(*this, weights, "weights", offsets.empty() ? 2 : 1);
+    TORCH_CHECK_VALUE(!indices.empty(), "x86quant: tables need indices");
     std::vector<xq_lookup> ops(ops_);
-    std::vector<at::Tensor> kept;  // contiguous copies, where they were needed
-    kept.reserve(3 * count);
     int64_t bytes = 0;
     for (size_t i = 0; i < count; ++i) {
-      describe(ops[i], i, indices[i], offsets.empty() ? nullptr : &offsets[i], weights.empty() ? nullptr : &weights[i],
-               last_offset, kept);
+      describe(ops[i], i, index.of(i), offset.of(i), weight.of(i), last_offset);
       TORCH_CHECK_VALUE(ops[i].bags == ops[0].bags, "x86quant: ", named(i), " has ", ops[i].bags, " bags, but ", named(0),
                         " has ", ops[0].bags);
       bytes += ops[i].index_count * std::min<int64_t>(ops[i].row_stride, 4096);
@@ -103,58 +103,97 @@ class Tables final : public torch::CustomClassHolder {
     return "the table " + (names_[i].empty() ? "of " + std::to_string(rows_[i].size(0)) + " rows" : names_[i]);
   }
 
-  static const at::Tensor& contiguous(const at::Tensor& x, std::vector<at::Tensor>& kept) {
-    if (x.is_contiguous()) return x;
-    return kept.emplace_back(x.contiguous());
-  }
+  // One table's share of an operand.
+  struct Operand {
+    const char* data = nullptr;  // null: there is none
+    int64_t size = 0, first = 0, second = 1;
+    at::ScalarType type = at::kFloat;
+  };
 
-  void describe(xq_lookup& op, size_t i, const at::Tensor& indices, const at::Tensor* offsets, const at::Tensor* weights,
-                bool last_offset, std::vector<at::Tensor>& kept) const {
-    const auto type = indices.scalar_type();
-    TORCH_CHECK_VALUE((type == at::kInt || type == at::kLong) && indices.device().is_cpu(), "x86quant: ", named(i),
-                      ": indices must be int32 or int64 on the CPU, got ", type);
-    TORCH_CHECK_VALUE(indices.dim() == (offsets ? 1 : 2), "x86quant: ", named(i),
-                      ": indices must be one-dimensional with offsets, two-dimensional without; got ", indices.sizes());
-    op.long_indices = type == at::kLong;
-    op.index_count = indices.numel();
-    op.indices = contiguous(indices, kept).const_data_ptr();
-    if (offsets) {
-      TORCH_CHECK_VALUE(offsets->dim() == 1 && offsets->scalar_type() == type && offsets->device().is_cpu(),
-                        "x86quant: ", named(i), ": offsets must be one-dimensional and of the type of the indices, ",
-                        type, "; got ", offsets->scalar_type(), " ", offsets->sizes());
-      TORCH_CHECK_VALUE(!last_offset || offsets->numel() > 0, "x86quant: ", named(i),
+  // An operand of all tables.
+  class Operands {
+   public:
+    Operands(const Tables& tables, const std::vector<at::Tensor>& given, const char* what, int64_t dims) {
+      const size_t count = tables.ops_.size();
+      const bool stacked = given.size() == 1 && given[0].dim() == dims + 1;
+      TORCH_CHECK_VALUE(given.empty() || stacked || given.size() == count, "x86quant: there are ", count,
+                        " tables, but ", what, " for ", given.size());
+      TORCH_CHECK_VALUE(!stacked || given[0].size(0) == static_cast<int64_t>(count), "x86quant: there are ", count,
+                        " tables, but the first dimension of ", what, " is ", stacked ? given[0].size(0) : 0);
+      for (size_t i = 0; i < given.size(); ++i) {
+        const at::Tensor& x = given[i];
+        TORCH_CHECK_VALUE(x.device().is_cpu() && x.layout() == at::kStrided, "x86quant: ", what,
+                          " must be plain tensors on the CPU");
+        TORCH_CHECK_VALUE(x.dim() == dims + (stacked ? 1 : 0), tables.named(i), ": ", what, " must be ",
+                          dims == 1 ? "one" : "two", "-dimensional", dims == 1 ? " with" : " without", " offsets; got ",
+                          x.sizes());
+        const at::Tensor& plain = kept_.emplace_back(x.contiguous());
+        Operand one;
+        one.data = static_cast<const char*>(plain.const_data_ptr());
+        one.type = x.scalar_type();
+        one.first = x.size(stacked ? 1 : 0), one.second = dims == 2 ? x.size(-1) : 1;
+        one.size = one.first * one.second;
+        // Null stands for an operand that is not there.
+        if (!one.data) one.data = "";
+        for (size_t t = 0; t < (stacked ? count : 1); ++t) {
+          all_.push_back(one);
+          one.data += static_cast<size_t>(one.size) * x.element_size();
+        }
+      }
+    }
+
+    Operand of(size_t i) const { return all_.empty() ? Operand{} : all_[i]; }
+
+   private:
+    std::vector<at::Tensor> kept_;
+    std::vector<Operand> all_;
+  };
+
+  void describe(xq_lookup& op, size_t i, const Operand& indices, const Operand& offsets, const Operand& weights,
+                bool last_offset) const {
+    TORCH_CHECK_VALUE(indices.type == at::kInt || indices.type == at::kLong, "x86quant: ", named(i),
+                      ": indices must be int32 or int64, got ", indices.type);
+    op.long_indices = indices.type == at::kLong;
+    op.index_count = indices.size;
+    op.indices = indices.data;
+    if (offsets.data) {
+      TORCH_CHECK_VALUE(offsets.type == indices.type, named(i), ": offsets must be of the type of the ",
+                        "indices, ", indices.type, "; got ", offsets.type);
+      TORCH_CHECK_VALUE(!last_offset || offsets.size > 0, "x86quant: ", named(i),
                         ": with include_last_offset there must be an offset");
-      op.offsets = contiguous(*offsets, kept).const_data_ptr();
+      op.offsets = offsets.data;
       op.last_offset = last_offset;
-      op.bags = offsets->numel() - (last_offset ? 1 : 0);
-      TORCH_CHECK_VALUE(op.bags > 0 || op.index_count == 0, "x86quant: ", named(i), ": there are ", op.index_count,
+      op.bags = offsets.size - (last_offset ? 1 : 0);
+      TORCH_CHECK_VALUE(op.bags > 0 || op.index_count == 0, named(i), ": there are ", op.index_count,
                         " indices, but no bag");
     } else {
-      op.bags = indices.size(0), op.each = indices.size(1);
+      op.bags = indices.first, op.each = indices.second;
     }
-    if (!weights) return;
-    TORCH_CHECK_VALUE(weights->scalar_type() == at::kFloat && weights->numel() == op.index_count, "x86quant: ", named(i),
-                      ": weights must be float32, one an index; got ", weights->scalar_type(), " ", weights->sizes());
-    op.weights = contiguous(*weights, kept).const_data_ptr<float>();
+    if (!weights.data) return;
+    TORCH_CHECK_VALUE(op.mode == XQ_POOL_SUM, named(i), ": per_sample_weights need mode sum");
+    TORCH_CHECK_VALUE(weights.type == at::kFloat && weights.size == op.index_count, "x86quant: ", named(i),
+                      ": per_sample_weights must be float32 and of the input's shape, one an index; got ", weights.size,
+                      " of type ", weights.type, " for ", op.index_count, " indices");
+    op.weights = reinterpret_cast<const float*>(weights.data);
   }
 
-  // All tables' bags as one line of work, table by table, cut evenly among the threads.
+  // A few bags of all tables, then the next ones: rows of the output are as long as all tables together, and those
+  // of one piece stay in the caches, and their pages in the TLB, from table to table.
   void look_up(const std::vector<xq_lookup>& ops, int64_t bags, int64_t bytes) const {
     std::mutex lock;
     std::atomic<bool> failed = false;
     std::string error;
     const auto count = static_cast<int64_t>(ops.size());
-    runtime::split(count * bags, runtime::useful_threads(bytes / kBytesEach), [&](int64_t begin, int64_t end) {
-      while (begin < end && !failed) {
-        const int64_t i = begin / bags, first = begin % bags, last = std::min(bags, first + end - begin);
-        const xq_lookup& op = ops[static_cast<size_t>(i)];
+    const int64_t each = count == 1 ? kBagsOfOne : kBagsAtOnce, blocks = (bags + each - 1) / each;
+    runtime::split(blocks * count, runtime::useful_threads(bytes / kBytesEach), [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end && !failed; ++item) {
+        const auto i = static_cast<size_t>(item % count);
+        const int64_t first = item / count * each;
         xq_lookup_fault fault;
-        if (!xq_lookup_run(&op, first, last, &fault)) {
-          const std::lock_guard<std::mutex> guard(lock);
-          if (!failed) error = named(static_cast<size_t>(i)) + ": " + fault_text(op, fault);
-          failed = true;
-        }
-        begin += last - first;
+        if (xq_lookup_run(&ops[i], first, std::min(bags, first + each), &fault)) continue;
+        const std::lock_guard<std::mutex> guard(lock);
+        if (!failed) error = named(i) + ": " + fault_text(ops[i], fault);
+        failed = true;
       }
     });
     TORCH_CHECK_VALUE(!failed, error);
@@ -191,6 +230,12 @@ at::Tensor interact(const at::Tensor& dense, const at::Tensor& vectors) {
   return out;
 }
 
+at::Tensor embedding_bags(std::vector<at::Tensor> rows, std::vector<at::Tensor> indices,
+                          std::vector<at::Tensor> offsets, std::vector<at::Tensor> weights, at::IntArrayRef geometry,
+                          std::vector<std::string> names, bool last_offset) {
+  return Tables(std::move(rows), geometry.vec(), std::move(names)).run(indices, offsets, weights, last_offset);
+}
+
 using TablesPtr = c10::intrusive_ptr<Tables>;
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
@@ -200,7 +245,9 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
                      const std::vector<at::Tensor>& weights, bool last_offset) {
         return p->run(indices, offsets, weights, last_offset);
       });
-  m.def("interact(Tensor dense, Tensor vectors) -> Tensor", interact);
+  m.def("look_up_bags(Tensor[] rows, Tensor[] indices, Tensor[] offsets, Tensor[] weights, int[] geometry, "
+        "str[] names, bool last_offset) -> Tensor", embedding_bags);
+  m.def("interact_vectors(Tensor dense, Tensor vectors) -> Tensor", interact);
 }
 
 }  // namespace

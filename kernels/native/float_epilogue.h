@@ -88,6 +88,13 @@ XQ_INLINE inline void float_span(const xq::DenseTask& t, const xq::Block& b, int
   }
 }
 
+// Sums become floats from memory: see put_vectors of Epilogue.
+template <int ROWS, int VECS, class V>
+bool put_vectors(const FloatEpilogue<V>&, const xq::DenseTask&, const xq::Block&, int64_t, int64_t,
+                 const typename V::I*) {
+  return false;
+}
+
 template <class V, int VECS, int ACTIVATION>
 XQ_INLINE inline void float_rows(const xq::DenseTask& t, const xq::Block& b, int64_t begin, int64_t count,
                                  const int32_t* sums, int64_t lds) {

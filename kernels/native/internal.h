@@ -256,13 +256,22 @@ static inline int64_t band_bytes(const Packed& p) { return p.caches.l2 / 4; }
 // Input bytes of depthwise's woven strips: 5/12 of L1 (20 of 48 KiB), beside sums, weights, input and output.
 static inline int64_t strip_bytes(const Packed& p) { return p.caches.l1 * 5 / 12; }
 
+// Vectors that hold four bytes of each lane of one, in strips and weights of depthwise. On AVX2 bytes are kept as
+// 16 bits, the even ones in the first and the odd ones in the second, rather than widened at each product. With
+// longer vectors storing twice as many bytes takes as long as it saves.
+static inline int depthwise_halves(int isa) { return isa == XQ_ISA_AVX2 ? 2 : 1; }
+
+// Bytes of a strip's column.
+static inline int64_t depthwise_column(const Packed& p) {
+  return int64_t{p.depthwise.quads} * p.lanes * 16 * depthwise_halves(p.isa);
+}
+
 static inline int64_t depthwise_strip_columns(const Packed& p, int64_t width_out) {
   return (width_out - 1) * p.geo.stride[2] + (p.geo.kernel[2] - 1) * p.geo.dilation[2] + 1;
 }
 
 static inline int64_t depthwise_tile(const Packed& p, int64_t width_out) {
-  const int64_t column = int64_t{p.depthwise.quads} * p.lanes * 16;
-  int64_t columns = strip_bytes(p) / column;
+  int64_t columns = strip_bytes(p) / depthwise_column(p);
   int64_t fit = (columns - 1 - (p.geo.kernel[2] - 1) * p.geo.dilation[2]) / p.geo.stride[2] + 1;
   return min64(width_out, max64(fit, 6));
 }

@@ -1,8 +1,6 @@
 // Lookups and interactions: checks of their description, of every index and offset, and the plain loops.
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 
 #include "float_loops.h"
 #include "internal.h"
@@ -17,21 +15,6 @@ constexpr int64_t kBagsAtOnce = 256;
 bool isa_known(int isa) { return isa >= XQ_ISA_REFERENCE && isa <= XQ_ISA_AMX_INT8; }
 
 int64_t code_bytes(const xq_lookup& op) { return (int64_t{op.dim} * op.bits + 7) / 8; }
-
-// The first of `count` numbers that is not in [0, bound), or -1.
-template <class T>
-int64_t first_outside(const T* numbers, int64_t count, int64_t bound) {
-  using U = std::make_unsigned_t<T>;
-  // Compared as unsigned numbers a negative one is too large. No table has more rows than an index can count.
-  const U limit = static_cast<U>(std::min<int64_t>(bound, std::numeric_limits<T>::max()));
-  const bool all = bound > std::numeric_limits<T>::max();
-  U wrong = 0;
-  for (int64_t i = 0; i < count; ++i) wrong |= static_cast<U>(static_cast<U>(numbers[i]) >= limit);
-  if (!wrong) return -1;
-  for (int64_t i = 0; i < count; ++i)
-    if (numbers[i] < 0 || (!all && static_cast<U>(numbers[i]) >= limit)) return i;
-  return -1;
-}
 
 bool refuse(xq_lookup_fault* fault, int32_t kind, int64_t position, int64_t value) {
   *fault = {kind, position, value};
@@ -54,11 +37,17 @@ bool offsets_fit(const xq_lookup& op, int64_t begin, int64_t end, xq_lookup_faul
 
 bool indices_fit(const xq_lookup& op, int64_t begin, int64_t end, xq_lookup_fault* fault) {
   const int64_t from = lookup_start(op, begin), count = lookup_start(op, end) - from;
-  const int64_t wrong = op.long_indices
-                            ? first_outside(static_cast<const int64_t*>(op.indices) + from, count, op.row_count)
-                            : first_outside(static_cast<const int32_t*>(op.indices) + from, count, op.row_count);
-  if (wrong < 0) return true;
-  return refuse(fault, XQ_FAULT_INDEX, from + wrong, lookup_number(op, op.indices, from + wrong));
+  if (op.isa != XQ_ISA_REFERENCE && count > 0) {
+    // More rows than an index can count are as good as the most that it can: no index is equal to that bound.
+    const int64_t bound = op.long_indices ? op.row_count : std::min(op.row_count, int64_t{INT32_MAX} + 1);
+    const void* first = static_cast<const char*>(op.indices) + from * (op.long_indices ? 8 : 4);
+    if (float_loops_of(op.isa).within(first, op.long_indices, count, bound)) return true;
+  }
+  for (int64_t i = from; i < from + count; ++i) {
+    const int64_t index = lookup_number(op, op.indices, i);
+    if (index < 0 || index >= op.row_count) return refuse(fault, XQ_FAULT_INDEX, i, index);
+  }
+  return true;
 }
 
 float code_of(const xq_lookup& op, const uint8_t* row, int64_t column) {

@@ -25,6 +25,7 @@ from x86quant.dynamic import (
     DynamicLSTMCell,
     DynamicMultiheadAttention,
     Int8Linear,
+    RowwiseEmbedding,
     WeightOnlyEmbedding,
     WeightOnlyEmbeddingBag,
     WeightOnlyLinear,
@@ -255,7 +256,16 @@ def _bag(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
         padding_idx=padding,
         include_last_offset=last,
         name=_text(values["name"]),
+        bits=typed(int, values["bits"], "the bits of a table"),
     )
+    return module
+
+
+def _rowwise(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    if state.keys() != {"rows"}:
+        raise ArtifactError("a table has rows and nothing else")
+    bits = typed(int, values["bits"], "the bits of a table")
+    module: nn.Module = cls(state["rows"], bits=bits, name=_text(values["name"]))
     return module
 
 
@@ -320,8 +330,9 @@ _INT8: dict[type[nn.Module], tuple[Kind, Callable[..., nn.Module]]] = {
     DynamicLinear: (_LINEAR, _int8_linear),
     WeightOnlyLinear: (_LINEAR, _int8_linear),
     WeightOnlyEmbedding: (Kind(("name",)), _int8_embedding),
+    RowwiseEmbedding: (Kind(("bits", "name")), _rowwise),
     WeightOnlyEmbeddingBag: (
-        Kind(("mode", "padding_idx", "include_last_offset", "name")),
+        Kind(("mode", "padding_idx", "include_last_offset", "name", "bits")),
         _bag,
     ),
     DynamicMultiheadAttention: (Kind(("num_heads", "batch_first")), _attention),

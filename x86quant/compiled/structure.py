@@ -170,12 +170,27 @@ class CallForm:
         return leaves if _same(structure, self.arguments) else None
 
     def call(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments with ``leaves`` as tensors."""
-        bound = inspect.BoundArguments(
-            self.signature,
-            self.arguments.fill(leaves),
-        )
-        return bound.args, bound.kwargs
+        """Positional and keyword arguments with ``leaves`` as tensors.
+
+        What has its default is not given, and what follows it by name: decorators of a forward may
+        add arguments of their own by name.
+        """
+        given: dict[str, Any] = self.arguments.fill(leaves)
+        bound = inspect.BoundArguments(self.signature, given)
+        parameters = self.signature.parameters
+        positional = [p for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        if any(p.kind is p.VAR_POSITIONAL and given.get(n) for n, p in parameters.items()):
+            return bound.args, bound.kwargs
+        first = next((p.name for p in positional if _has_default(p, given)), None)
+        if first is None:
+            return bound.args, bound.kwargs
+        names = [p.name for p in positional]
+        named = {p.name: given[p.name] for p in positional if not _has_default(p, given)}
+        before = [name for name in names[: names.index(first)] if name in named]
+        kept = {name: value for name, value in given.items() if name not in names}
+        kept |= {name: named[name] for name in before}
+        rest = inspect.BoundArguments(self.signature, kept)
+        return rest.args, {**{n: v for n, v in named.items() if n not in before}, **rest.kwargs}
 
     @property
     def is_plain(self) -> bool:
@@ -184,6 +199,11 @@ class CallForm:
         return all(p.kind in positional for p in self.signature.parameters.values()) and all(
             part.kind is None for part in self.arguments.parts
         )
+
+
+def _has_default(parameter: inspect.Parameter, given: Mapping[str, Any]) -> bool:
+    """Whether the value given is the parameter's default, or none is."""
+    return parameter.name not in given or given[parameter.name] is parameter.default
 
 
 def _bare_signature(module: nn.Module) -> inspect.Signature:

@@ -8,7 +8,13 @@ from x86quant.dynamic.convert import (
     to_dynamic,
     why_float,
 )
-from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
+from x86quant.dynamic.embedding_bag import (
+    DotInteraction,
+    EmbeddingBags,
+    QuantizedTable,
+    RowwiseEmbedding,
+    WeightOnlyEmbeddingBag,
+)
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -29,6 +35,7 @@ from x86quant.dynamic.transformers_config import note_in_config
 
 __all__ = [
     "RECURRENT",
+    "DotInteraction",
     "DynamicCell",
     "DynamicGRU",
     "DynamicGRUCell",
@@ -37,7 +44,10 @@ __all__ = [
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "DynamicRecurrent",
+    "EmbeddingBags",
     "Int8Linear",
+    "QuantizedTable",
+    "RowwiseEmbedding",
     "WeightOnlyEmbedding",
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",

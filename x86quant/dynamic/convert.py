@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
+from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -54,7 +54,7 @@ def to_dynamic(
     model: nn.Module,
     *,
     weight_only: bool = False,
-    embeddings: bool = False,
+    embeddings: bool | int = False,
     keep: Callable[[str, nn.Module], bool] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -69,11 +69,14 @@ def to_dynamic(
         model: a float model; it is not changed unless ``inplace``.
         weight_only: keep activations in float (``WeightOnlyLinear``), attentions and recurrent
             layers whole.
-        embeddings: embedding tables to int8 too (``WeightOnlyEmbedding``,
-            ``WeightOnlyEmbeddingBag``), which saves memory.
+        embeddings: embedding tables too, which saves memory: 8, 4 or 2 bits, in FBGEMM's rows
+            (``RowwiseEmbedding``, ``WeightOnlyEmbeddingBag``). True: bags in 8 bits, and embeddings
+            as ``WeightOnlyEmbedding``, by which tied linears multiply in int8.
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
+    if embeddings not in (False, True):
+        table_bits(8, embeddings)
     if not inplace:
         model = copy.deepcopy(model)
     kind = WeightOnlyLinear if weight_only else DynamicLinear
@@ -94,10 +97,15 @@ def to_dynamic(
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
             elif isinstance(module, nn.Embedding):
                 if embeddings and not (kept or why_float(module)):
-                    done[module] = WeightOnlyEmbedding.from_float(module, name)
+                    done[module] = (
+                        WeightOnlyEmbedding.from_float(module, name)
+                        if embeddings is True
+                        else RowwiseEmbedding.from_float(module, name, embeddings)
+                    )
             elif isinstance(module, nn.EmbeddingBag):
                 if embeddings and not (kept or why_float(module)):
-                    done[module] = WeightOnlyEmbeddingBag.from_float(module, name)
+                    bits = 8 if embeddings is True else embeddings
+                    done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():

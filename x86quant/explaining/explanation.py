@@ -15,7 +15,9 @@ from x86quant.dynamic import (
     DynamicLinear,
     DynamicMultiheadAttention,
     DynamicRecurrent,
+    QuantizedTable,
     WeightOnlyEmbedding,
+    WeightOnlyEmbeddingBag,
     WeightOnlyLinear,
 )
 from x86quant.errors import CpuTooOldError
@@ -251,6 +253,11 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         for product, chosen in zip(module.products, choices, strict=True):
             name = f"{path}.{names[product]}".lstrip(".")
             yield from _layer_choices(name, Routes(((None, chosen),)))
+    elif isinstance(module, QuantizedTable):
+        op = "embedding_bag" if isinstance(module, WeightOnlyEmbeddingBag) else "embedding"
+        shape = f"{module.num_embeddings}×{module.embedding_dim}, {module.bits} bits"
+        why = "the only kernel that compares indices with their bounds as it reads"
+        yield LayerChoice(path, op, shape, "native", "", why)
     elif isinstance(module, WeightOnlyLinear | WeightOnlyEmbedding):
         op = "embedding" if isinstance(module, WeightOnlyEmbedding) else "linear"
         shape = "→".join(map(str, reversed(module.int8_weight.shape)))

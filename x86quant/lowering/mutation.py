@@ -149,7 +149,7 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         return gm
     # Leaving inference mode would turn gradients on: no_grad comes after it.
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
         recorder = _WriteRecorder(gm)
         expected = recorder.run(*_clones(tuple(example_inputs)))
         expected = _clones(expected)
@@ -157,7 +157,7 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         if not recorder.writes and not spelled:
             return gm
         functional = _Rewriter(gm, recorder).run()
-        torch.manual_seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
         actual = Interpreter(functional).run(*_clones(tuple(example_inputs)))
     if not _equal(expected, actual):
         raise UnsupportedError("writes in place cannot be told apart from the values they change")

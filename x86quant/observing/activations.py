@@ -73,6 +73,7 @@ class StreamingHistogramObserver(ExtremesObserver):
         if bins < 2:
             raise InvalidInputError(f"an observer needs at least 2 bins, not {bins}")
         self.register_buffer("counts", torch.zeros(bins, dtype=torch.int64))
+        self._chosen: tuple[Any, Any] | None = None
         #: log2 of the bin width, and the number of the first bin: bin n holds [n, n + 1) * width.
         self.register_buffer("place", torch.zeros(2, dtype=torch.int64))
 
@@ -126,8 +127,14 @@ class StreamingHistogramObserver(ExtremesObserver):
         """Scale and zero point of the chosen range."""
         if not bool(self.counts.any()):
             raise InvalidInputError(NO_DATA)
-        low, high = (torch.tensor(bound) for bound in self.range())
-        return self.qparams(low, high)
+        # The search takes milliseconds, and a model is converted several times.
+        held = (self.counts, self.place, self.min_val, self.max_val)
+        key = (*(x.numpy().tobytes() for x in held), self.quant_min, self.quant_max)
+        if self._chosen is None or self._chosen[0] != key:
+            low, high = (torch.tensor(bound) for bound in self.range())
+            self._chosen = (key, self.qparams(low, high))
+        scale, zero_point = self._chosen[1]
+        return scale.clone(), zero_point.clone()
 
     def _levels(self) -> int:
         return int(self.quant_max) - int(self.quant_min)

@@ -90,9 +90,12 @@ class Calibration:
         """The first batch."""
         return self.sample[0]
 
-    def stream(self) -> Iterator[Call]:
-        """Every batch, the sample's first. The rest of them can be read only once."""
-        calls = itertools.chain(self.sample, self._calls)
+    def stream(self, sample: Sequence[Call] | None = None) -> Iterator[Call]:
+        """Every batch, the sample's first, in that order or as the calls given instead.
+
+        The rest of them can be read only once.
+        """
+        calls = itertools.chain(self.sample if sample is None else sample, self._calls)
         yield from counted(calls, self._length, "calibrating", shown=self._show)
 
     def _take_sample(self) -> tuple[Call, ...]:

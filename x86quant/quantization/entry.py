@@ -36,6 +36,7 @@ def quantize(
     equalize: Switch = "auto",
     bias_correction: Switch = "auto",
     smooth_quant: Switch = "auto",
+    fuse_blocks: Switch = "auto",
     metric: Metric | None = None,
     max_drop: float | None = None,
     evaluation: Any = None,
@@ -44,6 +45,7 @@ def quantize(
     example_inputs: Sequence[Any] | None = None,
     speed_check: bool = True,
     strict: bool = False,
+    embedding_bits: int | None = None,
     progress: bool = True,
 ) -> nn.Module:
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
@@ -66,6 +68,9 @@ def quantize(
         equalize: cross-layer equalization: True, False, or "auto" where it lowers noise clearly.
         bias_correction: take the mean error of rounding off the biases.
         smooth_quant: move outlier channels behind layer norms into the linears; as ``equalize``.
+        fuse_blocks: run what is between dynamic linears (attention, norms, activations) fused with
+            them, as graphs traced from the calibration data; as ``equalize``, "auto" being where
+            there are enough weights to be worth some seconds of tracing.
         metric: ``metric(model)``, or ``metric(model, evaluation)`` if that is given: a number,
             higher is better. With it, layers that harm it stay in float.
         max_drop: how far the metric may fall below the float model's; 0.01 unless given.
@@ -78,6 +83,8 @@ def quantize(
             Weight-only models, which are made to be small, are not timed.
         strict: raise at calls that an int8 graph does not hold for, instead of running them in
             float.
+        embedding_bits: the bits of codes in embedding tables: 8, 4 or 2, in FBGEMM's row formats.
+            None leaves tables in float, but for mode "weight_only". See docs/embeddings.md.
         progress: draw progress on stderr when that is a terminal.
 
     Returns:
@@ -102,9 +109,11 @@ def quantize(
         equalize=equalize,
         bias_correction=bias_correction,
         smooth_quant=smooth_quant,
+        fuse_blocks=fuse_blocks,
         example_inputs=example_inputs,
         speed_check=speed_check,
         strict=strict,
+        embedding_bits=embedding_bits,
         progress=progress,
     )
     with alone():

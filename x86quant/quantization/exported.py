@@ -103,6 +103,9 @@ class _FlatForm(nn.Module):
         return tuple(leaves)
 
 
+Sizes = Callable[[Sequence[torch.Tensor]], Any]
+
+
 def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor]) -> Exported:
     """``module`` as torch.export traces it, with its layers called by their paths.
 
@@ -111,9 +114,30 @@ def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor
     Raises:
         UnsupportedError: it cannot be exported; says why.
     """
+    return _exported(module, form, leaves, (_every_size, _first_size, _no_size), _spell)
+
+
+def ops_from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor]) -> Exported:
+    """``module`` as torch.export traces it: aten ops and ours, constants by their paths.
+
+    Batch and tokens stay free where export can leave them so.
+
+    Raises:
+        UnsupportedError: it cannot be exported; says why.
+    """
+    return _exported(module, form, leaves, (_batch_and_tokens, _first_size), None)
+
+
+def _exported(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    tries: Sequence[Sizes],
+    spell: Callable[[GraphModule, _FlatForm], None] | None,
+) -> Exported:
     example = _two_rows(leaves)
     reasons: list[str] = []
-    for dims in (_every_size(example), _first_size(example), None):
+    for dims in [sizes(example) for sizes in tries]:
         results: list[Structure] = []
         flat_form = _FlatForm(module, form, results)
         try:
@@ -130,7 +154,8 @@ def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor
         except Exception as error:
             reasons.append(first_line(error))
             continue
-        _spell(gm, flat_form)
+        if spell is not None:
+            spell(gm, flat_form)
         _name_inputs(gm, form.names)
         return Exported(gm, results[0], guard)
     raise UnsupportedError(f"nor can torch.export ({reasons[0]})")
@@ -149,6 +174,21 @@ def _every_size(leaves: Sequence[torch.Tensor]) -> Any:
 
 def _first_size(leaves: Sequence[torch.Tensor]) -> Any:
     return tuple({0: torch.export.Dim.AUTO} if x.dim() else {} for x in leaves)
+
+
+def _no_size(_: Sequence[torch.Tensor]) -> Any:
+    return None
+
+
+def _batch_and_tokens(leaves: Sequence[torch.Tensor]) -> Any:
+    """All sizes of ids and masks, two of rows of floats; of images, only how many there are."""
+
+    def free(x: torch.Tensor) -> int:
+        if not x.is_floating_point():
+            return x.dim()
+        return 2 if x.dim() == 3 else 1
+
+    return tuple(dict.fromkeys(range(min(x.dim(), free(x))), torch.export.Dim.AUTO) for x in leaves)
 
 
 #: How the guards of an exported ``_FlatForm`` spell a size, and how ours do.

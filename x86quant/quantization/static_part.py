@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
@@ -31,6 +33,9 @@ from x86quant.quantization.proof import difference
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import Traced
 from x86quant.quantization.wording import first_line, quiet
+
+#: Scale and zero point by observer.
+Chosen: TypeAlias = dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ class StaticPart:
         float_module: the traced float part, as equalization and bias correction left it.
         prepared: the same with observers.
         corrections: what bias correction subtracts from biases, by path.
+        chosen_before: the ranges that were chosen before the last calls were calibrated.
+        rounded: layers with rounded weights, by the node that calls them, as simulations make them.
     """
 
     def __init__(self, path: str, traced: Traced, example: Call, ranges: Ranges) -> None:
@@ -132,6 +139,8 @@ class StaticPart:
         self._ranges = ranges
         self._built: dict[tuple[Any, ...], CompiledModule] = {}
         self.corrections: dict[str, torch.Tensor] = {}
+        self.chosen_before: Chosen = {}
+        self.rounded: dict[str, nn.Module] = {}
         self._put_observers()
         if apart := self._apart():
             self._not_float |= apart
@@ -156,6 +165,15 @@ class StaticPart:
         """Show the observers one batch of the graph's inputs."""
         call(self.prepared)
 
+    def note_ranges(self) -> None:
+        """Keep the ranges that follow from the calls so far, to judge them by those to come."""
+        with contextlib.suppress(InvalidInputError):  # some observer has seen nothing yet
+            self.chosen_before = {
+                observer: observer.calculate_qparams()
+                for observer in self._modules.values()
+                if is_observer(observer)
+            }
+
     def observer_of(self, node: object) -> Any:
         """The observer whose result ``node`` of the prepared graph is."""
         if not isinstance(node, Node) or node.op != "call_module":
@@ -170,20 +188,16 @@ class StaticPart:
                 return observer
         return None
 
-    def float_form(self) -> GraphModule:
-        """The prepared part without its observers: the same nodes, in float."""
-        return self._bare(self.prepared)
-
-    def _bare(self, prepared: GraphModule) -> GraphModule:
-        graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(prepared.graph, val_map={}))
-        bare = GraphModule(prepared, graph)
+    @functools.cached_property
+    def float_graph(self) -> Graph:
+        """The graph of the prepared part without its observers: the same nodes, in float."""
+        graph = Graph()
+        graph.output(graph.graph_copy(self.prepared.graph, val_map={}))
         for node in list(graph.nodes):
-            if node.op == "call_module" and is_observer(prepared.get_submodule(str(node.target))):
+            if node.op == "call_module" and is_observer(self._modules[str(node.target)]):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
-        bare.recompile()
-        return bare
+        return graph
 
     def is_fused(self, node: Node) -> bool:
         """Whether ``node`` calls a layer with an activation fused behind it."""
@@ -212,7 +226,6 @@ class StaticPart:
         float_layers: Collection[str] = (),
         *,
         flat: bool | None = None,
-        corrected: bool = True,
     ) -> CompiledModule:
         """The graph in int8, except for the layers named, which stay in float.
 
@@ -223,7 +236,7 @@ class StaticPart:
             UnsupportedError: the converted part cannot be lowered.
         """
         flat = self.needs_guard if flat is None else flat
-        key = (frozenset(float_layers), flat, corrected)
+        key = (frozenset(float_layers), flat)
         if key in self._built:
             return self._built.pop(key)
         observation = self._observation
@@ -233,7 +246,7 @@ class StaticPart:
             self._hand_over_ranges(observation.graph_module)
         corrections = {
             path: correction
-            for path, correction in (self.corrections if corrected else {}).items()
+            for path, correction in self.corrections.items()
             if path not in float_layers
         }
         try:
@@ -255,14 +268,14 @@ class StaticPart:
         Raises:
             UnsupportedError: it cannot.
         """
-        self._built[(frozenset(), flat, True)] = self.build(flat=flat)
+        self._built[(frozenset(), flat)] = self.build(flat=flat)
 
     def _check_prepared(self) -> None:
         """That the graph computes with observers what it does without."""
         with torch.no_grad():
             expected = tuple(self.float_module(*self._example))
-            actual = tuple(self._bare(self.prepared)(*self._example))
-        if (reason := difference(expected, actual)) is not None:
+            actual = Interpreter(self.prepared, graph=self.float_graph).run(*self._example)
+        if (reason := difference(expected, tuple(actual))) is not None:
             raise UnsupportedError(f"observers change it: {reason}")
 
     def _observe(self, in_float: Collection[str]) -> Observation:

@@ -15,8 +15,24 @@ from x86quant.runtime.native_forms import FORMS
 #: computes sizes or looks at the same codes in another shape.
 Runner = Literal["native", "torch", "either"]
 
-#: Ops of ours without a native form whose results are no codes.
-_YIELD_FLOATS = frozenset({"linear_dynamic", "linear_weight_only"})
+#: Ops of ours without a native form whose results are no codes with one scale.
+_YIELD_FLOATS = frozenset(
+    {
+        "attention",
+        "attention_rows",
+        "embedding_bags",
+        "embedding_rows",
+        "gated_rows_rows",
+        "interact",
+        "linear_dynamic",
+        "linear_rows",
+        "linear_rows_norm",
+        "linear_rows_rows",
+        "linear_weight_only",
+        "norm_rows",
+        "quantize_rows",
+    }
+)
 
 
 def runner(node: Node) -> Runner:

@@ -35,5 +35,6 @@ def _activation(node: Node) -> str | None:
     if node.target is aten.silu.default:
         return "silu"
     if node.target is aten.gelu.default:
-        return {"none": "gelu", "tanh": "gelu_tanh"}[str(node.kwargs["approximate"])]
-    return None
+        spelling = str(node.kwargs.get("approximate", (*node.args[1:], "none")[0]))
+        return {"none": "gelu", "tanh": "gelu_tanh"}[spelling]
+    return "relu" if node.target is aten.relu.default else None

@@ -1,0 +1,324 @@
+"""The passes that fuse transformers, on small graphs: equal results, and what must not fuse."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from x86quant.compiled.structure import CallForm
+from x86quant.dynamic import to_dynamic
+from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.lowering.lower_rows import lower_rows
+from x86quant.quantization.exported import ops_from_export
+
+Forward = Callable[..., Any]
+
+
+class Block(nn.Module):
+    """Layers to write forwards with."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+        self.up, self.gate = nn.Linear(32, 64, bias=False), nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+        self.norm = nn.LayerNorm(32)
+        self.rms = nn.Parameter(torch.rand(32) + 0.5)
+        self.dropout = nn.Dropout(0.5)
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        return self._forward(self, x) if mask is None else self._forward(self, x, mask)
+
+
+def lowered(forward: Forward, *inputs: torch.Tensor, train: bool = False) -> dict[str, int]:
+    """How many of our ops there are in ``forward``, which fused gives what it gave before."""
+    model = to_dynamic(Block(forward).eval())
+    given = inputs or (torch.randn(2, 5, 32),)
+    model.dropout.train(train)
+    form, leaves = CallForm.of(model, given, {})
+    exported = ops_from_export(model, form, leaves)
+    fused, _ = lower_rows(exported.graph_module)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        expected = exported.graph_module(*leaves)
+        torch.manual_seed(1)
+        actual = fused(*leaves)
+    for x, y in zip(actual, expected, strict=True):
+        assert x.shape == y.shape
+        # A value that rounding puts beside the edge of a code may take the other one.
+        torch.testing.assert_close(x, y, rtol=0, atol=0.02 * y.abs().max().item())
+        assert (x - y).abs().mean() <= 1e-3 * y.abs().mean()
+    return dict(collections.Counter(op_name(n) for n in fused.graph.nodes if is_op(n)))
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (2, -1)).transpose(1, 2)
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, dim: int = -1) -> torch.Tensor:
+    return weight * (x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + eps))
+
+
+# --- row codes and products ---
+
+
+def test_readers_of_one_value_share_its_codes_and_are_one_product() -> None:
+    assert lowered(lambda m, x: (m.q(x), m.k(x), m.up(x))) == {"quantize_rows": 1, "linear_rows": 1}
+
+
+def test_products_with_an_activation_are_not_joined() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return F.gelu(m.q(x)), m.k(x)
+
+    assert lowered(forward) == {"quantize_rows": 1, "linear_rows": 2}
+
+
+def test_a_product_that_is_only_quantized_quantizes_itself() -> None:
+    assert lowered(lambda m, x: m.down(F.gelu(m.up(x)))) == {
+        "quantize_rows": 1, "linear_rows_rows": 1, "linear_rows": 1
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", [F.gelu, F.silu, F.relu])
+def test_activations_fuse(activation: Any) -> None:
+    assert "linear_rows_rows" in lowered(lambda m, x: m.down(activation(m.up(x))))
+
+
+def test_a_product_that_is_read_twice_is_kept() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.up(x)
+        return m.down(y) + y[..., :32]
+
+    assert lowered(forward) == {"quantize_rows": 2, "linear_rows": 2}
+
+
+def test_an_activation_of_a_value_that_is_read_twice_is_kept_apart() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.up(x)
+        return m.down(F.gelu(y)), y
+
+    assert lowered(forward) == {"quantize_rows": 2, "linear_rows": 2}
+
+
+# --- gates ---
+
+
+def test_gates_fuse() -> None:
+    assert lowered(lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x))) == {
+        "quantize_rows": 1, "gated_rows_rows": 1, "linear_rows": 1
+    }  # fmt: skip
+    assert "gated_rows_rows" in lowered(lambda m, x: m.down(m.up(x) * F.gelu(m.gate(x))))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.down(m.gate(x) * m.up(x)),
+        lambda m, x: m.down(F.silu(m.gate(x)) * F.silu(m.up(x))),
+        lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x + 1)),
+        lambda m, x: m.down(F.silu(m.gate(x)) + m.up(x)),
+        lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x)[:, :1]),
+        lambda m, x: F.silu(m.gate(x)) * m.up(x),
+    ],
+)
+def test_other_products_of_products_are_no_gates(forward: Forward) -> None:
+    assert "gated_rows_rows" not in lowered(forward)
+
+
+# --- norms ---
+
+
+def test_post_norm() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.norm(x + m.q(x))
+        return m.norm(m.k(y) + y)
+
+    found = lowered(forward)
+    assert found == {"quantize_rows": 1, "linear_rows_norm": 2}
+
+
+def test_pre_norm_reads_the_sum_again() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        total = x + m.q(m.norm(x))
+        return total + m.k(m.norm(total))
+
+    assert lowered(forward) == {"norm_rows": 1, "linear_rows_norm": 1, "linear_rows": 1}
+
+
+def test_a_sum_that_is_read_before_its_norm() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        total = x + m.q(x)
+        early = total * 2
+        return m.norm(total) + early
+
+    assert lowered(forward) == {"quantize_rows": 1, "linear_rows_norm": 1}
+
+
+def test_norms_without_a_residual_or_a_product() -> None:
+    assert lowered(lambda m, x: m.norm(m.q(x))) == {"quantize_rows": 1, "linear_rows_norm": 1}
+    assert lowered(lambda m, x: m.q(m.norm(x + x.flip(0)))) == {"norm_rows": 1, "linear_rows": 1}
+
+
+@pytest.mark.parametrize("spelled", [True, False])
+def test_rms_norms(spelled: bool) -> None:
+    def forward(m: Any, x: Any) -> Any:
+        total = x + m.q(x)
+        return rms(total, m.rms) if spelled else F.rms_norm(total, (32,), m.rms)
+
+    assert lowered(forward) == {"quantize_rows": 1, "linear_rows_norm": 1}
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.q(rms(x, m.rms, dim=1)),
+        lambda m, x: m.q(rms(x, m.rms, dim=(1, 2))),
+        lambda m, x: m.q(m.rms * (x * torch.rsqrt(x.pow(3).mean(-1, keepdim=True).abs() + 1))),
+        lambda m, x: m.q(m.rms * (x * torch.rsqrt((x + 1).pow(2).mean(-1, keepdim=True) + 1))),
+        lambda m, x: m.q(rms(x, x.mean((0, 1)))),
+        lambda m, x: m.q(F.layer_norm(x, (5, 32))),
+        lambda m, x: m.q(F.layer_norm(x, (32,), x.mean((0, 1)), m.rms)),
+        lambda m, x: m.q(F.layer_norm(x.double(), (32,)).float()),
+    ],
+)
+def test_other_norms_stay(forward: Forward) -> None:
+    assert "norm_rows" not in lowered(forward)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.norm(x[:, :1] + m.q(x)),
+        lambda m, x: m.norm(torch.add(x, m.q(x), alpha=2)),
+        lambda m, x: m.norm(F.gelu(m.q(x)) + x),
+    ],
+)
+def test_other_sums_do_not_enter_a_norm(forward: Forward) -> None:
+    found = lowered(forward)
+    assert "linear_rows_norm" not in found
+    assert found["norm_rows"] == 1
+
+
+def test_dropout_stays_where_it_drops() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return m.norm(x + m.dropout(m.q(x)))
+
+    assert "linear_rows_norm" in lowered(forward)
+    assert "linear_rows_norm" not in lowered(forward, train=True)
+
+
+# --- attention ---
+
+
+def sdpa(m: Any, x: Any, mask: Any = None, **more: Any) -> Any:
+    q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+    return m.q(joined(F.scaled_dot_product_attention(q, k, v, mask, **more)))
+
+
+def eager(m: Any, x: Any, mask: Any = None, scale: float = 0.25) -> Any:
+    q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+    scores = q @ k.transpose(-1, -2) * scale
+    scores = scores if mask is None else scores + mask
+    return m.q(joined(scores.softmax(-1) @ v))
+
+
+ATTENTION = {"quantize_rows": 1, "linear_rows": 2, "attention_rows": 1}
+X = torch.randn(2, 5, 32)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        sdpa,
+        eager,
+        lambda m, x: sdpa(m, x, is_causal=True),
+        lambda m, x: sdpa(m, x, scale=0.5),
+        lambda m, x: m.q(
+            joined(
+                (heads(m.q(x)) @ heads(m.k(x)).transpose(2, 3) / math.sqrt(16)).softmax(3)
+                @ heads(m.v(x))
+            )
+        ),
+    ],
+)
+def test_attention_fuses(forward: Forward) -> None:
+    assert lowered(forward, X) == ATTENTION
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 5), (1, 1, 5, 5), (2, 2, 5, 5), (5, 5), (2, 5, 5)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_masks_fuse(shape: tuple[int, ...], kind: torch.dtype) -> None:
+    mask = torch.rand(shape) > 0.3 if kind is torch.bool else torch.randn(shape)
+    mask[..., 0] = 1
+    assert lowered(sdpa, X, mask) == ATTENTION
+    if kind is torch.float32:
+        assert lowered(eager, X, mask) == ATTENTION
+
+
+def test_heads_that_are_repeated_for_groups_are_read_once() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+        k, v = (t[:, :1][:, :, None].expand(-1, -1, 2, -1, -1).reshape(t.shape) for t in (k, v))
+        return m.q(joined(F.scaled_dot_product_attention(q, k, v)))
+
+    assert lowered(forward, X) == ATTENTION
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: sdpa(m, x, dropout_p=0.5),
+        lambda m, x: joined(
+            F.scaled_dot_product_attention(*(heads(p(x).double()) for p in (m.q, m.k, m.v)))
+        ),
+        lambda m, x: joined(
+            (heads(m.q(x)) @ heads(m.k(x)).transpose(2, 3)).softmax(2) @ heads(m.v(x))
+        ),
+        lambda m, x: joined(
+            (heads(m.q(x)) @ heads(m.k(x)).transpose(2, 3) * x.mean()).softmax(3) @ heads(m.v(x))
+        ),
+    ],
+)
+def test_other_attentions_stay(forward: Forward) -> None:
+    found = lowered(forward, X)
+    assert "attention" not in found
+    assert "attention_rows" not in found
+
+
+def test_scores_that_are_returned_are_computed() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        shares = (heads(m.q(x)) @ heads(m.k(x)).transpose(2, 3)).softmax(-1)
+        return joined(shares @ heads(m.v(x))), shares
+
+    assert "attention" not in lowered(forward, X)
+
+
+def test_an_attention_that_is_read_otherwise_too_is_not_quantized_alone() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+        out = joined(F.scaled_dot_product_attention(q, k, v))
+        return m.q(out), out
+
+    assert lowered(forward, X) == {"quantize_rows": 2, "linear_rows": 2, "attention": 1}
+
+
+def test_tokens_joined_otherwise_are_no_rows() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        q, k, v = (heads(part(x)) for part in (m.q, m.k, m.v))
+        out = F.scaled_dot_product_attention(q, k, v)
+        return m.q(out.reshape(x.shape))  # heads before tokens
+
+    assert "attention_rows" not in lowered(forward, X)

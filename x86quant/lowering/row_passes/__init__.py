@@ -1,0 +1,39 @@
+"""The passes that gather what a transformer does between its products into ops on row codes.
+
+They run on exported graphs: aten ops, our ``linear_dynamic``, and ``meta["val"]`` of every node,
+which tells type and sizes. What they do not recognise stays the op it was.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from x86quant.lowering.passes import fuse_activation
+from x86quant.lowering.row_passes import (
+    drop_identities,
+    fuse_gates,
+    fuse_norms,
+    join_products,
+    quantize_attention,
+    quantize_products,
+    recognise_attention,
+    recognise_eager_attention,
+    recognise_norms,
+    share_row_codes,
+)
+
+#: Each pass relies on those above it.
+ROW_PASSES: tuple[ModuleType, ...] = (
+    drop_identities,
+    recognise_norms,
+    recognise_eager_attention,
+    recognise_attention,
+    drop_identities,
+    fuse_activation,
+    share_row_codes,
+    fuse_gates,
+    fuse_norms,
+    quantize_products,
+    quantize_attention,
+    join_products,
+)

@@ -1,0 +1,229 @@
+"""From a model with dynamic int8 layers to one whose blocks run as fused graphs of them.
+
+The outermost modules that torch.export can follow are traced with their int8 layers in them. A
+graph is proved with the rounding of rows left out of both sides, where equal computations give
+equal results; then passes fuse it, and its int8 results are compared with those of the layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, is_known_hook
+from x86quant.compiled.structure import CallForm, take_apart
+from x86quant.dynamic.layers import DynamicLinear
+from x86quant.errors import UnsupportedError
+from x86quant.lowering.graph_tools import is_op
+from x86quant.lowering.lower import FloatNode, computes_in_float
+from x86quant.lowering.lower_rows import lower_rows
+from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.quantization.batches import Call
+from x86quant.quantization.exported import ops_from_export
+from x86quant.quantization.harm import sqnr_between
+from x86quant.quantization.proof import Observed, observe, prove, run, variants
+from x86quant.quantization.running import hooks_set_aside
+from x86quant.quantization.state import state_kept
+from x86quant.quantization.tracing import Traced
+from x86quant.quantization.wording import first_line, listed
+
+_log = logging.getLogger("x86quant.quantization")
+
+#: Tracing takes seconds; fewer weights than these are not worth it unless it is asked for.
+ENOUGH_WEIGHTS = 1 << 22
+#: A model is called with and without a mask, say; of more forms each would cost as much again.
+_MOST_FORMS = 3
+#: Parts are proved on so many calls of the whole.
+_CALLS_OF_PARTS = 6
+#: What fusing may cost against the layers one by one, in dB.
+_ALLOWED_LOSS = 3.0
+#: Ops that show that fusing gained something.
+_FUSED = (
+    "attention",
+    "attention_rows",
+    "gated_rows_rows",
+    "linear_rows_norm",
+    "linear_rows_rows",
+    "norm_rows",
+)
+
+
+def weights_of(module: nn.Module) -> int:
+    """How many int8 weights the dynamic layers in ``module`` have."""
+    return sum(m.int8_weight.numel() for m in module.modules() if isinstance(m, DynamicLinear))
+
+
+def with_block_graphs(model: nn.Module, sample: Sequence[Call]) -> tuple[str, ...]:
+    """Give the outermost modules of ``model`` that can have them graphs; returns notes on it.
+
+    Args:
+        model: a model with dynamic int8 layers; it is changed.
+        sample: calls of it, on which graphs are proved, at other sizes too.
+    """
+    calls = variants(sample)
+    search = _BlockSearch(model, calls)
+    with state_kept(model), rows_left_float():
+        seen = observe(model, [""], calls)[""]
+    search.try_module("", seen)
+    if not search.found:
+        return ()
+    for module in model.modules():
+        if isinstance(module, DynamicLinear):
+            module.pack_again()  # what ran it so far; most calls will not need it again
+    names = listed([path or "the whole model" for path in search.found])
+    return (f"blocks run as fused graphs: {names}",)
+
+
+class _BlockSearch:
+    """Goes from the whole model to what is in it, wherever no graph can be had."""
+
+    def __init__(self, model: nn.Module, calls: Sequence[Call]) -> None:
+        self._model, self._calls = model, calls
+        self._refused: set[type] = set()
+        self.found: list[str] = []
+
+    def try_module(self, path: str, seen: Sequence[Observed]) -> None:
+        """Give the module at ``path`` graphs, or else modules in it."""
+        module = self._model.get_submodule(path)
+        if not seen or not self._is_worth(path):
+            return
+        if type(module) not in self._refused:
+            try:
+                with state_kept(module), hooks_set_aside(module):
+                    graphs = _graphs(module, seen)
+            except UnsupportedError as error:
+                _log.info("%s has no graph: %s", path or "the model", error)
+                self._refused.add(type(module))  # others of its class cost as long to refuse
+            else:
+                BlockGraphs(module, graphs).attach()
+                self.found.append(path)
+                return
+        inner = [name for name in _next(module, path) if self._is_worth(name)]
+        if not inner:
+            return
+        # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
+        with state_kept(self._model), rows_left_float():
+            inside = observe(self._model, inner, self._calls[:_CALLS_OF_PARTS])
+        for name in inner:
+            self.try_module(name, inside[name])
+
+    def _is_worth(self, path: str) -> bool:
+        """Whether the module at ``path`` holds what could be fused."""
+        layers = self._model.get_submodule(path).modules()
+        return sum(isinstance(m, DynamicLinear) for m in layers) > 1
+
+
+def _next(module: nn.Module, path: str) -> Iterator[str]:
+    """The nearest modules in ``module`` that have a forward, by path."""
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _next(child, inner)
+        else:
+            yield inner
+
+
+def _graphs(module: nn.Module, seen: Sequence[Observed]) -> list[BlockGraph]:
+    """Graphs of ``module``, one for each form that it is called in.
+
+    Raises:
+        UnsupportedError: not even the first form has one; says why.
+    """
+    if "forward" in vars(module):
+        raise UnsupportedError("its forward was replaced on the object")
+    for name, inner in module.named_modules():
+        hooks = (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values())
+        if inner is not module and not all(map(is_known_hook, hooks)):
+            raise UnsupportedError(f"{name} has hooks")
+    found: list[BlockGraph] = []
+    tried: list[CallForm] = []
+    for one in seen:
+        known = any(f.tensors(one.call.args, one.call.kwargs) is not None for f in tried)
+        if known or len(tried) == _MOST_FORMS:
+            continue
+        try:
+            form, leaves = CallForm.of(module, one.call.args, one.call.kwargs)
+            tried.append(form)
+            found.append(_graph(module, form, leaves, seen))
+        except (UnsupportedError, TypeError) as error:
+            if not found:
+                raise UnsupportedError(first_line(error)) from error
+            _log.info("one form of its calls has no graph: %s", first_line(error))
+    return found
+
+
+def _graph(
+    module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
+) -> BlockGraph:
+    mine = [o for o in seen if form.tensors(o.call.args, o.call.kwargs) is not None]
+    take_apart(mine[0].result)  # before the seconds that tracing takes
+    exported = ops_from_export(module, form, leaves)
+    traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
+    with rows_left_float():
+        traced = prove(module, traced, mine)
+    lowered, reports = lower_rows(exported.graph_module)
+    if not any(is_op(node, *_FUSED) for node in lowered.graph.nodes):
+        raise UnsupportedError("there is nothing to fuse in it")
+    float_nodes = [FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)]
+    compiled = CompiledModule(lowered, reports, tuple(float_nodes))
+    graph = BlockGraph(compiled, form, traced.results, traced.guard)
+    _check_noise(module, graph, mine)
+    return graph
+
+
+def _check_noise(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed]) -> None:
+    """Raise UnsupportedError if ``graph`` is clearly noisier than the layers one by one."""
+    exact: list[torch.Tensor] = []
+    layers: list[torch.Tensor] = []
+    fused: list[torch.Tensor] = []
+    for one in seen:
+        tensors = graph.tensors(one.call.args, one.call.kwargs)
+        if tensors is None:
+            continue
+        exact += _floats(one.result)
+        layers += _floats(run(module, one.call))
+        fused += _floats(graph.results.fill(graph.compiled.run(tuple(tensors))))
+    if not exact:
+        return
+    before, after = sqnr_between(exact, layers), sqnr_between(exact, fused)
+    if not after >= before - _ALLOWED_LOSS:
+        raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")
+
+
+def _floats(result: Any) -> list[torch.Tensor]:
+    return [torch.nan_to_num(x) for x in take_apart(result)[1] if x.is_floating_point()]
+
+
+class _RowsLeftFloat(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes dynamic linears without rounding their inputs."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.ops.x86quant.linear_dynamic.default:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("x", "weight", "weight_scale", "bias", "activation"), args, strict=False))
+        given.update(kwargs or {})
+        weight = given["weight"].float() * given["weight_scale"][:, None]
+        out = F.linear(given["x"], weight, given.get("bias"))
+        activation = given.get("activation")
+        return out if activation is None else ACTIVATIONS[activation](out)
+
+
+@contextlib.contextmanager
+def rows_left_float() -> Iterator[None]:
+    """A block in which dynamic linears multiply their int8 weights with float inputs.
+
+    What they compute is then continuous: two ways to the same values agree within rounding, where
+    otherwise an input that falls on the other side of a code's edge would change a result.
+    """
+    with _RowsLeftFloat():  # type: ignore[no-untyped-call]
+        yield
