@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import x86quant
+from x86quant.routing import in_force
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,7 +78,8 @@ def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     yield
     torch.backends.quantized.engine = engine
     x86quant.disable()
-    x86quant.use_rules("default")
+    in_force._tables.clear()
+    in_force._overrides.clear()
 
 
 @pytest.mark.filterwarnings("ignore::Warning")

@@ -58,7 +58,10 @@ def converted(
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if is_observer(module):
             scale, zero_point = qparams_of_observer(module)
-            values[node] = graph.call_function(rounded, (values[node.args[0]], scale, zero_point))
+            source_node = node.args[0]
+            arguments = (values[source_node], scale, zero_point)
+            name = f"{source_node.name}_int8"
+            values[node] = graph.create_node("call_function", rounded, arguments, name=name)
             continue
         values[node] = new = graph.node_copy(node, lambda one: values[one])
         if node.name not in observation.int8:
@@ -74,8 +77,7 @@ def converted(
             with graph.inserting_before(new):
                 codes = add_constant(constants, graph, f"{node.name}_codes", weight.codes)
                 scales = add_constant(constants, graph, f"{node.name}_scales", weight.scales)
-                arguments = (codes, scales, weight.axis)
-                known = graph.call_function(rounded_weight, arguments)
+                known = graph.call_function(rounded_weight, (codes, scales, weight.axis))
             new.replace_input_with(values[node.all_input_nodes[1]], known)
     root: dict[str, Any] = {**dict(constants.named_buffers()), **layers}
     for node in graph.nodes:
