@@ -30,6 +30,7 @@ from x86quant.dynamic.recurrent import (
     DynamicLSTMCell,
     DynamicRecurrent,
 )
+from x86quant.dynamic.table_batched import from_table_batched
 
 __all__ = [
     "RECURRENT",
@@ -50,6 +51,7 @@ __all__ = [
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "activation_name",
+    "from_table_batched",
     "is_linear",
     "is_recurrent",
     "to_dynamic",
