@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -371,3 +372,54 @@ def test_interactions_refuse_what_does_not_fit() -> None:
     with pytest.raises(InvalidInputError, match="takes float32"):
         torch.ops.x86quant.interact(torch.randn(2, 4), torch.randn(2, 3, 5))
     assert DotInteraction()(torch.randn(2, 4), torch.randn(2, 12)).shape == (2, 4 + 6)
+
+
+def test_interactions_have_gradients() -> None:
+    torch.manual_seed(0)
+    dense, rows = torch.randn(2, 3, requires_grad=True), torch.randn(2, 2, 3, requires_grad=True)
+    DotInteraction()(dense, rows).square().sum().backward()
+    x, y = (leaf.detach().clone().requires_grad_() for leaf in (dense, rows))
+    products = [x * y[:, 0], x * y[:, 1], y[:, 0] * y[:, 1]]
+    (x.square().sum() + sum(p.sum(1).square().sum() for p in products)).backward()
+    assert torch.allclose(dense.grad, x.grad, atol=1e-5)
+    assert torch.allclose(rows.grad, y.grad, atol=1e-5)
+
+
+# ------------------------------------------------------------------------- torchrec's tables
+
+
+@pytest.mark.parametrize("kind", ["INT8", "INT4", "INT2"])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_the_state_of_table_batched_modules(kind: str, pooling: str, tmp_path: Path) -> None:
+    home = "fbgemm_gpu.split_table_batched_embeddings_ops_inference"
+    inference = importlib.import_module(home)
+    types = importlib.import_module("fbgemm_gpu.split_embedding_configs").SparseType
+    common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    specs = [(f"t{i}", rows, size, types[kind], common.EmbeddingLocation.HOST)
+             for i, (rows, size) in enumerate(((50, 8), (30, 16)))]  # fmt: skip
+    module = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
+        specs, device="cpu", output_dtype=types.FP32, feature_table_map=[0, 1, 0],
+        pooling_mode=common.PoolingMode[pooling],
+    )  # fmt: skip
+    module.fill_random_weights()
+    torch.manual_seed(0)
+    for rows, _ in module.split_embedding_weights(split_scale_shifts=False):
+        rows[:, :4] = torch.randn(len(rows), 2).half().view(torch.uint8)  # scale and bias
+    ours = x86quant.from_table_batched(module)
+    bags = 6
+    counts = torch.randint(0, 4, (3 * bags,))
+    offsets = F.pad(torch.cumsum(counts, 0), (1, 0)).int()
+    indices = torch.randint(0, 30, (int(offsets[-1]),)).int()
+    want = module(indices, offsets)
+    starts = [offsets[bags * i : bags * (i + 1) + 1] for i in range(3)]
+    got = ours([indices[int(x[0]) : int(x[-1])] for x in starts], [x[:-1] - x[0] for x in starts])
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert ours.tables[0] is ours.tables[2]
+    with pytest.raises(InvalidInputError, match="the table t1: index 30 at position 0 is not in"):
+        ours(torch.full((3, 1, 1), 30))
+    path = tmp_path / "tables.x86q"
+    x86quant.save(nn.Sequential(ours.tables[1]).eval(), path)
+    again = x86quant.load(path)
+    some = torch.tensor([[1, 2], [29, 0]])
+    assert torch.equal(again(some), ours.tables[1](some))
+    assert ours.tables[1].half()(some).dtype == torch.float16

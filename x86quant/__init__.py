@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         WeightOnlyEmbedding,
         WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
+        from_table_batched,
         to_dynamic,
     )
     from x86quant.errors import (
@@ -106,6 +107,7 @@ _HOME = {
         "EmbeddingBags",
         "RowwiseEmbedding",
         "WeightOnlyEmbedding",
+        "from_table_batched",
         "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
         "to_dynamic",
@@ -196,6 +198,7 @@ __all__ = [
     "enable",
     "explain",
     "explain_pack",
+    "from_table_batched",
     "get_backend_config",
     "get_default_dynamic_qconfig_mapping",
     "get_default_qat_qconfig_mapping",

@@ -257,6 +257,9 @@ def _bag(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
         include_last_offset=last,
         name=_text(values["name"]),
         bits=typed(int, values["bits"], "the bits of a table"),
+        half_scale=typed(bool, values["half_scale"], "half_scale of a table"),
+        scale_first=typed(bool, values["scale_first"], "scale_first of a table"),
+        embedding_dim=typed(int, values["embedding_dim"], "the size of a row"),
     )
     return module
 
@@ -332,7 +335,18 @@ _INT8: dict[type[nn.Module], tuple[Kind, Callable[..., nn.Module]]] = {
     WeightOnlyEmbedding: (Kind(("name",)), _int8_embedding),
     RowwiseEmbedding: (Kind(("bits", "name")), _rowwise),
     WeightOnlyEmbeddingBag: (
-        Kind(("mode", "padding_idx", "include_last_offset", "name", "bits")),
+        Kind(
+            (
+                "mode",
+                "padding_idx",
+                "include_last_offset",
+                "name",
+                "bits",
+                "half_scale",
+                "scale_first",
+                "embedding_dim",
+            )
+        ),
         _bag,
     ),
     DynamicMultiheadAttention: (Kind(("num_heads", "batch_first")), _attention),

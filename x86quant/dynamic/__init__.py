@@ -31,6 +31,7 @@ from x86quant.dynamic.recurrent import (
     DynamicLSTMCell,
     DynamicRecurrent,
 )
+from x86quant.dynamic.table_batched import from_table_batched
 from x86quant.dynamic.transformers_config import note_in_config
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "activation_name",
+    "from_table_batched",
     "fuse_activations",
     "is_linear",
     "is_recurrent",

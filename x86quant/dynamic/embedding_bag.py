@@ -16,7 +16,7 @@ from torch import nn
 from x86quant.dynamic.layers import carry_attributes, is_plain
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
-from x86quant.ops.embedding import MODES, TableFormat
+from x86quant.ops.embedding import MODES, TableFormat, interact
 from x86quant.ops.float_type import Int8Module
 from x86quant.packing.linear_dynamic import extension_loads
 
@@ -60,10 +60,11 @@ class QuantizedTable(Int8Module):
     def __init__(self, rows: torch.Tensor, form: TableFormat, name: str = "") -> None:
         super().__init__()
         width = form.code_bytes + form.scale_bytes
-        if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] != width:
+        # Rows may be padded: those of table-batched modules are, for other devices.
+        if rows.dtype != torch.uint8 or rows.dim() != 2 or rows.shape[1] < width:
             raise InvalidInputError(
                 f"the rows of a table of {form.dim} values in {form.bits} bits must be uint8 "
-                f"[embeddings, {width}], got {rows.dtype} {tuple(rows.shape)}"
+                f"[embeddings, {width} or more], got {rows.dtype} {tuple(rows.shape)}"
             )
         self.register_buffer("rows", rows)
         self.form, self.name = form, name
@@ -144,10 +145,20 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
         padding_idx: int | None = None,
         include_last_offset: bool = False,
         name: str = "",
+        half_scale: bool | None = None,
+        scale_first: bool = False,
+        embedding_dim: int | None = None,
     ) -> None:
+        """A table out of its rows.
+
+        Without more said they are as the stock operators make them. Otherwise ``half_scale`` says
+        that scale and bias are float16, ``scale_first`` that they are in front, and
+        ``embedding_dim`` how many values a row has.
+        """
         if mode not in MODES:
             raise InvalidInputError(f"mode must be sum, mean or max, not {mode!r}")
-        super().__init__(rows, _format(rows, bits, mode, padding_idx), name)
+        form = _format(rows, bits, mode, padding_idx, half_scale, scale_first, embedding_dim)
+        super().__init__(rows, form, name)
         self.include_last_offset = include_last_offset
 
     @classmethod
@@ -166,6 +177,16 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
         )
         carry_attributes(bag, found)
         return found.train(bag.training)
+
+    @property
+    def half_scale(self) -> bool:
+        """Whether scale and bias are float16."""
+        return self.form.half
+
+    @property
+    def scale_first(self) -> bool:
+        """Whether they are in front of the codes."""
+        return self.form.front
 
     @property
     def mode(self) -> str:
@@ -296,19 +317,33 @@ class DotInteraction(nn.Module):
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """One row for each sample."""
         vectors = rows.reshape(dense.shape[0], -1, dense.shape[1])
+        learns = any(isinstance(x, torch.Tensor) and x.requires_grad for x in (dense, rows))
+        if learns and torch.is_grad_enabled():
+            return interact(dense, vectors)  # the operator has no gradient
         out: torch.Tensor = torch.ops.x86quant.interact.default(dense, vectors)
         return out
 
 
-def _format(rows: torch.Tensor, bits: int, mode: str, padding: int | None) -> TableFormat:
-    """The format of rows as the stock operators make them: their size says that of the values."""
-    half = bits != 8
-    if bits not in _PREPACK or rows.dim() != 2 or rows.shape[1] <= (4 if half else 8):
+def _format(
+    rows: torch.Tensor,
+    bits: int,
+    mode: str,
+    padding: int | None,
+    half: bool | None = None,
+    front: bool = False,
+    dim: int | None = None,
+) -> TableFormat:
+    """The format of rows; where nothing else is said, as the stock operators make them."""
+    half = bits != 8 if half is None else half
+    scale_bytes = 4 if half else 8
+    if bits not in _PREPACK or rows.dim() != 2 or rows.shape[1] <= scale_bytes:
         raise InvalidInputError(
             f"rows in {bits} bits must be uint8 [embeddings, bytes], got {tuple(rows.shape)}"
         )
-    dim = (rows.shape[1] - (4 if half else 8)) * 8 // bits
-    return TableFormat(dim, bits, half, False, mode, -1 if padding is None else padding)
+    dim = (rows.shape[1] - scale_bytes) * 8 // bits if dim is None else dim
+    if dim < 1:
+        raise InvalidInputError(f"rows must have at least one value, not {dim}")
+    return TableFormat(dim, bits, half, front, mode, -1 if padding is None else padding)
 
 
 def _listed(given: Any, count: int) -> list[torch.Tensor]:
