@@ -68,6 +68,8 @@ struct Vec256 {
   static F to_float(I v) { return _mm256_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm256_cvtps_epi32(v); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
@@ -99,6 +101,8 @@ struct Vec256 {
       v[0] = _mm256_permute2f128_ps(a, b, 0x20), v[1] = _mm256_permute2f128_ps(a, b, 0x31);
     }
   }
+  // 2^n for n from -126 to 127, 0 for -127.
+  static F power_of_two(I n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, set32(127)), 23)); }
   static I sub32(I a, I b) { return _mm256_sub_epi32(a, b); }
   static I mul32(I a, I b) { return _mm256_mullo_epi32(a, b); }
   static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
@@ -220,6 +224,7 @@ struct Vec256 {
     const float* f = static_cast<const float*>(p);
     return count >= 8 ? _mm256_loadu_ps(f) : _mm256_maskload_ps(f, first_lanes(count));
   }
+  static F first_floats(F v, int64_t count) { return _mm256_and_ps(v, _mm256_castsi256_ps(first_lanes(count))); }
   static void store_floats(void* p, F v, int64_t count) {
     float* f = static_cast<float*>(p);
     if (count >= 8) _mm256_storeu_ps(f, v);

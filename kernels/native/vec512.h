@@ -70,6 +70,8 @@ struct Vec512 {
   static F to_float(I v) { return _mm512_cvtepi32_ps(v); }
   static I to_int(F v) { return _mm512_cvtps_epi32(v); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
@@ -93,6 +95,8 @@ struct Vec512 {
       v[0] = _mm512_permutex2var_ps(a, low, b), v[1] = _mm512_permutex2var_ps(a, high, b);
     }
   }
+  // 2^n for n from -126 to 127, 0 for -127.
+  static F power_of_two(I n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, set32(127)), 23)); }
   static I sub32(I a, I b) { return _mm512_sub_epi32(a, b); }
   static I mul32(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static I add32(I a, I b) { return _mm512_add_epi32(a, b); }
@@ -222,6 +226,10 @@ struct Vec512 {
   // Up to kLanes floats; the rest is 0.
   static F load_floats(const void* p, int64_t count) {
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), p);
+  }
+  // v in the first `count` lanes, else 0.
+  static F first_floats(F v, int64_t count) {
+    return _mm512_maskz_mov_ps(static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), v);
   }
   static void store_floats(void* p, F v, int64_t count) {
     _mm512_mask_storeu_ps(p, static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), v);
