@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from x86quant.explaining.int8_proof import ComputeReport, assert_int8, compute_ops
     from x86quant.explaining.rerouting import reroute
     from x86quant.hardware.cpu import Cpu, cpu
+    from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.profiling import Profile, profile
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
     from x86quant.reporting import report
@@ -140,6 +141,8 @@ _HOME = {
     "stock.hook": ("disable", "enable", "is_enabled"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+#: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
+_EXTRAS = {"X86QuantConfig": "huggingface"}
 
 __all__ = [
     "ArtifactError",
@@ -204,12 +207,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    home = _MODULE_OF.get(name) or _EXTRAS.get(name)
+    if home is None:
         raise AttributeError(f"module 'x86quant' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"x86quant.{_MODULE_OF[name]}"), name)
+    value = getattr(importlib.import_module(f"x86quant.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_EXTRAS})

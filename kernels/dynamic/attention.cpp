@@ -58,8 +58,7 @@ at::Tensor native_attention(const at::Tensor& q, const at::Tensor& k, const at::
   op.out = out.mutable_data_ptr<float>();
   const int64_t products = 2 * op.batch * op.heads * op.queries * op.keys * op.size;
   op.threads = runtime::useful_threads(products / kProductsEach);
-  const int status = xq_attention_check(&op);
-  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+  succeed(xq_attention_check(&op));
   runtime::split(xq_attention_items(&op), op.threads, [&](int64_t begin, int64_t end) {
     const runtime::Scratch mine(xq_attention_scratch(&op));
     xq_attention_run(&op, begin, end, mine.data());

@@ -33,8 +33,7 @@ const float* floats_of(const std::optional<at::Tensor>& t) { return t ? t->const
 void run(xq_rows& op, int64_t in_features) {
   const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
   op.threads = runtime::useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
-  const int status = xq_rows_check(&op);
-  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+  succeed(xq_rows_check(&op));
   const runtime::Scratch shared(xq_rows_shared(&op));
   for (int phase = 0; phase < 2; ++phase)
     runtime::split(xq_rows_items(&op, phase), op.threads, [&](int64_t begin, int64_t end) {
@@ -140,9 +139,8 @@ class RowLinear final : public torch::CustomClassHolder {
     Buffer packed(size);
     const at::Tensor w = weight.contiguous(), s = scale.contiguous();
     const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
-    const int status = xq_linear_pack(&linear, isa_, w.const_data_ptr<int8_t>(), s.const_data_ptr<float>(),
-                                      bias ? b.const_data_ptr<float>() : nullptr, packed.data());
-    TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+    succeed(xq_linear_pack(&linear, isa_, w.const_data_ptr<int8_t>(), s.const_data_ptr<float>(),
+                                      bias ? b.const_data_ptr<float>() : nullptr, packed.data()));
     return packed;
   }
 

@@ -19,6 +19,7 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError
@@ -189,6 +190,7 @@ class _Tree:
         self._give_tensors(found)
         for module in model.modules():
             leave_fast_path(module)
+        note_in_config(model)
         return model.requires_grad_(False).eval()
 
     def _put(

@@ -2,6 +2,7 @@
 
 from x86quant.dynamic.convert import (
     activation_name,
+    fuse_activations,
     is_linear,
     is_recurrent,
     to_dynamic,
@@ -24,6 +25,7 @@ from x86quant.dynamic.recurrent import (
     DynamicLSTMCell,
     DynamicRecurrent,
 )
+from x86quant.dynamic.transformers_config import note_in_config
 
 __all__ = [
     "RECURRENT",
@@ -40,8 +42,10 @@ __all__ = [
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "activation_name",
+    "fuse_activations",
     "is_linear",
     "is_recurrent",
+    "note_in_config",
     "to_dynamic",
     "why_float",
 ]

@@ -20,6 +20,7 @@ from x86quant.dynamic.layers import (
     is_conv1d,
 )
 from x86quant.dynamic.recurrent import RECURRENT
+from x86quant.dynamic.transformers_config import note_in_config
 
 #: Activation modules that a linear before them can absorb, by qualified name, so that those of
 #: other packages need no import.
@@ -106,11 +107,17 @@ def to_dynamic(
         return done[module]
 
     model = convert("", model)
+    fuse_activations(model)
+    note_in_config(model)
+    return model
+
+
+def fuse_activations(model: nn.Module) -> None:
+    """Fuse activations into the int8 linears of ``model`` right before them, in place."""
     users = _times_used(model)
     for module in model.modules():
         _fuse_children(module, users)
         leave_fast_path(module)
-    return model
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.quantization.sentences import takes_sentences, tokenized
 from x86quant.terminal.counted import counted
 
 #: Names of optional arguments that are targets.
@@ -133,6 +134,8 @@ def _calls(data: Data, model: nn.Module, example_inputs: Sequence[Any] | None) -
             "calibration must be a tensor, a DataLoader or an iterable of batches, "
             f"not {type(data).__name__}"
         )
+    if takes_sentences(model):
+        data = tokenized(data, model)
     return _checked(data, _Signature.of(model, example_inputs))
 
 

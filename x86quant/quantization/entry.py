@@ -9,6 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from x86quant.errors import InvalidInputError
+from x86quant.observing.activations import ObserverName
+from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
@@ -17,7 +19,6 @@ from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
 from x86quant.quantization.wording import alone
-from x86quant.stock.observers import ObserverName, WeightObserverName
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -26,7 +27,7 @@ _MAX_DROP = 0.01
 
 def quantize(
     model: nn.Module,
-    calibration: Data | None,
+    calibration: Data | None = None,
     *,
     mode: Mode = "auto",
     observer: ObserverName | Literal["auto"] = "auto",
@@ -51,8 +52,9 @@ def quantize(
         model: any float module on the CPU; it is not changed.
         calibration: typical inputs, without which static ranges cannot be chosen: a DataLoader or
             any iterable of batches, each a tensor, a tuple of inputs (targets behind them are left
-            out) or a mapping of keyword arguments; or one tensor of samples. It is read once, as a
-            stream. May be None for the modes "dynamic" and "weight_only".
+            out) or a mapping of keyword arguments; or one tensor of samples. For a model of
+            sentence-transformers, sentences, or pairs of them. It is read once, as a stream. May
+            be left out for the modes "dynamic" and "weight_only".
         mode: "static" calibrates ranges and runs the whole graph in int8; "dynamic" quantizes the
             inputs of linears token by token as they come; "weight_only" keeps arithmetic in float
             and weights in int8. "auto": transformers are dynamic, their convolutions and all other

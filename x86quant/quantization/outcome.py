@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from x86quant.compiled.structure import take_apart
+from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.quantization import speed
 from x86quant.quantization.batches import Call
@@ -137,6 +138,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         if not outcome.int8_layers:
             outcome = dataclasses.replace(outcome, sqnr_db=())
     model.requires_grad_(False)
+    note_in_config(model)
     result: Any = model.eval()
     result.quantization = outcome.summary()
     return result
