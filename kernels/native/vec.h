@@ -59,6 +59,8 @@ struct VecCommon {
   static F to_float(I v) { return XQ_MM(cvtepi32_ps)(v); }
   static I to_int(F v) { return XQ_MM(cvtps_epi32)(v); }
   static F fma(F a, F b, F c) { return XQ_MM(fmadd_ps)(a, b, c); }
+  static F add(F a, F b) { return XQ_MM(add_ps)(a, b); }
+  static F sub(F a, F b) { return XQ_MM(sub_ps)(a, b); }
   static F mul(F a, F b) { return XQ_MM(mul_ps)(a, b); }
   static F min(F a, F b) { return XQ_MM(min_ps)(a, b); }
   static F max(F a, F b) { return XQ_MM(max_ps)(a, b); }

@@ -32,6 +32,10 @@ struct Vec512 : VecCommon {
     return dot_wide(acc, a, w);
   }
 
+  // 2^n for n from -126 to 127, 0 for -127.
+  static F power_of_two(I n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+  }
   // Where a > b, x, else y; so y where a or b is NaN.
   static F if_greater(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
   static float total(F v) { return _mm512_reduce_add_ps(v); }
@@ -119,6 +123,10 @@ struct Vec512 : VecCommon {
   // Up to kLanes floats; the rest is 0.
   static F load_floats(const void* p, int64_t count) {
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), p);
+  }
+  // v in the first `count` lanes, else 0.
+  static F first_floats(F v, int64_t count) {
+    return _mm512_maskz_mov_ps(static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), v);
   }
   static void store_floats(void* p, F v, int64_t count) {
     _mm512_mask_storeu_ps(p, static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1), v);
