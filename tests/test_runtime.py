@@ -35,6 +35,7 @@ from x86quant.runtime import Plan, parts
 from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.native_forms import FORMS
+from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer
 from x86quant.runtime.plan_cache import plan_bytes
@@ -517,7 +518,7 @@ def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
 
 
 def test_a_handle_of_no_program_is_refused() -> None:
-    try_run = extension.try_run()
+    try_run = extension.direct().try_run
     program = torch.classes.x86quant.Program(0, 1)
     handle = program.handle()
     assert program.handle() == handle
@@ -533,10 +534,10 @@ def test_copies_move_whole_elements() -> None:
     program = torch.classes.x86quant.Program(0, 1)
     program.expect([3, 4, 5], [20, 5, 1], True)
     program.add_output([5, 3, 4], [12, 4, 1], True)
-    program.add("strided_copy", {
+    NativeStep("strided_copy", {
         "element_size": 4, "sizes": [5, 3, 4], "from": [1, 0], "from_strides": [4, 80, 20],
         "to": [2, 0], "to_strides": [48, 16, 4],
-    })  # fmt: skip
+    }).add_to(program)  # fmt: skip
     (copy,) = torch.ops.x86quant.run_program(program, [x])
     assert torch.equal(copy, x.permute(2, 0, 1))
 
@@ -557,7 +558,7 @@ _STEPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", _STEPS)
 def test_steps_take_their_fields(kind: str) -> None:
-    torch.classes.x86quant.Program(0, 1).add(kind, _STEPS[kind])
+    NativeStep(kind, _STEPS[kind]).add_to(torch.classes.x86quant.Program(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -586,7 +587,14 @@ def test_steps_take_their_fields(kind: str) -> None:
 def test_a_wrong_step_is_one_clear_error(kind: str, change: dict[str, Any], message: str) -> None:
     program = torch.classes.x86quant.Program(0, 1)
     with pytest.raises(ValueError, match=message):
-        program.add(kind, {**_STEPS.get(kind, {}), **change})
+        NativeStep(kind, {**_STEPS.get(kind, {}), **change}).add_to(program)
+
+
+@pytest.mark.parametrize("value", [object(), "1", (1, 2, 3), [1, 2.0, 3], [1 << 70, 1, 1], [None]])
+def test_a_field_of_no_type_is_refused(value: object) -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    with pytest.raises((TypeError, OverflowError)):
+        NativeStep("max_pool", {**_STEPS["max_pool"], "kernel": value}).add_to(program)
 
 
 def test_every_field_of_a_step_must_be_there() -> None:
@@ -595,7 +603,7 @@ def test_every_field_of_a_step_must_be_there() -> None:
         for name in fields:
             rest = {n: value for n, value in fields.items() if n != name}
             with pytest.raises(ValueError, match=f'"{kind}" .* "{name}" is missing'):
-                program.add(kind, rest)
+                NativeStep(kind, rest).add_to(program)
 
 
 def test_every_kind_of_step_is_made_by_some_form() -> None:

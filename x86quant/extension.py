@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -48,8 +47,7 @@ def load() -> None:
 
 
 @functools.cache
-def try_run() -> Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None]:
-    """What runs a program by its handle, past torch's dispatcher; None for other inputs."""
+def direct() -> Any:
+    """What is called past torch's dispatcher: ``try_run`` and ``Watch`` (see kernels/runtime)."""
     load()
-    function: Any = importlib.import_module("x86quant._C").try_run
-    return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], function)
+    return importlib.import_module("x86quant._C")

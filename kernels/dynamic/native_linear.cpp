@@ -20,10 +20,6 @@ constexpr int64_t kFloatsEach = 100'000;
 constexpr int64_t kCodeBytes = 8 << 20;
 constexpr int64_t kFewestRows = 512;
 
-void succeed(int status) {
-  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
-}
-
 }  // namespace
 
 NativeLinear::NativeLinear(const Description& d)

@@ -98,7 +98,6 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.class_<PackedConv>("PackedConv").def("bytes", &PackedConv::bytes);
   m.class_<Program>("Program")
       .def(torch::init<int64_t, int64_t>())
-      .def("add", &Program::add)
       .def("add_output", &Program::add_output)
       .def("expect", &Program::expect)
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })

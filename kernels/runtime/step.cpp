@@ -1,7 +1,5 @@
 #include "step.h"
 
-#include <map>
-
 namespace x86quant::runtime {
 namespace {
 
@@ -41,12 +39,12 @@ c10::IValue StepFields::get(const char* name) {
   const auto found = values_.find(name);
   if (found == values_.end()) refuse(name, "is missing");
   read_.insert(name);
-  return found->value();
+  return found->second;
 }
 
 void StepFields::finish() const {
   for (const auto& item : values_)
-    if (!read_.count(item.key())) refuse(item.key(), "is not one of this kind's");
+    if (!read_.count(item.first)) refuse(item.first, "is not one of this kind's");
 }
 
 Words StepFields::integers(const char* name) {

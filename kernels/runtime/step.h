@@ -5,10 +5,10 @@
 // or not read by the kind are refused, with the names of the kind and the field.
 #pragma once
 
-#include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -31,12 +31,12 @@ using Words = std::vector<int64_t>;
 // Of one step of a plan, by name.
 class StepFields {
  public:
-  using Values = c10::Dict<std::string, c10::IValue>;
+  using Values = std::map<std::string, c10::IValue>;
 
   StepFields(std::string kind, Values values) : kind_(std::move(kind)), values_(std::move(values)) {}
 
   const std::string& kind() const { return kind_; }
-  bool has(const char* name) const { return values_.contains(name); }
+  bool has(const char* name) const { return values_.count(name) > 0; }
 
   // A tensor of the plan: base, offset, n, d, h, w, c, and the strides of n, d, h and w in bytes. Base 0 is the
   // arena, then come the inputs, then the outputs.

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.graph_inputs import GraphInputs
-from x86quant.compiled.watch import Watch, track_all_writes
+from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
@@ -245,7 +245,7 @@ class _Runtime:
             )
             return cls(graph_module, lambda: True)
         track_all_writes(graph_module)
-        is_current = Watch(graph_module).holds  # before anything is read
+        is_current = watch(graph_module)  # before anything is read
         make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
         return cls(partition(graph_module, make, torch_nodes), is_current)
 

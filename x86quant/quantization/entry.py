@@ -9,6 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from x86quant.errors import InvalidInputError
+from x86quant.observing.activations import ObserverName
+from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
@@ -17,7 +19,6 @@ from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
 from x86quant.quantization.wording import alone
-from x86quant.stock.observers import ObserverName, WeightObserverName
 
 _log = logging.getLogger("x86quant.quantization")
 

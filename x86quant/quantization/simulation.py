@@ -27,7 +27,7 @@ def fake_weight(weight: torch.Tensor, observer: Any) -> torch.Tensor:
     observer(weight)
     scale, zero_point = observer.calculate_qparams()
     low, high = int(observer.quant_min), int(observer.quant_max)
-    if scale.numel() == 1 and not hasattr(observer, "ch_axis"):
+    if observer.ch_axis is None:
         return torch.fake_quantize_per_tensor_affine(
             weight, float(scale), int(zero_point), low, high
         )
@@ -40,9 +40,9 @@ def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
     """The layer that ``node`` calls, without what is fused behind it, with a rounded weight."""
     layer = copy.deepcopy(part.module(node))
     assert layer is not None
-    qconfig = part.prepared.get_submodule(str(node.target)).qconfig
+    observer = part.weight_observer(node, layer)
     with torch.no_grad():
-        layer.weight.copy_(fake_weight(layer.weight.detach(), qconfig.weight()))  # type: ignore
+        layer.weight.copy_(fake_weight(layer.weight.detach(), observer))  # type: ignore
     return layer
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from x86quant import extension
 from x86quant.errors import NoKernelError
 from x86quant.runtime import layout
 from x86quant.runtime.plan import Value
@@ -41,7 +42,8 @@ class NativeStep:
 
     def add_to(self, program: Any) -> None:
         """Append the step to ``program``; its buffers have their places by now."""
-        program.add(self.kind, {name: _plain(field) for name, field in self.fields.items()})
+        fields = {name: _plain(field) for name, field in self.fields.items()}
+        extension.direct().add_step(program.handle(), self.kind, fields)
 
 
 def _plain(field: Any) -> Any:
