@@ -7,6 +7,7 @@ what quantization put in is put in again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +20,14 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import has_hooks
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError
 from x86quant.quantization.state import HOOKS
 
-_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors"}
+_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs"}
 
 Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 
@@ -40,6 +43,7 @@ def write_tree(
     hooks: dict[str, int] = {}
     replaced: dict[nn.Module, list[str]] = {}
     state: dict[str, str] = {}
+    graphs: list[Any] = []
 
     def visit(path: str, module: nn.Module) -> None:
         if count := _hooks(module):
@@ -55,6 +59,8 @@ def write_tree(
                 f"{path or 'it'} is a {type(module).__name__}, which keeps more than tensors: "
                 "compile a stock-converted model as a whole (x86quant.compile) and save that"
             )
+        if (block := blocks_of(module)) is not None:
+            graphs.append([path, _written(block, tensors, write)])
         prefix = f"{path}." if path else ""
         for group in (module._parameters, module._buffers):
             for name, tensor in group.items():
@@ -73,6 +79,7 @@ def write_tree(
         "hooks": hooks,
         "replaced": [[paths, write(module, tensors)] for module, paths in replaced.items()],
         "tensors": state,
+        "graphs": graphs,
     }
 
 
@@ -80,6 +87,7 @@ def read_tree(
     content: dict[str, Any], tensors: TensorReader, read: Callable[[object], Content]
 ) -> Content:
     """What ``write_tree`` wrote; ``read`` reads the records in it."""
+    content = {"graphs": [], **content}  # older files have none
     check_keys("a tree", content, _ENTRIES)
     name = typed(str, content["class"], "class")
     classes = _texts(content["classes"], "classes")
@@ -104,8 +112,13 @@ def read_tree(
             if path in replaced or path in classes or not path:
                 raise ArtifactError(f"two modules have the path {path[:80]!r}")
             replaced[path] = inner
+    blocks: dict[str, list[BlockGraph]] = {}
+    for entry in typed(list, content["graphs"], "graphs"):
+        if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in classes:
+            raise ArtifactError("the graphs of a tree are of no module in it")
+        blocks[entry[0]] = [_block(read(x).build(None)) for x in typed(list, entry[1], "graphs")]
     config = content["config"]
-    tree = _Tree(name, classes, hooks, replaced, state, stored)
+    tree = _Tree(name, classes, hooks, replaced, state, stored, blocks)
 
     def build(skeleton: nn.Module | None) -> nn.Module:
         if skeleton is not None:
@@ -138,6 +151,27 @@ def _texts(value: object, what: str) -> dict[str, str]:
     return found
 
 
+def _written(block: BlockGraphs, tensors: TensorWriter, write: Write) -> list[Any]:
+    """The records of the graphs that have a form in a file; without the others layers run."""
+    found = []
+    for graph in map(guarded, block.graphs):
+        with contextlib.suppress(ArtifactError):
+            write(graph, TensorWriter())  # it leaves nothing behind where it fails
+            found.append(write(graph, tensors))
+    return found
+
+
+def _block(module: nn.Module) -> BlockGraph:
+    if not isinstance(module, GuardedModule) or not isinstance(module.compiled, CompiledModule):
+        raise ArtifactError("a graph of a module in a tree is none")
+    return BlockGraph(module.compiled, module.form, module.results, module.guard)
+
+
+def guarded(graph: BlockGraph) -> GuardedModule:
+    """``graph`` as what has a form in a file."""
+    return GuardedModule(graph.compiled, None, graph.form, graph.results, graph.guard, strict=True)
+
+
 def _copied(skeleton: nn.Module) -> nn.Module:
     """Its structure; tensors are shared until they are replaced."""
     if not isinstance(skeleton, nn.Module):
@@ -158,7 +192,9 @@ class _Tree:
         replaced: dict[str, Content],
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
+        blocks: dict[str, list[BlockGraph]],
     ) -> None:
+        self._blocks = blocks
         self._name, self._classes, self._hooks = name, classes, hooks
         self._replaced, self._state, self._stored = replaced, state, stored
 
@@ -189,7 +225,12 @@ class _Tree:
         self._give_tensors(found)
         for module in model.modules():
             leave_fast_path(module)
-        return model.requires_grad_(False).eval()
+            if blocks_of(module) is not None:  # of a model that was quantized before
+                del module.forward
+        model.requires_grad_(False).eval()
+        for path, graphs in self._blocks.items():
+            BlockGraphs(found[path], graphs).attach()
+        return model
 
     def _put(
         self, model: nn.Module, path: str, content: Content, made: dict[int, nn.Module]

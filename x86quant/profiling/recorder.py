@@ -19,6 +19,7 @@ from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import UNBOUNDED, Bounds, is_op, label, op_name
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.views import is_view
+from x86quant.ops._register import FASTER
 from x86quant.ops.dynamic import linear_dynamic
 from x86quant.packing.linear_dynamic import cached_pack
 from x86quant.routing.choice import Choice
@@ -308,8 +309,8 @@ def _packed_choice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | No
 
 def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
     """Op, kernel and reason of a node that is in no native segment."""
-    if is_op(node, "linear_dynamic", "linear_weight_only"):
-        return op_name(node), "native", "int8 weights packed for this CPU at the first run"
+    if is_op(node) and op_name(node) in FASTER:
+        return op_name(node), "native", "what its op needs is packed at the first run"
     if is_op(node):
         return op_name(node), PLAIN, "no native form of it here: it runs as plain torch"
     as_float = FloatNode.of(module, node)

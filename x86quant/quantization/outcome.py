@@ -144,7 +144,8 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     model.requires_grad_(False)
     result: Any = model.eval()
     if sample and _wants_graphs(outcome, result, settings):
-        for note in with_block_graphs(result, sample):
+        timed = settings.fuse_blocks == "auto"
+        for note in with_block_graphs(result, sample, timed=timed):
             outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result
@@ -155,7 +156,8 @@ def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> boo
     if not (outcome.prepared.scheme.dynamic and outcome.int8_layers):
         return False
     if settings.fuse_blocks == "auto":
-        return weights_of(model) >= ENOUGH_WEIGHTS
+        timed = settings.speed_check and speed.can_tell()
+        return timed and weights_of(model) >= ENOUGH_WEIGHTS
     return settings.fuse_blocks
 
 
