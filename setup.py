@@ -5,7 +5,32 @@ import sys
 from pathlib import Path
 
 from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
+
+#: What the compiled part is written for; pyproject.toml says the same.
+TORCH = "2.13"
+
+
+def need_torch() -> None:
+    """End with what to do where the torch that the build needs is not there."""
+    wanted = f'pip install torch=={TORCH}.0 "setuptools>=77" ninja'
+    then = "then install x86quant with --no-build-isolation"
+    try:
+        from torch import __version__ as version
+    except ImportError:
+        raise SystemExit(f"x86quant: this build needs torch {TORCH}: {wanted}; {then}") from None
+    if version.split(".")[:2] != TORCH.split("."):
+        raise SystemExit(
+            f"x86quant: this build needs torch {TORCH}, and finds {version}: {wanted}; {then}"
+        )
+
+
+need_torch()
+
+from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be there
+    BuildExtension,
+    CppExtension,
+    include_paths,
+)
 
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")

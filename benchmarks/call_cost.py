@@ -2,7 +2,8 @@
 
 python -m benchmarks.call_cost
 
-Times are CPU time of this process on one thread: other work on the machine disturbs them least.
+The first tables say where the time of a call goes: each line does less than the one above it. Warm
+times are CPU time of this process on one thread: other work on the machine disturbs them least.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.environment import print_environment
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 
-_ROUNDS, _CALLS = 15, 400
+_ROUNDS, _CALLS, _COLD_CALLS = 11, 200, 20
 
 
 class Block(nn.Module):
@@ -44,41 +45,66 @@ def compiled(model: nn.Module, x: torch.Tensor) -> CompiledModule:
     return x86quant.compile(convert_to_reference_fx(prepared), (x,))
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """CPU time of one call."""
+def warm(call: Callable[[], object]) -> float:
+    """Microseconds of CPU time of one call after others."""
     start = time.process_time()
     for _ in range(_CALLS):
         call()
     return (time.process_time() - start) / _CALLS * 1e6
 
 
+def cold(call: Callable[[], object], other: torch.Tensor) -> float:
+    """The same of one call after ``other``, larger than L2, has passed through the caches.
+
+    A network's weights and activations do that between two calls of a server.
+    """
+    other.sum()
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def stages(module: CompiledModule, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """From the whole call to its kernel: each does less than the one before."""
+    module(x)
+    runtime = module._runtime
+    assert runtime is not None
+    assert runtime.whole is not None
+    segment, handle = runtime.whole, runtime.whole.plans[-1].program.handle()
+    run = extension.direct().try_run
+    return {
+        "module(x)": lambda: module(x),
+        "module.forward(x)": lambda: module.forward(x),
+        "the segment again": lambda: segment.run_again((x,)),
+        "the program alone": lambda: run(handle, (x,)),
+        "whether weights changed": runtime.is_current,
+        "an empty function": lambda: None,
+    }
+
+
+def print_stages(title: str, ways: dict[str, Callable[[], object]]) -> None:
+    """Interleaved: each round times every stage once."""
+    other = torch.zeros(4 << 20)  # 16 MB
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+    for _ in range(_ROUNDS):
+        for name, call in ways.items():
+            times[name][0].append(warm(call))
+            times[name][1].extend(cold(call, other) for _ in range(_COLD_CALLS))
+    print(f"\n{title + ', µs a call':<44} {'warm':>8} {'least':>8} {'cold':>8} {'least':>8}")
+    for name, found in times.items():
+        columns = [figure for each in found for figure in (statistics.median(each), min(each))]
+        print(f"{name:<44}" + "".join(f" {figure:8.2f}" for figure in columns))
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     torch.set_num_threads(1)
     print_environment()
     x = torch.randn(1, 3)
-    tiny = compiled(nn.Sequential(nn.Linear(3, 3)), x)
-    tiny(x)
-    whole = tiny.segments[0]
-    program, run = whole.plans[-1].program, extension.try_run()
-    handle = program.handle()
-    deep = compiled(nn.Sequential(nn.Conv2d(3, 8, 3), *(Block(8) for _ in range(49))),
-                    torch.randn(1, 3, 16, 16))  # fmt: skip
-    deep(torch.randn(1, 3, 16, 16))
-    assert deep._runtime is not None
-    ways: dict[str, Callable[[], object]] = {
-        "module(x)": lambda: tiny(x),
-        "module.forward(x)": lambda: tiny.forward(x),
-        "the program alone": lambda: run(handle, (x,)),
-        "whether weights changed, 100 layers": deep._runtime.is_current,
-        "an empty function": lambda: None,
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_ROUNDS):
-        for name, call in ways.items():
-            times[name].append(microseconds(call))
-    for name, found in times.items():
-        print(f"{name:<36} {statistics.median(found):7.2f} µs, least {min(found):7.2f}")
+    print_stages("one linear", stages(compiled(nn.Sequential(nn.Linear(3, 3)), x), x))
+    x = torch.randn(1, 3, 4, 4)
+    deep = compiled(nn.Sequential(nn.Conv2d(3, 8, 3), *(Block(8) for _ in range(49))), x)
+    print_stages("99 convolutions", stages(deep, x))
     steps = len(deep.segments[0].plans[-1].steps)
     new = []
     for size in range(17, 37):
@@ -86,7 +112,7 @@ def main() -> None:
         start = time.process_time()
         deep.segments[0].plan((x,))
         new.append((time.process_time() - start) * 1e3)
-    print(f"a new shape, {steps} steps: median {statistics.median(new):.1f} ms")
+    print(f"\na new shape, {steps} steps: median {statistics.median(new):.1f} ms")
 
 
 if __name__ == "__main__":

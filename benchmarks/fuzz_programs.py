@@ -1,6 +1,6 @@
 """Random programs of torch ops, quantized and compared with eager float.
 
-    python -m benchmarks.fuzz_programs --programs 1000 --seed 0
+    python -m benchmarks.fuzz_programs --seeds 0:1000 --record failures.jsonl
 
 A program is an ``nn.Module`` of 3 to 20 statements drawn from torch's functions, methods and
 modules: in-place ones, views, indexing and arithmetic on shapes among them. It is kept as source,
@@ -11,16 +11,19 @@ The answer is wrong if its structure, a shape or a dtype differs, if it is not f
 is, or if it is much further off than eager float with each op's result rounded to 8 bits (noise of
 that size, put in by a dispatch mode). It is compared on data that calibration did not see, also at
 another batch size. An exception that x86quant did not raise on purpose is a failure too. What fails
-is shrunk: statements go while the failure stays.
+is shrunk: statements go while the failure stays. ``--record`` gets a line of JSON for each failure.
+The last line counts, so that ranges of seeds that ran in several processes can be added up.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import copy
 import dataclasses
 import io
+import json
 import math
 import random
 import sys
@@ -28,6 +31,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -437,11 +441,17 @@ class _Rounding(TorchDispatchMode):
             return result
         for x in pytree.tree_leaves(result):
             if isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel():
-                step = float(x.max() - x.min()) / 255
-                if math.isfinite(step):
-                    noise = torch.rand(x.shape, generator=self.generator) - 0.5
-                    x.add_(noise, alpha=1.5 * step)
+                self.noised(x)
         return result
+
+    def noised(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` with noise of the size of its rounding."""
+        with torch.utils._python_dispatch._disable_current_modes():
+            step = float(x.max() - x.min()) / 255
+            if math.isfinite(step):
+                noise = torch.rand(x.shape, generator=self.generator) - 0.5
+                x.add_(noise, alpha=1.5 * step)
+        return x
 
 
 def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:
@@ -487,8 +497,8 @@ def wrong(model: nn.Module, actual: Any, expected: Any, inputs: Inputs) -> str |
 def _noisy(model: nn.Module, inputs: Inputs, index: int, seed: int) -> float:
     with torch.no_grad():
         exact = _tensors(model(*copy.deepcopy(inputs)))[0][index]
-        with _Rounding(seed):
-            noisy = _tensors(model(*copy.deepcopy(inputs)))[0][index]
+        with _Rounding(seed) as rounding:  # the inputs are rounded as well
+            noisy = _tensors(model(*(rounding.noised(x.clone()) for x in inputs)))[0][index]
     if noisy.shape != exact.shape:
         return -math.inf
     return sqnr(exact, noisy)
@@ -587,10 +597,12 @@ def write(seed: int) -> Program:
     return _Writer(seed).write()
 
 
-def run(programs: int, seed: int, through: str, shrink: bool = True) -> dict[str, list[Any]]:
-    """Try that many programs; failures come with their shrunk source, refusals with the reason."""
+def run(
+    seeds: range, through: str, shrink: bool = True, record: Path | None = None
+) -> dict[str, list[Any]]:
+    """Try these programs; failures come with their shrunk source, refusals with the reason."""
     found: dict[str, list[Any]] = {"failed": [], "refused": [], "passed": []}
-    for number in range(seed, seed + programs):
+    for number in seeds:
         program = write(number)
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -605,26 +617,46 @@ def run(programs: int, seed: int, through: str, shrink: bool = True) -> dict[str
             small = shrunk(program, through) if shrink else program
         found["failed"].append((number, reason, small.source))
         print(f"--- program {number}: {reason}\n{small.source}", flush=True)
+        if record is not None:
+            line = {"seed": number, "through": through, "reason": reason, "source": small.source}
+            with record.open("a") as file:
+                file.write(json.dumps(line) + "\n")
     return found
+
+
+def _range(text: str) -> range:
+    """``A:B`` as the numbers from A up to B, without it."""
+    first, _, last = text.partition(":")
+    return range(int(first), int(last))
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--programs", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=_range, default=range(100), metavar="A:B")
     parser.add_argument("--through", choices=("quantize", "compile"), default="quantize")
+    parser.add_argument("--record", type=Path, help="where failures are added, as lines of JSON")
+    parser.add_argument("--chunk", type=int, default=500, help="programs between two summaries")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start = time.monotonic()
-    found = run(arguments.programs, arguments.seed, arguments.through)
-    reasons: dict[str, int] = {}
-    for _, reason in found["refused"]:
-        reasons[reason[:100]] = reasons.get(reason[:100], 0) + 1
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:20]:
+    counts: collections.Counter[str] = collections.Counter()
+    reasons: collections.Counter[str] = collections.Counter()
+    seeds: range = arguments.seeds
+    for first in range(seeds.start, seeds.stop, arguments.chunk):
+        chunk = range(first, min(first + arguments.chunk, seeds.stop))
+        found = run(chunk, arguments.through, record=arguments.record)
+        counts.update({name: len(those) for name, those in found.items()})
+        reasons.update(reason[:100] for _, reason in found["refused"])
+        print(
+            f"fuzz {arguments.through} {seeds.start}:{chunk.stop}: {counts['passed']} passed, "
+            f"{counts['failed']} failed, {counts['refused']} refused, "
+            f"{time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+    for reason, count in reasons.most_common(20):
         print(f"refused {count:5}: {reason}")
-    print(", ".join(f"{len(v)} {k}" for k, v in found.items()), f"{time.monotonic() - start:.0f} s")
-    return 1 if found["failed"] else 0
+    return 1 if counts["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m benchmarks.shared_sums            # print what this CPU does
     python -m benchmarks.shared_sums --write    # and record it in kernels/shared_sums.json
+    python -m benchmarks.shared_sums --only qnnpack --only onednn/grouped
 
 A layer whose activations are all 255 gets one weight of 127, or -128, and others of half of that.
 Where two such products are added in 16 bits, the sum saturates, or wraps, and the output is wrong;
@@ -18,7 +19,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
 import torch
@@ -146,13 +147,15 @@ def instructions(kernel: str, name: str, here: Cpu) -> str:
     return fbgemm.instructions(name, here) if kernel == "fbgemm" else here.isa  # type: ignore[arg-type]
 
 
-def probe(here: Cpu) -> Iterator[Answer]:
-    """Every family of every kernel that can be asked on this CPU."""
+def probe(here: Cpu, only: Collection[str] = ()) -> Iterator[Answer]:
+    """Every family of every kernel that can be asked on this CPU; or those of ``only``."""
     for kernel in ("fbgemm", "onednn", "qnnpack"):
         families: dict[str, list[OpSpec]] = {}
         for spec in SHAPES:
             families.setdefault(family(kernel, spec), []).append(spec)
         for name, specs in families.items():
+            if only and not {kernel, f"{kernel}/{name}"}.intersection(only):
+                continue
             if instructions(kernel, name, here) != fbgemm.CAPPED:
                 yield _probe_family(kernel, name, specs, here)
 
@@ -310,10 +313,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help=f"record it in {saturation.PROBED}")
     parser.add_argument("--machine", help="its name in the record, such as an emulated CPU's")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KERNEL[/FAMILY]", help="may be repeated"
+    )
     options = parser.parse_args()
     here = cpu()
     level = f" capped to {here.isa}" if here.withheld else ""
-    for answer in probe(here):
+    for answer in probe(here, options.only):
         print(answer, flush=True)
         if options.write:  # each at once: an emulated CPU takes an hour for all
             machine = options.machine or f"{here.name}{level}"

@@ -87,7 +87,7 @@ class Kernel(abc.ABC):
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """Why this kernel cannot run ``spec`` on ``cpu``; empty when it can.
 
-        That ``cpu`` has the ``requires`` features is asked apart, by ``missing_features``.
+        Whether ``cpu`` has the ``requires`` features is asked by ``missing_features``, not here.
 
         When ``spec.weights`` is None the shape alone is judged: reasons that depend on the
         weights (saturation, weight zero points) are left out.

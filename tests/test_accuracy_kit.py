@@ -16,6 +16,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
+from x86quant.quantization.kit import Halves
 from x86quant.quantization.search import Trial, rank
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import trace
@@ -523,3 +524,54 @@ def test_a_step_that_makes_most_of_the_noise_stays_float() -> None:
     assert {"large", "small"} <= set(int8.quantization.int8_layers)
     assert "most of the noise" in int8.quantization.float_layers["add"]
     assert min(int8.quantization.sqnr_db) > 25
+
+
+def test_a_batch_is_taken_apart_where_rows_are_computed_alone():
+    class AcrossRows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x.mean(0)
+
+    x = torch.randn(6, 4)
+    halves = Halves.of_rows(nn.Linear(4, 4), (Call((x,)),))
+    assert [call.args[0].shape[0] for call in halves.calls] == [2, 1, 2, 1]
+    assert torch.equal(torch.cat([call.args[0] for call in halves.calls]).sort(0)[0], x.sort(0)[0])
+    assert halves.held_back == halves.calls[-1:]
+    together = Halves.of_rows(AcrossRows(), (Call((x,)),))
+    assert together.seen is together.unseen
+
+
+def test_sqnr_is_judged_by_ranges_that_were_chosen_without_the_data():
+    """Ranges cover what they were chosen by: new data that reaches further is clipped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    data = [torch.randn(64, 8) * scale for scale in (1, 1, 1, 2)]
+    options = {"observer": "minmax", "progress": False, "speed_check": False}
+    int8 = x86quant.quantize(model, data, **options)
+    with torch.no_grad():
+        good = sqnr(model(data[3]), int8(data[3]))
+    assert min(int8.quantization.sqnr_db) < good - 8
+    even = x86quant.quantize(model, data[:3], **options)
+    assert min(even.quantization.sqnr_db) > 25
+
+
+def test_smoothing_of_a_static_model_is_kept_only_where_it_helps(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)).eval()
+    with torch.no_grad():
+        model[0].weight[3] = 60.0
+        model[1].weight[:, 3] = 1 / 60
+    data = [tokens(seed=seed) for seed in range(4)]
+    kept = x86quant.quantize(model, data, mode="static", progress=False)
+    assert [norm.norm for norm in kept.quantization.smoothed] == ["0"]
+    seen = []
+
+    def worse(plain, smoothed, *rest):
+        seen.append(rest)
+        return False
+
+    monkeypatch.setattr("x86quant.quantization.preparing.smoothing_helps", worse)
+    assert not x86quant.quantize(model, data, mode="static", progress=False).quantization.smoothed
+    assert x86quant.quantize(
+        model, data, mode="static", smooth_quant=True, progress=False
+    ).quantization.smoothed
+    assert len(seen) == 1

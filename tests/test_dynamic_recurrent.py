@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+import x86quant
 from x86quant.dynamic import (
     RECURRENT,
     DynamicCell,
@@ -147,6 +148,56 @@ def test_tracers_follow_the_steps() -> None:
         assert "x86quant.linear_dynamic" in program.graph_module.code
         for one, other in zip(flat(program.module()(x)), flat(ours(x)), strict=True):
             assert torch.allclose(one, other, atol=5e-3)
+
+
+@pytest.mark.parametrize(("kind", "options"), MODELS)
+def test_the_native_sequence_computes_what_the_steps_do(
+    kind: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
+    real, ours = make(kind, options)
+    x = torch.randn(6, 4, INPUTS)
+    packed = pack_padded_sequence(x, torch.tensor([2, 6, 1, 6]), enforce_sorted=False)
+    for given in (x, packed):
+        hx = states(real, 6 if real.batch_first and given is x else 4)
+        native = ours(given, hx)
+        assert ours._native() is not None
+        kept = [None if state is None else state.clone() for state in flat((given, hx))]
+        with x86quant.override("reference", op="linear"):
+            ours.pack_again()
+            steps = ours(given, hx)
+            assert ours._native() is None
+        ours.pack_again()
+        # Gates that differ in the last bit may round a state to another code.
+        for one, other in zip(flat(native), flat(steps), strict=True):
+            assert (one - other).abs().max() < 0.01
+        assert all(torch.equal(a, b) for a, b in zip(flat((given, hx)), kept, strict=True))
+
+
+def test_what_explains_a_sequence_is_what_runs() -> None:
+    _, ours = make(nn.LSTM, {"num_layers": 2})
+    model = nn.Sequential(ours)
+    names = [f"0.{kind}_l{layer}" for layer in (0, 1) for kind in ("ih", "hh")]
+
+    def kernels() -> dict[str, str]:
+        return {choice.layer: choice.kernel for choice in x86quant.explain(model)}
+
+    assert kernels() == dict.fromkeys(names, "native")
+    ours(torch.randn(2, 3, INPUTS))
+    with x86quant.override("reference", op="linear"):
+        assert kernels() == dict.fromkeys(names, "native")  # as it is packed
+        x86quant.reroute(model)
+        assert kernels() == dict.fromkeys(names, "reference")
+    assert all(choice.reason for choice in x86quant.explain(model))
+
+
+def test_a_sequence_that_grows_is_refused() -> None:
+    _, ours = make(nn.GRU, {})
+    native = ours._native()
+    assert native is not None
+    h = torch.zeros(1, 1, UNITS)
+    for sizes in ([1, 2], [1, -1], [2, 1], [1, 1], []):
+        with pytest.raises(ValueError, match=r"must not grow|initial states"):
+            native.run(torch.randn(3, INPUTS), sizes, [h])
 
 
 def test_what_parents_read() -> None:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from x86quant.dynamic import WeightOnlyEmbedding, WeightOnlyEmbeddingBag, to_dynamic
+from x86quant.dynamic import (
+    DotInteraction,
+    EmbeddingBags,
+    RowwiseEmbedding,
+    WeightOnlyEmbedding,
+    WeightOnlyEmbeddingBag,
+    to_dynamic,
+)
 from x86quant.errors import InvalidInputError
+from x86quant.ops.embedding import embedding_bags
 
 ROWS, SIZE = 40, 12
 
@@ -89,7 +101,7 @@ def test_bad_indices_name_table_and_position(
     indices, offsets = (torch.tensor(values, dtype=dtype) for values in call)
     if message.startswith("offset 1"):
         offsets = torch.tensor([0, 4], dtype=dtype)
-        message = "offset 2 is less than the one before it, or beyond the 3 indices"
+        message = "offset 1 is less than the one before it, or beyond the 3 indices: 4"
     with pytest.raises(InvalidInputError, match="the table clicks: ") as found:
         make(mode=mode)[1](indices, offsets)
     assert message in str(found.value)
@@ -116,7 +128,7 @@ def test_the_format_is_that_of_the_stock_op() -> None:
     assert torch.equal(ours.weight.dequantize(), values)
 
 
-def test_exported_bags_run_in_float() -> None:
+def test_exported_bags() -> None:
     _, ours = make(mode="sum")
     table = torch.randint(0, ROWS, (5, 4))
     program = torch.export.export(ours, (table,), strict=False)
@@ -142,3 +154,272 @@ def test_tables_of_weight_only_models() -> None:
     rewriting = nn.Sequential(nn.EmbeddingBag(ROWS, SIZE, max_norm=1.0), nn.Linear(SIZE, 3))
     kept = x86quant.quantize(rewriting, None, mode="weight_only")
     assert type(kept[0]) is nn.EmbeddingBag
+
+
+# ------------------------------------------------------------------------- 8, 4 and 2 bits
+
+
+BITS = (8, 4, 2)
+
+
+def in_bits(bits: int, **options: Any) -> tuple[nn.EmbeddingBag, WeightOnlyEmbeddingBag]:
+    torch.manual_seed(0)
+    real = nn.EmbeddingBag(ROWS, SIZE, **options)
+    ours = to_dynamic(nn.ModuleDict({"clicks": real}), embeddings=bits)["clicks"]
+    assert isinstance(ours, WeightOnlyEmbeddingBag)
+    return real, ours
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_are_those_of_the_stock_operators(bits: int) -> None:
+    real, ours = in_bits(bits, mode="sum")
+    name = {8: "byte", 4: "4bit", 2: "2bit"}[bits]
+    stock = torch.ops.quantized
+    packed = getattr(stock, f"embedding_bag_{name}_prepack")(real.weight.detach())
+    assert torch.equal(ours.rows, packed)
+    values = getattr(stock, f"embedding_bag_{name}_unpack")(packed)
+    assert torch.allclose(ours.weight.dequantize(), values, atol=1e-6)
+    assert (ours.bits, ours.embedding_dim, ours.num_embeddings) == (bits, SIZE, ROWS)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_in_fewer_bits(bits: int, mode: str) -> None:
+    real, ours = in_bits(bits, mode=mode, padding_idx=3)
+    exact(real, ours)
+    indices, starts = torch.tensor([3, 3, 5, 39, 0, 3, 7, 39]), torch.tensor([0, 2, 4, 4, 7])
+    with torch.no_grad():
+        assert torch.allclose(ours(indices, starts), real(indices, starts), atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_embeddings_in_fewer_bits(bits: int) -> None:
+    real = nn.ModuleDict({"words": nn.Embedding(ROWS, SIZE, padding_idx=2)})
+    ours = to_dynamic(real, embeddings=bits)["words"]
+    assert isinstance(ours, RowwiseEmbedding)
+    assert (ours.padding_idx, ours.bits) == (2, bits)
+    values = ours.weight.dequantize()
+    for ids in (torch.randint(0, ROWS, (2, 3, 4)), torch.tensor(5), torch.empty(0, 3).int()):
+        assert torch.allclose(ours(ids), values[ids.long()], atol=1e-6)
+    with pytest.raises(InvalidInputError, match="the table words: index 40 at position 2 is not"):
+        ours(torch.tensor([[1, 2], [40, 3]]))
+    assert ours.half()(torch.tensor([1])).dtype == torch.float16
+
+
+def test_sizes_that_do_not_fill_bytes_keep_8_bits() -> None:
+    model = nn.ModuleList([nn.Embedding(5, 7), nn.EmbeddingBag(5, 6), nn.EmbeddingBag(5, 8)])
+    found = to_dynamic(model, embeddings=2)
+    assert [table.bits for table in found] == [8, 8, 2]
+    with pytest.raises(InvalidInputError, match="8, 4 or 2 bits, not 3"):
+        to_dynamic(model, embeddings=3)
+
+
+# ------------------------------------------------------------------------- many tables at once
+
+
+def many(bits: int | None = 4, **options: Any) -> tuple[EmbeddingBags, EmbeddingBags]:
+    torch.manual_seed(1)
+    bags = [nn.EmbeddingBag(rows, size, **options) for rows, size in ((9, 8), (40, 16), (300, 4))]
+    real = EmbeddingBags(bags)
+    ours = real if bits is None else to_dynamic(real, embeddings=bits)
+    assert isinstance(ours, EmbeddingBags)
+    for bag, table in zip(real.tables, ours.tables, strict=True):
+        bag.weight = nn.Parameter(table.weight.detach().clone())
+    return real, ours
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("bags", [1, 5, 200])
+def test_many_tables_in_one_call(dtype: torch.dtype, last: bool, bags: int) -> None:
+    real, ours = many(mode="sum", include_last_offset=last)
+    counts = [torch.randint(0, 4, (bags,)) for _ in range(3)]
+    starts = [F.pad(torch.cumsum(x, 0), (1, 0)).to(dtype) for x in counts]
+    indices = [torch.randint(0, 9, (int(x[-1]),), dtype=dtype) for x in starts]
+    offsets = starts if last else [x[:-1].clone() for x in starts]
+    weights = [torch.randn(len(x)) for x in indices]
+    with torch.no_grad():
+        assert torch.allclose(ours(indices, offsets), real(indices, offsets), atol=1e-5)
+        want = real(indices, offsets, weights)
+        assert torch.allclose(ours(indices, offsets, weights), want, atol=1e-5)
+        stacked = torch.randint(0, 9, (3, bags, 2), dtype=dtype)
+        assert torch.allclose(ours(stacked), real(stacked), atol=1e-5)
+        one = torch.arange(bags + last, dtype=dtype).repeat(3, 1)
+        got = ours(stacked[:, :, 0].contiguous(), one)
+        assert torch.allclose(got, real(stacked[:, :, 0], one), atol=1e-5)
+
+
+def test_the_table_that_is_wrong_is_named() -> None:
+    model = nn.ModuleDict({"sparse": many(None, mode="sum")[0]})
+    ours = to_dynamic(model, embeddings=8)["sparse"]
+    good = torch.zeros(3, 5, 1, dtype=torch.int64)
+    wrong = good.clone()
+    wrong[1, 3] = 40
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with pytest.raises(InvalidInputError, match=r"sparse.tables.1: index 40 at position 3 is"):
+            ours(wrong)
+    torch.set_num_threads(1)
+    with pytest.raises(InvalidInputError, match=r"tables\.2 has 4 bags, but .*tables\.0 has 5"):
+        ours([good[0], good[1], good[2, :4]])
+    for bad, message in (
+        (good[:2], "the first dimension of indices is 2"),
+        ([good[0]] * 2, "there are 3 tables, but indices for 2"),
+        (good.float(), "indices must be int32 or int64"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            ours(bad)
+    with pytest.raises(InvalidInputError, match="offsets must be of the type of the indices"):
+        ours(good[:, :, 0], torch.arange(5).int().repeat(3, 1))
+    with pytest.raises(InvalidInputError, match=r"at least one nn\.EmbeddingBag, with the same"):
+        EmbeddingBags([nn.EmbeddingBag(4, 2), nn.EmbeddingBag(4, 2, include_last_offset=True)])
+
+
+def test_the_plain_operator_computes_and_refuses_the_same() -> None:
+    _, ours = many(mode="mean", padding_idx=1)
+    rows = [table.rows for table in ours.tables]
+    formats = [n for table in ours.tables for n in table.form.numbers]
+    names = ["a", "b", ""]
+    plain, op = embedding_bags, torch.ops.x86quant.embedding_bags
+    indices, offsets = [torch.tensor([1, 4, 8])] * 3, [torch.tensor([0, 0, 2])] * 3
+    want = op(rows, indices, offsets, [], formats, names)
+    assert torch.allclose(plain(rows, indices, offsets, [], formats, names), want, atol=1e-6)
+    for bad, starts in (([1, 9, 8], [0, 0, 2]), ([1, 4, 8], [0, 4, 2]), ([1, 4, 8], [1, 2, 3])):
+        operands: Any = (
+            rows,
+            [torch.tensor(bad)] * 3,
+            [torch.tensor(starts)] * 3,
+            [],
+            formats,
+            names,
+        )
+        messages = []
+        for function in (plain, op):
+            with pytest.raises(InvalidInputError) as found:
+                function(*operands)
+            messages.append(str(found.value))
+        assert messages[0] == messages[1]
+        assert "the table a: " in messages[0]
+    with pytest.raises(InvalidInputError, match="is refused"):
+        op(rows, indices, offsets, [], [*formats[:7], 8, 5, *formats[9:]], names)
+
+
+# ------------------------------------------------------------------------- whole models
+
+
+class SmallDlrm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+        self.tables = EmbeddingBags([nn.EmbeddingBag(50, 8, mode="sum") for _ in range(3)])
+        self.interaction = DotInteraction()
+        self.top = nn.Sequential(nn.Linear(8 + 6, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.top(self.interaction(self.bottom(dense), self.tables(indices)))
+        return out
+
+
+def small_batch(samples: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, 5), torch.randint(0, 50, (3, samples, 2))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_dlrm_is_one_graph(bits: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = SmallDlrm().eval()
+    batches = [small_batch() for _ in range(4)]
+    ours = x86quant.quantize(model, batches, embedding_bits=bits, speed_check=False, progress=False)
+    assert isinstance(ours, x86quant.CompiledModule)
+    assert f"3 tables have rows in {bits} bits" in str(ours.quantization)
+    x = small_batch(9)
+    exact_tables = copy.deepcopy(model)
+    for bag in exact_tables.tables.tables:
+        bag.weight = nn.Parameter(
+            WeightOnlyEmbeddingBag.from_float(bag, bits=bits).weight.dequantize()
+        )
+    with torch.no_grad():
+        want, got = exact_tables(*x), ours(*x)
+        assert (want - got).square().mean() < 0.01 * want.square().mean()
+    x86quant.assert_int8(ours, x)
+    kernels = {choice.op: choice.kernel for choice in x86quant.explain(ours)}
+    assert kernels["embedding_bags"] == kernels["interact"] == "native"
+    x86quant.save(ours, tmp_path / "dlrm.x86q")
+    again = x86quant.load(tmp_path / "dlrm.x86q")
+    with torch.no_grad():
+        assert torch.equal(again(*x), got)
+    wrong = x[1].clone()
+    wrong[1, 1, 1] = 50
+    with pytest.raises(InvalidInputError, match=r"tables\.1: index 50 at position 3 is not in"):
+        ours(x[0], wrong)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_tables_of_dynamic_models(mode: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(ROWS, 16), nn.Linear(16, 3))
+    ours = x86quant.quantize(model, None, mode=mode, embedding_bits=4, speed_check=False)
+    assert isinstance(ours[0], RowwiseEmbedding)
+    ids = torch.randint(0, ROWS, (2, 3))
+    x86quant.save(ours, tmp_path / "model.x86q")
+    with torch.no_grad():
+        assert torch.equal(x86quant.load(tmp_path / "model.x86q")(ids), ours(ids))
+    assert x86quant.explain(ours)[0].shape == f"{ROWS}×16, 4 bits"
+    with pytest.raises(InvalidInputError, match="embedding_bits must be 8, 4, 2 or None, not 3"):
+        x86quant.quantize(model, None, mode=mode, embedding_bits=3)
+
+
+def test_interactions_refuse_what_does_not_fit() -> None:
+    with pytest.raises(InvalidInputError, match="takes float32"):
+        torch.ops.x86quant.interact(torch.randn(2, 4), torch.randn(2, 3, 5))
+    assert DotInteraction()(torch.randn(2, 4), torch.randn(2, 12)).shape == (2, 4 + 6)
+
+
+def test_interactions_have_gradients() -> None:
+    torch.manual_seed(0)
+    dense, rows = torch.randn(2, 3, requires_grad=True), torch.randn(2, 2, 3, requires_grad=True)
+    DotInteraction()(dense, rows).square().sum().backward()
+    x, y = (leaf.detach().clone().requires_grad_() for leaf in (dense, rows))
+    products = [x * y[:, 0], x * y[:, 1], y[:, 0] * y[:, 1]]
+    (x.square().sum() + sum(p.sum(1).square().sum() for p in products)).backward()
+    assert torch.allclose(dense.grad, x.grad, atol=1e-5)
+    assert torch.allclose(rows.grad, y.grad, atol=1e-5)
+
+
+# ------------------------------------------------------------------------- torchrec's tables
+
+
+@pytest.mark.parametrize("kind", ["INT8", "INT4", "INT2"])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_the_state_of_table_batched_modules(kind: str, pooling: str, tmp_path: Path) -> None:
+    home = "fbgemm_gpu.split_table_batched_embeddings_ops_inference"
+    inference = importlib.import_module(home)
+    types = importlib.import_module("fbgemm_gpu.split_embedding_configs").SparseType
+    common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    specs = [(f"t{i}", rows, size, types[kind], common.EmbeddingLocation.HOST)
+             for i, (rows, size) in enumerate(((50, 8), (30, 16)))]  # fmt: skip
+    module = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
+        specs, device="cpu", output_dtype=types.FP32, feature_table_map=[0, 1, 0],
+        pooling_mode=common.PoolingMode[pooling],
+    )  # fmt: skip
+    module.fill_random_weights()
+    torch.manual_seed(0)
+    for rows, _ in module.split_embedding_weights(split_scale_shifts=False):
+        rows[:, :4] = torch.randn(len(rows), 2).half().view(torch.uint8)  # scale and bias
+    ours = x86quant.from_table_batched(module)
+    bags = 6
+    counts = torch.randint(0, 4, (3 * bags,))
+    offsets = F.pad(torch.cumsum(counts, 0), (1, 0)).int()
+    indices = torch.randint(0, 30, (int(offsets[-1]),)).int()
+    want = module(indices, offsets)
+    starts = [offsets[bags * i : bags * (i + 1) + 1] for i in range(3)]
+    got = ours([indices[int(x[0]) : int(x[-1])] for x in starts], [x[:-1] - x[0] for x in starts])
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert ours.tables[0] is ours.tables[2]
+    with pytest.raises(InvalidInputError, match="the table t1: index 30 at position 0 is not in"):
+        ours(torch.full((3, 1, 1), 30))
+    path = tmp_path / "tables.x86q"
+    x86quant.save(nn.Sequential(ours.tables[1]).eval(), path)
+    again = x86quant.load(path)
+    some = torch.tensor([[1, 2], [29, 0]])
+    assert torch.equal(again(some), ours.tables[1](some))
+    assert ours.tables[1].half()(some).dtype == torch.float16

@@ -14,8 +14,8 @@ from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_f
 
 import x86quant
 from tests.artifact_models import stock
-from x86quant.compiled import CompiledModule
-from x86quant.errors import UnsupportedError
+from x86quant.compiled import CompiledModule, dynamo
+from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.lowering.graph_tools import is_op, op_name
 
 # torch's own export uses what torch deprecates.
@@ -69,6 +69,7 @@ def decomposed(x: torch.Tensor) -> nn.Module:
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> None:
     torch._dynamo.reset()
+    dynamo._told.clear()
 
 
 def lowered_ops(module: CompiledModule) -> list[str]:
@@ -87,7 +88,9 @@ def test_backend_runs_compiled_model_natively(compiled: CompiledModule, x: torch
     model = Around(compiled).eval()
     fast = torch.compile(model, backend="x86quant", fullgraph=True)
     with torch.no_grad():
-        assert torch.equal(fast(x), model(x))
+        with pytest.warns(X86QuantWarning, match="1 layer stays in float.*: after;"):
+            found = fast(x)
+        assert torch.equal(found, model(x))
         assert torch.equal(fast(x[:1]), model(x[:1]))
     report = x86quant.assert_int8(fast, x, allow=["aten::linear"])
     assert [op.op for op in report.int8] == ["conv", "conv", "linear"]
@@ -106,8 +109,35 @@ def test_backend_lowers_decomposed_ops(decomposed: nn.Module, x: torch.Tensor) -
 def test_backend_leaves_float_graphs_alone(x: torch.Tensor) -> None:
     model = Small().eval()
     fast = torch.compile(model, backend="x86quant")
+    message = "3 layers stay in float.*: conv, depthwise, head; .*x86quant.quantize"
     with torch.no_grad():
-        assert torch.equal(fast(x), model(x))
+        with pytest.warns(X86QuantWarning, match=message):
+            found = fast(x)
+        assert torch.equal(found, model(x))
+        assert torch.equal(fast(x[:1]), model(x[:1]))  # compiled again, and nothing is said
+
+
+class Halting(nn.Module):
+    """Two int8 layers with something between them that Dynamo cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x * float(x.shape[0]))
+
+
+def test_backend_runs_what_is_between_graph_breaks() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Halting().eval())
+    fast = torch.compile(model, backend="x86quant")
+    with torch.no_grad():
+        for rows in (4, 1, 7):
+            x = torch.randn(rows, 8)
+            assert torch.equal(fast(x), model(x))
 
 
 def test_backend_sees_changed_weights(compiled: CompiledModule, x: torch.Tensor) -> None:

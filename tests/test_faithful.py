@@ -169,3 +169,35 @@ def test_a_recurrent_layer_keeps_its_bias() -> None:
     assert int8.quantization.corrected <= 1
     with torch.no_grad():
         assert decibels(model(x), int8(x)) > 25
+
+
+class AsksForRanks(nn.Module):
+    """Spells shapes by their ranks, as much code does that takes any of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x).expand(-1, *x.new_zeros(4, 1).shape[:0], *self.conv(x).shape[1:])
+        y = y.repeat(1, 2, *[1] * (y.dim() - 2))[:, : len(y.shape)]
+        return self.head(y.flatten(2).mean(2) if y.ndim == 4 else y)
+
+
+class DropsDimensions(AsksForRanks):
+    """The same behind an op whose rank depends on a size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.squeeze(2))
+
+
+def test_ranks_are_those_of_the_example() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    model = AsksForRanks().eval()
+    traced = by_fx(model, Call((x,)))
+    assert not any("dim" in str(node.target) for node in traced.graph_module.graph.nodes)
+    for other in (x, torch.randn(2, 3, 5, 9)):
+        assert torch.equal(traced(other), model(other))
+    with pytest.raises(UnsupportedError, match="fx"):
+        by_fx(DropsDimensions().eval(), Call((x,)))

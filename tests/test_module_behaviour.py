@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import io
 import multiprocessing
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_f
 
 import x86quant
 from tests.test_lowering import stock
+from x86quant import extension
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.dynamic import (
     DynamicGRU,
@@ -133,6 +136,18 @@ def replace_the_data(module: CompiledModule) -> None:
     getattr(module.graph_module, weight_of(module)).data = halved(module)
 
 
+def turn_the_data(module: CompiledModule) -> None:
+    """The same memory, read in another order."""
+    weight = getattr(module.graph_module, weight_of(module))
+    before = weight.shape
+    weight.data = weight.data.transpose(-1, -2)
+    assert weight.shape == before
+
+
+def swap_tensors(module: CompiledModule) -> None:
+    torch.utils.swap_tensors(getattr(module.graph_module, weight_of(module)), halved(module))
+
+
 def write_by_apply(module: CompiledModule) -> None:
     def visit(m: nn.Module) -> None:
         for name, buffer in m.named_buffers(recurse=False):
@@ -145,7 +160,7 @@ def write_by_apply(module: CompiledModule) -> None:
 @pytest.mark.parametrize(
     "change",
     [load, assign, write, write_through_a_view, write_in_inference_mode, replace,
-     replace_in_the_dictionary, replace_the_data, write_by_apply],
+     replace_in_the_dictionary, replace_the_data, turn_the_data, swap_tensors, write_by_apply],
 )  # fmt: skip
 def test_changed_weights_run(
     change: Callable[[CompiledModule], None], module: CompiledModule, x: torch.Tensor
@@ -174,6 +189,23 @@ def test_a_swap_for_one_call_holds_for_that_call(module: CompiledModule, x: torc
     swapped = torch.func.functional_call(module, other, (x,))
     assert not torch.equal(swapped, before)
     assert torch.equal(module(x), before)
+
+
+def test_a_module_that_refers_to_itself_is_freed(whole: CompiledModule, x: torch.Tensor) -> None:
+    module = copy.deepcopy(whole)
+    module(x)
+    getattr(module.graph_module, weight_of(module)).owner = module  # through what is watched
+    module(x)
+    gone = weakref.ref(module)
+    del module
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("wrong", [(), ([{}],), ((1,),), (({},), 2)])
+def test_a_watch_takes_dictionaries(wrong: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        extension.direct().Watch(*wrong)
 
 
 def test_a_module_made_in_inference_mode_follows_too(x: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from tests import row_samples
 from x86quant.errors import InvalidInputError
 from x86quant.ops import SCHEMAS
+from x86quant.ops.embedding import TableFormat
 
 OPS = torch.ops.x86quant
 
@@ -51,7 +52,24 @@ FLOAT_LINEAR = {
     "bias": torch.randn(7),
     "activation": "gelu",
 }
+TABLES = {
+    "rows": [torch.ops.quantized.embedding_bag_4bit_prepack(torch.randn(9, 8)),
+             torch.ops.quantized.embedding_bag_byte_prepack(torch.randn(5, 6))],
+    "indices": [torch.tensor([1, 8, 0]), torch.tensor([2, 2, 4])],
+    "offsets": [torch.tensor([0, 1]), torch.tensor([0, 2])],
+    "weights": [],
+    "formats": [*TableFormat(8, 4, True).numbers, *TableFormat(6, mode="max").numbers],
+    "names": ["a", ""],
+}  # fmt: skip
 SAMPLES: dict[str, dict[str, Any]] = {
+    "embedding_bags": TABLES,
+    "embedding_rows": {
+        "rows": TABLES["rows"][0],
+        "ids": torch.tensor([[1, 8], [0, 3]]),
+        "form": TableFormat(8, 4, True).numbers,
+        "name": "a",
+    },
+    "interact": {"dense": torch.randn(2, 4), "vectors": torch.randn(2, 3, 4)},
     "quantize": {"x": torch.randn(2, 3, 4, 5), **OUT},
     "dequantize": {"x": X, **IN},
     "dequantize_weight": {

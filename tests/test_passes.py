@@ -98,6 +98,8 @@ def difference(
 CASES: list[tuple[str, Callable[..., torch.Tensor], list[nn.Module], dict[str, int]]] = [
     ("lower_convolution", lambda x, c: q(c(x)), [conv()], {"conv": 1}),
     ("lower_convolution", lambda x, c: q(F.relu(c(x))), [conv()], {"conv": 1}),
+    ("lower_residual", lambda x, c: q(F.relu(x + c(x))), [conv()], {"conv": 1}),
+    ("lower_residual", lambda x, f: q(f(x) + x), [linear(6, 6)], {"linear": 1}),
     ("lower_linear", lambda x, f: q(F.relu6(f(x))), [linear(6, 3)], {"linear": 1}),
     (
         "lower_affine",
@@ -139,6 +141,54 @@ def test_max_pool_moves_onto_the_codes() -> None:
     run_passes(gm)
     assert kinds(gm) == {"max_pool": 1}
     assert difference(body, gm) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (lambda x, c: q(F.max_pool2d(F.relu(c(x)), 2)), {"conv": 1, "max_pool": 1}),
+        (lambda x, c: q(torch.cat([c(x), x], 1)), {"conv": 1, "cat": 1}),
+        (
+            lambda x, c: q(F.max_pool2d(c(x), 2).flatten(1)),
+            {"conv": 1, "max_pool": 1, "flatten": 1},
+        ),
+    ],
+)
+def test_a_layer_ends_in_codes_before_what_only_moves_them(
+    body: Callable[..., torch.Tensor], expected: dict[str, int]
+) -> None:
+    """As PT2E leaves it: quantized where the next layer reads."""
+    layer = conv()
+    gm = canonical(body, layer)
+    assert changes(gm, "hoist_quantize") >= 1
+    run_passes(gm)
+    assert kinds(gm) == expected
+    assert difference(body, gm, layer) == 0
+
+
+def test_a_value_quantized_twice_ends_in_the_wider_codes() -> None:
+    def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
+        y = F.relu(c(x))
+        wide, narrow = q(y, 0.05, 100), torch.cat([y, x], 1)
+        return wide.mean() + q(narrow, 0.04, 60)
+
+    layer = conv()
+    gm = canonical(body, layer)
+    assert changes(gm, "hoist_quantize") == 2
+    run_passes(gm)
+    assert kinds(gm)["conv"] == 1
+    assert difference(body, gm, layer) <= 0.04 * 1.001
+
+
+def test_a_value_quantized_twice_stays_float_where_codes_would_not_reach() -> None:
+    def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
+        y = c(x)
+        return q(y, 0.05, 0).mean() + q(y, 0.04, 200)  # only the other has negative codes
+
+    layer = conv()
+    gm = canonical(body, layer)
+    assert changes(gm, "hoist_quantize") == 0
+    assert difference(body, gm, layer) <= 1e-5
 
 
 def test_mean_over_positions_is_a_pool() -> None:

@@ -207,6 +207,7 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
     out = run(
         """
         import x86quant.extension
+        from x86quant.runtime.native_step import NativeStep
         x86quant.extension.load()
         pack = torch.ops.x86quant.pack_graph_conv(
             "fbgemm", torch.ones(8, 64, 1, 1, 1, dtype=torch.int8), torch.ones(8), None, None,
@@ -218,7 +219,8 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
         program.add_output([1, n, n, 8], [n * n * 8, n * 8, 8, 1], False)
         def words(base, c, of):
             return [base, 0, 1, 1, n, n, c, n * n * of, n * n * of, n * of, of]
-        program.add_conv(pack, words(1, 64, 128), words(2, 8, 8), [])
+        tensors = {"in": words(1, 64, 128), "out": words(2, 8, 8)}
+        NativeStep("conv", {"pack": pack, **tensors}).add_to(program)
         x = torch.ones(1, n, n, 128, dtype=torch.uint8)
         before = memory("VmRSS")
         (out,) = torch.ops.x86quant.run_program(program, [x])

@@ -34,6 +34,8 @@ from x86quant.kernels import graph_kernels
 from x86quant.runtime import Plan, parts
 from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
+from x86quant.runtime.native_forms import FORMS
+from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer
 from x86quant.runtime.plan_cache import plan_bytes
@@ -516,7 +518,7 @@ def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
 
 
 def test_a_handle_of_no_program_is_refused() -> None:
-    try_run = extension.try_run()
+    try_run = extension.direct().try_run
     program = torch.classes.x86quant.Program(0, 1)
     handle = program.handle()
     assert program.handle() == handle
@@ -532,49 +534,84 @@ def test_copies_move_whole_elements() -> None:
     program = torch.classes.x86quant.Program(0, 1)
     program.expect([3, 4, 5], [20, 5, 1], True)
     program.add_output([5, 3, 4], [12, 4, 1], True)
-    program.add_copy(4, [5, 3, 4], [1, 0], [4, 80, 20], [2, 0], [48, 16, 4])
+    NativeStep("strided_copy", {
+        "element_size": 4, "sizes": [5, 3, 4], "from": [1, 0], "from_strides": [4, 80, 20],
+        "to": [2, 0], "to_strides": [48, 16, 4],
+    }).add_to(program)  # fmt: skip
     (copy,) = torch.ops.x86quant.run_program(program, [x])
     assert torch.equal(copy, x.permute(2, 0, 1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "tables"),
-    [
-        ("lut", {"lut": torch.zeros(255, dtype=torch.uint8)}),
-        ("lut", {"lut": torch.zeros(256)}),
-        ("affine", {"scale_c": torch.ones(4), "shift_c": torch.ones(3)}),
-        ("affine", {"scale_c": torch.ones(4, dtype=torch.float64), "shift_c": torch.ones(4)}),
-    ],
-)
-def test_tables_of_a_wrong_length_or_type_are_refused(
-    kind: str, tables: dict[str, torch.Tensor]
-) -> None:
-    program = torch.classes.x86quant.Program(0, 1)
-    words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
-    tensors = {"a": words, "out": [2, *words[1:]]}
-    with pytest.raises(ValueError, match=r"table .* takes"):
-        program.add_op(kind, tensors, {}, {}, tables)
+# A step of each kind that is right, but for what a test changes.
+_WORDS = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
+_TENSORS = {"a": _WORDS, "out": [2, *_WORDS[1:]]}
+_CODES = {"a_zp": 0, "out_zp": 0}
+_WINDOW = {"kernel": [1] * 3, "stride": [1] * 3, "padding": [0] * 3, "dilation": [1] * 3}
+_FLOATS, _TABLE = torch.ones(4), torch.zeros(256, dtype=torch.uint8)
+_STEPS: dict[str, dict[str, Any]] = {
+    "requantize": {**_TENSORS, **_CODES, "a_mult": 1.0},
+    "max_pool": {**_TENSORS, **_WINDOW},
+    "lut": {**_TENSORS, "lut": _TABLE},
+    "affine": {**_TENSORS, **_CODES, "scale_c": _FLOATS, "shift_c": _FLOATS},
+}
+
+
+@pytest.mark.parametrize("kind", _STEPS)
+def test_steps_take_their_fields(kind: str) -> None:
+    NativeStep(kind, _STEPS[kind]).add_to(torch.classes.x86quant.Program(0, 1))
 
 
 @pytest.mark.parametrize(
-    ("kind", "integers", "reals", "message"),
+    ("kind", "change", "message"),
     [
-        ("eclipse", {}, {}, "no op"),
-        ("requantize", {}, {"eps": [1.0]}, "no field"),  # layer_norm has one
-        ("requantize", {"size": [1]}, {}, "no field"),
-        ("requantize", {"a_zp": [1, 2]}, {}, "takes 1 values, got 2"),
-        ("max_pool", {"kernel": [2, 2]}, {}, "takes 3 values, got 2"),
-        ("requantize", {"a_mult": [1]}, {}, "mixes integers and reals"),
-        ("requantize", {"lut": [1]}, {}, "is a table"),
+        ("eclipse", {}, 'no kind of step "eclipse"'),
+        ("requantize", {"eps": 1.0}, '"requantize" .* "eps" is not one of this kind'),
+        ("requantize", {"a_zp": [1, 2]}, '"a_zp" takes an integer'),
+        ("requantize", {"a_zp": 1.0}, '"a_zp" takes an integer, got Double'),
+        ("requantize", {"a_zp": 1 << 40}, '"a_zp" is too large'),
+        ("requantize", {"a_zp": 256}, "out-of-range argument"),
+        ("requantize", {"a_mult": 1}, '"a_mult" takes a real, got Int'),
+        ("requantize", {"a_mult": float("nan")}, "not finite"),
+        ("requantize", {"lut": [1]}, '"lut" takes a tensor'),
+        ("requantize", {"a": None}, '"a" takes integers'),
+        ("requantize", {"a": _WORDS[1:]}, '"a" takes 11 integers, got 10'),
+        ("requantize", {"out": [2, *_WORDS[1:5], 2, *_WORDS[6:]]}, "do not fit"),
+        ("max_pool", {"kernel": [2, 2]}, '"kernel" takes 3 integers, got 2'),
+        ("max_pool", {"stride": [1 << 40, 1, 1]}, '"stride" is too large'),
+        ("lut", {"lut": _TABLE[1:]}, "256 elements .* got 255"),
+        ("lut", {"lut": torch.zeros(256)}, "of type Byte, got 256 of type Float"),
+        ("affine", {"shift_c": torch.ones(3)}, "takes a tensor of 4 elements"),
+        ("affine", {"scale_c": torch.ones(4).double()}, "of type Float"),
     ],
 )
-def test_fields_that_an_op_does_not_read_are_refused(
-    kind: str, integers: dict[str, list[int]], reals: dict[str, list[float]], message: str
-) -> None:
+def test_a_wrong_step_is_one_clear_error(kind: str, change: dict[str, Any], message: str) -> None:
     program = torch.classes.x86quant.Program(0, 1)
-    words = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
     with pytest.raises(ValueError, match=message):
-        program.add_op(kind, {"a": words, "out": [2, *words[1:]]}, integers, reals, {})
+        NativeStep(kind, {**_STEPS.get(kind, {}), **change}).add_to(program)
+
+
+@pytest.mark.parametrize("value", [object(), "1", (1, 2, 3), [1, 2.0, 3], [1 << 70, 1, 1], [None]])
+def test_a_field_of_no_type_is_refused(value: object) -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    with pytest.raises((TypeError, OverflowError)):
+        NativeStep("max_pool", {**_STEPS["max_pool"], "kernel": value}).add_to(program)
+
+
+def test_every_field_of_a_step_must_be_there() -> None:
+    program = torch.classes.x86quant.Program(0, 1)
+    for kind, fields in _STEPS.items():
+        for name in fields:
+            rest = {n: value for n, value in fields.items() if n != name}
+            with pytest.raises(ValueError, match=f'"{kind}" .* "{name}" is missing'):
+                NativeStep(kind, rest).add_to(program)
+
+
+def test_every_kind_of_step_is_made_by_some_form() -> None:
+    """The kinds the extension has: an op's of its name, and those that forms name otherwise."""
+    extension.load()
+    by_name = set(FORMS) - {"linear", "cat", "upsample"}
+    others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear"}
+    assert set(torch.ops.x86quant.step_kinds()) == by_name | others
 
 
 @pytest.mark.parametrize("kernel", list(graph_kernels()))

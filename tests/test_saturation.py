@@ -16,7 +16,7 @@ from benchmarks import shared_sums
 from tests import isa
 from tests.packs import Problem
 from x86quant.hardware.cpu import Cpu, cpu
-from x86quant.kernels import all_kernels, fbgemm, saturation
+from x86quant.kernels import all_kernels, dynamic_kernels, fbgemm, graph_kernels, saturation
 from x86quant.spec import OpSpec
 
 FBGEMM, ONEDNN = all_kernels()["fbgemm"], all_kernels()["onednn"]
@@ -317,6 +317,28 @@ def capped(level: str) -> Cpu:
 def test_what_was_never_probed_is_not_legal(kernel, spec, on):
     (reason,) = all_kernels()[kernel].not_supported_reasons(spec, on)
     assert "nobody has seen" in reason
+
+
+#: Kernels whose sums are in 32 bits by what this package or the instruction says, so that nobody
+#: has to ask: the native ones and the reference are ours, brgemm multiplies by AMX alone.
+NOT_ASKED = {"native", "reference", "brgemm"}
+
+
+@pytest.mark.parametrize("level", isa.LEVELS)
+def test_a_kernel_is_legal_only_where_its_record_stands(monkeypatch, level):
+    """Every kernel of every caller, every family, every level: a new one cannot be forgotten."""
+    on = isa.at(level)
+    registries = (all_kernels(), graph_kernels(), dynamic_kernels())
+    for kernel in (one for kernels in registries for one in kernels.values()):
+        for spec in shared_sums.SHAPES:
+            asked = kernel.name not in NOT_ASKED
+            family = shared_sums.family(kernel.name, spec)
+            key = (kernel.name, family, shared_sums.instructions(kernel.name, family, on))
+            for record in ({}, {key: saturation.NONE}):
+                monkeypatch.setattr(saturation, "_probed", lambda record=record: record)
+                reasons = kernel.not_supported_reasons(spec, on)
+                unseen = any("nobody has seen" in reason for reason in reasons)
+                assert unseen is (asked and not record), (kernel.name, family, level)
 
 
 def test_everything_else_was_probed_at_every_level():

@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
     from x86quant.dynamic import (
+        DotInteraction,
         DynamicGRU,
         DynamicGRUCell,
         DynamicLinear,
         DynamicLSTM,
         DynamicLSTMCell,
         DynamicMultiheadAttention,
+        EmbeddingBags,
+        RowwiseEmbedding,
         WeightOnlyEmbedding,
         WeightOnlyEmbeddingBag,
         WeightOnlyLinear,
+        from_table_batched,
         to_dynamic,
     )
     from x86quant.errors import (
@@ -58,7 +62,9 @@ if TYPE_CHECKING:
     from x86quant.explaining.int8_proof import ComputeReport, assert_int8, compute_ops
     from x86quant.explaining.rerouting import reroute
     from x86quant.hardware.cpu import Cpu, cpu
+    from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.profiling import Profile, profile
+    from x86quant.pt2e import X86Quantizer as X86Quantizer
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
     from x86quant.reporting import report
     from x86quant.routing.choice import Choice
@@ -97,7 +103,11 @@ _HOME = {
         "DynamicLSTM",
         "DynamicLSTMCell",
         "DynamicMultiheadAttention",
+        "DotInteraction",
+        "EmbeddingBags",
+        "RowwiseEmbedding",
         "WeightOnlyEmbedding",
+        "from_table_batched",
         "WeightOnlyEmbeddingBag",
         "WeightOnlyLinear",
         "to_dynamic",
@@ -140,6 +150,8 @@ _HOME = {
     "stock.hook": ("disable", "enable", "is_enabled"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+#: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
+_EXTRAS = {"X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
 
 __all__ = [
     "ArtifactError",
@@ -150,12 +162,14 @@ __all__ = [
     "Cpu",
     "CpuError",
     "CpuTooOldError",
+    "DotInteraction",
     "DynamicGRU",
     "DynamicGRUCell",
     "DynamicLSTM",
     "DynamicLSTMCell",
     "DynamicLinear",
     "DynamicMultiheadAttention",
+    "EmbeddingBags",
     "Explanation",
     "ExtensionError",
     "FloatOpsError",
@@ -163,6 +177,7 @@ __all__ = [
     "LayerChoice",
     "OpSpec",
     "Profile",
+    "RowwiseEmbedding",
     "Rule",
     "RuleError",
     "RuleTable",
@@ -183,6 +198,7 @@ __all__ = [
     "enable",
     "explain",
     "explain_pack",
+    "from_table_batched",
     "get_backend_config",
     "get_default_dynamic_qconfig_mapping",
     "get_default_qat_qconfig_mapping",
@@ -204,12 +220,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    home = _MODULE_OF.get(name) or _EXTRAS.get(name)
+    if home is None:
         raise AttributeError(f"module 'x86quant' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"x86quant.{_MODULE_OF[name]}"), name)
+    value = getattr(importlib.import_module(f"x86quant.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_EXTRAS})

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from x86quant.errors import CpuTooOldError, ExtensionError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
+
+#: The versions of torch that this version of x86quant is tested with.
+TESTED = "2.13"
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
 
@@ -36,6 +38,8 @@ def load() -> None:
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
+    if (warning := other_torch(torch.ops.x86quant.built_for(), torch.__version__)) is not None:
+        warnings.warn(warning, X86QuantWarning, stacklevel=2)
     in_use = torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     if in_use != here.isa:
         warnings.warn(
@@ -47,9 +51,22 @@ def load() -> None:
         )
 
 
+def other_torch(built: str, present: str) -> str | None:
+    """What to say where the torch at hand is not the one that the extension was compiled for.
+
+    It may load all the same, where all that it uses of torch is still there.
+    """
+    if built.split(".")[:2] == present.split(".")[:2]:
+        return None
+    return (
+        f"x86quant's compiled part was built for torch {built} and tested with torch {TESTED}; "
+        f"this is torch {present}. It has loaded, but what torch keeps to itself may have changed. "
+        f"Install torch {built.partition('+')[0]}, or build again. {_REBUILD}"
+    )
+
+
 @functools.cache
-def try_run() -> Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None]:
-    """What runs a program by its handle, past torch's dispatcher; None for other inputs."""
+def direct() -> Any:
+    """What is called past torch's dispatcher: ``try_run`` and ``Watch`` (see kernels/runtime)."""
     load()
-    function: Any = importlib.import_module("x86quant._C").try_run
-    return cast(Callable[[int, tuple[Any, ...]], tuple[torch.Tensor, ...] | None], function)
+    return importlib.import_module("x86quant._C")

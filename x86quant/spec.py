@@ -64,7 +64,7 @@ class OpSpec:
     rows: int | None = None
     spatial: tuple[int, ...] | None = None
     threads: int | None = None
-    # Who runs it: "stock", the operators on quantized tensors, or "graph", a compiled model.
+    # What runs it: "stock", the operators on quantized tensors, or "graph", a compiled model.
     caller: str | None = None
     # Largest activation code that can occur: 255, or 127 with 7-bit activations.
     activation_max: int = 255

@@ -32,8 +32,7 @@ at::Tensor weight_only_rows(const at::Tensor& x, const at::Tensor& weight, const
   op.out_stride = op.out_features = weight.size(0);
   op.activation = activation_code(activation);
   op.isa = native_isa();
-  const int status = xq_weight_only_check(&op);
-  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+  succeed(xq_weight_only_check(&op));
   const int threads = runtime::useful_threads(weight.numel() * op.rows / kMultiplyAddsEach);
   runtime::split(op.out_features, threads, [&](int64_t begin, int64_t end) {
     xq_weight_only_run(&op, begin, end);

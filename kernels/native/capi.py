@@ -1,7 +1,7 @@
 """The C interface of ``native.h`` through ctypes and numpy, for tests and measurements.
 
-Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; any other strides do. The
-input of ``quantize`` and the output of ``dequantize`` are float32 of any strides.
+Tensors are numpy uint8 arrays ``(n, d, h, w, c)`` with adjacent channels; other strides are free.
+The input of ``quantize`` and the output of ``dequantize`` are float32 of any strides.
 """
 
 from __future__ import annotations
@@ -146,6 +146,62 @@ class Op(ctypes.Structure):
     ]
 
 
+class Linear(ctypes.Structure):
+    """``xq_linear``."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("in_features", "out_features", "activation")]
+
+
+class Codes(ctypes.Structure):
+    """``xq_codes``."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("codes", "scale", "zp")]
+
+
+class Rows(ctypes.Structure):
+    """``xq_rows``."""
+
+    _fields_ = [
+        ("isa", ctypes.c_int32),
+        ("rows", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+        ("packed", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
+        ("in_", Codes),
+        ("x", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("norm", ctypes.c_int32),
+        ("norm_weight", ctypes.c_void_p),
+        ("norm_bias", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("total", ctypes.c_void_p),
+        ("normed", ctypes.c_void_p),
+        ("out", Codes),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class Attention(ctypes.Structure):
+    """``xq_attention``."""
+
+    _fields_ = [
+        ("isa", ctypes.c_int32),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "queries", "keys", "heads", "kv_heads", "size")
+        ),
+        *((name, ctypes.c_void_p) for name in "qkv"),
+        *((f"{name}_stride", ctypes.c_int64 * 3) for name in "qkv"),
+        ("mask", ctypes.c_void_p),
+        ("mask_is_bool", ctypes.c_int32),
+        ("mask_stride", ctypes.c_int64 * 3),
+        ("causal", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("out", ctypes.c_void_p),
+        ("threads", ctypes.c_int32),
+    ]
+
+
 class NativeError(ValueError):
     """The library refused a call; the text is the status's."""
 
@@ -202,6 +258,25 @@ class Library:
         self.lib.xq_conv_scratch.restype = ctypes.c_size_t
         self.lib.xq_conv_items.restype = ctypes.c_int64
         self.lib.xq_op_items.restype = ctypes.c_int64
+        for name in ("xq_linear_packed_size", "xq_rows_shared", "xq_rows_scratch"):
+            getattr(self.lib, name).restype = ctypes.c_size_t
+        self.lib.xq_rows_items.restype = ctypes.c_int64
+        self.lib.xq_attention_scratch.restype = ctypes.c_size_t
+        self.lib.xq_attention_items.restype = ctypes.c_int64
+        self.lib.xq_attention_run.argtypes = [
+            ctypes.POINTER(Attention),
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        ]
+        self.lib.xq_rows_run.argtypes = [
+            ctypes.POINTER(Rows),
+            ctypes.c_int,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
         for name in ("xq_conv_run", "xq_op_run", "xq_set_caches"):
             getattr(self.lib, name).restype = None
         self.lib.xq_conv_run.argtypes = [
@@ -271,6 +346,50 @@ class Library:
             scratch = aligned(self.lib.xq_conv_scratch(ctypes.byref(call)))
         items = self.lib.xq_conv_items(ctypes.byref(call))
         self.lib.xq_conv_run(ctypes.byref(call), 0, items, scratch.ctypes.data)
+
+    def pack_linear(
+        self,
+        weight: npt.NDArray[np.int8],
+        scale: Floats,
+        bias: Floats | None,
+        isa: str,
+        activation: int = 0,
+    ) -> Bytes:
+        """Weights (out, in) of a linear with float output; ``activation`` is an ``xq_activation``."""
+        linear = Linear(weight.shape[1], weight.shape[0], activation)
+        size = self.lib.xq_linear_packed_size(ctypes.byref(linear), ISAS[isa])
+        if size == 0:
+            raise NativeError(f"{isa} refuses this linear")
+        packed = aligned(size)
+        bias_at = None if bias is None else bias.ctypes.data
+        arguments = (weight.ctypes.data, scale.ctypes.data, bias_at, packed.ctypes.data)
+        self.check(
+            self.lib.xq_linear_pack(
+                ctypes.byref(linear), ISAS[isa], *(ctypes.c_void_p(at) for at in arguments)
+            )
+        )
+        return packed
+
+    def rows(self, op: Rows) -> None:
+        """Run all items of an op on row codes, each with scratch memory of its own, on this thread."""
+        at = ctypes.byref(op)
+        self.check(self.lib.xq_rows_check(at))
+        shared = aligned(self.lib.xq_rows_shared(at))
+        for phase in (0, 1):
+            for item in range(self.lib.xq_rows_items(at, phase)):
+                scratch = aligned(self.lib.xq_rows_scratch(at))
+                scratch[:] = 0xFF  # NaN, as floats
+                where = (shared.ctypes.data, scratch.ctypes.data)
+                self.lib.xq_rows_run(at, phase, item, item + 1, *where)
+
+    def attention(self, op: Attention) -> None:
+        """Run all items of an attention, each with scratch memory of its own, on this thread."""
+        at = ctypes.byref(op)
+        self.check(self.lib.xq_attention_check(at))
+        for item in range(self.lib.xq_attention_items(at)):
+            scratch = aligned(self.lib.xq_attention_scratch(at))
+            scratch[:] = 0xFF  # NaN, as floats
+            self.lib.xq_attention_run(at, item, item + 1, scratch.ctypes.data)
 
     def op(
         self, kind: str, isa: str, a: Bytes | Floats, out: Bytes | Floats, **fields: Any

@@ -96,7 +96,7 @@ size_t xq_conv_scratch(const xq_conv_call* call) {
   if (p.algo == XQ_ALGO_REFERENCE) return 0;
   if (p.algo == XQ_ALGO_DEPTHWISE) {
     const int64_t columns = depthwise_strip_columns(p, depthwise_tile(p, call->out.w));
-    return static_cast<size_t>(columns * p.depthwise.quads * p.lanes * 16 + 4 * kAlign);
+    return static_cast<size_t>(columns * depthwise_column(p) + 4 * kAlign);
   }
   return p.algo == XQ_ALGO_WINOGRAD ? winograd_scratch(*call) : dense_scratch(*call);
 }

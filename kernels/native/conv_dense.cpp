@@ -217,7 +217,7 @@ int64_t tail_rows(const Shape& s) {
   return round_up(kTileRows + spare_rows(s), kTileRows);
 }
 
-// Rows of pixels that lie `stride_w` apart, read in place but for the last few.
+// Rows of pixels that lie `stride_w` apart, read in place, except for the last few.
 void run_direct(const Shape& s, DenseTask t, const uint8_t* a, int64_t rows, uint8_t* scratch) {
   const int64_t zero = 0;
   t.a = a, t.offsets = &zero, t.lda = s.in.stride_w;

@@ -166,7 +166,7 @@ void layout_depthwise(Layout& l) {
   l.head.depthwise = depthwise_plan(l.head.geo);
   const DepthwisePlan& d = l.head.depthwise;
   const int64_t channels = l.head.conv.out_channels;
-  const int64_t quads = int64_t{d.rows} * d.quads * l.head.geo.kernel[2];
+  const int64_t quads = int64_t{d.rows} * d.quads * l.head.geo.kernel[2] * depthwise_halves(l.head.isa);
   for (int64_t c = 0; c < channels;) {
     const int64_t left = channels - c, lanes = l.head.lanes;
     // A block of 4 vectors is worth its empty lanes once 3 of the 4 are used.
@@ -351,19 +351,24 @@ void pack_grouped(const Layout& l, const Weights& w, char* base) {
 void pack_depthwise(const Layout& l, const Weights& w, int8_t* to) {
   const Packed& h = l.head;
   const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
+  const int halves = depthwise_halves(h.isa);
   for (const Block& block : l.blocks) {
     int8_t* at = to + block.w_off;
     for (int64_t r = 0; r < h.depthwise.rows; ++r)
       for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
         for (int64_t x = 0; x < kw; ++x)
-          for (int vec = 0; vec < block.vecs; ++vec)
+          for (int vec = 0; vec < block.vecs; ++vec) {
             for (int lane = 0; lane < h.lanes; ++lane)
-              for (int i = 0; i < 4; ++i, ++at) {
+              for (int i = 0; i < 4; ++i) {
                 const int64_t c = channel_of(block.vecs, vec, lane);
                 const int64_t y = quad * 4 + i - r * h.geo.stride[1];
-                if (c < block.count && y >= 0 && y < kh)
-                  *at = w(block.out_c + c, block.out_c + c, 0, y, x);
+                if (c >= block.count || y < 0 || y >= kh) continue;
+                const int8_t weight = w(block.out_c + c, block.out_c + c, 0, y, x);
+                if (halves == 1) at[lane * 4 + i] = weight;
+                else reinterpret_cast<int16_t*>(at)[(i % 2 * h.lanes + lane) * 2 + i / 2] = weight;
               }
+            at += halves * h.lanes * 4;
+          }
   }
 }
 
@@ -469,6 +474,15 @@ size_t xq_conv_packed_size(const xq_conv* conv, int isa) {
 namespace xq {
 namespace {
 
+// As the epilogues look it up: without VBMI in rows of 16 codes, each of which holds the difference to the row
+// before it, but for the first of either half.
+void place_lut(const uint8_t* lut, int isa, uint8_t* to) {
+  memcpy(to, lut, 256);
+  if (isa == XQ_ISA_REFERENCE || isa == XQ_ISA_AMX_INT8) return;
+  for (int i = 16; i < 256; ++i)
+    if (i / 16 % 8) to[i] = static_cast<uint8_t>(lut[i] ^ lut[i - 16]);
+}
+
 // Writes the blob that `l` lays out.
 void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void* packed) {
   memset(packed, 0, static_cast<size_t>(l.head.size));
@@ -478,7 +492,7 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
   head->residual = q.residual, head->res_zp = q.res_zp, head->res_mult = q.res_mult;
   head->has_lut = q.lut != nullptr;
   char* base = static_cast<char*>(packed);
-  if (q.lut) memcpy(base + head->lut, q.lut, 256);
+  if (q.lut) place_lut(q.lut, head->isa, reinterpret_cast<uint8_t*>(base + head->lut));
   if (!l.blocks.empty()) memcpy(base + head->blocks, l.blocks.data(), l.blocks.size() * sizeof(Block));
   if (!l.runs.empty()) memcpy(base + head->runs, l.runs.data(), l.runs.size() * sizeof(Run));
   const Weights w{l.head.conv, weight};

@@ -7,10 +7,20 @@
 
 namespace {
 
-template <class V, int ROWS, int VECS>
-void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
-                const xq::Block& block, int32_t* sums) {
+// Rows of a segment that become output together.
+template <class Out>
+struct Tile {
+  const Out& epilogue;
+  const xq::DenseTask& task;
+  const xq::Block& block;
+  int64_t segment, first, rows;
+};
+
+template <class V, int ROWS, int VECS, class Out>
+void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
   using I = typename V::I;
+  const xq::Packed& p = *tile.task.packed;
+  const xq::Block& block = tile.block;
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
@@ -64,24 +74,28 @@ void dense_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_
       for (; order < end; ++order) step(*order, V::dot, as_it_is);
     }
   }
+  if (ROWS == tile.rows &&
+      put_vectors<ROWS, VECS>(tile.epilogue, tile.task, block, tile.segment, tile.first, acc))
+    return;
+  alignas(64) int32_t sums[ROWS * VECS * V::kLanes];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
+  put_rows<V, VECS>(tile.epilogue, tile.task, block, tile.segment, tile.first, tile.rows, sums, VECS * V::kLanes);
 }
 
-template <class V, int VECS>
-void dense_rows(int64_t rows, const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
-                const xq::Block& block, int32_t* sums) {
+template <class V, int VECS, class Out>
+void dense_rows(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
   if constexpr (V::kRows <= 6) {
-    if (rows == 3) return dense_tile<V, 3, VECS>(p, a, lda, offsets, block, sums);
-    if (rows == 5) return dense_tile<V, 5, VECS>(p, a, lda, offsets, block, sums);
+    if (tile.rows == 3) return dense_tile<V, 3, VECS>(tile, a, lda, offsets);
+    if (tile.rows == 5) return dense_tile<V, 5, VECS>(tile, a, lda, offsets);
   }
-  switch (rows) {
-    case 1: return dense_tile<V, 1, VECS>(p, a, lda, offsets, block, sums);
-    case 2: return dense_tile<V, 2, VECS>(p, a, lda, offsets, block, sums);
-    case 3: case 4: return dense_tile<V, 4, VECS>(p, a, lda, offsets, block, sums);
-    case 5: case 6: return dense_tile<V, 6, VECS>(p, a, lda, offsets, block, sums);
-    case 7: case 8: return dense_tile<V, 8, VECS>(p, a, lda, offsets, block, sums);
-    case 9: case 10: return dense_tile<V, 10, VECS>(p, a, lda, offsets, block, sums);
-    default: return dense_tile<V, 12, VECS>(p, a, lda, offsets, block, sums);
+  switch (tile.rows) {
+    case 1: return dense_tile<V, 1, VECS>(tile, a, lda, offsets);
+    case 2: return dense_tile<V, 2, VECS>(tile, a, lda, offsets);
+    case 3: case 4: return dense_tile<V, 4, VECS>(tile, a, lda, offsets);
+    case 5: case 6: return dense_tile<V, 6, VECS>(tile, a, lda, offsets);
+    case 7: case 8: return dense_tile<V, 8, VECS>(tile, a, lda, offsets);
+    case 9: case 10: return dense_tile<V, 10, VECS>(tile, a, lda, offsets);
+    default: return dense_tile<V, 12, VECS>(tile, a, lda, offsets);
   }
 }
 
@@ -123,7 +137,6 @@ template <class V, int VECS, class Out>
 void dense_rows_of(const xq::DenseTask& t, const Out& epilogue, int b, int64_t segment, int64_t m, int64_t end) {
   const xq::Packed& p = *t.packed;
   const xq::Block& block = p.at<xq::Block>(p.blocks)[b];
-  alignas(64) int32_t sums[12 * VECS * V::kLanes];
   const bool in_tail = m >= t.tail_begin;
   const int64_t lda = in_tail ? t.tail_lda : t.lda;
   const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * lda : t.a + segment * t.a_segment + m * lda;
@@ -132,15 +145,15 @@ void dense_rows_of(const xq::DenseTask& t, const Out& epilogue, int b, int64_t s
   const int64_t tiles = xq::ceil_div(end - m, V::kRows), fewest = (end - m) / tiles, longer = (end - m) % tiles;
   for (int64_t i = 0; i < tiles; ++i) {
     const int64_t rows = fewest + (i < longer);
+    const Tile<Out> tile{epilogue, t, block, segment, m, rows};
     if (!V::kVnni && block.regroup) {
       alignas(64) uint8_t regrouped[V::kVnni ? 1 : V::kRows * (xq::kMaxRegroup + 64)];
       const int64_t stride = xq::round_up(p.at<xq::Run>(p.runs)->bytes, 64) + 64, zero = 0;
       regroup_rows<V>(p, b, a + t.offsets[0], lda, rows, regrouped, stride);
-      dense_rows<V, VECS>(rows, p, regrouped, stride, &zero, block, sums);
+      dense_rows<V, VECS>(tile, regrouped, stride, &zero);
     } else {
-      dense_rows<V, VECS>(rows, p, a, lda, t.offsets, block, sums);
+      dense_rows<V, VECS>(tile, a, lda, t.offsets);
     }
-    put_rows<V, VECS>(epilogue, t, block, segment, m, rows, sums, VECS * V::kLanes);
     m += rows, a += rows * lda;
   }
 }

@@ -1,11 +1,16 @@
 // Depthwise convolution of any width. Four input rows are woven into a strip with the four bytes of
 // a channel adjacent, so that one dot product takes four rows of taps at once. A strip serves all
-// horizontal taps and, shifted in the weights, several output rows.
+// horizontal taps and, shifted in the weights, several output rows. Wide strips hold the four bytes as 16 bits,
+// even and odd ones apart: see xq::depthwise_halves.
 #pragma once
 
 #include "epilogue.h"
 
 namespace {
+
+// Bytes that a vector of lanes takes in a strip and in weights.
+template <class V>
+constexpr int64_t kLaneBytes = V::kLanes * 4 * (V::kWideStrips ? 2 : 1);
 
 template <class V>
 struct Strip {
@@ -16,8 +21,7 @@ struct Strip {
   int vecs;
   const uint8_t* padding;
 
-  int64_t vector_bytes() const { return V::kLanes * 4; }
-  int64_t quad_bytes() const { return columns * vecs * vector_bytes(); }
+  int64_t quad_bytes() const { return columns * vecs * kLaneBytes<V>; }
 
   const uint8_t* row(int64_t tap) const {
     const int64_t y = t.y * p.geo.stride[1] + tap * p.geo.dilation[1] - p.geo.pad[1];
@@ -25,13 +29,18 @@ struct Strip {
     return t.in->data + t.n * t.in->stride_n + y * t.in->stride_h + block.a_off;
   }
 
+  static void put(uint8_t* to, typename V::I v) {
+    if constexpr (!V::kWideStrips) return V::store(to, v);
+    V::store(to, V::even_bytes(v)), V::store(to + V::kLanes * 4, V::odd_bytes(v));
+  }
+
   void weave(const uint8_t* const row[4], uint8_t* to) const {
     if (vecs == 4) {
       typename V::I v[4];
       V::weave4(row, block.count, v);
-      for (int i = 0; i < 4; ++i) V::store(to + i * vector_bytes(), v[i]);
+      for (int i = 0; i < 4; ++i) put(to + i * kLaneBytes<V>, v[i]);
     } else {
-      V::store(to, V::weave1(row, block.count));
+      put(to, V::weave1(row, block.count));
     }
   }
 
@@ -44,7 +53,7 @@ struct Strip {
       if (!start[i]) start[i] = padding;
     }
     const uint8_t* const outside[4] = {padding, padding, padding, padding};
-    const int64_t bytes = vecs * vector_bytes();
+    const int64_t bytes = vecs * kLaneBytes<V>;
     const int64_t from = xq::min64(xq::max64(-first, 0), columns);
     const int64_t to_column = xq::max64(xq::min64(t.in->w - first, columns), from);
     for (int64_t x = 0; x < from; ++x) weave(outside, to + x * bytes);
@@ -70,7 +79,7 @@ __attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const uint8
                                                 const int8_t* w, int64_t r, const int32_t* corr,
                                                 int32_t* to) {
   using I = typename V::I;
-  constexpr int64_t kVector = V::kLanes * 4, kColumn = VECS * kVector;
+  constexpr int64_t kVector = kLaneBytes<V>, kColumn = VECS * kVector;
   const int64_t kw = p.geo.kernel[2];
   const int64_t step = p.geo.stride[2] * kColumn, dilation = p.geo.dilation[2] * kColumn;
   I sum[PIXELS * VECS];
@@ -78,14 +87,19 @@ __attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const uint8
   for (int64_t quad = 0; quad < p.depthwise.quads; ++quad, w += kw * kColumn, strip += quad_bytes) {
     if (!quad_used(p, r, quad)) continue;
     for (int64_t x = 0; x < kw; ++x) {
-      I weights[VECS];
-      unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + x * kColumn + v * kVector); });
       const uint8_t* at = strip + x * dilation;
-      unroll<PIXELS>([&](int i) XQ_INLINE {
-        unroll<VECS>([&](int v) XQ_INLINE {
-          sum[i * VECS + v] = V::dot(sum[i * VECS + v], V::load(at + v * kVector), weights[v]);
+      unroll<VECS>([&](int v) XQ_INLINE {
+        const int8_t* weights = w + x * kColumn + v * kVector;
+        unroll<PIXELS>([&](int i) XQ_INLINE {
+          const uint8_t* pixel = at + i * step + v * kVector;
+          I& acc = sum[i * VECS + v];
+          if constexpr (V::kWideStrips) {
+            acc = V::dot16(acc, V::load(pixel), V::load(weights));
+            acc = V::dot16(acc, V::load(pixel + kVector / 2), V::load(weights + kVector / 2));
+          } else {
+            acc = V::dot(acc, V::load(pixel), V::load(weights));
+          }
         });
-        at += step;
       });
     }
   }
@@ -97,7 +111,7 @@ void depthwise_row(const xq::DepthwiseTask& t, const xq::Block& block, const Epi
                    const uint8_t* strip, int64_t quad_bytes, int64_t r, int64_t begin, int64_t end) {
   constexpr int kPixels = VECS == 4 ? V::kStripPixels : 8, kBatch = 24;
   const xq::Packed& p = *t.packed;
-  const int64_t per_row = p.depthwise.quads * p.geo.kernel[2] * VECS * V::kLanes * 4;
+  const int64_t per_row = p.depthwise.quads * p.geo.kernel[2] * VECS * kLaneBytes<V>;
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off + r * per_row;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
   const float *mult = p.at<float>(p.mult) + block.s_off, *bias = p.at<float>(p.bias) + block.s_off;
@@ -107,7 +121,7 @@ void depthwise_row(const xq::DepthwiseTask& t, const xq::Block& block, const Epi
   uint8_t* out = place(*t.out);
   const uint8_t* res = t.res ? place(*t.res) : nullptr;
   const int64_t res_step = t.res ? t.res->stride_w : 0;
-  const int64_t step = p.geo.stride[2] * VECS * V::kLanes * 4;
+  const int64_t step = p.geo.stride[2] * VECS * kLaneBytes<V>;
   constexpr int64_t kLds = VECS * V::kLanes;
   alignas(64) int32_t sums[kBatch * kLds];
   for (int64_t x = 0; x < end - begin; x += kBatch) {

@@ -46,10 +46,12 @@ struct Epilogue {
   }
 
   template <int VECS, bool PLAIN>
-  static void rows_of(Epilogue e, const int32_t* sums, int64_t lds, int64_t rows, const float* mult,
+  static void rows_of(const Epilogue& all, const int32_t* sums, int64_t lds, int64_t rows, const float* mult,
                       const float* bias, uint8_t* out, int64_t stride, const uint8_t* res,
                       int64_t res_stride, int count) {
-    // By value, and scalars in local vectors: a store of bytes could otherwise change them.
+    // A copy, of which only what is used is made, and scalars in local vectors: a store of bytes could otherwise
+    // change them.
+    const Epilogue e = all;
     F m[VECS], b[VECS];
     for (int i = 0; i < VECS; ++i) m[i] = V::loadf(mult + i * V::kLanes), b[i] = V::loadf(bias + i * V::kLanes);
     constexpr int kPixels = 4 / VECS;
@@ -76,6 +78,40 @@ struct Epilogue {
     f(*this, sums, lds, rows, mult, bias, out, stride, res, res_stride, count);
   }
 };
+
+// The same for ROWS rows whose sums are still in registers, if they are adjacent pixels; else false. What small
+// products cost is mostly this.
+template <int ROWS, int VECS, class V>
+XQ_INLINE inline bool put_vectors(const Epilogue<V>& all, const xq::DenseTask& t, const xq::Block& b, int64_t segment,
+                                  int64_t begin, const typename V::I acc[ROWS * VECS]) {
+  using I = typename V::I;
+  using F = typename V::F;
+  const int64_t y = begin < t.row_len ? 0 : begin / t.row_len, x = begin - y * t.row_len;
+  if (x + ROWS > t.row_valid) return false;
+  const xq::Packed& p = *t.packed;
+  F m[VECS], bias[VECS];
+  unroll<VECS>([&](int v) XQ_INLINE {
+    m[v] = V::loadf(p.at<float>(p.mult) + b.s_off + v * V::kLanes);
+    bias[v] = V::loadf(p.at<float>(p.bias) + b.s_off + v * V::kLanes);
+  });
+  uint8_t* out = t.out + segment * t.out_segment + b.out_c + y * t.out_row + x * t.out_pixel;
+  const uint8_t* res = t.res ? t.res + segment * t.res_segment + b.out_c + y * t.res_row + x * t.res_pixel : nullptr;
+  const auto put = [&]<bool PLAIN>() XQ_INLINE {
+    const Epilogue<V> e = all;
+    constexpr int kPixels = 4 / VECS;
+    unroll<(ROWS + kPixels - 1) / kPixels>([&](int i) XQ_INLINE {
+      I v[4];
+      unroll<4>([&](int k) XQ_INLINE { v[k] = acc[xq::min64(4 * i + k, ROWS * VECS - VECS + k % VECS)]; });
+      const int pixels = ROWS - kPixels * i < kPixels ? ROWS - kPixels * i : kPixels;
+      const uint8_t* more = res ? res + kPixels * i * t.res_pixel : nullptr;
+      e.template apply<VECS, PLAIN>(v, m, bias, out + kPixels * i * t.out_pixel, t.out_pixel, more,
+                                    t.res_pixel, pixels, b.count);
+    });
+  };
+  if (all.plain() && !res) put.template operator()<true>();
+  else put.template operator()<false>();
+  return true;
+}
 
 // Rows [begin, begin + count) of a task's segment, whose sums lie in a tile: the valid ones go out.
 template <class V, int VECS>

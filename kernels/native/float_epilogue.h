@@ -51,32 +51,55 @@ struct FloatEpilogue {
   explicit FloatEpilogue(const xq::Packed&) {}
 };
 
-template <class V, int VECS, int ACTIVATION>
-void float_rows(const xq::DenseTask& t, const xq::Block& b, int64_t begin, int64_t count,
-                const int32_t* sums, int64_t lds) {
+// FULL: the block has a channel for each of its lanes.
+template <class V, int VECS, int ACTIVATION, bool FULL>
+XQ_INLINE inline void float_span(const xq::DenseTask& t, const xq::Block& b, int64_t begin, int64_t count,
+                                 const int32_t* sums, int64_t lds) {
   using I = typename V::I;
   using F = typename V::F;
   const xq::Packed& p = *t.packed;
-  I weight_sums[VECS];
+  const int32_t* weight_sums = p.at<int32_t>(p.weight_sums) + b.s_off;
+  const float *mults = p.at<float>(p.mult) + b.s_off, *biases = p.at<float>(p.bias) + b.s_off;
+  I sum_of[VECS];
   F mult[VECS], bias[VECS];
-  for (int v = 0; v < VECS; ++v) {
-    const int64_t at = b.s_off + v * V::kLanes;
-    weight_sums[v] = V::load(p.at<int32_t>(p.weight_sums) + at);
-    mult[v] = V::loadf(p.at<float>(p.mult) + at), bias[v] = V::loadf(p.at<float>(p.bias) + at);
-  }
-  uint8_t* out = t.out + begin * t.out_pixel + int64_t{b.out_c} * 4;
-  for (int64_t m = 0; m < count; ++m, sums += lds, out += t.out_pixel) {
-    const I zp = V::set32(t.row_zp[begin + m]);
-    const F scale = V::setf(t.row_scale[begin + m]);
+  unroll<VECS>([&](int v) XQ_INLINE {
+    sum_of[v] = V::load(weight_sums + v * V::kLanes);
+    mult[v] = V::loadf(mults + v * V::kLanes), bias[v] = V::loadf(biases + v * V::kLanes);
+  });
+  // Copies: what is behind a reference would be read again after every store.
+  const int64_t step = t.out_pixel, channels = b.count;
+  const float* scales = t.row_scale + begin;
+  const int32_t* zps = t.row_zp + begin;
+  uint8_t* out = t.out + begin * step + int64_t{b.out_c} * 4;
+  for (int64_t m = 0; m < count; ++m, sums += lds, out += step) {
+    const I zp = V::set32(zps[m]);
+    const F scale = V::setf(scales[m]);
     F x[VECS];
-    for (int v = 0; v < VECS; ++v) {
-      const I sum = V::sub32(V::load(sums + v * V::kLanes), V::mul32(zp, weight_sums[v]));
+    unroll<VECS>([&](int v) XQ_INLINE {
+      const I sum = V::sub32(V::load(sums + v * V::kLanes), V::mul32(zp, sum_of[v]));
       x[v] = activate<V, ACTIVATION>(V::fma(V::to_float(sum), V::mul(scale, mult[v]), bias[v]));
-    }
+    });
     V::template channels_in_order<VECS>(x);
-    for (int v = 0; v < VECS && v * V::kLanes < b.count; ++v)
-      V::store_floats(out + v * V::kLanes * 4, x[v], b.count - v * V::kLanes);
+    unroll<VECS>([&](int v) XQ_INLINE {
+      uint8_t* to = out + v * V::kLanes * 4;
+      if constexpr (FULL) V::store(to, V::as_bits(x[v]));
+      else if (v * V::kLanes < channels) V::store_floats(to, x[v], channels - v * V::kLanes);
+    });
   }
+}
+
+// Sums become floats from memory: see put_vectors of Epilogue.
+template <int ROWS, int VECS, class V>
+bool put_vectors(const FloatEpilogue<V>&, const xq::DenseTask&, const xq::Block&, int64_t, int64_t,
+                 const typename V::I*) {
+  return false;
+}
+
+template <class V, int VECS, int ACTIVATION>
+XQ_INLINE inline void float_rows(const xq::DenseTask& t, const xq::Block& b, int64_t begin, int64_t count,
+                                 const int32_t* sums, int64_t lds) {
+  if (b.count == VECS * V::kLanes) float_span<V, VECS, ACTIVATION, true>(t, b, begin, count, sums, lds);
+  else float_span<V, VECS, ACTIVATION, false>(t, b, begin, count, sums, lds);
 }
 
 // Rows [begin, begin + count) of a task, which has one segment and no rows to drop.

@@ -5,6 +5,7 @@
 #include "vec512.h"
 
 #include "amx.h"
+#include "amx_linear.h"
 #include "depthwise.h"
 #include "grouped.h"
 #include "im2col.h"
@@ -15,7 +16,8 @@
 namespace xq {
 using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense_amx<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
+                               linear_amx<V>, quantize_rows<V>, weight_only<V>, finish_rows<V>,
+                               {}, nullptr};
 }  // namespace xq
 
 XQ_TARGET_END

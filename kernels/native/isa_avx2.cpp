@@ -4,6 +4,7 @@
 
 #include "vec256.h"
 
+#include "attention.h"
 #include "depthwise.h"
 #include "dense.h"
 #include "grouped.h"
@@ -16,7 +17,8 @@
 namespace xq {
 using V = Vec256<false>;
 const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, finish_rows<V>,
+                               {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, winograd<V>};
 }  // namespace xq
 
 XQ_TARGET_END

@@ -7,8 +7,6 @@
 namespace xq {
 namespace {
 
-constexpr int64_t kTileRows = 32;
-
 const Packed* packed_of(const xq_linear_call& call) {
   const auto* p = static_cast<const Packed*>(call.packed);
   const bool ours = p && reinterpret_cast<uintptr_t>(p) % kAlign == 0 && p->magic == kMagic;
@@ -28,7 +26,7 @@ struct Codes {
     const auto& p = *static_cast<const Packed*>(call.packed);
     lda = round_up(p.conv.in_channels, kAlign);
     if (lda % (2 * kAlign) == 0) lda += kAlign;
-    rows = round_up(call.rows, kTileRows);
+    rows = round_up(call.rows, kRowTile);
     codes = static_cast<uint8_t*>(call.codes);
     size = rows * (lda + 8);
     if (!codes) return;
@@ -44,7 +42,7 @@ struct Parts {
 
 Parts parts_of(const xq_linear_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
-  const int64_t tiles = ceil_div(call.rows, kTileRows), threads = call.threads;
+  const int64_t tiles = ceil_div(call.rows, kRowTile), threads = call.threads;
   // Sharing out outputs reads the rows once a thread; sharing out rows the weights.
   const bool wide = p.conv.out_channels > call.rows && p.n_blocks >= threads;
   if (p.algo != XQ_ALGO_REFERENCE && (wide || tiles < threads))
@@ -59,25 +57,6 @@ float activate(float x, int32_t activation) {
     case XQ_ACT_GELU_TANH: return 0.5f * x * (1 + std::tanh(0.797884561f * (x + 0.044715f * x * x * x)));
     case XQ_ACT_SILU: return x / (1 + std::exp(-x));
     default: return x;
-  }
-}
-
-void quantize_reference(const RowsTask& t) {
-  for (int64_t m = 0; m < t.rows; ++m) {
-    const auto* row = reinterpret_cast<const float*>(t.in + m * t.in_stride);
-    float low = 0, high = 0;
-    bool finite = true;
-    for (int64_t k = 0; k < t.features; ++k) {
-      low = std::min(low, row[k]), high = std::max(high, row[k]);
-      finite = finite && std::isfinite(row[k]);
-    }
-    const RowRange range = range_of(low, high, finite);
-    t.scale[m] = range.scale;
-    t.zp[m] = finite ? static_cast<int32_t>(std::nearbyint(-low * range.inverse)) : 0;
-    for (int64_t k = 0; k < t.features; ++k) {
-      const float steps = finite ? std::nearbyint(row[k] * range.inverse) : 0;
-      t.codes[m * t.lda + k] = static_cast<uint8_t>(std::clamp(static_cast<int32_t>(steps) + t.zp[m], 0, 255));
-    }
   }
 }
 
@@ -108,10 +87,34 @@ void multiply(const xq_linear_call& call, const Codes& codes, int64_t begin, int
   t.out = reinterpret_cast<uint8_t*>(call.out) + begin * t.out_pixel;
   t.row_scale = codes.scale + begin, t.row_zp = codes.zp + begin;
   t.block_begin = b0, t.block_end = b1;
-  p.isa == XQ_ISA_REFERENCE ? linear_reference(t) : kernels_of(p.isa).linear(t);
+  linear_product(t);
 }
 
 }  // namespace
+
+void linear_product(const DenseTask& t) {
+  t.packed->isa == XQ_ISA_REFERENCE ? linear_reference(t) : kernels_of(t.packed->isa).linear(t);
+}
+
+void quantize_reference(const RowsTask& t) {
+  for (int64_t m = 0; m < t.rows; ++m) {
+    const auto* row = reinterpret_cast<const float*>(t.in + m * t.in_stride);
+    float low = 0, high = 0;
+    bool finite = true;
+    for (int64_t k = 0; k < t.features; ++k) {
+      low = std::min(low, row[k]), high = std::max(high, row[k]);
+      finite = finite && std::isfinite(row[k]);
+    }
+    const RowRange range = range_of(low, high, finite);
+    t.scale[m] = range.scale;
+    t.zp[m] = finite ? static_cast<int32_t>(std::nearbyint(-low * range.inverse)) : 0;
+    for (int64_t k = 0; k < t.features; ++k) {
+      const float steps = finite ? std::nearbyint(row[k] * range.inverse) : 0;
+      t.codes[m * t.lda + k] = static_cast<uint8_t>(std::clamp(static_cast<int32_t>(steps) + t.zp[m], 0, 255));
+    }
+  }
+}
+
 }  // namespace xq
 
 using namespace xq;
@@ -153,8 +156,8 @@ void xq_linear_run(const xq_linear_call* call, int64_t begin, int64_t end) {
   const Codes codes(*call);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t r = item / parts.by_block, b = item % parts.by_block;
-    const int64_t first = r * parts.tiles / parts.by_row * kTileRows;
-    const int64_t last = min64((r + 1) * parts.tiles / parts.by_row * kTileRows, call->rows);
+    const int64_t first = r * parts.tiles / parts.by_row * kRowTile;
+    const int64_t last = min64((r + 1) * parts.tiles / parts.by_row * kRowTile, call->rows);
     if (parts.by_block == 1) xq_linear_quantize(call, first, last);
     multiply(*call, codes, first, last, static_cast<int32_t>(b * p.n_blocks / parts.by_block),
              static_cast<int32_t>((b + 1) * p.n_blocks / parts.by_block));

@@ -2,7 +2,6 @@
 // each; symmetric weights.
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <ATen/quantized/Quantizer.h>
 
 #include <array>
@@ -11,6 +10,7 @@
 #include <tuple>
 
 #include "../native/native.h"
+#include "../runtime/memory.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
@@ -18,23 +18,6 @@
 
 namespace x86quant {
 namespace {
-
-void succeed(int status) {
-  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
-}
-
-// Memory the native kernels may use: 64-byte aligned.
-class Aligned {
- public:
-  explicit Aligned(size_t size) : memory_(static_cast<char*>(c10::alloc_cpu(size ? size : 1))) {}
-  ~Aligned() { c10::free_cpu(memory_); }
-  Aligned(const Aligned&) = delete;
-  Aligned& operator=(const Aligned&) = delete;
-  void* get() const { return memory_; }
-
- private:
-  char* memory_;
-};
 
 template <int N>
 std::array<int32_t, 3> three(const std::vector<int64_t>& values, int32_t missing) {
@@ -90,7 +73,7 @@ struct NativeConv final : GeometryOf<N> {
  private:
   // Everything that is folded into a packed weight.
   using Key = std::tuple<double, int64_t, double, int64_t, bool>;
-  using Packed = std::shared_ptr<Aligned>;
+  using Packed = std::shared_ptr<runtime::Buffer>;
 
   Packed pack(const Key& key) {
     std::lock_guard<std::mutex> guard(lock_);
@@ -115,8 +98,8 @@ struct NativeConv final : GeometryOf<N> {
     requant.hi = 255;
     const size_t size = xq_conv_packed_size(&conv_, isa_);
     TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this convolution");
-    auto packed = std::make_shared<Aligned>(size);
-    succeed(xq_conv_pack(&conv_, isa_, codes_.const_data_ptr<int8_t>(), &requant, packed->get()));
+    auto packed = std::make_shared<runtime::Buffer>(size);
+    succeed(xq_conv_pack(&conv_, isa_, codes_.const_data_ptr<int8_t>(), &requant, packed->data()));
     // A layer has one set of quantization parameters; if a caller varies them, do not hoard.
     if (packed_.size() >= 4) packed_.clear();
     packed_.emplace(key, packed);
@@ -165,7 +148,7 @@ struct NativeConv final : GeometryOf<N> {
     std::vector<int64_t> in_size = x.sizes().vec();
     in_size[1] *= multiplier_;
     xq_conv_call call{};
-    call.packed = packed->get();
+    call.packed = packed->data();
     call.in = view(static_cast<uint8_t*>(in.data_ptr()), in_size);
     call.out = view(static_cast<uint8_t*>(y.data_ptr()), size);
     call.threads = runtime::useful_threads(at::get_num_threads());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "conv_kernel.h"
 #include "program.h"
 
 namespace x86quant::runtime {
@@ -97,13 +98,11 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.class_<PackedConv>("PackedConv").def("bytes", &PackedConv::bytes);
   m.class_<Program>("Program")
       .def(torch::init<int64_t, int64_t>())
-      .def("add_conv", &Program::add_conv)
-      .def("add_op", &Program::add_op)
-      .def("add_copy", &Program::add_copy)
       .def("add_output", &Program::add_output)
       .def("expect", &Program::expect)
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
       .def("repeat", &Program::repeat);
+  m.def("step_kinds() -> str[]", [] { return step_kinds(); });
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",
         [](std::string kernel, at::Tensor weight, at::Tensor mult, std::optional<at::Tensor> bias,

@@ -36,10 +36,6 @@ class NativeConv final : public PackedConv {
   int64_t bytes() const override { return static_cast<int64_t>(packed_.size()); }
 
  private:
-  static void succeed(int status) {
-    TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
-  }
-
   int64_t multiply_adds(const xq_tensor& out) const {
     return out.n * out.d * out.h * out.w * out.c * (conv_.in_channels / conv_.groups) *
            conv_.kernel[0] * conv_.kernel[1] * conv_.kernel[2];

@@ -37,4 +37,8 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2) {
 
 int native_isa() { return isa_in_use; }
 
+void succeed(int status) {
+  TORCH_CHECK(status == XQ_OK, "x86quant: the native kernel refused: ", xq_status_text(status));
+}
+
 }  // namespace x86quant

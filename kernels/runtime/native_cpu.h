@@ -12,4 +12,7 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2);
 // An xq_isa: the level to pack weights for.
 int native_isa();
 
+// Throws unless a native kernel accepted what it was given: an xq_status.
+void succeed(int status);
+
 }  // namespace x86quant

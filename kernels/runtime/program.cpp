@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "parallel.h"
-#include "steps.h"
 
 namespace x86quant::runtime {
 
@@ -84,43 +83,8 @@ void Program::release_resources() {
   if (handle_) ProgramHandles::forget(handle_);
 }
 
-Place Program::place(const Words& words) const {
-  if (words.empty()) return {};
-  TORCH_CHECK_VALUE(words.size() == 11, "x86quant: a tensor of a plan has 11 words");
-  Place place;
-  place.base = static_cast<int32_t>(words[0]);
-  place.offset = words[1];
-  xq_tensor& t = place.view;
-  t.n = words[2], t.d = words[3], t.h = words[4], t.w = words[5], t.c = words[6];
-  t.stride_n = words[7], t.stride_d = words[8], t.stride_h = words[9], t.stride_w = words[10];
-  // Stands for the address that a run will fill in: checks look whether there is one.
-  t.data = reinterpret_cast<uint8_t*>(uintptr_t{64});
-  return place;
-}
-
-void Program::add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, const Words& out,
-                       const Words& residual) {
-  steps_.push_back(conv_step(std::move(conv), place(in), place(out), place(residual)));
-}
-
-void Program::add_op(const std::string& kind, const c10::Dict<std::string, Words>& tensors,
-                     const c10::Dict<std::string, Words>& integers,
-                     const c10::Dict<std::string, std::vector<double>>& reals,
-                     const c10::Dict<std::string, at::Tensor>& tables) {
-  const auto tensor = [&](const char* name) {
-    return tensors.contains(name) ? place(tensors.at(name)) : Place{};
-  };
-  steps_.push_back(op_step(kind, tensor("a"), tensor("b"), tensor("out"), integers,
-                           reals, tables));
-}
-
-void Program::add_copy(int64_t element_size, const Words& sizes, const Words& from,
-                       const Words& from_strides, const Words& to, const Words& to_strides) {
-  TORCH_CHECK_VALUE(element_size > 0 && from.size() == 2 && to.size() == 2 &&
-                        sizes.size() == from_strides.size() && sizes.size() == to_strides.size(),
-                    "x86quant: a copy of a plan is malformed");
-  StridedCopy copy(element_size, sizes, from_strides, to_strides);
-  steps_.push_back(copy_step(std::move(copy), from[0], from[1], to[0], to[1]));
+void Program::add(const std::string& kind, const StepFields::Values& fields) {
+  steps_.push_back(make_step(kind, fields));
 }
 
 void Program::add_output(const Words& sizes, const Words& strides, bool is_float) {

@@ -8,36 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "conv_kernel.h"
 #include "memory.h"
+#include "step.h"
 
 namespace x86quant::runtime {
-
-class Step {
- public:
-  virtual ~Step() = default;
-  virtual void run(const Bases& bases) const = 0;
-};
-
-// A tensor of the plan as Python writes it: base, offset, n, d, h, w, c, and the strides of n, d, h
-// and w in bytes. Base 0 is the arena, then come the inputs, then the outputs. Empty: no tensor.
-using Words = std::vector<int64_t>;
 
 // Built step by step, then run any number of times, from any number of threads at a time.
 class Program : public torch::CustomClassHolder {
  public:
   Program(int64_t arena_bytes, int64_t inputs);
 
-  void add_conv(c10::intrusive_ptr<PackedConv> conv, const Words& in, const Words& out,
-                const Words& residual);
-  // Fields of xq_op by name.
-  void add_op(const std::string& kind, const c10::Dict<std::string, Words>& tensors,
-              const c10::Dict<std::string, Words>& integers,
-              const c10::Dict<std::string, std::vector<double>>& reals,
-              const c10::Dict<std::string, at::Tensor>& tables);
-  // Of elements of so many bytes. Strides in bytes; `from` and `to` are a base and an offset.
-  void add_copy(int64_t element_size, const Words& sizes, const Words& from, const Words& from_strides,
-                const Words& to, const Words& to_strides);
+  // The next step; see step.h.
+  void add(const std::string& kind, const StepFields::Values& fields);
   // An output of this shape and these strides, in elements.
   void add_output(const Words& sizes, const Words& strides, bool is_float);
 
@@ -78,7 +60,6 @@ class Program : public torch::CustomClassHolder {
   void run_steps(const Bases& bases) const;
   void run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const;
   std::vector<at::Tensor> new_outputs() const;
-  Place place(const Words& words) const;
 
   size_t arena_bytes_;
   size_t inputs_;

@@ -61,9 +61,9 @@ _TORCH = f"""
     adaptive_avg_pool1d arange avg_pool1d batch_norm bilinear bucketize celu celu conv1d conv2d
     conv3d conv_transpose1d conv_transpose2d conv_transpose3d cdist channel_shuffle
     cosine_similarity cross detach diag diagonal diff embedding empty_like finfo full full_like
-    group_norm hardshrink hstack instance_norm is_floating_point layer_norm max_pool1d max_pool2d
-    max_pool3d meshgrid ones ones_like pixel_shuffle pixel_unshuffle rms_norm searchsorted selu
-    softmax log_softmax split_with_sizes vstack zeros zeros_like
+    group_norm hardshrink hstack instance_norm is_floating_point layer_norm linspace max_pool1d
+    max_pool2d max_pool3d meshgrid ones ones_like pixel_shuffle pixel_unshuffle rms_norm
+    searchsorted selu softmax log_softmax split_with_sizes vstack zeros zeros_like
 """
 _FUNCTIONAL = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
@@ -93,7 +93,8 @@ _ATEN = f"""
     conv_transpose2d copy cosine_similarity cross diag diagonal
     conv_transpose3d convolution detach detach_ dropout elu embedding embedding_bag empty_like full
     full_like gelu glu grid_sampler grid_sampler_2d group_norm hardshrink hardsigmoid hardswish
-    hardtanh index instance_norm layer_norm leaky_relu lift_fresh_copy log_sigmoid log_softmax
+    hardtanh index instance_norm layer_norm leaky_relu lift_fresh_copy linspace log_sigmoid
+    log_softmax
     max_pool1d max_pool2d max_pool3d mish native_group_norm native_layer_norm new_full new_ones
     new_zeros col2im gru_cell im2col lstm_cell one_hot ones ones_like pad pixel_shuffle
     pixel_unshuffle reflection_pad1d

@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as symbolic_config
 
 from x86quant.artifacts import size_conditions
-from x86quant.artifacts.modules import has_hooks
+from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.signatures import Signature, call_of, split_result
 from x86quant.artifacts.size_conditions import Condition, excludes_one
@@ -254,7 +254,7 @@ class _Capture:
         found = {m: path for path, m in model.named_modules() if _is_part(m)}
         self._parts = [part for part in found if isinstance(part, CompiledModule)]
         self._paths = found
-        if hooked := [path for part, path in found.items() if has_hooks(part)]:
+        if hooked := [path for part, path in found.items() if hooks_within(part)]:
             raise ArtifactError(f"the hooks of {hooked[0]} have no form in a file: remove them")
         # A copy of the structure alone, with the same tensors.
         memo: dict[int, Any] = {id(part): _Part(part) for part in found}
@@ -585,7 +585,7 @@ def _shapes(leaves: Sequence[torch.Tensor]) -> str:
 
 
 def same_results(one: Any, other: Any) -> bool:
-    """Whether two results are equal in structure, and but for float rounding in values."""
+    """Whether two results have equal structures, and equal values up to float rounding."""
     (a, xs), (b, ys) = split_result(one), split_result(other)
     return _alike(a, b) and len(xs) == len(ys) and all(map(_equal, xs, ys))
 

@@ -1,7 +1,7 @@
 """A ``GuardedModule`` as plain data: its graph, how it is called, which calls the graph holds for.
 
 The float module that answers other calls is written too if sizes or numbers can make a call one of
-these. Whoever loads it has a module of that class; without it such calls are refused.
+these. The caller of ``load`` passes a module of that class; without it such calls are refused.
 """
 
 from __future__ import annotations

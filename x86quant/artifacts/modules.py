@@ -25,6 +25,7 @@ from x86quant.dynamic import (
     DynamicLSTMCell,
     DynamicMultiheadAttention,
     Int8Linear,
+    RowwiseEmbedding,
     WeightOnlyEmbedding,
     WeightOnlyEmbeddingBag,
     WeightOnlyLinear,
@@ -255,7 +256,19 @@ def _bag(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
         padding_idx=padding,
         include_last_offset=last,
         name=_text(values["name"]),
+        bits=typed(int, values["bits"], "the bits of a table"),
+        half_scale=typed(bool, values["half_scale"], "half_scale of a table"),
+        scale_first=typed(bool, values["scale_first"], "scale_first of a table"),
+        embedding_dim=typed(int, values["embedding_dim"], "the size of a row"),
     )
+    return module
+
+
+def _rowwise(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    if state.keys() != {"rows"}:
+        raise ArtifactError("a table has rows and nothing else")
+    bits = typed(int, values["bits"], "the bits of a table")
+    module: nn.Module = cls(state["rows"], bits=bits, name=_text(values["name"]))
     return module
 
 
@@ -320,8 +333,20 @@ _INT8: dict[type[nn.Module], tuple[Kind, Callable[..., nn.Module]]] = {
     DynamicLinear: (_LINEAR, _int8_linear),
     WeightOnlyLinear: (_LINEAR, _int8_linear),
     WeightOnlyEmbedding: (Kind(("name",)), _int8_embedding),
+    RowwiseEmbedding: (Kind(("bits", "name")), _rowwise),
     WeightOnlyEmbeddingBag: (
-        Kind(("mode", "padding_idx", "include_last_offset", "name")),
+        Kind(
+            (
+                "mode",
+                "padding_idx",
+                "include_last_offset",
+                "name",
+                "bits",
+                "half_scale",
+                "scale_first",
+                "embedding_dim",
+            )
+        ),
         _bag,
     ),
     DynamicMultiheadAttention: (Kind(("num_heads", "batch_first")), _attention),
@@ -343,7 +368,7 @@ _NONSENSE = (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
-def has_hooks(module: nn.Module) -> bool:
+def hooks_within(module: nn.Module) -> bool:
     """Whether ``module``, or anything in it, has hooks, which no file can hold."""
     return any(getattr(child, hooks) for child in module.modules() for hooks in _HOOKS)
 
@@ -396,7 +421,7 @@ def describe(module: nn.Module) -> tuple[str, dict[str, Any]]:
     if kind is None:
         known = type(module).__name__
         raise ArtifactError(f"a layer of class {known} has no form in an artifact")
-    if has_hooks(module):
+    if hooks_within(module):
         raise ArtifactError("its hooks have no form in an artifact: remove them first")
     arguments = {name: getattr(module, name) for name in kind.attributes}
     arguments.update({name: compute(module) for name, compute in kind.computed.items()})

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Tracer
 from x86quant.artifacts import transformers_models
 from x86quant.artifacts.captured import capture, same_results
 from x86quant.artifacts.forms import is_replaced
-from x86quant.artifacts.modules import KINDS, has_hooks
+from x86quant.artifacts.modules import KINDS, hooks_within
 from x86quant.artifacts.saved import SavedBySizes
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
@@ -59,7 +59,7 @@ def ready(
         ArtifactError: there is no graph, nor would the class help.
     """
     if isinstance(model, CompiledModule | SavedBySizes):
-        if has_hooks(model):
+        if hooks_within(model):
             raise ArtifactError("its hooks have no form in an artifact: remove them first")
         return model, ""
     if isinstance(model, ExportedProgram):

@@ -76,7 +76,7 @@ class Signature:
         return tuple(leaves)
 
     def is_like(self, other: Signature) -> bool:
-        """Whether calls of both look alike, but for sizes."""
+        """Whether calls of both look alike, apart from sizes."""
         return all(
             getattr(self, name) == getattr(other, name)
             for name in ("parameters", "positional", "given", "defaults")

@@ -107,10 +107,16 @@ def _find(package: Any, name: str) -> Any | None:
 
 
 def _drop_empty(value: Any) -> None:
-    """Leave out forbidden entries that say nothing: configurations have them by default."""
+    """Leave out forbidden entries that say nothing: configurations have them by default.
+
+    That layers are int8, and which, is in the file itself.
+    """
     if isinstance(value, dict):
         for key in [k for k in value if k in _FORBIDDEN and not value[k]]:
             del value[key]
+        settings = value.get("quantization_config")
+        if isinstance(settings, dict) and settings.get("quant_method") == "x86quant":
+            del value["quantization_config"]
         for item in value.values():
             _drop_empty(item)
     elif isinstance(value, list):

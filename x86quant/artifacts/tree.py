@@ -1,6 +1,6 @@
 """A user's module with int8 layers in it: all its tensors, and what stands where; not its code.
 
-Whoever loads it brings a module of the same class, the skeleton, or has transformers make one.
+The caller of ``load`` passes a module of the same class, the skeleton, or transformers makes one.
 Every module of the skeleton must be there by path and class, and every tensor by name and shape;
 what quantization put in is put in again.
 """
@@ -17,14 +17,15 @@ from torch import nn
 
 from x86quant.artifacts import transformers_models
 from x86quant.artifacts.content import Content
-from x86quant.artifacts.modules import has_hooks
+from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
+from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, ExtensionError
 from x86quant.quantization.state import HOOKS
 
 _ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs"}
@@ -49,7 +50,7 @@ def write_tree(
         if count := _hooks(module):
             hooks[path] = count
         if path and is_replaced(module):
-            if any(has_hooks(child) for child in module.children()):
+            if any(hooks_within(child) for child in module.children()):
                 raise ArtifactError(f"the hooks in {path} have no form in a file: remove them")
             replaced.setdefault(module, []).append(path)
             return
@@ -227,9 +228,11 @@ class _Tree:
             leave_fast_path(module)
             if blocks_of(module) is not None:  # of a model that was quantized before
                 del module.forward
+        note_in_config(model)
         model.requires_grad_(False).eval()
-        for path, graphs in self._blocks.items():
-            BlockGraphs(found[path], graphs).attach()
+        with contextlib.suppress(ExtensionError):  # without native kernels layers run by themselves
+            for path, graphs in self._blocks.items():
+                BlockGraphs(found[path], graphs).attach()
         return model
 
     def _put(
@@ -260,7 +263,7 @@ class _Tree:
         setattr(home, name, made[id(content)])
 
     def _walked(self, model: nn.Module) -> dict[str, nn.Module]:
-        """The modules of ``model`` by path, but for what was replaced and lies within that."""
+        """The modules of ``model`` by path, without replaced ones and what is in them."""
         found: dict[str, nn.Module] = {}
 
         def visit(path: str, module: nn.Module) -> None:

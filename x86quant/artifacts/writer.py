@@ -40,7 +40,7 @@ def save(
 ) -> None:
     """Write ``model`` to the file ``path``, all of it or nothing.
 
-    Weights are written unpacked: whoever loads the file packs them for the CPU at hand. A model
+    Weights are written unpacked: ``load`` packs them for the CPU that it runs on. A model
     that is no single graph is exported with free sizes and saved as one. Where that cannot be, the
     file holds the int8 layers and tensors, and ``load`` needs the model's class: it builds those of
     transformers by itself, any other is given to it.

@@ -26,7 +26,7 @@ _DTYPES = ("float32", "int64", "int32", "uint8", "bool")
 
 @dataclasses.dataclass(frozen=True)
 class Forms:
-    """One model in the forms that are at hand.
+    """One model in the forms that are available.
 
     Attributes:
         float_model: as given, when that was a float model.
@@ -200,7 +200,7 @@ def _pretrained(folder: Path) -> nn.Module:
     """The model that transformers' ``save_pretrained`` wrote to ``folder``; nothing is downloaded.
 
     Raises:
-        InvalidInputError: there is none, or transformers is missing or cannot load it.
+        InvalidInputError: there is no model, or transformers is missing or cannot load it.
     """
     if not (folder / "config.json").is_file():
         raise InvalidInputError(f"the folder {folder} has no config.json, so it holds no model")

@@ -6,7 +6,7 @@
 ``--data`` is a callable that returns batches (or a DataLoader, or such a value itself), or a file:
 .npy with samples along the first dimension, or .pt with a tensor or a list of batches, of which
 only tensors and plain containers are read. A metric is a callable of a model that returns a number,
-higher is better. Exit status 1 if the metric was not held; the best model found is saved even so.
+higher is better. If the metric was not held, the exit status is 1, and the best model is saved.
 """
 
 from __future__ import annotations

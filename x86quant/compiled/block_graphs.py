@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.structure import CallForm, Structure
-from x86quant.compiled.watch import Watch
-from x86quant.errors import X86QuantWarning
+from x86quant.compiled.watch import watch
+from x86quant.errors import ExtensionError, X86QuantWarning
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +125,11 @@ class BlockGraphs:
     def _holds(self) -> bool:
         """Whether the module is as it was when the graphs were made; if not, they go."""
         if self._watch is None and _fingerprint_of(self.module) == self._copied_from:
-            self._watch = _BlockWatch(self.module)
+            try:
+                self._watch = _BlockWatch(self.module)
+            except ExtensionError:  # a copy where there are no native kernels
+                self.graphs = ()
+                return False
         if self._watch is not None and self._watch.wants_layers():
             return False
         if self._watch is not None and self._watch.holds():
@@ -164,7 +168,7 @@ class _BlockWatch:
     """Tells whether a module's code would still do what a graph of it does."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._tensors = Watch(module)
+        self._tensors_hold = watch(module)
         self._modules = list(module.modules())
         inner = self._modules[1:]  # hooks of the module itself are around its forward
         self._hooks = [d for m in inner for d in (m._forward_pre_hooks, m._forward_hooks)]
@@ -183,7 +187,7 @@ class _BlockWatch:
     def holds(self) -> bool:
         """Whether nothing was replaced or written to."""
         return (
-            self._tensors.holds()
+            self._tensors_hold()
             and _settings(self._config) == self._settings
             and not any("forward" in variables for variables in self._variables)
             and self._attributes_hold()

@@ -12,25 +12,71 @@ stock engine, op by op. ``x86quant.compile`` such a model first.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.traced import run_compiled
+from x86quant.errors import X86QuantWarning
 from x86quant.lowering import lower
-from x86quant.lowering.from_export import is_decomposed
+from x86quant.lowering.from_export import exported_layer, is_decomposed
 from x86quant.lowering.graph_tools import own_call
 from x86quant.packing.linear_dynamic import Stamp, stamp
 
 
 def x86quant(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The backend: what runs in place of ``gm``, a graph made by Dynamo."""
+    if not any(map(is_decomposed, gm.graph.nodes)):
+        _tell([_layer_of(node) for node in gm.graph.nodes if _is_float_layer(node)])
     if any(_is_to_be_compiled(node) for node in gm.graph.nodes):
         return _Lazy(gm)
     return gm
+
+
+#: What torch calls layers with weights when they are functions.
+_FLOAT_LAYERS: frozenset[Any] = frozenset(
+    {torch._C._nn.linear, torch.addmm, torch.conv1d, torch.conv2d, torch.conv3d}
+    | {torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
+)
+#: Of which layers it was said that they are float: a model is compiled again for other sizes.
+_told: set[tuple[str, ...]] = set()
+_NAMED = 5
+
+
+def _is_float_layer(node: Node) -> bool:
+    """Whether ``node`` multiplies by a float weight of the model."""
+    if node.op != "call_function" or node.target not in _FLOAT_LAYERS:
+        return False
+    return any(
+        isinstance(x, Node) and (x.op == "get_attr" or (x.op == "placeholder" and _is_weight(x)))
+        for x in node.args
+    )
+
+
+def _layer_of(node: Node) -> str:
+    """The path of the layer whose code ``node`` is, else its own name."""
+    return exported_layer(node) or node.name
+
+
+def _tell(layers: Sequence[str]) -> None:
+    """Warn once that ``layers`` run in float."""
+    found = tuple(dict.fromkeys(layers))
+    if not found or found in _told:
+        return
+    _told.add(found)
+    names = ", ".join(found[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+    what = "1 layer stays" if len(found) == 1 else f"{len(found)} layers stay"
+    warnings.warn(
+        f"{what} in float under torch.compile(backend='x86quant'): {names}; the backend runs what "
+        "is int8 already: call x86quant.quantize or x86quant.to_dynamic first",
+        X86QuantWarning,
+        stacklevel=2,
+    )
 
 
 def _is_to_be_compiled(node: Node) -> bool:
@@ -93,9 +139,14 @@ def _with_weights(gm: GraphModule, static: Sequence[bool], weights: Sequence[Any
     return GraphModule(root, graph)
 
 
+def _is_product(op: str) -> bool:
+    return op.startswith(("convolution", "linear"))
+
+
 def _compiled(gm: GraphModule, inputs: tuple[Any, ...]) -> CompiledModule:
     if any(map(is_decomposed, gm.graph.nodes)):
         lowering = lower(gm, inputs)
+        _tell([node.layer for node in lowering.float_nodes if _is_product(node.op)])
         return CompiledModule(lowering.graph_module, lowering.reports, lowering.float_nodes)
     for node in list(gm.graph.nodes):
         if (call := own_call(node)) is not None:

@@ -7,11 +7,12 @@ outside runs the float model, or is refused; it never gets a wrong answer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.compiled.structure import CallForm, Structure
-from x86quant.compiled.watch import Watch
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.compiled.watch import watch
+from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
 #: What a condition on sizes may be made of.
@@ -147,7 +148,7 @@ class GuardedModule(Int8Module):
 
     def _prepare(self) -> None:
         self._code = self.guard.compiled()
-        self._watch: Watch | None = None
+        self._unchanged: Callable[[], bool] | None = None
 
     @property
     def original(self) -> nn.Module | None:
@@ -209,10 +210,11 @@ class GuardedModule(Int8Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _is_as_made(self) -> bool:
         """Whether the int8 weights are still those that were made of the float model."""
-        if self._watch is None or not self._watch.holds():
+        if self._unchanged is None or not self._unchanged():
             if _fingerprint(self.compiled) != self._made:
                 return False
-            self._watch = Watch(self.compiled)
+            with contextlib.suppress(ExtensionError):  # then every such call looks closely
+                self._unchanged = watch(self.compiled)
         return True
 
     def train(self, mode: bool = True) -> GuardedModule:
@@ -233,7 +235,7 @@ class GuardedModule(Int8Module):
         return "" if self.quantization is None else str(self.quantization)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_code": None, "_watch": None}
+        return {**self.__dict__, "_code": None, "_unchanged": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.graph_inputs import GraphInputs
-from x86quant.compiled.watch import Watch, track_all_writes
+from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
@@ -115,7 +115,7 @@ class CompiledModule(nn.Module):
                 self._leave_to_torch(error, runtime)
 
     def _leave_to_torch(self, found: NoNativeFormError, runtime: GraphModule) -> None:
-        """Cut the graph into segments anew, without the node that ``runtime`` cannot run."""
+        """Cut the graph into segments again, without the node that ``runtime`` cannot run."""
         with self._lock:
             if self._runtime is None or self._runtime.module is not runtime:
                 return  # another thread has done it
@@ -245,7 +245,7 @@ class _Runtime:
             )
             return cls(graph_module, lambda: True)
         track_all_writes(graph_module)
-        is_current = Watch(graph_module).holds  # before anything is read
+        is_current = watch(graph_module)  # before anything is read
         make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
         return cls(partition(graph_module, make, torch_nodes), is_current)
 

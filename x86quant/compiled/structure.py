@@ -126,7 +126,7 @@ def _fill(structure: Structure, leaves: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a function is called, but for the tensors it is given.
+    """How a function is called, apart from the tensors it is given.
 
     Arguments are bound to parameters and defaults filled in, so that it does not matter how a
     caller spells them.

@@ -2,12 +2,19 @@
 
 from x86quant.dynamic.convert import (
     activation_name,
+    fuse_activations,
     is_linear,
     is_recurrent,
     to_dynamic,
     why_float,
 )
-from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
+from x86quant.dynamic.embedding_bag import (
+    DotInteraction,
+    EmbeddingBags,
+    QuantizedTable,
+    RowwiseEmbedding,
+    WeightOnlyEmbeddingBag,
+)
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -24,9 +31,12 @@ from x86quant.dynamic.recurrent import (
     DynamicLSTMCell,
     DynamicRecurrent,
 )
+from x86quant.dynamic.table_batched import from_table_batched
+from x86quant.dynamic.transformers_config import note_in_config
 
 __all__ = [
     "RECURRENT",
+    "DotInteraction",
     "DynamicCell",
     "DynamicGRU",
     "DynamicGRUCell",
@@ -35,13 +45,19 @@ __all__ = [
     "DynamicLinear",
     "DynamicMultiheadAttention",
     "DynamicRecurrent",
+    "EmbeddingBags",
     "Int8Linear",
+    "QuantizedTable",
+    "RowwiseEmbedding",
     "WeightOnlyEmbedding",
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "activation_name",
+    "from_table_batched",
+    "fuse_activations",
     "is_linear",
     "is_recurrent",
+    "note_in_config",
     "to_dynamic",
     "why_float",
 ]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag
+from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -20,6 +20,7 @@ from x86quant.dynamic.layers import (
     is_conv1d,
 )
 from x86quant.dynamic.recurrent import RECURRENT
+from x86quant.dynamic.transformers_config import note_in_config
 
 #: Activation modules that a linear before them can absorb, by qualified name, so that those of
 #: other packages need no import.
@@ -53,7 +54,7 @@ def to_dynamic(
     model: nn.Module,
     *,
     weight_only: bool = False,
-    embeddings: bool = False,
+    embeddings: bool | int = False,
     keep: Callable[[str, nn.Module], bool] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -68,11 +69,14 @@ def to_dynamic(
         model: a float model; it is not changed unless ``inplace``.
         weight_only: keep activations in float (``WeightOnlyLinear``), attentions and recurrent
             layers whole.
-        embeddings: embedding tables to int8 too (``WeightOnlyEmbedding``,
-            ``WeightOnlyEmbeddingBag``), which saves memory.
+        embeddings: embedding tables too, which saves memory: 8, 4 or 2 bits, in FBGEMM's rows
+            (``RowwiseEmbedding``, ``WeightOnlyEmbeddingBag``). True: bags in 8 bits, and embeddings
+            as ``WeightOnlyEmbedding``, by which tied linears multiply in int8.
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
+    if embeddings not in (False, True):
+        table_bits(8, embeddings)
     if not inplace:
         model = copy.deepcopy(model)
     kind = WeightOnlyLinear if weight_only else DynamicLinear
@@ -93,10 +97,15 @@ def to_dynamic(
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
             elif isinstance(module, nn.Embedding):
                 if embeddings and not (kept or why_float(module)):
-                    done[module] = WeightOnlyEmbedding.from_float(module, name)
+                    done[module] = (
+                        WeightOnlyEmbedding.from_float(module, name)
+                        if embeddings is True
+                        else RowwiseEmbedding.from_float(module, name, embeddings)
+                    )
             elif isinstance(module, nn.EmbeddingBag):
                 if embeddings and not (kept or why_float(module)):
-                    done[module] = WeightOnlyEmbeddingBag.from_float(module, name)
+                    bits = 8 if embeddings is True else embeddings
+                    done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():
@@ -106,11 +115,17 @@ def to_dynamic(
         return done[module]
 
     model = convert("", model)
+    fuse_activations(model)
+    note_in_config(model)
+    return model
+
+
+def fuse_activations(model: nn.Module) -> None:
+    """Fuse activations into the int8 linears of ``model`` right before them, in place."""
     users = _times_used(model)
     for module in model.modules():
         _fuse_children(module, users)
         leave_fast_path(module)
-    return model
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -135,7 +150,7 @@ def why_float(module: nn.Module) -> str | None:
         return "its forward was replaced on the object"
     base = _base(module)
     if nn.utils.parametrize.is_parametrized(module):
-        return "its weight is computed anew by a parametrization"
+        return "a parametrization computes its weight at each call"
     if not _behaves_as(type(module), base):
         return f"its class {type(module).__name__} has a computation of its own"
     if is_recurrent(module):

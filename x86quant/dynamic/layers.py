@@ -6,8 +6,8 @@ Nothing is calibrated. ``DynamicLinear`` multiplies in int8; ``WeightOnlyLinear`
 activations in float and saves memory traffic only. The numerics are those of
 ``torch.ops.x86quant.linear_dynamic`` and ``linear_weight_only``.
 
-Code around a layer may read its attributes. What it had in float it still answers: ``weight`` is a
-float32 tensor that is computed when its values are needed, see ``weight_on_demand``.
+Code around a layer may read its attributes. Those of the float layer are still there: ``weight`` is
+a float32 tensor that is computed when its values are needed, see ``weight_on_demand``.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class DynamicLinear(Int8Linear):
         """The packed weight; None where the extension is missing."""
         tensors, now = self._state()
         if self._packed is None or self._packed[0] != now:
-            linear_packs.track_writes(self._buffers)
+            self.track_writes()
             tensors, now = self._state()
             check_weight(self.op, *tensors)
             pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
@@ -245,6 +245,20 @@ class DynamicLinear(Int8Linear):
             memory = [x.untyped_storage() for x in tensors if x is not None]
             self._packed = (now, pack, memory)
         return self._packed[1]
+
+    @property
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What is packed: the int8 weight, its scales and the bias."""
+        return self._state()[0]
+
+    @property
+    def stamp(self) -> Any:
+        """Changes when an operand is replaced or written to."""
+        return self._state()[1]
+
+    def track_writes(self) -> None:
+        """Make sure that ``stamp`` changes with every write to an operand."""
+        linear_packs.track_writes(self._buffers)
 
     def pack_again(self) -> None:
         """Let the weight be packed again at the next call, by the rules that are in force then."""

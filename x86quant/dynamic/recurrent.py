@@ -3,7 +3,9 @@
     fast = DynamicLSTM.from_float(lstm)      # called as nn.LSTM is
 
 The input's share of the gates is one product for all steps, the state's share one product a step.
-Gates, cells and states are float32. The products are ``torch.ops.x86quant.linear_dynamic``.
+Gates, cells and states are float32. The products are ``torch.ops.x86quant.linear_dynamic``. Whole
+sequences run in one native call; where someone watches the operators, or an override names another
+kernel for a product, they run step by step in torch.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from x86quant.dynamic.layers import (
     DynamicLinear,
     carry_attributes,
     float_bias,
+    is_plain,
     quantize_weight,
 )
 from x86quant.errors import InvalidInputError
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
+from x86quant.packing.linear_dynamic import extension_loads, native_in_sequences
+from x86quant.routing.choice import Choice
 
 _Self = TypeVar("_Self", bound="DynamicRecurrent")
 
@@ -84,7 +89,55 @@ class DynamicRecurrent(_WithProducts):
         self.hidden_size = products["hh_l0"].out_features // self.gates
         self.proj_size = products["hr_l0"].out_features if "hr_l0" in products else 0
         self.bias = products["hh_l0"].bias is not None
+        self._packed: tuple[Any, tuple[Any, tuple[Choice, ...]] | None, Any] | None = None
         self.eval()
+
+    @property
+    def products(self) -> tuple[DynamicLinear, ...]:
+        """The input's, the state's and the projection's, direction by direction."""
+        kinds = ("ih", "hh", "hr") if self.proj_size else ("ih", "hh")
+        suffixes = _suffixes(self.num_layers, self.bidirectional)
+        return tuple(self._modules[k + s] for s in suffixes for k in kinds)  # type: ignore[misc]
+
+    @property
+    def sequence_choices(self) -> tuple[Choice, ...] | None:
+        """How the native sequence runs each of ``products``; None where steps run in torch."""
+        if self._packed is not None and self._packed[0] == self._stamp():
+            return None if self._packed[1] is None else self._packed[1][1]  # as it was packed
+        choices = [native_in_sequences(*product.operands) for product in self.products]
+        found = tuple(choice for choice in choices if choice is not None)
+        return found if len(found) == len(choices) else None
+
+    def pack_again(self) -> None:
+        """Let the sequence be packed again at the next call, by the rules in force then."""
+        self._packed = None
+
+    def _native(self) -> Any | None:
+        """The packed layers and directions; None where steps run in torch."""
+        if self._packed is None or self._packed[0] != self._stamp():
+            products = self.products
+            for product in products:
+                product.track_writes()
+            operands = [product.operands for product in products]
+            native = None
+            if extension_loads() and (choices := self.sequence_choices) is not None:
+                weights, scales, biases = (list(x) for x in zip(*operands, strict=True))
+                kind = "lstm" if self.states == 2 else "gru"
+                pack = torch.classes.x86quant.Recurrent(
+                    kind, self.bidirectional, self.proj_size > 0, weights, scales, biases
+                )
+                native = (pack, choices)
+            # While their memory is kept no other tensor can have their addresses.
+            memory = [x.untyped_storage() for group in operands for x in group if x is not None]
+            self._packed = (self._stamp(), native, memory)
+        return None if self._packed[1] is None else self._packed[1][0]
+
+    def _stamp(self) -> tuple[Any, ...]:
+        """Changes when a product's state does."""
+        return tuple(product.stamp for product in self.products)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}  # packed for this CPU only
 
     @classmethod
     def from_float(cls: type[_Self], rnn: nn.RNNBase) -> _Self:
@@ -140,6 +193,11 @@ class DynamicRecurrent(_WithProducts):
             raise InvalidInputError(
                 f"expected {self.input_size} features in the input, got {data.shape[-1]}"
             )
+        plain = all(map(is_plain, (data, *initial))) and not (self.dropout and self.training)
+        if plain and (native := self._native()) is not None:
+            # Gradients do not flow: products are int8.
+            out, *states = native.run(data.detach(), sizes, [x.detach() for x in initial])
+            return out, states
         last: list[_States] = []
         directions = ("", "_reverse") if self.bidirectional else ("",)
         for layer in range(self.num_layers):

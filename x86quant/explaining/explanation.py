@@ -15,7 +15,10 @@ from x86quant.compiled.block_graphs import blocks_of
 from x86quant.dynamic import (
     DynamicLinear,
     DynamicMultiheadAttention,
+    DynamicRecurrent,
+    QuantizedTable,
     WeightOnlyEmbedding,
+    WeightOnlyEmbeddingBag,
     WeightOnlyLinear,
 )
 from x86quant.errors import CpuTooOldError
@@ -246,6 +249,16 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         for name, part in zip(("q", "k", "v"), module.separate_parts, strict=False):
             yield from _layer_choices(f"{path}.in_proj.{name}".lstrip("."), part.routes)
         yield from _layer_choices(f"{path}.out_proj".lstrip("."), module.out_proj.routes)
+    elif isinstance(module, DynamicRecurrent) and (choices := module.sequence_choices):
+        names = {product: name for name, product in module.named_children()}
+        for product, chosen in zip(module.products, choices, strict=True):
+            name = f"{path}.{names[product]}".lstrip(".")
+            yield from _layer_choices(name, Routes(((None, chosen),)))
+    elif isinstance(module, QuantizedTable):
+        op = "embedding_bag" if isinstance(module, WeightOnlyEmbeddingBag) else "embedding"
+        shape = f"{module.num_embeddings}×{module.embedding_dim}, {module.bits} bits"
+        why = "the only kernel that compares indices with their bounds as it reads"
+        yield LayerChoice(path, op, shape, "native", "", why)
     elif isinstance(module, WeightOnlyLinear | WeightOnlyEmbedding):
         op = "embedding" if isinstance(module, WeightOnlyEmbedding) else "linear"
         shape = "→".join(map(str, reversed(module.int8_weight.shape)))

@@ -14,7 +14,7 @@ import torch
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import blocks_of
-from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention
+from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, DynamicRecurrent
 from x86quant.explaining.explanation import cell_parts
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.stock.hook import saturation_policy
@@ -33,7 +33,7 @@ def reroute(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():
         if isinstance(module, CompiledModule):
             module.plan_again()
-        elif isinstance(module, DynamicLinear):
+        elif isinstance(module, DynamicLinear | DynamicRecurrent):
             module.pack_again()
         elif isinstance(module, DynamicMultiheadAttention):
             for part in module.separate_parts:

@@ -318,7 +318,7 @@ def _probe_amx() -> str | None:
 
 
 def _probe_key(found: Cpu) -> str | None:
-    """One answer holds for one CPU until the machine, or its kernel, starts anew.
+    """What the answer depends on: the CPU, and when the machine, or its kernel, was started.
 
     None where the start cannot be told from others, so that nothing may be remembered.
     """

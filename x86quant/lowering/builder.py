@@ -17,10 +17,11 @@ from x86quant.lowering.graph_tools import (
     scale_and_zp,
     symmetric_int8,
 )
+from x86quant.lowering.rounded import Int8Weight
 
 
 class Builder:
-    """Writes a canonical graph call by call; the converters in ``stock_layers`` use it.
+    """Writes a canonical graph call by call; converters use it (``float_forms``).
 
     Attributes:
         root: what holds the graph's constants and modules.
@@ -57,16 +58,23 @@ class Builder:
             self._shared[hint] = str(self.constant(hint, make()).target)
         return self.graph.create_node("get_attr", self._shared[hint])
 
-    def weight(self, hint: str, weight: torch.Tensor, transposed_groups: int = 0) -> Node:
+    def weight(
+        self, hint: str, weight: torch.Tensor | Int8Weight, transposed_groups: int = 0
+    ) -> Node:
         """A weight: int8 codes and scales where it is symmetric int8, else its float value.
 
         ``transposed_groups`` is the group count of a transposed convolution, whose output
         channels are dimension 1 within each group.
         """
-        if not weight.is_quantized:
+        quantized: tuple[torch.Tensor, torch.Tensor] | None
+        if isinstance(weight, Int8Weight):
+            quantized = weight.codes, weight.scales
+        elif not weight.is_quantized:
             return self.constant(f"{hint}_weight", weight)
-        quantized = symmetric_int8(weight)
+        else:
+            quantized = symmetric_int8(weight)
         if quantized is None:
+            assert isinstance(weight, torch.Tensor)
             node = self.constant(f"{hint}_weight", weight.dequantize())
             node.meta["why"] = f"its weight is {weight.dtype} with a zero point, not symmetric int8"
             return node

@@ -8,6 +8,7 @@ into these stays and runs as it is.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +31,7 @@ _QTYPES = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 def reference_form(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> nn.Module:
     """``model`` itself, or if it is exported or made by PT2E, as a graph that ``from_fx`` reads."""
     if isinstance(model, GraphModule) and any(map(is_decomposed, model.graph.nodes)):
-        model = torch.export.export(model, tuple(example_inputs))
+        model = _exported_again(model, example_inputs)
     if not isinstance(model, ExportedProgram):
         return model
     # No decompositions: this only turns ops that write in place into ones that do not.
@@ -38,9 +39,45 @@ def reference_form(model: nn.Module | ExportedProgram, example_inputs: Sequence[
     for node in list(gm.graph.nodes):
         if not node._erased and is_decomposed(node):
             _convert(gm, node)
+        elif node.target is torch.ops.aten.sym_size.int:
+            node.op, node.target = "call_method", "size"
     gm.graph.eliminate_dead_code()
     gm.recompile()
     return gm
+
+
+def _exported_again(gm: GraphModule, example_inputs: Sequence[Any]) -> ExportedProgram:
+    """What ``convert_pt2e`` made of an exported program, with the sizes free that were free in it.
+
+    A size of one in ``example_inputs`` would be taken for a constant, so the export sees the sizes
+    that the program was first exported with.
+    """
+    example: list[Any] = []
+    free: list[dict[int, Any] | None] = []
+    dynamic = False
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for node, given in itertools.zip_longest(placeholders, example_inputs):
+        traced = None if node is None else node.meta.get("val")
+        sizes: dict[int, Any] = {}
+        if isinstance(given, torch.Tensor) and isinstance(traced, torch.Tensor):
+            shape = list(given.shape)
+            for i, size in enumerate(traced.shape[: given.dim()]):
+                if isinstance(size, torch.SymInt):
+                    sizes[i], shape[i] = torch.export.Dim.AUTO, _typical(size)
+            if sizes:
+                given, dynamic = torch.zeros(shape, dtype=given.dtype), True
+        example.append(given)
+        free.append(sizes if isinstance(given, torch.Tensor) else None)
+    if not dynamic:
+        return torch.export.export(gm, tuple(example_inputs))
+    # The module takes them as they were exported, which need not be one by one.
+    return torch.export.export(gm, tuple(example), dynamic_shapes=tuple(free))
+
+
+def _typical(size: torch.SymInt) -> int:
+    """A size that the program was traced with, or at least one that is no special case."""
+    hint = size.node.hint if size.node.has_hint() else None
+    return int(hint) if hint is not None and hint > 1 else 2
 
 
 def flat(gm: GraphModule) -> GraphModule:

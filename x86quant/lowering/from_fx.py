@@ -26,13 +26,18 @@ from torch.fx.node import map_arg
 from torch.fx.proxy import TraceError
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.lowering import normalize, stock_layers
+from x86quant.lowering import float_forms, normalize
 from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import QParams, attribute, emit
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
 
-_CODES = {torch.quint8: 0, torch.qint8: 128}
+#: What is added to codes of stock PyTorch's types to make them unsigned.
+_CODES = {
+    getattr(torch, name): shift
+    for name, shift in (("quint8", 0), ("qint8", 128))
+    if hasattr(torch, name)
+}
 
 #: Methods whose result depends on how the tensor lies in memory, which is our own affair elsewhere.
 _SEE_MEMORY = frozenset({"as_strided", "is_contiguous", "storage_offset", "stride", "view"})
@@ -200,10 +205,10 @@ class _Walk:
         if (name := _method_name(target)) is not None:
             return self._method(node, name)
         args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
-        converter = stock_layers.FUNCTIONS.get(target)
+        converter = float_forms.function_converter(target)
         if converter is not None and _binds(converter, self.builder, node, *args, **kwargs):
             return converter(self.builder, node, *args, **kwargs)
-        if stock_layers.is_quantized_op(target):
+        if float_forms.is_quantized_op(target):
             return self._stock_op(node)
         if target in _VIEWS:
             target = torch.ops.aten.reshape.default
@@ -222,12 +227,12 @@ class _Walk:
         self, path: str, module: nn.Module, node: Node, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Emit a call of ``module``, found at ``path``."""
-        if type(module) in stock_layers.FUSED and not kwargs:
+        if float_forms.is_fused(module) and not kwargs:
             value = args[0]
             for name, child in module.named_children():
                 value = self.module(f"{path}.{name}", child, node, (value, *args[1:]), {})
             return value
-        converter = stock_layers.MODULES.get(type(module))
+        converter = float_forms.module_converter(module)
         if converter is not None:
             positional = _positional(module, args, kwargs)
             if _binds(converter, self.builder, path, module, *positional):
@@ -242,7 +247,7 @@ class _Walk:
                 for key, value in attributes.items()
             }
             return self.builder.call(function, *_positional(module, args, kwargs), **named)
-        if stock_layers.is_quantized_module(module) and self._seen[node].qparams is not None:
+        if float_forms.is_quantized_module(module) and self._seen[node].qparams is not None:
             return self._stock_op(node)
         self.builder.adopt(path, module)
         return self.builder.graph.call_module(path, tuple(args), kwargs)

@@ -56,7 +56,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "zero_": torch.zeros_like,
 }
 
-#: What a tracer calls a tensor that the traced code made anew; other attributes are state.
+#: What a tracer calls a tensor that the traced code created; other attributes are state.
 _FRESH = re.compile(r"_tensor_constant\d+")
 
 _SEED = 0
@@ -101,7 +101,7 @@ class InPlaceTracer(Tracer):
             )
         storages = set(map(_storage, state))
         for node in graph.nodes:
-            # A view of a buffer may be read like a constant, but is not one that a call makes anew.
+            # A view of a buffer may be read like a constant, but is not one that each call creates.
             if node.op == "get_attr" and _FRESH.fullmatch(str(node.target)):
                 tensor = getattr(self.root, str(node.target))
                 if _storage(tensor) in storages:
@@ -149,7 +149,7 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         return gm
     # Leaving inference mode would turn gradients on: no_grad comes after it.
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
         recorder = _WriteRecorder(gm)
         expected = recorder.run(*_clones(tuple(example_inputs)))
         expected = _clones(expected)
@@ -157,7 +157,7 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         if not recorder.writes and not spelled:
             return gm
         functional = _Rewriter(gm, recorder).run()
-        torch.manual_seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
         actual = Interpreter(functional).run(*_clones(tuple(example_inputs)))
     if not _equal(expected, actual):
         raise UnsupportedError("writes in place cannot be told apart from the values they change")

@@ -226,7 +226,7 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Call | None:
         return None
     if len(bounds) == 2 and min > max:  # torch gives max everywhere
         min = max
-    # An end at infinity is none, unless it leaves nothing else.
+    # A bound at infinity is no bound, unless nothing would be left within it.
     low, high = (None if min == -math.inf else min), (None if max == math.inf else max)
     if low == math.inf or high == -math.inf:
         return None

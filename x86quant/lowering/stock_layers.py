@@ -1,7 +1,8 @@
-"""What each stock quantized module and function means in float.
+"""What each quantized module and function of stock PyTorch means in float.
 
 Data: two tables from stock types to converters. A converter emits the float computation through
-the ``Builder``; the walk then quantizes the result with the qparams the stock op used.
+the ``Builder``; the walk then quantizes the result with the qparams the stock op used. This module
+imports torch.ao, and is imported when a model has layers of it (``float_forms``).
 """
 
 from __future__ import annotations
@@ -21,73 +22,20 @@ from torch import nn
 from torch.fx import Node
 
 from x86quant.lowering.builder import Builder
-from x86quant.lowering.graph_tools import emit, op, symmetric_int8
-from x86quant.lowering.normalize import IDENTITY
+from x86quant.lowering.float_forms import (
+    FunctionConverter,
+    ModuleConverter,
+    convolution,
+    linear,
+    optional,
+)
+from x86quant.lowering.graph_tools import emit, symmetric_int8
 
 aten = torch.ops.aten
 _quantized = torch.ops.quantized
 
-ModuleConverter = Callable[..., Any]
-FunctionConverter = Callable[..., Any]
-
-
-def is_quantized_op(target: object) -> bool:
-    """Whether ``target`` is an op of torch's ``quantized`` namespace."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return str(target).startswith("quantized.")
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == "quantized"
-
-
-def is_quantized_module(module: nn.Module) -> bool:
-    """Whether ``module`` is one of torch's quantized modules."""
-    return type(module).__module__.startswith("torch.ao.nn")
-
 
 # --- convolution and linear ------------------------------------------------------------------
-
-
-def _margins(module: Any, dims: int) -> list[tuple[int, int]]:
-    """Padding before and after each dimension."""
-    if not isinstance(module.padding, str):
-        return [(p, p) for p in module.padding]
-    if module.padding == "valid":
-        return [(0, 0)] * dims
-    totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    return [(total // 2, total - total // 2) for total in totals]
-
-
-def _convolution(
-    builder: Builder, path: str, module: Any, x: Any, weight: torch.Tensor, bias: Any
-) -> Any:
-    dims = weight.dim() - 2
-    transposed = bool(getattr(module, "transposed", False))
-    margins = _margins(module, dims)
-    padding = [before for before, _ in margins]
-    if module.padding_mode != "zeros" or any(before != after for before, after in margins):
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        # F.pad starts with the last dimension.
-        sides = [side for margin in reversed(margins) for side in margin]
-        x = builder.same_codes(x, builder.call(F.pad, x, sides, mode), margins)
-        padding = [0] * dims
-    return builder.call(
-        aten.convolution.default,
-        x,
-        builder.weight(path, weight, transposed_groups=module.groups if transposed else 0),
-        None if bias is None else builder.constant(f"{path}_bias", bias),
-        list(module.stride),
-        padding,
-        list(module.dilation),
-        transposed,
-        list(module.output_padding) if transposed else [0] * dims,
-        module.groups,
-    )
-
-
-def _linear(
-    builder: Builder, path: str, x: Any, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Any:
-    constant = None if bias is None else builder.constant(f"{path}_bias", bias)
-    return builder.call(F.linear, x, builder.weight(path, weight), constant)
 
 
 def _dynamic_linear_module(activation: str | None = None) -> ModuleConverter:
@@ -95,7 +43,7 @@ def _dynamic_linear_module(activation: str | None = None) -> ModuleConverter:
         weight, bias = module.weight(), module.bias()
         quantized = symmetric_int8(weight)
         if quantized is None:  # float16, or with a zero point
-            y = _linear(builder, path, x, weight, bias)
+            y = linear(builder, path, x, weight, bias)
             return y if activation is None else builder.call(F.relu, y)
         codes, scales = quantized
         return emit(
@@ -106,7 +54,7 @@ def _dynamic_linear_module(activation: str | None = None) -> ModuleConverter:
             weight_scale=builder.constant(
                 f"{path}_weight_scale", scales.to(torch.float32).expand(len(codes)).contiguous()
             ),
-            bias=_optional(builder, f"{path}_bias", bias),
+            bias=optional(builder, f"{path}_bias", bias),
             activation=activation,
         )
 
@@ -115,7 +63,7 @@ def _dynamic_linear_module(activation: str | None = None) -> ModuleConverter:
 
 def _conv_module(then: Any = None, adds: bool = False) -> ModuleConverter:
     def convert(builder: Builder, path: str, module: Any, x: Any, extra: Any = None) -> Any:
-        y = _convolution(builder, path, module, x, module.weight(), module.bias())
+        y = convolution(builder, path, module, x, module.weight(), module.bias())
         if adds:
             y = builder.call(torch.add, y, extra)
         return y if then is None else builder.call(then, y)
@@ -125,7 +73,7 @@ def _conv_module(then: Any = None, adds: bool = False) -> ModuleConverter:
 
 def _linear_module(then: Callable[[Any], tuple[Any, ...]] | None = None) -> ModuleConverter:
     def convert(builder: Builder, path: str, module: Any, x: Any) -> Any:
-        y = _linear(builder, path, x, module.weight(), module.bias())
+        y = linear(builder, path, x, module.weight(), module.bias())
         if then is None:
             return y
         function, *arguments = then(module)
@@ -135,11 +83,11 @@ def _linear_module(then: Callable[[Any], tuple[Any, ...]] | None = None) -> Modu
 
 
 def _reference_conv(builder: Builder, path: str, module: Any, x: Any) -> Any:
-    return _convolution(builder, path, module, x, module.get_quantized_weight(), module.bias)
+    return convolution(builder, path, module, x, module.get_quantized_weight(), module.bias)
 
 
 def _reference_linear(builder: Builder, path: str, module: Any, x: Any) -> Any:
-    return _linear(builder, path, x, module.get_quantized_weight(), module.bias)
+    return linear(builder, path, x, module.get_quantized_weight(), module.bias)
 
 
 # --- the other modules -----------------------------------------------------------------------
@@ -166,27 +114,21 @@ def _batch_norm_module(then: Any = None) -> ModuleConverter:
     return convert
 
 
-def _optional(builder: Builder, hint: str, tensor: torch.Tensor | None) -> Node | None:
-    if tensor is None:
-        return None
-    return builder.constant(hint, tensor.dequantize() if tensor.is_quantized else tensor)
-
-
 def _layer_norm_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
-    weight = _optional(builder, f"{path}_weight", module.weight)
-    bias = _optional(builder, f"{path}_bias", module.bias)
+    weight = optional(builder, f"{path}_weight", module.weight)
+    bias = optional(builder, f"{path}_bias", module.bias)
     return builder.call(F.layer_norm, x, module.normalized_shape, weight, bias, module.eps)
 
 
 def _group_norm_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
-    weight = _optional(builder, f"{path}_weight", module.weight)
-    bias = _optional(builder, f"{path}_bias", module.bias)
+    weight = optional(builder, f"{path}_weight", module.weight)
+    bias = optional(builder, f"{path}_bias", module.bias)
     return builder.call(F.group_norm, x, module.num_groups, weight, bias, module.eps)
 
 
 def _instance_norm_module(builder: Builder, path: str, module: Any, x: Any) -> Any:
-    weight = _optional(builder, f"{path}_weight", module.weight)
-    bias = _optional(builder, f"{path}_bias", module.bias)
+    weight = optional(builder, f"{path}_weight", module.weight)
+    bias = optional(builder, f"{path}_bias", module.bias)
     return builder.call(F.instance_norm, x, weight=weight, bias=bias, eps=module.eps)
 
 
@@ -325,16 +267,6 @@ def _cat(relu: bool = False) -> FunctionConverter:
     return convert
 
 
-def _own(name: str) -> FunctionConverter:
-    """An op of ours, which int8 modules call: the same with its arguments by name."""
-
-    def convert(builder: Builder, node: Node, *args: Any, **kwargs: Any) -> Any:
-        names = [argument.name for argument in op(name)._schema.arguments]
-        return emit(builder.graph, name, **dict(zip(names, args, strict=False)), **kwargs)
-
-    return convert
-
-
 def _unary(function: Any) -> FunctionConverter:
     """Ops spelled ``op(x, scale, zero_point)``: nothing but x matters to the float function."""
 
@@ -451,7 +383,7 @@ def _conv_function(unpack: Any, relu: bool = False) -> FunctionConverter:
 def _linear_function(relu: bool = False) -> FunctionConverter:
     def convert(builder: Builder, node: Node, x: Any, packed: Node, *_: Any, **__: Any) -> Any:
         weight, bias = _quantized.linear_unpack(_packed(builder, packed))
-        y = _linear(builder, str(packed.target), x, weight, bias)
+        y = linear(builder, str(packed.target), x, weight, bias)
         return builder.call(F.relu, y) if relu else y
 
     return convert
@@ -467,15 +399,9 @@ def _quantized_weight(builder: Builder, node: Node, weight: Any, *args: Any) -> 
 
 
 FUNCTIONS: dict[object, FunctionConverter] = {
-    **{
-        target: _own(name)
-        for name in ("linear_dynamic", "linear_weight_only")
-        for target in (getattr(torch.ops.x86quant, name), op(name))
-    },
     torch.quantize_per_tensor: _quantize,
     torch.quantize_per_channel: _quantized_weight,
     torch.dequantize: _dequantize,
-    IDENTITY: _dequantize,
     _quantized.add: _binary(torch.add),
     _quantized.add_relu: _binary(torch.add, relu=True),
     _quantized.mul: _binary(torch.mul),

@@ -15,6 +15,7 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
+from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec
@@ -26,8 +27,34 @@ def choose_linear_dynamic(
     weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
 ) -> Routes:
     """The kernels for an int8 ``weight`` [N, K]."""
+    routes = routing_in_force(dynamic_kernels()).route(_spec(weight, bias, activation))
+    # Its packs look at rows alone, so no kernel of theirs may have a situation it cannot run in.
+    assert not routes.detours, routes.detours
+    return routes
+
+
+def native_in_sequences(
+    weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> Choice | None:
+    """How a native sequence multiplies by ``weight``: one call takes all of its steps.
+
+    None where that may not be: the native kernel cannot, or an override names another one.
+    """
+    routing = routing_in_force(dynamic_kernels())
+    spec = _spec(weight, bias, None)
+    kernel = routing.kernels["native"]
+    if kernel.missing_features(routing.cpu) or kernel.not_supported_reasons(spec, routing.cpu):
+        return None
+    chosen = [choice for _, choice in routing.route(spec).ranges]
+    if any(choice.rule == "override" and choice.kernel != "native" for choice in chosen):
+        return None
+    reason = "the whole sequence is one native call"
+    return Choice(spec, "native", "sequence", reason)
+
+
+def _spec(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> OpSpec:
     out_features, in_features = weight.shape
-    spec = OpSpec(
+    return OpSpec(
         "linear",
         in_features,
         out_features,
@@ -37,10 +64,6 @@ def choose_linear_dynamic(
         caller="graph",
         weights=weight_facts(weight),
     )
-    routes = routing_in_force(dynamic_kernels()).route(spec)
-    # Its packs look at rows alone, so no kernel of theirs may have a situation it cannot run in.
-    assert not routes.detours, routes.detours
-    return routes
 
 
 def pack_linear_dynamic(

@@ -22,6 +22,7 @@ from x86quant.files import write_aside
 from x86quant.profiling.recorder import Recorder, RunStep
 from x86quant.profiling.roofline import Roofline, measure_roofline, using_threads
 from x86quant.profiling.trace import chrome_trace
+from x86quant.runtime.native_step import NativeStep
 from x86quant.terminal.text_table import text_table
 
 _WARMUP = 3
@@ -371,7 +372,10 @@ def _idle_program(steps: int) -> Any:
     program.expect([1], [1], False)
     program.add_output([1], [1], False)
     for _ in range(steps):
-        program.add_copy(1, [1], [1, 0], [1], [2, 0], [1])
+        NativeStep("strided_copy", {
+            "element_size": 1, "sizes": [1], "from": [1, 0], "from_strides": [1],
+            "to": [2, 0], "to_strides": [1],
+        }).add_to(program)  # fmt: skip
     return program
 
 

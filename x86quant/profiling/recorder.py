@@ -309,6 +309,12 @@ def _packed_choice(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | No
 
 def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
     """Op, kernel and reason of a node that is in no native segment."""
+    if is_op(node, "linear_dynamic", "linear_weight_only"):
+        return op_name(node), "native", "int8 weights packed for this CPU at the first run"
+    if is_op(node, "embedding_bags", "embedding_rows"):
+        return op_name(node), "native", "looks up and sums quantized rows"
+    if is_op(node, "interact"):
+        return op_name(node), "native", "products of a sample's vectors, in float"
     if is_op(node) and op_name(node) in FASTER:
         return op_name(node), "native", "what its op needs is packed at the first run"
     if is_op(node):

@@ -1,7 +1,7 @@
 """Timing that is fair on a shared machine: candidates take turns, and medians are compared.
 
-Clock, caches and neighbours change within seconds. Timed one after another, whoever ran in a
-quiet moment would win; timed in turn, every candidate meets the same moments.
+Clock, caches and neighbours change within seconds. If candidates were timed one after another, the
+one that ran in a quiet moment would win; timed in turn, all of them meet the same moments.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ def chrome_trace(profile: Profile) -> str:
     """``profile`` as JSON text.
 
     One row has the run, the other its steps, end to end, each as long as its median. The time
-    between kernels is known in all only: it is the gap behind the last step.
+    between kernels is known only as a total: it is drawn as the gap behind the last step.
     """
     events: list[dict[str, Any]] = [
         _name("process_name", _RUN, "x86quant"),

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.quantization.sentences import takes_sentences, tokenized
 from x86quant.terminal.counted import counted
 
 #: Names of optional arguments that are targets.
@@ -89,9 +90,12 @@ class Calibration:
         """The first batch."""
         return self.sample[0]
 
-    def stream(self) -> Iterator[Call]:
-        """Every batch, the sample's first. The rest of them can be read only once."""
-        calls = itertools.chain(self.sample, self._calls)
+    def stream(self, sample: Sequence[Call] | None = None) -> Iterator[Call]:
+        """Every batch, the sample's first, in that order or as the calls given instead.
+
+        The rest of them can be read only once.
+        """
+        calls = itertools.chain(self.sample if sample is None else sample, self._calls)
         yield from counted(calls, self._length, "calibrating", shown=self._show)
 
     def _take_sample(self) -> tuple[Call, ...]:
@@ -133,6 +137,8 @@ def _calls(data: Data, model: nn.Module, example_inputs: Sequence[Any] | None) -
             "calibration must be a tensor, a DataLoader or an iterable of batches, "
             f"not {type(data).__name__}"
         )
+    if takes_sentences(model):
+        data = tokenized(data, model)
     return _checked(data, _Signature.of(model, example_inputs))
 
 

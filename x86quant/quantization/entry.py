@@ -9,6 +9,8 @@ from typing import Any, Literal
 from torch import nn
 
 from x86quant.errors import InvalidInputError
+from x86quant.observing.activations import ObserverName
+from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
@@ -17,7 +19,6 @@ from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
 from x86quant.quantization.wording import alone
-from x86quant.stock.observers import ObserverName, WeightObserverName
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -26,7 +27,7 @@ _MAX_DROP = 0.01
 
 def quantize(
     model: nn.Module,
-    calibration: Data | None,
+    calibration: Data | None = None,
     *,
     mode: Mode = "auto",
     observer: ObserverName | Literal["auto"] = "auto",
@@ -44,6 +45,7 @@ def quantize(
     example_inputs: Sequence[Any] | None = None,
     speed_check: bool = True,
     strict: bool = False,
+    embedding_bits: int | None = None,
     progress: bool = True,
 ) -> nn.Module:
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
@@ -52,8 +54,9 @@ def quantize(
         model: any float module on the CPU; it is not changed.
         calibration: typical inputs, without which static ranges cannot be chosen: a DataLoader or
             any iterable of batches, each a tensor, a tuple of inputs (targets behind them are left
-            out) or a mapping of keyword arguments; or one tensor of samples. It is read once, as a
-            stream. May be None for the modes "dynamic" and "weight_only".
+            out) or a mapping of keyword arguments; or one tensor of samples. For a model of
+            sentence-transformers, sentences, or pairs of them. It is read once, as a stream. May
+            be left out for the modes "dynamic" and "weight_only".
         mode: "static" calibrates ranges and runs the whole graph in int8; "dynamic" quantizes the
             inputs of linears token by token as they come; "weight_only" keeps arithmetic in float
             and weights in int8. "auto": transformers are dynamic, their convolutions and all other
@@ -81,6 +84,8 @@ def quantize(
             Weight-only models, which are made to be small, are not timed.
         strict: raise at calls that an int8 graph does not hold for, instead of running them in
             float.
+        embedding_bits: the bits of codes in embedding tables: 8, 4 or 2, in FBGEMM's row formats.
+            None leaves tables in float, but for mode "weight_only". See docs/embeddings.md.
         progress: draw progress on stderr when that is a terminal.
 
     Returns:
@@ -109,6 +114,7 @@ def quantize(
         example_inputs=example_inputs,
         speed_check=speed_check,
         strict=strict,
+        embedding_bits=embedding_bits,
         progress=progress,
     )
     with alone():

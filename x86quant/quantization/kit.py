@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
@@ -20,28 +22,75 @@ from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.part_search import FoundPart, Parts
-from x86quant.quantization.proof import difference, run
+from x86quant.quantization.proof import difference, run, shared_rows
 from x86quant.quantization.running import feed_parts, outputs
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.simulation import SimulatedPart
+from x86quant.quantization.simulation import simulated
 from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
 
 _log = logging.getLogger("x86quant.quantization")
 
 
+#: A single batch is taken apart into so many; up to so many are judged one by one.
+_PIECES = 4
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Halves:
-    """Calls that steps are fitted to, and others to judge them by; the same if there is one."""
+    """Calls that steps are fitted to, and others to judge them by; the same if there is one.
+
+    Attributes:
+        seen: what steps are fitted to.
+        unseen: what they are judged by.
+        held_back: the last of these: ranges are judged by them when all others are known.
+    """
 
     seen: tuple[Call, ...]
     unseen: tuple[Call, ...]
+    held_back: tuple[Call, ...] = ()
 
     @staticmethod
     def of(calls: tuple[Call, ...]) -> Halves:
-        """Every other call is held back."""
-        return Halves(calls, calls) if len(calls) < 2 else Halves(calls[::2], calls[1::2])
+        """Every other call is to judge by, and of those the last quarter of all is held back."""
+        if len(calls) < 2:
+            return Halves(calls, calls)
+        unseen = calls[1::2]
+        return Halves(calls[::2], unseen, unseen[-max(1, len(calls) // 4) :])
+
+    @staticmethod
+    def of_rows(model: nn.Module, calls: tuple[Call, ...]) -> Halves:
+        """The same; a single batch is taken apart, if ``model`` computes each row by itself."""
+        rows = shared_rows(calls[0]) if len(calls) == 1 else 0
+        if rows < 2:
+            return Halves.of(calls)
+        count = min(rows, _PIECES)
+        parts = [slice(n, None, count) for n in range(count)]
+        pieces = tuple(calls[0].mapped(operator.itemgetter(part)) for part in parts)
+        with state_kept(model):
+            try:
+                whole = take_apart(run(model, calls[0]))[1]
+                for part, piece in zip(parts, pieces, strict=True):
+                    if difference([x[part] for x in whole], take_apart(run(model, piece))[1]):
+                        return Halves.of(calls)
+            except Exception:  # a model may raise anything at another number of rows
+                return Halves.of(calls)
+        return Halves.of(pieces)
+
+    def folds(self) -> tuple[Halves, ...]:
+        """Themselves, or of a few calls each in turn to judge by what the others make."""
+        calls = self.calls
+        if self.seen is self.unseen or len(calls) > _PIECES:
+            return (self,)
+        return tuple(Halves((*calls[:n], *calls[n + 1 :]), (calls[n],)) for n in range(len(calls)))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """All of them, those held back at the end."""
+        if self.seen is self.unseen:
+            return self.seen
+        return (*self.seen, *self.unseen)
 
 
 def smoothed_model(
@@ -57,22 +106,31 @@ def smoothed_model(
         return model, ()
     if not any(isinstance(m, nn.LayerNorm) for m in model.modules()):
         return model, ()
-    changed = copy.deepcopy(model)
-    with state_kept(changed):
-        done = smoothing.smooth(
-            changed, halves.seen, per_token=scheme.dynamic, always=wanted is True
-        )
+    folds = halves.folds()
+    fitted = halves.seen if len(folds) == 1 else halves.calls
+
+    def smooth(calls: Sequence[Call]) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
+        changed = copy.deepcopy(model)
+        with state_kept(changed):
+            done = smoothing.smooth(changed, calls, per_token=scheme.dynamic, always=wanted is True)
+        return changed, done
+
+    changed, done = smooth(fitted)
     if not done or not _same_function(model, changed, halves.unseen):
         return model, ()
     if wanted == "auto" and scheme.dynamic:
-        after, before = (_noise(model, _dynamic(one), halves.unseen) for one in (changed, model))
-        if after < before:
+        plain = to_dynamic(model)
+        exact: list[torch.Tensor] = []
+        without: list[torch.Tensor] = []
+        with_it: list[torch.Tensor] = []
+        for fold in folds:
+            other = changed if fold.seen is fitted else smooth(fold.seen)[0]
+            for one, found in ((model, exact), (plain, without), (to_dynamic(other), with_it)):
+                with state_kept(one):
+                    found += outputs(one, fold.unseen)
+        if sqnr_between(exact, with_it) < sqnr_between(exact, without):
             return model, ()
     return changed, done
-
-
-def _dynamic(model: nn.Module) -> nn.Module:
-    return to_dynamic(model)
 
 
 def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -> bool:
@@ -87,17 +145,13 @@ def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -
     return True
 
 
-def _noise(exact: nn.Module, actual: nn.Module, calls: Sequence[Call]) -> float:
-    """Signal to noise in dB of all that ``actual`` returns."""
-    with state_kept(exact), state_kept(actual):
-        return sqnr_between(list(outputs(exact, calls)), list(outputs(actual, calls)))
-
-
 def equalized_parts(
     model: nn.Module, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
 ) -> tuple[Parts, tuple[equalization.Equalized, ...]]:
     """``parts`` with their layers equalized, if that is wanted and helps, and what was done."""
     if settings.equalize is False:
+        return parts, ()
+    if not any(True for p in parts.found for _ in equalization.find_pairs(p.traced.graph_module)):
         return parts, ()
     changed = dataclasses.replace(parts, found=tuple(map(_copied, parts.found)))
     seen = {part: equalization.ChannelRanges(part.traced.graph_module) for part in changed.found}
@@ -135,31 +189,41 @@ def _static_noise(model: nn.Module, parts: Parts, ranges: Ranges, halves: Halves
     except UnsupportedError:
         return -torch.inf
     feed_parts(model, halves.seen, {part: part.calibrate for part in static})
-    whole: nn.Module = model
-    before = {part.path: model.get_submodule(part.path) for part in static}
-    try:
-        for part in static:
-            names = [layer.name for layer in part.layers]
-            simulated = SimulatedPart(part, names, before[part.path])
-            if part.path:
-                model.set_submodule(part.path, simulated)
-            else:
-                whole = simulated
-        actual = list(outputs(whole, halves.unseen))
-    finally:
-        for path, module in before.items():
-            if path:
-                model.set_submodule(path, module)
-    return sqnr_between(list(outputs(model, halves.unseen)), actual)
+    return _simulated_noise(model, static, halves.unseen)
+
+
+def _simulated_noise(model: nn.Module, parts: Sequence[StaticPart], calls: Sequence[Call]) -> float:
+    """Signal to noise with all of ``parts``, which are calibrated, as if in int8."""
+    layers = {part: [layer.name for layer in part.layers] for part in parts}
+    with simulated(model, layers) as rounded:
+        actual = list(outputs(rounded, calls))
+    return sqnr_between(list(outputs(model, calls)), actual)
+
+
+def smoothing_helps(
+    plain: tuple[nn.Module, Parts],
+    smoothed: tuple[nn.Module, Parts],
+    ranges: Ranges,
+    halves: Halves,
+) -> bool:
+    """Whether static parts have less noise with smoothed layer norms, on calls not seen."""
+    after, before = (_static_noise(*one, ranges, halves) for one in (smoothed, plain))
+    return after >= before
 
 
 def correct_biases(
     model: nn.Module, parts: Sequence[StaticPart], halves: Halves, settings: Settings
 ) -> None:
-    """Measure what rounding adds to each channel; whether it is taken off shows in the end."""
+    """Measure what rounding adds to each channel, and take it off where that helps."""
     if settings.bias_correction is False:
         return
     corrections = {part: BiasCorrection(part) for part in parts}
     feed_parts(model, halves.seen, {part: seen.observe for part, seen in corrections.items()})
-    for part, found in corrections.items():
-        part.corrections = found.corrections()
+    found = {part: seen.corrections() for part, seen in corrections.items()}
+    judged = settings.bias_correction == "auto" and halves.seen is not halves.unseen
+    before = _simulated_noise(model, parts, halves.unseen) if judged else -torch.inf
+    for part in parts:
+        part.corrections = found[part]
+    if judged and _simulated_noise(model, parts, halves.unseen) < before:
+        for part in parts:
+            part.corrections = {}

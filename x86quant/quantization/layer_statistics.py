@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.ao.quantization.quantize_fx import fuse_fx
 from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.compiled import CompiledModule
@@ -19,12 +18,12 @@ from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Call, Data
+from x86quant.quantization.observation import fused
 from x86quant.quantization.part_search import FoundPart, trace_part
 from x86quant.quantization.running import feed, feed_parts, no_fast_path
 from x86quant.quantization.state import copied
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing import by_export, by_fx
-from x86quant.quantization.wording import quiet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,9 +134,7 @@ def _static(
     for pair in summary.equalized:
         if pair.part == path:
             equalization.apply(traced, pair)
-    with quiet():
-        fused = fuse_fx(traced)
-    comparison = _Comparison(fused, compiled.graph_module, path)
+    comparison = _Comparison(fused(traced), compiled.graph_module, path)
     # Int8 parts get what the float model gives them: the errors are their own.
     feed_parts(reference, calls, {FoundPart(path, form, examples[0], ""): comparison.add})
     return [sums.result() for sums in comparison.sums.values()]

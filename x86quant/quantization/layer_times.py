@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Interpreter, Node
 
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import graph_of
@@ -17,6 +17,7 @@ from x86quant.profiling import profile
 from x86quant.quantization.batches import Call
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.running import feed_parts
+from x86quant.quantization.static_part import StaticPart
 
 _ROUNDS = 5
 #: Without the compiled extension there is no int8 time: int8 is taken to be this much faster.
@@ -42,7 +43,7 @@ def float_times(prepared: PreparedModel) -> dict[str, float]:
     times: dict[str, float] = {}
     call = prepared.sample[0]
     for part in prepared.parts:
-        stopwatch = _Stopwatch(part.float_form())
+        stopwatch = _Stopwatch(part)
         feed_parts(prepared.model, [call] * _ROUNDS, {part: stopwatch.observe})
         by_node = {layer.node.name: layer.name for layer in part.layers}
         for layer in prepared.layers.values():
@@ -79,8 +80,8 @@ def _profiled(prepared: PreparedModel, part: Any, compiled: CompiledModule) -> d
 
 
 class _Stopwatch(Interpreter):
-    def __init__(self, gm: GraphModule) -> None:
-        super().__init__(gm)
+    def __init__(self, part: StaticPart) -> None:
+        super().__init__(part.prepared, graph=part.float_graph)
         self._seconds: dict[str, list[float]] = {}
 
     def observe(self, call: Call) -> None:

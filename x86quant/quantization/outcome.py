@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from x86quant.compiled.structure import take_apart
+from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.quantization import speed
 from x86quant.quantization.batches import Call
@@ -42,6 +44,8 @@ ENOUGH_DB = 10.0
 _CLEAN_DB = 25.0
 #: What having such steps in float must gain, in dB.
 _CLEAR_GAIN = 6.0
+#: Such steps make most of the noise only if all of them together come so close to it, in dB.
+_SLACK_DB = 3.0
 #: The whole is compared on at most so many batches.
 _BATCHES = 4
 #: So many models are built to find layers that bring the noise down.
@@ -57,8 +61,7 @@ class Choices:
     Attributes:
         prepared: the calibrated model.
         reasons: for each layer in float, why.
-        guarded: whether every part keeps the float part's attributes at hand.
-        corrected: whether biases are corrected.
+        guarded: whether every part also answers for the float part's attributes.
         notes: what a user should know.
         search: how float layers were chosen to hold a metric.
         sqnr_db: signal to noise of each float tensor in the result.
@@ -67,7 +70,6 @@ class Choices:
     prepared: PreparedModel
     reasons: Mapping[str, str]
     guarded: bool = False
-    corrected: bool = True
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     sqnr_db: tuple[float, ...] = ()
@@ -104,7 +106,7 @@ class Choices:
         if not self.int8_layers:
             return copy.deepcopy(self.prepared.reference)
         guarded = [part.path for part in self.prepared.parts] if self.guarded else ()
-        return self.prepared.build(self.reasons, guarded, corrected=self.corrected)
+        return self.prepared.build(self.reasons, guarded)
 
     def summary(self) -> Summary:
         """What was done."""
@@ -120,7 +122,7 @@ class Choices:
             float_layers=dict(self.reasons),
             equalized=prepared.equalized,
             smoothed=prepared.smoothed,
-            corrected=sum(len(part.corrections) for part in parts) if self.corrected else 0,
+            corrected=sum(len(part.corrections) for part in parts),
             sqnr_db=self.sqnr_db,
             notes=(*prepared.notes, *self.notes),
             search=self.search,
@@ -133,15 +135,15 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     outcome, model = _that_runs(outcome)
     sample = outcome.prepared.sample
     if sample:
-        unseen = outcome.prepared.unseen[:_BATCHES]
-        outcome, model = _corrected_or_not(outcome, model, unseen, settings)
-        outcome, model = _without_costly_steps(outcome, model, unseen)
-        outcome, model = _good_enough(outcome, model, unseen)
+        outcome = _judged(outcome, model)
+        outcome, model = _without_costly_steps(outcome, model)
+        outcome, model = _good_enough(outcome, model)
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample[0])
         if not outcome.int8_layers:
             outcome = dataclasses.replace(outcome, sqnr_db=())
     model.requires_grad_(False)
+    note_in_config(model)
     result: Any = model.eval()
     if sample and _wants_graphs(outcome, result, settings):
         timed = settings.fuse_blocks == "auto"
@@ -153,11 +155,10 @@ def checked(outcome: Choices, settings: Settings) -> Any:
 
 def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> bool:
     """Whether blocks of dynamic layers are to run as graphs."""
-    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers):
-        return False
+    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers and speed.can_tell()):
+        return False  # without native kernels there is nothing to gain
     if settings.fuse_blocks == "auto":
-        timed = settings.speed_check and speed.can_tell()
-        return timed and weights_of(model) >= ENOUGH_WEIGHTS
+        return settings.speed_check and weights_of(model) >= ENOUGH_WEIGHTS
     return settings.fuse_blocks
 
 
@@ -218,7 +219,7 @@ def _tried(outcome: Choices) -> tuple[nn.Module | None, str]:
     except UnsupportedError as error:
         return None, first_line(error)
     for call in outcome.prepared.sample[:2]:
-        expected = _result(outcome.prepared.reference, call)
+        expected = outcome.prepared.exact(call)
         try:
             actual = _result(model, call)
         except Exception as error:  # whatever the model's own code raises
@@ -251,11 +252,11 @@ def _unlike(expected: Any, actual: Any) -> str | None:
 # --- it is good ---
 
 
-def sqnrs(reference: nn.Module, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
+def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
     """Signal to noise in dB of each float tensor in the result, over all of ``calls``."""
     pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     for call in calls:
-        exact = _floats(_result(reference, call))
+        exact = _floats(prepared.exact(call))
         actual = _floats(_result(model, call))
         if [x.shape for x in exact] != [x.shape for x in actual]:
             continue  # a number of found objects, say
@@ -267,6 +268,23 @@ def sqnrs(reference: nn.Module, model: nn.Module, calls: Sequence[Call]) -> tupl
     return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
 
 
+def _judged(outcome: Choices, model: nn.Module) -> Choices:
+    """``outcome`` with the signal to noise of ``model``, which it was built as.
+
+    Ranges fit the data that they were chosen by: where some was held back, what they would have
+    been without it is tried on it, in simulation, and the lower of both figures counts.
+    """
+    prepared = outcome.prepared
+    found = sqnrs(prepared, model, prepared.unseen[:_BATCHES])
+    static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
+    if static and prepared.can_hold_back:
+        with prepared.simulated(outcome.int8_layers, held_back=True) as simulated:
+            honest = sqnrs(prepared, simulated, prepared.held_back)
+        if len(honest) == len(found):
+            found = tuple(map(min, found, honest))
+    return dataclasses.replace(outcome, sqnr_db=found)
+
+
 def _floats(result: Any) -> list[torch.Tensor]:
     try:
         _, leaves = take_apart(result)
@@ -275,31 +293,7 @@ def _floats(result: Any) -> list[torch.Tensor]:
     return [torch.nan_to_num(x) for x in leaves if x.is_floating_point() and x.numel()]
 
 
-def _corrected_or_not(
-    outcome: Choices, model: nn.Module, unseen: Sequence[Call], settings: Settings
-) -> tuple[Choices, nn.Module]:
-    """Bias correction, unless the model is better without, on data it was not measured on."""
-    reference = outcome.prepared.reference
-    with_it = sqnrs(reference, model, unseen)
-    outcome = dataclasses.replace(outcome, sqnr_db=with_it)
-    corrected = any(part.corrections for part in outcome.prepared.parts)
-    if len(outcome.prepared.sample) < 2:  # nothing to judge it by but what it was measured on
-        return outcome, model
-    if settings.bias_correction != "auto" or not corrected or not outcome.int8_layers:
-        return outcome, model
-    plain = dataclasses.replace(outcome, corrected=False)
-    other, _ = _tried(plain)
-    if other is None:
-        return outcome, model
-    without = sqnrs(reference, other, unseen)
-    if sum(without) <= sum(with_it):
-        return outcome, model
-    return dataclasses.replace(plain, sqnr_db=without), other
-
-
-def _without_costly_steps(
-    outcome: Choices, model: nn.Module, unseen: Sequence[Call]
-) -> tuple[Choices, nn.Module]:
+def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
     """With sums, joins and the like in float where most of the noise is theirs.
 
     Such is a small class token that is joined to large patches, and shares their scale.
@@ -311,6 +305,8 @@ def _without_costly_steps(
     steps = {part: part.steps_between for part in prepared.parts}
     named = {name: prepared.layers[name] for name in outcome.int8_layers}
     between = [n for n, x in named.items() if x.part is not None and x.layer in steps[x.part]]
+    if not between or _together(prepared, between) > before + _SLACK_DB:
+        return outcome, model  # the noise is not theirs
     costly = {h.name: h.sqnr_db for h in harms(prepared, between) if h.sqnr_db < _CLEAN_DB}
     if not costly:
         return outcome, model
@@ -319,15 +315,20 @@ def _without_costly_steps(
     other, _ = _tried(tried)
     if other is None:
         return outcome, model
-    found = sqnrs(prepared.reference, other, unseen)
-    if min(found, default=before) < before + _CLEAR_GAIN:
+    tried = _judged(tried, other)
+    if min(tried.sqnr_db, default=before) < before + _CLEAR_GAIN:
         return outcome, model
-    return dataclasses.replace(tried, sqnr_db=found), other
+    return tried, other
 
 
-def _good_enough(
-    outcome: Choices, model: nn.Module, unseen: Sequence[Call]
-) -> tuple[Choices, nn.Module]:
+def _together(prepared: PreparedModel, names: Sequence[str]) -> float:
+    """Signal to noise in dB with all of the layers named in int8, and no others."""
+    calls = prepared.unseen[:_BATCHES]
+    with prepared.simulated(names) as model:
+        return min(sqnrs(prepared, model, calls), default=-math.inf)
+
+
+def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
     """With the worst layers in float until every output has :data:`ENOUGH_DB`, if that helps."""
     before = min(outcome.sqnr_db, default=ENOUGH_DB)
     if before >= ENOUGH_DB or outcome.search is not None or not outcome.int8_layers:
@@ -344,9 +345,8 @@ def _good_enough(
         tried = outcome.without(order[:size], why)
         other, _ = _tried(tried)
         if other is not None:
-            found = sqnrs(prepared.reference, other, unseen)
-            tried = dataclasses.replace(tried, sqnr_db=found)
-            if min(found, default=ENOUGH_DB) >= ENOUGH_DB:
+            tried = _judged(tried, other)
+            if min(tried.sqnr_db, default=ENOUGH_DB) >= ENOUGH_DB:
                 best = (tried, other)
                 break
         if size == len(order):
@@ -384,8 +384,7 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
             if slow and left.int8_layers:
                 other, _ = _tried(left)
                 if other is not None:
-                    found = sqnrs(reference, other, outcome.prepared.unseen[:_BATCHES])
-                    outcome, model = dataclasses.replace(left, sqnr_db=found), other
+                    outcome, model = _judged(left, other), other
         loss = speed.slower(reference, model, call)
     if loss is None:
         return outcome, model

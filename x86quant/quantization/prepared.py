@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import difflib
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -16,10 +17,12 @@ from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.batches import Call
 from x86quant.quantization.equalization import Equalized
+from x86quant.quantization.proof import run
 from x86quant.quantization.running import hand_over_hooks
 from x86quant.quantization.scheme import Scheme
-from x86quant.quantization.simulation import SimulatedPart
+from x86quant.quantization.simulation import simulated
 from x86quant.quantization.smoothing import Smoothed
+from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Layer, StaticPart
 from x86quant.quantization.wording import listed
 
@@ -72,7 +75,8 @@ class PreparedModel:
         scheme: what becomes int8.
         observer: how ranges were chosen.
         sample: the first calibration batches.
-        unseen: batches that biases were not corrected on, where there are enough.
+        unseen: batches that the accuracy kit was not fitted to, where there are enough.
+        held_back: the last of them, before which ranges were noted.
         parts: the static parts, calibrated.
         layers: every layer that can be int8, by name.
         batches: how many batches calibrated it.
@@ -88,6 +92,7 @@ class PreparedModel:
     observer: str
     sample: tuple[Call, ...]
     unseen: tuple[Call, ...]
+    held_back: tuple[Call, ...]
     parts: tuple[StaticPart, ...]
     layers: Mapping[str, NamedLayer]
     batches: int
@@ -95,6 +100,7 @@ class PreparedModel:
     smoothed: tuple[Smoothed, ...]
     strict: bool
     notes: tuple[str, ...]
+    _exact: dict[int, tuple[Call, Any]] = dataclasses.field(default_factory=dict)
 
     def layers_in(self, wanted: Collection[str | type]) -> set[str]:
         """The names of the layers that ``wanted`` names: layers, containers or classes.
@@ -120,30 +126,25 @@ class PreparedModel:
         self,
         float_layers: Collection[str] = (),
         guarded: Collection[str] = (),
-        *,
-        corrected: bool = True,
     ) -> nn.Module:
         """The int8 model.
 
         Args:
             float_layers: the layers that stay in float.
-            guarded: parts, by path, whose attributes are read; they keep the float part at hand.
-            corrected: whether biases are corrected.
+            guarded: parts, by path, whose attributes are read; they keep the float part too.
 
         Raises:
             UnsupportedError: a part cannot be lowered.
         """
         if len(self.parts) == 1 and not self.parts[0].path:
-            return self._built(
-                self.parts[0], self.model, set(float_layers), "" in guarded, corrected
-            )
+            return self._built(self.parts[0], self.model, set(float_layers), "" in guarded)
         kept = set(float_layers)
         result = copy.deepcopy(self.model)
         for part in self.parts:
             inside = {layer.layer for layer in self.layers_of(part) if layer.name in kept}
             if len(inside) < len(part.layers):
                 original = result.get_submodule(part.path)
-                built = self._built(part, original, inside, part.path in guarded, corrected)
+                built = self._built(part, original, inside, part.path in guarded)
                 result.set_submodule(part.path, built)
         if self.scheme.dynamic or self.scheme.weight_only:
             wanted = {layer.name for layer in self.layers.values() if layer.part is None} - kept
@@ -162,12 +163,11 @@ class PreparedModel:
         original: nn.Module,
         float_layers: set[str],
         guarded: bool,
-        corrected: bool,
     ) -> nn.Module:
         """``part`` in int8, in place of ``original``."""
         hooked = has_hooks(original)
         with_guard = part.needs_guard or hooked or guarded
-        compiled = part.build(float_layers, flat=with_guard, corrected=corrected)
+        compiled = part.build(float_layers, flat=with_guard)
         if not with_guard:
             return compiled
         traced = part.traced
@@ -182,17 +182,29 @@ class PreparedModel:
         hand_over_hooks(original, result)
         return result
 
+    def exact(self, call: Call) -> Any:
+        """What the float model returns, which is not to be changed; computed once."""
+        if id(call) not in self._exact:
+            with state_kept(self.reference):
+                self._exact[id(call)] = (call, run(self.reference, call))
+        return self._exact[id(call)][1]
+
+    @property
+    def can_hold_back(self) -> bool:
+        """Whether there are calls that ranges were known before."""
+        return bool(self.held_back) and any(part.chosen_before for part in self.parts)
+
     @contextlib.contextmanager
-    def simulated(self, names: Collection[str]) -> Iterator[nn.Module]:
-        """The float model, in which the layers named compute as if they were int8."""
+    def simulated(self, names: Collection[str], *, held_back: bool = False) -> Iterator[nn.Module]:
+        """The float model, in which the layers named compute as if they were int8.
+
+        With ``held_back`` by ranges that were chosen without the calls held back.
+        """
         wanted = [self.layers[name] for name in names]
-        swapped: dict[str, nn.Module] = {}
-        for part in {x.part for x in wanted if x.part is not None}:
-            inside = {x.layer for x in wanted if x.part is part}
-            swapped[part.path] = SimulatedPart(part, inside, self.model.get_submodule(part.path))
-        if "" in swapped:
-            yield swapped[""]
-            return
+        static: dict[StaticPart, set[str]] = {}
+        for one in wanted:
+            if one.part is not None:
+                static.setdefault(one.part, set()).add(one.layer)
         dynamic = {x.name for x in wanted if x.part is None}
         model = self.model
         if dynamic:
@@ -202,14 +214,8 @@ class PreparedModel:
                 embeddings=self.scheme.weight_only,
                 keep=lambda name, _: name not in dynamic,
             )
-        before = {path: model.get_submodule(path) for path in swapped}
-        try:
-            for path, module in swapped.items():
-                model.set_submodule(path, module)
-            yield model
-        finally:
-            for path, module in before.items():
-                model.set_submodule(path, module)
+        with simulated(model, static, held_back=held_back) as found:
+            yield found
 
     def layers_of(self, part: StaticPart) -> list[NamedLayer]:
         """The layers of one static part."""

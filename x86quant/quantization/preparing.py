@@ -13,11 +13,17 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from x86quant.dynamic.convert import has_hooks
+from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization.batches import Calibration, Call, Data
 from x86quant.quantization.equalization import Equalized
-from x86quant.quantization.kit import Halves, correct_biases, equalized_parts, smoothed_model
+from x86quant.quantization.kit import (
+    Halves,
+    correct_biases,
+    equalized_parts,
+    smoothed_model,
+    smoothing_helps,
+)
 from x86quant.quantization.model_check import check_model
 from x86quant.quantization.part_search import calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
@@ -103,16 +109,25 @@ def _prepared(
 ) -> PreparedModel:
     model = _baked(reference, data)
     sample = () if data is None else data.sample
-    halves = Halves.of(sample)
+    halves = Halves.of_rows(model, sample) if sample else Halves((), ())
     notes: list[str] = []
-    model, smoothed = smoothed_model(model, scheme, halves, settings)
+    if settings.embedding_bits is not None:
+        notes += _quantize_tables(model, settings.embedding_bits)
+    plain = model
+    model, smoothed = smoothed_model(plain, scheme, halves, settings)
     equalized: tuple[Equalized, ...] = ()
     parts: tuple[StaticPart, ...] = ()
     batches = 0
     if scheme.static:
         assert data is not None
-        with state_kept(model):
-            found = find_parts(model, scheme, variants(sample), ranges, refused)
+        tried = variants(sample)
+        found = find_parts(model, scheme, tried, ranges, refused)
+        if any(part.traced.guard.conditions for part in found.found):
+            halves = Halves.of(sample)  # a graph may not hold for pieces of a batch
+        if smoothed and found.found and settings.smooth_quant == "auto":
+            before = find_parts(plain, scheme, tried, ranges, refused)
+            if not smoothing_helps((plain, before), (model, found), ranges, halves):
+                model, found, smoothed = plain, before, ()
         notes += found.notes
         if not found.found and not scheme.dynamic:
             raise UnsupportedError(
@@ -122,7 +137,7 @@ def _prepared(
         with state_kept(model):
             found, equalized = equalized_parts(model, found, ranges, halves, settings)
             parts = tuple(part.static(ranges) for part in found.found)
-            batches = _calibrate(model, parts, data)
+            batches = _calibrate(model, parts, data, halves)
             correct_biases(model, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
@@ -136,6 +151,7 @@ def _prepared(
         observer=ranges.observer,
         sample=sample,
         unseen=halves.unseen,
+        held_back=halves.held_back,
         parts=parts,
         layers=layers,
         batches=batches,
@@ -171,6 +187,27 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     return model if same else copy.deepcopy(reference)
 
 
+def _quantize_tables(model: nn.Module, bits: int) -> list[str]:
+    """Replace the embedding tables in ``model``; what a user should know of it."""
+    tables = {
+        n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
+    }
+    to_dynamic(model, embeddings=bits, keep=lambda name, _: name not in tables, inplace=True)
+    notes = []
+    found = {name: model.get_submodule(name) for name in tables}
+    by_bits: dict[int | None, list[str]] = {}
+    for name, module in found.items():
+        by_bits.setdefault(getattr(module, "bits", None), []).append(name)
+    for own, names in by_bits.items():
+        if own is None:
+            why = why_float(tables[names[0]])
+            notes.append(f"{len(names)} tables stay in float, because {why}: {listed(names)}")
+        else:
+            why = "" if own == bits else f", since rows do not fill bytes with codes of {bits}"
+            notes.append(f"{len(names)} tables have rows in {own} bits{why}: {listed(names)}")
+    return notes
+
+
 def _norm_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
     """The hooks by which torch.nn.utils.weight_norm and spectral_norm make a weight."""
     for key, hook in module._forward_pre_hooks.items():
@@ -185,14 +222,24 @@ def _class_of_its_own(module: nn.Module) -> None:
     module.__class__ = type(kind.__name__, kind.__bases__, own)
 
 
-def _calibrate(model: nn.Module, parts: Sequence[StaticPart], data: Calibration) -> int:
-    """Show all of the data to the observers; returns how many batches there were."""
-    batches = 0
+def _calibrate(
+    model: nn.Module, parts: Sequence[StaticPart], data: Calibration, halves: Halves
+) -> int:
+    """Show all of the data to the observers; returns how many batches there were.
+
+    The calls held back are shown last of those that are kept: what ranges would be without them is
+    noted, and tells how well ranges do on data that they were not chosen by.
+    """
+    batches = len(data.sample)
+    first_of_last = len(halves.calls) - len(halves.held_back)
 
     def counted() -> Iterator[Call]:
         nonlocal batches
-        for call in data.stream():
-            batches += 1
+        for number, call in enumerate(data.stream(halves.calls)):
+            if halves.held_back and number == first_of_last:
+                for part in parts:
+                    part.note_ranges()
+            batches += number >= len(halves.calls)
             yield call
 
     feed_parts(model, counted(), {part: part.calibrate for part in parts})

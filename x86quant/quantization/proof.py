@@ -38,7 +38,7 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
     How many depends on the sizes alone, so that every machine checks the same.
     """
     first = sample[0]
-    rows = _rows(first)
+    rows = shared_rows(first)
     tried = [_resized(first, 0, rows, size) for size in (1, 2, rows + 1) if rows and size != rows]
     small = _resized(first, 0, rows, 2) if rows > 2 else first
     sizes = _other_sizes(small)
@@ -59,7 +59,7 @@ def _elements(call: Call) -> int:
     return sum(x.numel() for x in call.leaves)
 
 
-def _rows(call: Call) -> int:
+def shared_rows(call: Call) -> int:
     """The size that all tensors share in their first dimension; 0 if they share none."""
     sizes = {x.shape[0] if x.dim() else 0 for x in call.leaves}
     return sizes.pop() if len(sizes) == 1 else 0
@@ -97,7 +97,8 @@ def _resized(call: Call, dim: int | None, size: int, other: int) -> Call:
 def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
     """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
-        torch.manual_seed(seed)
+        # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
+        torch.default_generator.manual_seed(seed)
         return call.copied()(function)
 
 

@@ -1,22 +1,23 @@
-"""Quantization-aware training: prepare, train as usual, convert."""
+"""Quantization-aware training: prepare, train as usual, convert.
+
+The training itself is stock PyTorch's: torch.ao is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.ao.quantization import FakeQuantizeBase, MovingAverageMinMaxObserver
-from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_qat_fx
 from torch.fx import GraphModule
 from torch.fx.proxy import TraceError
 
 from x86quant.compiled import CompiledModule, compile
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization.wording import first_line, quiet
-from x86quant.stock.qconfig import get_backend_config, get_default_qat_qconfig_mapping
 
 _EXAMPLE = "x86quant_example_inputs"
 
@@ -47,13 +48,17 @@ def prepare_qat(
         UnsupportedError: torch.fx cannot trace the model.
     """
     example = _checked_example(example_inputs)
+    with _stock():
+        from torch.ao.quantization.quantize_fx import prepare_qat_fx
+
+        from x86quant.stock.qconfig import get_backend_config, get_default_qat_qconfig_mapping
     mapping = get_default_qat_qconfig_mapping(activation_bits=activation_bits)
     modules = dict(model.named_modules())
     for name in float_layers:
         if name not in modules:
             raise InvalidInputError(f"float_layers: the model has no module {name!r}")
         mapping.set_module_name(name, None)
-    with quiet():
+    with quiet(), _forgetful():
         try:
             prepared: GraphModule = prepare_qat_fx(
                 copy.deepcopy(model).train(), mapping, example, backend_config=get_backend_config()
@@ -78,6 +83,11 @@ def convert_qat(prepared: nn.Module, example_inputs: Sequence[Any] | None = None
     Raises:
         InvalidInputError: ``prepared`` was not made by :func:`prepare_qat`, or never ran.
     """
+    with _stock():
+        from torch.ao.quantization import FakeQuantizeBase
+        from torch.ao.quantization.quantize_fx import convert_to_reference_fx
+
+        from x86quant.stock.qconfig import get_backend_config
     example = prepared.meta.get(_EXAMPLE) if isinstance(prepared, GraphModule) else None
     if example_inputs is not None:
         example = _checked_example(example_inputs)
@@ -88,15 +98,40 @@ def convert_qat(prepared: nn.Module, example_inputs: Sequence[Any] | None = None
         )
     if not any(_has_run(fake) for fake in fakes):
         raise InvalidInputError("the prepared model never ran: train it before convert_qat")
-    with quiet():
+    with quiet(), _forgetful():
         reference = convert_to_reference_fx(
             copy.deepcopy(prepared).eval(), backend_config=get_backend_config()
         )
         return compile(reference, example)
 
 
-def _has_run(fake: FakeQuantizeBase) -> bool:
+@contextlib.contextmanager
+def _stock() -> Iterator[None]:
+    """A block that imports stock quantization."""
+    try:
+        yield
+    except ImportError as error:
+        raise UnsupportedError(
+            f"quantization-aware training is stock PyTorch's, and this torch has no torch.ao "
+            f"({first_line(error)}); x86quant.quantize needs none"
+        ) from error
+
+
+@contextlib.contextmanager
+def _forgetful() -> Iterator[None]:
+    """A block of stock code, which would remember models, weights and all, for ever."""
+    from torch.ao.quantization.fx.utils import assert_and_get_unique_device
+
+    try:
+        yield
+    finally:
+        assert_and_get_unique_device.cache_clear()
+
+
+def _has_run(fake: Any) -> bool:
     """Whether ``fake`` has seen an activation. Weights are observed without any input."""
+    from torch.ao.quantization import MovingAverageMinMaxObserver
+
     observer: Any = fake.activation_post_process
     return isinstance(observer, MovingAverageMinMaxObserver) and bool(
         torch.isfinite(observer.min_val).all()

@@ -163,7 +163,7 @@ class _Trials:
 
     @property
     def left(self) -> bool:
-        """Whether another trial is allowed; asking in vain is remembered."""
+        """Whether another trial is allowed. That it was refused once is remembered."""
         self.ran_out = self.ran_out or len(self.steps) >= self._limit
         return not self.ran_out
 

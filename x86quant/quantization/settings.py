@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from x86quant.errors import InvalidInputError
+from x86quant.observing.activations import OBSERVER_NAMES
 from x86quant.quantization.scheme import MODES
-from x86quant.stock.observers import OBSERVERS
 
 Switch = bool | Literal["auto"]
 
@@ -28,13 +28,18 @@ class Settings:
     example_inputs: Sequence[Any] | None = None
     speed_check: bool = True
     strict: bool = False
+    embedding_bits: int | None = None
     progress: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
-        if self.observer != "auto" and self.observer not in OBSERVERS:
-            raise InvalidInputError(f"observer must be auto or one of {', '.join(OBSERVERS)}")
+        if self.embedding_bits not in (None, 8, 4, 2):
+            raise InvalidInputError(
+                f"embedding_bits must be 8, 4, 2 or None, not {self.embedding_bits!r}"
+            )
+        if self.observer != "auto" and self.observer not in OBSERVER_NAMES:
+            raise InvalidInputError(f"observer must be auto or one of {', '.join(OBSERVER_NAMES)}")
         for name in ("equalize", "bias_correction", "smooth_quant", "fuse_blocks"):
             value = getattr(self, name)
             if value != "auto" and not isinstance(value, bool):

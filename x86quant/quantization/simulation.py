@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from torch.fx import Interpreter, Node
 
 from x86quant.quantization.batches import Call
 from x86quant.quantization.running import hand_over_hooks
-from x86quant.quantization.static_part import StaticPart, is_weighted
+from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
 
 
-def fake_activation(observer: Any, x: torch.Tensor) -> torch.Tensor:
-    """``x`` rounded and clipped the way ``observer`` says."""
-    scale, zero_point = observer.calculate_qparams()
+def fake_activation(observer: Any, x: torch.Tensor, chosen: Chosen | None = None) -> torch.Tensor:
+    """``x`` rounded and clipped the way ``observer`` says, or as was ``chosen`` earlier."""
+    known = None if chosen is None else chosen.get(observer)
+    scale, zero_point = observer.calculate_qparams() if known is None else known
     low, high = int(observer.quant_min), int(observer.quant_max)
     return torch.fake_quantize_per_tensor_affine(x, float(scale), int(zero_point), low, high)
 
@@ -27,7 +29,7 @@ def fake_weight(weight: torch.Tensor, observer: Any) -> torch.Tensor:
     observer(weight)
     scale, zero_point = observer.calculate_qparams()
     low, high = int(observer.quant_min), int(observer.quant_max)
-    if scale.numel() == 1 and not hasattr(observer, "ch_axis"):
+    if observer.ch_axis is None:
         return torch.fake_quantize_per_tensor_affine(
             weight, float(scale), int(zero_point), low, high
         )
@@ -38,21 +40,62 @@ def fake_weight(weight: torch.Tensor, observer: Any) -> torch.Tensor:
 
 def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
     """The layer that ``node`` calls, without what is fused behind it, with a rounded weight."""
+    if (known := part.rounded.get(node.name)) is not None:
+        return known
     layer = copy.deepcopy(part.module(node))
     assert layer is not None
-    qconfig = part.prepared.get_submodule(str(node.target)).qconfig
+    observer = part.weight_observer(node, layer)
     with torch.no_grad():
-        layer.weight.copy_(fake_weight(layer.weight.detach(), qconfig.weight()))  # type: ignore
+        layer.weight.copy_(fake_weight(layer.weight.detach(), observer))  # type: ignore
+    part.rounded[node.name] = layer
     return layer
 
 
-class SimulatedPart(nn.Module):
-    """A part in float, but for some layers that compute as if they were int8."""
+def along_channels(values: torch.Tensor, layer: nn.Module, y: torch.Tensor) -> torch.Tensor:
+    """``values``, one for each output channel of ``layer``, shaped to go with its result ``y``."""
+    dims = 0 if isinstance(layer, nn.Linear) else len(layer.kernel_size)  # type: ignore[arg-type]
+    return values.to(y.dtype).view(-1, *(1,) * dims)
 
-    def __init__(self, part: StaticPart, layers: Collection[str], original: nn.Module) -> None:
+
+@contextlib.contextmanager
+def simulated(
+    model: nn.Module, layers: Mapping[StaticPart, Collection[str]], *, held_back: bool = False
+) -> Iterator[nn.Module]:
+    """``model``, in which the layers named of each part compute as if they were int8.
+
+    With ``held_back`` the ranges are those that were known before the last calls were calibrated.
+    """
+    swapped = {
+        part.path: SimulatedPart(part, names, model.get_submodule(part.path), held_back)
+        for part, names in layers.items()
+    }
+    if "" in swapped:
+        yield swapped[""]
+        return
+    before = {path: model.get_submodule(path) for path in swapped}
+    try:
+        for path, part in swapped.items():
+            model.set_submodule(path, part)
+        yield model
+    finally:
+        for path, original in before.items():
+            model.set_submodule(path, original)
+
+
+class SimulatedPart(nn.Module):
+    """A part in float, except that some layers compute as if they were int8."""
+
+    def __init__(
+        self,
+        part: StaticPart,
+        layers: Collection[str],
+        original: nn.Module,
+        held_back: bool = False,
+    ) -> None:
         super().__init__()
         self._part = part
-        self._run = _Simulation(part, {x.node.name for x in part.layers if x.name in layers})
+        on = {x.node.name for x in part.layers if x.name in layers}
+        self._run = _Simulation(part, on, part.chosen_before if held_back else None)
         self.__dict__["_original"] = original
         hand_over_hooks(original, self)
 
@@ -72,10 +115,9 @@ class SimulatedPart(nn.Module):
 
 
 class _Simulation(Interpreter):
-    def __init__(self, part: StaticPart, on: set[str]) -> None:
-        super().__init__(part.float_form())
-        self._part, self._on = part, on
-        self._rounded: dict[str, nn.Module] = {}
+    def __init__(self, part: StaticPart, on: set[str], chosen: Chosen | None) -> None:
+        super().__init__(part.prepared, graph=part.float_graph)
+        self._part, self._on, self._chosen = part, on, chosen
         self._nodes = {node.name: node for node in part.prepared.graph.nodes}
 
     def run_node(self, n: Node) -> Any:
@@ -84,7 +126,7 @@ class _Simulation(Interpreter):
         node = self._nodes[n.name]
         observer = self._part.output_observer(node)
         assert observer is not None
-        return fake_activation(observer, self._compute(n, node))
+        return fake_activation(observer, self._compute(n, node), self._chosen)
 
     def _compute(self, n: Node, node: Node) -> Any:
         """The value of a layer whose input and weight are rounded."""
@@ -93,10 +135,11 @@ class _Simulation(Interpreter):
         x = self.env[n.all_input_nodes[0]]
         before = self._part.observer_of(node.args[0])
         if before is not None:
-            x = fake_activation(before, x)
-        if n.name not in self._rounded:
-            self._rounded[n.name] = rounded_copy(self._part, node)
-        y = self._rounded[n.name](x)
+            x = fake_activation(before, x, self._chosen)
+        layer = rounded_copy(self._part, node)
+        y = layer(x)
+        if (correction := self._part.corrections.get(str(node.target))) is not None:
+            y = y - along_channels(correction, layer, y)
         fused = self.fetch_attr(str(n.target))
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
             y = follower(y)

@@ -136,7 +136,7 @@ class _NormWatch(TorchFunctionMode):
         self._results[id(result)] = (module, result)
 
     def returned(self, result: Any) -> None:
-        """The model's own result: whoever gets it must not see another scale."""
+        """The model's own result: its readers must not see another scale."""
         for value in pytree.tree_leaves(result):
             if id(value) in self._results:
                 self._refused.add(self._results[id(value)][0])

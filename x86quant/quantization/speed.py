@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,12 +15,23 @@ from x86quant.errors import ExtensionError
 from x86quant.quantization.batches import Call
 from x86quant.quantization.running import feed, no_fast_path
 
-#: Int8 has lost if its median and its least time are so many times those of float. With too few
-#: rounds to trust these, it must lose by more.
-_CLEARLY, _FEW_CLEARLY = 1.1, 1.5
-_FEW = 3
-#: And if it took longer in such a share of the rounds.
-_MOSTLY = 0.8
+
+class _Bound(NamedTuple):
+    """What int8 must lose by, in so many rounds or more.
+
+    Attributes:
+        rounds: how many.
+        ratio: its median and its least time are so many times those of float.
+        share: and it took longer in such a share of the rounds.
+    """
+
+    rounds: int
+    ratio: float
+    share: float
+
+
+#: The fewer rounds there are to trust, the more it must lose by. Small models have many.
+_BOUNDS = (_Bound(20, 1.02, 0.7), _Bound(3, 1.1, 0.8), _Bound(1, 1.5, 0.8))
 _MOST_ROUNDS = 40
 #: Seconds for the whole model, and for all of its parts together; a loss is measured once more.
 _WHOLE, _PARTS = 0.25, 0.25
@@ -71,8 +82,8 @@ def verdict(exact: Sequence[float], int8: Sequence[float]) -> float | None:
         min(int8) / min(exact),
     )
     lost = sum(b > a for a, b in zip(exact, int8, strict=True)) / len(exact)
-    bound = _CLEARLY if len(exact) >= _FEW else _FEW_CLEARLY
-    return ratio if ratio > bound and lost >= _MOSTLY else None
+    bound = next(bound for bound in _BOUNDS if len(exact) >= bound.rounds)
+    return ratio if ratio > bound.ratio and lost >= bound.share else None
 
 
 def by_part(

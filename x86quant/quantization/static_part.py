@@ -1,41 +1,46 @@
-"""Static quantization of one traceable part of a model, by stock FX with x86quant's mapping."""
+"""Static quantization of one traceable part of a model."""
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.ao.nn.intrinsic.modules.fused import _FusedModule
-from torch.ao.quantization import ObserverBase, QConfigMapping
-from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
-from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
-from torch.fx import GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
+from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.compiled.structure import Structure
-from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
-from x86quant.errors import UnsupportedError
-from x86quant.lowering.mutation import OnCopy
+from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.lowering.rounded import FusedLayer, rounded
+from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
+from x86quant.observing.observer import RangeObserver
+from x86quant.observing.weights import (
+    CHANNEL_OBSERVERS,
+    ChannelRangesObserver,
+    WeightObserverName,
+)
 from x86quant.quantization.batches import Call
+from x86quant.quantization.conversion import converted, weight_observer
+from x86quant.quantization.int8_forms import ORIGINS, PRODUCTS, WEIGHTED_FUNCTIONS, kind_of
+from x86quant.quantization.observation import Observation, core, is_observer, observed
 from x86quant.quantization.proof import difference
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import Traced
 from x86quant.quantization.wording import first_line, quiet
-from x86quant.stock.observers import ObserverName, WeightObserverName
-from x86quant.stock.qconfig import get_backend_config, get_default_qconfig_mapping
+
+#: Scale and zero point by observer.
+Chosen: TypeAlias = dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranges:
-    """How ranges are chosen: names of ``x86quant.stock.observers``, and the bits of activations."""
+    """How ranges are chosen: names of observers, and the bits of activations."""
 
     observer: ObserverName = "mse"
     weight_observer: WeightObserverName = "minmax"
@@ -55,28 +60,45 @@ class Ranges:
             else settings.weight_observer,  # type: ignore[arg-type]
             activation_bits=settings.activation_bits,
         )
-        ranges.mapping()  # wrong names are told before any data is read
+        ranges.activation()  # wrong names are told before any data is read
+        ranges.weight_kind()
         return ranges
 
-    def mapping(self) -> QConfigMapping:
-        """The qconfig mapping; x86quant's own layers are left as they are."""
-        mapping = get_default_qconfig_mapping(
-            activation_bits=self.activation_bits,
-            observer=self.observer,
-            weight_observer=self.weight_observer,
+    def activation(self) -> RangeObserver:
+        """An observer of activations."""
+        if self.activation_bits not in (7, 8):
+            raise InvalidInputError(f"activation_bits must be 7 or 8, not {self.activation_bits!r}")
+        codes = {"quant_min": 0, "quant_max": 2**self.activation_bits - 1}
+        if self.observer == "histogram":
+            histogram: RangeObserver = _stock_histogram(codes)
+            return histogram
+        found: RangeObserver = _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
+        return found
+
+    def weight_kind(self) -> type[ChannelRangesObserver]:
+        """The class of observers of weights."""
+        found: type[ChannelRangesObserver] = _named(
+            CHANNEL_OBSERVERS, "weight_observer", self.weight_observer
         )
-        ours = (*Int8Linear.__subclasses__(), DynamicMultiheadAttention, OnCopy)
-        for kind in (*ours, *_FLOAT_LAYERS):
-            mapping.set_object_type(kind, None)
-        return mapping
+        return found
 
 
-#: They run as torch runs them: stock quantization has no static form of the recurrent ones, and
-#: would turn a whole table of embeddings back into floats at each call.
-_FLOAT_LAYERS: tuple[Any, ...] = (
-    nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.Embedding, nn.EmbeddingBag,
-    F.embedding, F.embedding_bag, nn.MultiheadAttention, nn.Bilinear,
-)  # fmt: skip
+def _named(table: Mapping[str, Any], argument: str, name: str) -> Any:
+    if name not in table:
+        raise InvalidInputError(f"{argument} must be one of {', '.join(table)}, not {name!r}")
+    return table[name]
+
+
+def _stock_histogram(codes: dict[str, int]) -> Any:
+    """The one observer that is stock PyTorch's own."""
+    try:
+        from x86quant.stock.observers import OBSERVERS
+    except ImportError as error:
+        raise InvalidInputError(
+            'observer="histogram" is stock PyTorch\'s, and this torch has no torch.ao any more; '
+            'take "mse", the default, or "percentile"'
+        ) from error
+    return OBSERVERS["histogram"](**codes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +126,8 @@ class StaticPart:
         float_module: the traced float part, as equalization and bias correction left it.
         prepared: the same with observers.
         corrections: what bias correction subtracts from biases, by path.
+        chosen_before: the ranges that were chosen before the last calls were calibrated.
+        rounded: layers with rounded weights, by the node that calls them, as simulations make them.
     """
 
     def __init__(self, path: str, traced: Traced, example: Call, ranges: Ranges) -> None:
@@ -115,6 +139,8 @@ class StaticPart:
         self._ranges = ranges
         self._built: dict[tuple[Any, ...], CompiledModule] = {}
         self.corrections: dict[str, torch.Tensor] = {}
+        self.chosen_before: Chosen = {}
+        self.rounded: dict[str, nn.Module] = {}
         self._put_observers()
         if apart := self._apart():
             self._not_float |= apart
@@ -139,45 +165,54 @@ class StaticPart:
         """Show the observers one batch of the graph's inputs."""
         call(self.prepared)
 
-    def observer_of(self, node: object) -> ObserverBase | None:
+    def note_ranges(self) -> None:
+        """Keep the ranges that follow from the calls so far, to judge them by those to come."""
+        with contextlib.suppress(InvalidInputError):  # some observer has seen nothing yet
+            self.chosen_before = {
+                observer: observer.calculate_qparams()
+                for observer in self._modules.values()
+                if is_observer(observer)
+            }
+
+    def observer_of(self, node: object) -> Any:
         """The observer whose result ``node`` of the prepared graph is."""
         if not isinstance(node, Node) or node.op != "call_module":
             return None
         module = self._modules[str(node.target)]
-        return module if _is_observer(module) else None
+        return module if is_observer(module) else None
 
-    def output_observer(self, node: Node) -> ObserverBase | None:
+    def output_observer(self, node: Node) -> Any:
         """The observer of the result of ``node``."""
         for user in node.users:
             if (observer := self.observer_of(user)) is not None:
                 return observer
         return None
 
-    def float_form(self) -> GraphModule:
-        """The prepared part without its observers: the same nodes, in float."""
-        return self._bare(self.prepared)
-
-    def _bare(self, prepared: GraphModule) -> GraphModule:
-        graph = torch.fx.Graph()
-        graph.output(graph.graph_copy(prepared.graph, val_map={}))
-        bare = GraphModule(prepared, graph)
+    @functools.cached_property
+    def float_graph(self) -> Graph:
+        """The graph of the prepared part without its observers: the same nodes, in float."""
+        graph = Graph()
+        graph.output(graph.graph_copy(self.prepared.graph, val_map={}))
         for node in list(graph.nodes):
-            if node.op == "call_module" and _is_observer(prepared.get_submodule(str(node.target))):
+            if node.op == "call_module" and is_observer(self._modules[str(node.target)]):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
-        bare.recompile()
-        return bare
+        return graph
 
     def is_fused(self, node: Node) -> bool:
         """Whether ``node`` calls a layer with an activation fused behind it."""
         module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-        return isinstance(module, _FusedModule)
+        return isinstance(module, FusedLayer)
 
     def module(self, node: Node) -> nn.Module | None:
         """The layer that ``node`` of the prepared graph calls, the core of a fused one."""
         if node.op != "call_module":
             return None
         return core(self._modules[str(node.target)])
+
+    def weight_observer(self, node: Node, layer: nn.Module | None) -> ChannelRangesObserver:
+        """The observer for the weight of ``node``, which calls ``layer`` or is a function."""
+        return weight_observer(self._ranges.weight_kind(), node, layer)
 
     @property
     def needs_guard(self) -> bool:
@@ -191,9 +226,8 @@ class StaticPart:
         float_layers: Collection[str] = (),
         *,
         flat: bool | None = None,
-        corrected: bool = True,
     ) -> CompiledModule:
-        """The graph in int8, but for the layers named, which stay in float.
+        """The graph in int8, except for the layers named, which stay in float.
 
         With ``flat`` it returns a tuple of tensors, for a guard around it; else what the part
         returns.
@@ -202,26 +236,28 @@ class StaticPart:
             UnsupportedError: the converted part cannot be lowered.
         """
         flat = self.needs_guard if flat is None else flat
-        key = (frozenset(float_layers), flat, corrected)
+        key = (frozenset(float_layers), flat)
         if key in self._built:
             return self._built.pop(key)
+        observation = self._observation
         if float_layers:
-            prepared = self._prepare(self._mapping_without(float_layers))
-            self._hand_over_ranges(prepared)
-        else:
-            prepared = copy.deepcopy(self.prepared)
-        for path, correction in self.corrections.items() if corrected else ():
-            if path not in float_layers:
-                _correct(core(prepared.get_submodule(path)), correction)
-        if not flat:
-            _return(prepared, self.traced.results)
+            in_float = self._not_float | {node.name for node in self._in_float(float_layers)}
+            observation = self._observe(in_float)
+            self._hand_over_ranges(observation.graph_module)
+        corrections = {
+            path: correction
+            for path, correction in self.corrections.items()
+            if path not in float_layers
+        }
         try:
             with quiet():
-                reference = convert_to_reference_fx(prepared, backend_config=get_backend_config())
+                reference = converted(observation, self.weight_observer, corrections)
+                if not flat:
+                    _return(reference, self.traced.results)
                 compiled = build(reference, self._example)
         except UnsupportedError:
             raise
-        except Exception as error:  # stock conversion and lowering meet graphs of all kinds
+        except Exception as error:  # lowering meets graphs of all kinds
             raise UnsupportedError(f"it cannot be converted ({first_line(error)})") from error
         _name_float_sources(compiled.graph_module, reference)
         return compiled
@@ -232,45 +268,22 @@ class StaticPart:
         Raises:
             UnsupportedError: it cannot.
         """
-        self._built[(frozenset(), flat, True)] = self.build(flat=flat)
+        self._built[(frozenset(), flat)] = self.build(flat=flat)
 
     def _check_prepared(self) -> None:
-        """That stock fusions have not changed what the graph computes."""
+        """That the graph computes with observers what it does without."""
         with torch.no_grad():
             expected = tuple(self.float_module(*self._example))
-            actual = tuple(self._bare(self.prepared)(*self._example))
-        if (reason := difference(expected, actual)) is not None:
-            raise UnsupportedError(f"stock fusion changes it: {reason}")
+            actual = Interpreter(self.prepared, graph=self.float_graph).run(*self._example)
+        if (reason := difference(expected, tuple(actual))) is not None:
+            raise UnsupportedError(f"observers change it: {reason}")
 
-    def _prepare(self, mapping: QConfigMapping) -> GraphModule:
-        try:
-            with quiet():
-                prepared: GraphModule = prepare_fx(
-                    copy.deepcopy(self.float_module),
-                    mapping,
-                    self._example,
-                    prepare_custom_config=PrepareCustomConfig().set_non_traceable_module_classes(
-                        [OnCopy]
-                    ),
-                    backend_config=get_backend_config(),
-                )
-        except Exception as error:  # stock code meets graphs of all kinds
-            raise UnsupportedError(f"it cannot be prepared ({first_line(error)})") from error
-        return prepared.eval()
-
-    def _mapping(self) -> QConfigMapping:
-        """The qconfig mapping, without what does not compute in float32."""
-        mapping = self._ranges.mapping()
-        counts: dict[Any, int] = {}
-        for node in self.float_module.graph.nodes:
-            number = counts.get(node.target, 0)
-            counts[node.target] = number + 1
-            if node.name in self._not_float:
-                _keep_float(mapping, node, number)
-        return mapping
+    def _observe(self, in_float: Collection[str]) -> Observation:
+        return observed(self.float_module, self._ranges.activation, in_float)
 
     def _put_observers(self) -> None:
-        self.prepared = self._prepare(self._mapping())
+        self._observation = self._observe(self._not_float)
+        self.prepared = self._observation.graph_module
         self._modules = dict(self.prepared.named_modules(remove_duplicate=False))
 
     def _apart(self) -> set[str]:
@@ -292,18 +305,17 @@ class StaticPart:
         linked = {node for node in groups if any(self._multiplies(one) for one in groups[node])}
         if not linked:
             return set()
-        return {n.name for n in groups if n not in linked and n.op != "call_method"}
+        return {n.name for n in groups if n not in linked}
 
     def _is_known(self, node: Node) -> bool:
-        """Whether stock quantization has a form for ``node``; what it has none for is float."""
-        module = self._modules.get(str(node.target)) if node.op == "call_module" else None
-        return (node.target if module is None else type(module)) in _known_to_stock()
+        """Whether ``node`` becomes int8; what has no int8 form is float."""
+        return kind_of(node, self.module(node)) in ORIGINS
 
     def _multiplies(self, node: Node) -> bool:
         """Whether ``node``, or what is computed as one with it, is a product with weights."""
         while True:
             module = self.module(node)
-            if is_weighted(module) or node.target in _PRODUCTS:
+            if is_weighted(module) or node.target in PRODUCTS:
                 return True
             inputs = [x for x in node.all_input_nodes if x.op.startswith("call_")]
             if len(inputs) != 1 or self.observer_of(inputs[0]) is not None:
@@ -325,31 +337,16 @@ class StaticPart:
             name = node.name if module is None else str(node.target)
             yield Layer(name, node, kind, scopes.get(node.name, ""))
 
-    def _mapping_without(self, float_layers: Collection[str]) -> QConfigMapping:
-        mapping = self._mapping()
-        counts: dict[Any, int] = {}
-        in_float = self._in_float(float_layers)
-        for node in self.prepared.graph.nodes:
-            if node.op == "call_module":
-                if node in in_float:
-                    mapping.set_module_name(str(node.target), None)
-            elif node.op == "call_function":
-                # Stock mappings know functions by their number among those of their kind.
-                number = counts.get(node.target, 0)
-                counts[node.target] = number + 1
-                if node in in_float:
-                    mapping.set_module_name_object_type_order("", node.target, number, None)
-        return mapping
-
     def _in_float(self, float_layers: Collection[str]) -> set[Node]:
         """The nodes of the layers named, and those that only move what float layers produce."""
         fused = self._with_fused(float_layers)
-        int8 = {layer.node for layer in self.layers if layer.name not in float_layers}
+        int8 = {layer.node.name for layer in self.layers if layer.name not in float_layers}
+        int8 |= self._observation.unfinished
         found: set[Node] = set()
         for node in self.prepared.graph.nodes:
             sources = [self._unobserved(x) for x in node.all_input_nodes]
             named = node.name in fused or (node.op == "call_module" and node.target in float_layers)
-            moves = node not in int8 and bool(sources) and all(x in found for x in sources)
+            moves = node.name not in int8 and bool(sources) and all(x in found for x in sources)
             if named or moves:
                 found.add(node)
         return found
@@ -378,20 +375,8 @@ class StaticPart:
             if self.observer_of(node) is not None
         }
         for node in prepared.graph.nodes:
-            if node.op == "call_module" and _is_observer(prepared.get_submodule(str(node.target))):
-                observer = known[node.args[0].name]
-                prepared.add_submodule(str(node.target), copy.deepcopy(observer))  # type: ignore[arg-type]
-
-
-def _keep_float(mapping: QConfigMapping, node: Node, number: int) -> None:
-    """Tell stock quantization to leave ``node`` alone, the ``number``th of its kind."""
-    target: Any = node.target
-    if node.op == "call_module":
-        mapping.set_module_name(target, None)
-    elif node.op == "call_function":
-        mapping.set_module_name_object_type_order("", target, number, None)
-    elif node.op == "call_method":
-        mapping.set_object_type(target, None)
+            if node.op == "call_module" and is_observer(prepared.get_submodule(str(node.target))):
+                prepared.set_submodule(str(node.target), known[node.args[0].name])
 
 
 def _not_float(gm: GraphModule, example: Call) -> set[str]:
@@ -424,7 +409,7 @@ def _not_float(gm: GraphModule, example: Call) -> set[str]:
             any(k is not torch.float32 for k in tensors)
             or computed
             or _untrained(gm, node)
-            or (node.target in _WEIGHTED and not _constant_weight(node))
+            or (node.target in _WITH_CONSTANTS and not _constant_weight(node))
         ):
             found.add(node.name)
     return found
@@ -435,22 +420,8 @@ def is_weighted(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
 
 
-_PRODUCTS_WITH_WEIGHTS = (
-    F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d,
-    F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
-)  # fmt: skip
-_PRODUCTS = (*_PRODUCTS_WITH_WEIGHTS, torch.matmul, torch.bmm)
-
-
-@functools.cache
-def _known_to_stock() -> frozenset[Any]:
-    """The classes, functions and methods that stock quantization knows, alone or fused."""
-    patterns = [config.pattern for config in get_backend_config().configs]
-    return frozenset(one for pattern in patterns for one in pytree.tree_leaves(pattern))
-
-
-#: Functions with a weight as their second argument, which stock quantization takes for a constant.
-_WEIGHTED = (*_PRODUCTS_WITH_WEIGHTS, F.layer_norm, F.instance_norm)
+#: Functions with a weight as their second argument, which must be a constant.
+_WITH_CONSTANTS = (*WEIGHTED_FUNCTIONS, F.layer_norm, F.instance_norm)
 
 
 def _constant_weight(node: Node) -> bool:
@@ -504,34 +475,15 @@ def _return(gm: GraphModule, results: Structure) -> None:
     gm.recompile()
 
 
-def core(module: nn.Module) -> nn.Module:
-    """``module``, or the layer in it if activations are fused behind one."""
-    if isinstance(module, _FusedModule):
-        first: nn.Module = module[0]
-        return first
-    return module
-
-
-def _correct(layer: Any, correction: torch.Tensor) -> None:
-    bias = correction.new_zeros(len(correction)) if layer.bias is None else layer.bias.detach()
-    layer.bias = nn.Parameter((bias - correction).float(), requires_grad=False)
-
-
 def _name_float_sources(compiled: GraphModule, reference: GraphModule) -> None:
     """Note on each node of the compiled graph which node of the float graph it stands for."""
     floats = {
-        node.name: node.args[0].name
-        for node in reference.graph.nodes
-        if node.target is torch.quantize_per_tensor
+        node.name: node.args[0].name for node in reference.graph.nodes if node.target is rounded
     }
     for node in compiled.graph.nodes:
         source = node.meta.get("source")
         if "qparams" in node.meta and source in floats:
             node.meta["float_source"] = floats[source]
-
-
-def _is_observer(module: nn.Module) -> bool:
-    return isinstance(module, ObserverBase)
 
 
 def _name(target: object) -> str:

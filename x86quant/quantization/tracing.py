@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
-from x86quant.lowering.mutation import InPlaceTracer, without_mutations
+from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
+from x86quant.quantization.known_ranks import RankedTracer
 from x86quant.quantization.wording import first_line
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -95,7 +96,7 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
         UnsupportedError: it cannot be traced; says why.
     """
     form, leaves = CallForm.of(module, example.args, example.kwargs)
-    tracer = _LayerTracer(form)
+    tracer = _LayerTracer(form, leaves)
     try:
         graph = tracer.trace(module)
         gm = GraphModule(module, graph)
@@ -140,19 +141,20 @@ def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
         _part_shared(found.graph_module)
+        found.graph_module.recompile()
         return found
     raise UnsupportedError("; ".join(reasons))
 
 
-class _LayerTracer(InPlaceTracer):
+class _LayerTracer(RankedTracer):
     """Sees through everything but torch's own layers and x86quant's.
 
     Attributes:
         results: the structure of the traced function's result.
     """
 
-    def __init__(self, form: CallForm) -> None:
-        super().__init__()
+    def __init__(self, form: CallForm, example: Sequence[torch.Tensor]) -> None:
+        super().__init__(example)
         self.results: Structure | None = None
         self._form = form
         self._thread = threading.get_ident()
@@ -169,7 +171,8 @@ class _LayerTracer(InPlaceTracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if threading.get_ident() != self._thread:  # torch.fx patches modules for every thread
+        # torch.fx patches modules for every thread.
+        if threading.get_ident() != self._thread or self.computes:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -196,7 +199,7 @@ def _is_traced(value: object) -> bool:
 
 
 def normalize(gm: GraphModule) -> None:
-    """Spell functions the way stock quantization knows and fuses them."""
+    """Spell functions the way stock quantization knows and fuses them; not yet recompiled."""
     modules = dict(gm.named_modules(remove_duplicate=False))
     for node in list(gm.graph.nodes):
         if node.op == "call_module":
@@ -206,7 +209,6 @@ def normalize(gm: GraphModule) -> None:
         elif node.op == "call_method" and node.target in _METHODS:
             node.op, node.target = "call_function", _METHODS[node.target]
     gm.delete_all_unused_submodules()
-    gm.recompile()
 
 
 def _part_shared(gm: GraphModule) -> None:
@@ -224,7 +226,6 @@ def _part_shared(gm: GraphModule) -> None:
         for number, node in enumerate(nodes[1:], start=2):
             node.target = f"{path}_{number}"
             gm.add_submodule(node.target, copy.deepcopy(gm.get_submodule(path)))
-    gm.recompile()
 
 
 def _fusable(gm: GraphModule, node: Node) -> str:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 
 import torch
-from torch.ao.quantization.fx.utils import assert_and_get_unique_device
 
 from x86quant.errors import X86QuantWarning
 
@@ -27,16 +26,11 @@ def listed(names: list[str], most: int = 4) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A block of stock code: without its warnings of its own defaults and deprecations, and
-    without the models that it would remember, weights and all, for as long as the process lives.
-    """
+    """A block without torch's warnings of its own defaults and deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", X86QuantWarning)
-        try:
-            yield
-        finally:
-            assert_and_get_unique_device.cache_clear()
+        yield
 
 
 #: torch.fx patches modules, and observers draw random numbers, for the whole process.

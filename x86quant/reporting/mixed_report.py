@@ -18,8 +18,8 @@ from x86quant.dynamic import (
     DynamicMultiheadAttention,
     DynamicRecurrent,
     Int8Linear,
+    QuantizedTable,
     WeightOnlyEmbedding,
-    WeightOnlyEmbeddingBag,
 )
 from x86quant.explaining.explanation import LayerChoice, explain
 from x86quant.explaining.int8_proof import compute_ops
@@ -30,7 +30,7 @@ from x86quant.reporting.model_report import compiled_layers
 _INT8 = (
     Int8Linear,
     WeightOnlyEmbedding,
-    WeightOnlyEmbeddingBag,
+    QuantizedTable,
     DynamicMultiheadAttention,
     DynamicRecurrent,
     DynamicCell,

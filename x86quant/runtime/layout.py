@@ -24,13 +24,14 @@ def fits(meta: torch.Tensor, channel: int) -> bool:
 
 def image(meta: torch.Tensor) -> tuple[Words, Words]:
     """Sizes n, d, h, w, c and the strides of the first four, of [N, C, *spatial], in elements."""
-    outer = [i for i in range(meta.dim()) if i != 1]
-    sizes = [meta.shape[i] for i in outer]
-    strides = [meta.stride(i) for i in outer]
-    gap = 1 + _OUTER - meta.dim()  # spatial dimensions that are not there, after the images
-    sizes[1:1] = [1] * gap
-    strides[1:1] = [0] * gap
-    return [*sizes, meta.shape[1]], strides
+    # Asked for once, since making a plan does little else: a tensor makes them anew each time.
+    images, channels, *spatial = meta.shape
+    first, _, *inner = meta.stride()
+    gap = _OUTER - 1 - len(spatial)  # spatial dimensions that are not there, after the images
+    return (
+        [images, *[1] * gap, *spatial, channels],
+        [first, *[0] * gap, *inner],
+    )
 
 
 def rows(metas: Sequence[torch.Tensor], channel: int) -> list[tuple[Words, Words]] | None:

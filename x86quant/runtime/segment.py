@@ -21,21 +21,6 @@ from x86quant.runtime.planner import plan_segment
 OBSERVERS: list[Callable[[Plan], None]] = []
 
 
-_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-_get_tracing_state = torch._C._get_tracing_state
-_transforms = torch._C._functorch.peek_interpreter_stack
-
-
-def _somebody_watches() -> bool:
-    """Whether a mode, a tracer or a transform must see the ops that run."""
-    return bool(
-        OBSERVERS
-        or _len_torch_dispatch_stack()
-        or _get_tracing_state() is not None
-        or _transforms() is not None
-    )
-
-
 class Segment(nn.Module):
     """Runs ``graph_module``, whose nodes are all native, by a plan for each set of input shapes.
 
@@ -54,20 +39,21 @@ class Segment(nn.Module):
         limit = default_bytes() if plan_cache_bytes is None else plan_cache_bytes
         self._plans = PlanCache(name, limit)
         self._lock = threading.Lock()
-        self._try_run = extension.try_run()
+        self._try_run = extension.direct().try_run
         self._latest: tuple[int, Plan] | None = None
 
     def run_again(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
         """The outputs by the latest plan if it is for inputs like these, else None.
 
         This goes past torch's dispatcher, with as little Python as possible: after each run of a
-        network the interpreter's data must come back from memory. It returns None as well where
-        somebody watches what runs.
+        network the interpreter's data must come back from memory. It returns None as well where a
+        mode, a tracer or a transform must see the ops that run.
         """
         latest = self._latest
-        if latest is None or _somebody_watches():
+        if latest is None or OBSERVERS:
             return None
-        return self._try_run(latest[0], inputs)
+        results: tuple[torch.Tensor, ...] | None = self._try_run(latest[0], inputs)
+        return results
 
     def forward(self, *inputs: Any) -> Sequence[Any]:
         """The segment's outputs: tensors, and numbers where it computes sizes."""
@@ -84,7 +70,7 @@ class Segment(nn.Module):
         handle = plan.program.handle()
         if not any(plan.numbers):
             self._latest = (handle, plan)
-        results = None if _somebody_watches() else self._try_run(handle, tuple(tensors))
+        results = self._try_run(handle, tuple(tensors))
         if results is None:
             results = torch.ops.x86quant.run_program(plan.program, tensors)
         return plan.gather(list(results))

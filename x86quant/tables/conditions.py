@@ -49,7 +49,7 @@ _INT_FORMS = '7, "> 100", ">= 3", "< 8", "<= 8", "!= 1", "3..7", "multiple of 8"
 
 
 class ConditionError(ValueError):
-    """A condition that makes no sense; whoever knows the file and line adds them.
+    """A condition that makes no sense; the caller, which knows the file and line, adds them.
 
     Attributes:
         key: the name in ``when`` that is wrong, or None when it is the op.

@@ -1,4 +1,4 @@
-"""A block in which torch neither warns, logs nor prints: what goes wrong is raised and told so."""
+"""A block in which torch neither warns, logs nor prints: errors are raised instead."""
 
 from __future__ import annotations
 

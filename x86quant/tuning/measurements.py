@@ -470,7 +470,7 @@ def rows(
     except csv.Error as error:
         line = head + reader.line_num
         raise MeasurementError(
-            f"{where}:{line}: not valid CSV: {error}; close the quote or save it anew"
+            f"{where}:{line}: not valid CSV: {error}; close the quote or save the file again"
         ) from None
     if header is None:
         raise MeasurementError(f"{where}: empty; its header must be {','.join(columns)}")

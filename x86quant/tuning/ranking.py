@@ -18,8 +18,8 @@ from x86quant.tuning.measurements import TIE
 
 #: Seconds for one block: long enough for the clock, short enough to take many.
 BLOCK = 150e-6
-#: A process on a busy machine may be kept from running for as long, in seconds. Who took longer
-#: is slow by himself.
+#: Seconds for which a busy machine may keep a process from running. A candidate that takes longer
+#: than this is slow itself.
 LONGEST_STALL = 0.25
 _MOST_CALLS = 64
 # A median of fewer rounds has no 95% interval.
@@ -127,7 +127,7 @@ def _warm_up(block: Block) -> float:
 def _still_racing(
     seconds: Mapping[str, Sequence[float]], racing: list[str], rounds: int
 ) -> list[str]:
-    """Who takes part in the next round; nobody once the ranking is settled."""
+    """The candidates of the next round; none once the ranking is settled."""
     look = rounds == _FIRST_LOOK or (
         rounds >= _FEWEST_ROUNDS and (rounds - _FEWEST_ROUNDS) % _LOOK_EVERY == 0
     )

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../native.h"
+#include "floats.h"
 
 namespace {
 
@@ -273,7 +274,7 @@ int main(int argc, char** argv) {
   for (int seed = first; seed < last; ++seed) {
     Random r{std::mt19937(static_cast<unsigned>(seed))};
     if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas) ||
-        !linear_agrees(r, isas))
+        !linear_agrees(r, isas) || !lookup_agrees(r, isas) || !interaction_agrees(r, isas) || !gates_agree(r, isas))
       return std::printf("seed %d\n", seed), 1;
   }
   std::printf("%d seeds agree\n", last - first);

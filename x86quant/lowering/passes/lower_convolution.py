@@ -18,10 +18,11 @@ _NAMES = (
 
 def run(gm: GraphModule) -> int:
     """Apply the pass to ``gm``; returns the number of convolutions lowered."""
-    return lower(gm, torch.ops.aten.convolution.default, _rule)
+    return lower(gm, torch.ops.aten.convolution.default, rule)
 
 
-def _rule(gm: GraphModule, node: Node) -> Lowered:
+def rule(gm: GraphModule, node: Node) -> Lowered:
+    """The convolution of ours that computes what ``node`` does, if its operands are quantized."""
     settings: dict[str, Any] = dict(zip(_NAMES, node.args[3:], strict=True))
     operands = quantized_operands(gm, node, settings["groups"] if settings["transposed"] else 1)
     if operands is None:

@@ -1,0 +1,238 @@
+// Products of row codes as torch sees them, and what needs no product: see x86quant/ops/rows.py.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include "../runtime/memory.h"
+#include "../runtime/native_cpu.h"
+#include "../runtime/parallel.h"
+#include "../runtime/scratch.h"
+#include "activation.h"
+#include "row_codes.h"
+
+namespace x86quant::dynamic {
+namespace {
+
+using FiveTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using runtime::Buffer;
+
+// Bits of `outputs`.
+constexpr int64_t kTotal = 1, kNormed = 2, kCodes = 4;
+// Less work than these is not worth waking a thread for: some microseconds of it.
+constexpr int64_t kFloatsEach = 30'000;
+
+int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
+
+const float* floats_of(const std::optional<at::Tensor>& t) { return t ? t->const_data_ptr<float>() : nullptr; }
+
+void run(xq_rows& op, int64_t in_features) {
+  const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
+  op.threads = runtime::useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
+  succeed(xq_rows_check(&op));
+  const runtime::Scratch shared(xq_rows_shared(&op));
+  for (int phase = 0; phase < 2; ++phase)
+    runtime::split(xq_rows_items(&op, phase), op.threads, [&](int64_t begin, int64_t end) {
+      const runtime::Scratch mine(xq_rows_scratch(&op));
+      xq_rows_run(&op, phase, begin, end, shared.data(), mine.data());
+    });
+}
+
+// How a norm is asked for, with operands that live as long as this does.
+struct Norm {
+  std::optional<at::Tensor> residual, weight, bias;
+  double eps;
+  int32_t kind;
+  int64_t outputs;
+
+  Norm(const std::optional<at::Tensor>& r, const std::optional<at::Tensor>& w, const std::optional<at::Tensor>& b,
+       double eps, const std::string& kind, int64_t outputs)
+      : residual(contiguous_floats(r)), weight(contiguous_floats(w)), bias(contiguous_floats(b)), eps(eps),
+        kind(kind == "layer" ? XQ_NORM_LAYER : XQ_NORM_RMS), outputs(outputs) {}
+
+  FiveTensors run_on(xq_rows& op, at::IntArrayRef shape, int64_t in_features) const {
+    const auto fits = [](const std::optional<at::Tensor>& t, int64_t numel) { return !t || t->numel() == numel; };
+    TORCH_CHECK_VALUE(fits(residual, op.rows * op.features) && fits(weight, op.features) && fits(bias, op.features),
+                      "x86quant: the operands of a norm do not fit each other");
+    op.residual = floats_of(residual);
+    op.norm_weight = floats_of(weight), op.norm_bias = floats_of(bias);
+    op.norm = kind, op.eps = static_cast<float>(eps);
+    const auto floats = [&](bool wanted) { return at::empty(wanted ? shape : at::IntArrayRef{0}, at::kFloat); };
+    at::Tensor total = floats(outputs & kTotal), normed = floats(outputs & kNormed);
+    RowCodes codes = outputs & kCodes ? new_row_codes(shape) : no_row_codes();
+    if (op.rows * op.features > 0) {
+      if (outputs & kTotal) op.total = total.mutable_data_ptr<float>();
+      if (outputs & kNormed) op.normed = normed.mutable_data_ptr<float>();
+      if (outputs & kCodes) op.out = written(codes);
+      run(op, in_features);
+    }
+    return {total, normed, std::get<0>(codes), std::get<1>(codes), std::get<2>(codes)};
+  }
+
+ private:
+  static std::optional<at::Tensor> contiguous_floats(const std::optional<at::Tensor>& t) {
+    if (!t) return std::nullopt;
+    TORCH_CHECK_VALUE(t->device().is_cpu() && t->scalar_type() == at::kFloat,
+                      "x86quant: the operands of a norm must be float32 on the CPU, got ", t->scalar_type());
+    return t->contiguous();
+  }
+};
+
+// Weights packed once: of one product, or of two whose results are multiplied.
+class RowLinear final : public torch::CustomClassHolder {
+ public:
+  RowLinear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
+            const std::string& activation)
+      : isa_(native_isa()), in_(weight.size(1)), out_(weight.size(0)), packed_(pack(weight, scale, bias, activation)) {}
+
+  void multiply_by(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias) {
+    TORCH_CHECK_VALUE(weight.size(0) == out_ && weight.size(1) == in_, "x86quant: gate and up must have one shape");
+    up_ = pack(weight, scale, bias, "");
+  }
+
+  at::Tensor floats(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) const {
+    RECORD_FUNCTION("x86quant::linear_rows", c10::ArrayRef<const c10::IValue>{});
+    const Operand operand(codes, scale, zp, in_);
+    at::Tensor out = at::empty(operand.shape_with(out_), at::kFloat);
+    if (out.numel() == 0) return out;
+    xq_rows op = call(operand);
+    op.total = out.mutable_data_ptr<float>();
+    run(op, in_);
+    return out;
+  }
+
+  RowCodes codes(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) const {
+    RECORD_FUNCTION("x86quant::linear_rows_rows", c10::ArrayRef<const c10::IValue>{});
+    const Operand operand(codes, scale, zp, in_);
+    RowCodes out = new_row_codes(operand.shape_with(out_));
+    if (operand.rows() == 0) return out;
+    xq_rows op = call(operand);
+    op.out = written(out);
+    run(op, in_);
+    return out;
+  }
+
+  FiveTensors normed(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp, const Norm& norm) const {
+    RECORD_FUNCTION("x86quant::linear_rows_norm", c10::ArrayRef<const c10::IValue>{});
+    const Operand operand(codes, scale, zp, in_);
+    xq_rows op = call(operand);
+    return norm.run_on(op, operand.shape_with(out_), in_);
+  }
+
+  int64_t bytes() const { return static_cast<int64_t>(packed_.size() + up_.size()); }
+
+ private:
+  Buffer pack(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
+              const std::string& activation) const {
+    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.size(0) == scale.numel() &&
+                          scale.scalar_type() == at::kFloat &&
+                          (!bias || (bias->numel() == scale.numel() && bias->scalar_type() == at::kFloat)),
+                      "x86quant: the weights of a linear do not fit each other");
+    const xq_linear linear{static_cast<int32_t>(weight.size(1)), static_cast<int32_t>(weight.size(0)),
+                           activation_code(activation)};
+    const size_t size = xq_linear_packed_size(&linear, isa_);
+    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
+    Buffer packed(size);
+    const at::Tensor w = weight.contiguous(), s = scale.contiguous();
+    const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
+    succeed(xq_linear_pack(&linear, isa_, w.const_data_ptr<int8_t>(), s.const_data_ptr<float>(),
+                                      bias ? b.const_data_ptr<float>() : nullptr, packed.data()));
+    return packed;
+  }
+
+  xq_rows call(const Operand& operand) const {
+    xq_rows op{};
+    op.isa = isa_, op.rows = operand.rows(), op.features = out_;
+    op.packed = packed_.data(), op.up = up_.data();
+    op.in = operand.view();
+    return op;
+  }
+
+  int isa_;
+  int64_t in_, out_;
+  Buffer packed_, up_;
+};
+
+using Pack = c10::intrusive_ptr<RowLinear>;
+
+Pack pack_row_linear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
+                     const std::optional<std::string>& activation) {
+  return c10::make_intrusive<RowLinear>(weight, scale, bias, activation.value_or(""));
+}
+
+Pack pack_gated_rows(const at::Tensor& gate, const at::Tensor& gate_scale, const std::optional<at::Tensor>& gate_bias,
+                     const at::Tensor& up, const at::Tensor& up_scale, const std::optional<at::Tensor>& up_bias,
+                     std::string activation) {
+  Pack pack = c10::make_intrusive<RowLinear>(gate, gate_scale, gate_bias, activation);
+  pack->multiply_by(up, up_scale, up_bias);
+  return pack;
+}
+
+// Float32 rows, contiguous, at least one dimension.
+at::Tensor rows_of(const at::Tensor& x) {
+  TORCH_CHECK_VALUE(x.device().is_cpu() && x.scalar_type() == at::kFloat && x.dim() > 0,
+                    "x86quant: rows must be float32 on the CPU, got ", x.scalar_type(), " of shape ", x.sizes());
+  return x.contiguous();
+}
+
+xq_rows call_on(const at::Tensor& x) {
+  xq_rows op{};
+  op.isa = native_isa(), op.features = x.size(-1);
+  op.rows = x.numel() == 0 ? 0 : x.numel() / op.features;
+  op.x = x.const_data_ptr<float>();
+  return op;
+}
+
+RowCodes native_quantize_rows(const at::Tensor& x) {
+  const at::Tensor in = rows_of(x);
+  RowCodes out = new_row_codes(in.sizes());
+  if (in.numel() == 0) {  // rows of no features have no range
+    std::get<1>(out).fill_(std::numeric_limits<float>::min());
+    std::get<2>(out).zero_();
+    return out;
+  }
+  xq_rows op = call_on(in);
+  op.out = written(out);
+  run(op, 0);
+  return out;
+}
+
+FiveTensors native_norm_rows(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                             const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias, double eps,
+                             std::string kind, int64_t outputs) {
+  const at::Tensor in = rows_of(x);
+  xq_rows op = call_on(in);
+  return Norm(residual, weight, bias, eps, kind, outputs).run_on(op, in.sizes(), 0);
+}
+
+#define PACK "__torch__.torch.classes.x86quant.RowLinear"
+#define CODES "(Tensor, Tensor, Tensor)"
+#define FIVE "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+
+TORCH_LIBRARY_FRAGMENT(x86quant, m) {
+  m.class_<RowLinear>("RowLinear")
+      // Methods, not ops: torch takes 8 us to pass an object to an op.
+      .def("floats", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
+                        const at::Tensor& zp) { return p->floats(codes, scale, zp); })
+      .def("codes", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
+                       const at::Tensor& zp) { return p->codes(codes, scale, zp); })
+      .def("normed", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
+                        const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& weight,
+                        const std::optional<at::Tensor>& bias, double eps, std::string kind, int64_t outputs) {
+        return p->normed(codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
+      })
+      .def("bytes", [](const Pack& p) { return p->bytes(); });
+  m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation) -> " PACK, pack_row_linear);
+  m.def("pack_gated_rows(Tensor gate, Tensor gate_scale, Tensor? gate_bias, Tensor up, Tensor up_scale, "
+        "Tensor? up_bias, str activation) -> " PACK, pack_gated_rows);
+  m.def("native_quantize_rows(Tensor x) -> " CODES, native_quantize_rows);
+  m.def("native_norm_rows(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, str kind, "
+        "int outputs) -> " FIVE, native_norm_rows);
+}
+
+}  // namespace
+}  // namespace x86quant::dynamic

@@ -1,0 +1,119 @@
+// The product of codes of rows with float results on AMX tiles: dense_amx with the tiles kept busy.
+//
+// A block of 32 x 32 sums takes as long to multiply, at some hundred products each, as to be made floats. Tiles and
+// vectors are different parts of a core, so the floats of a block are computed between the products of the next one.
+#pragma once
+
+#include "amx.h"
+
+namespace {
+
+// Sums that wait to become floats.
+template <class V, int ACTIVATION>
+struct WaitingSums {
+  const xq::DenseTask& task;
+  const xq::Block* block = nullptr;
+  const int32_t* sums = nullptr;
+  int64_t row = 0, left = 0;
+
+  void take(int64_t rows) {
+    rows = xq::min64(rows, left);
+    if (rows <= 0) return;
+    const int64_t width = block->vecs * V::kLanes;
+    if (block->vecs == 2) float_rows<V, 2, ACTIVATION>(task, *block, row, rows, sums, width);
+    else float_rows<V, 1, ACTIVATION>(task, *block, row, rows, sums, width);
+    row += rows, left -= rows, sums += rows * width;
+  }
+};
+
+// Lines of memory that will be read soon, asked for a few at a time.
+struct Prefetches {
+  const int8_t *at, *end;
+
+  void take(int64_t lines) {
+    for (; lines > 0 && at < end; --lines, at += 64) __builtin_prefetch(at, 0, 2);  // into L2
+  }
+};
+
+// Sums of 16 M rows and 16 N outputs. `meanwhile` is called once for every 64 features.
+template <int M, int N, class Meanwhile>
+XQ_INLINE inline void linear_tile(const uint8_t* a, int64_t lda, const int8_t* w, int64_t steps, int32_t* sums,
+                                  const Meanwhile& meanwhile) {
+  _tile_zero(0);
+  if constexpr (N == 2) _tile_zero(1);
+  if constexpr (M == 2) _tile_zero(2);
+  if constexpr (M == 2 && N == 2) _tile_zero(3);
+  for (int64_t i = 0; i < steps; ++i, a += 64, w += N * 1024) {
+    _tile_loadd(6, w, N * 64);
+    _tile_loadd(4, a, lda);
+    _tile_dpbusd(0, 4, 6);
+    if constexpr (N == 2) {
+      _tile_loadd(7, w + 64, N * 64);
+      _tile_dpbusd(1, 4, 7);
+    }
+    if constexpr (M == 2) {
+      _tile_loadd(5, a + 16 * lda, lda);
+      _tile_dpbusd(2, 5, 6);
+      if constexpr (N == 2) _tile_dpbusd(3, 5, 7);
+    }
+    meanwhile();
+  }
+  _tile_stored(0, sums, N * 64);
+  if constexpr (N == 2) _tile_stored(1, sums + 16, N * 64);
+  if constexpr (M == 2) _tile_stored(2, sums + 16 * N * 16, N * 64);
+  if constexpr (M == 2 && N == 2) _tile_stored(3, sums + 16 * N * 16 + 16, N * 64);
+}
+
+template <class V, int ACTIVATION>
+void linear_amx_blocks(const xq::DenseTask& t) {
+  const xq::Packed& p = *t.packed;
+  const xq::Block* blocks = p.at<xq::Block>(p.blocks);
+  const int8_t* weights = p.at<int8_t>(p.weights);
+  alignas(64) int32_t sums[2][32 * 32];
+  const int64_t steps = p.at<xq::Run>(p.runs)->quads / 16;
+  // A block of weights passes over as many rows as stay in L2 beside it, so that weights are read once.
+  const int64_t chunk = xq::max64(xq::round_up(p.caches.l2 * 3 / 8 / xq::max64(t.lda, 1), 32), 32);
+  WaitingSums<V, ACTIVATION> waiting{t};
+  int turn = 0;
+  for (int64_t first = 0; first < t.rows; first += chunk) {
+    const int64_t last = xq::min64(first + chunk, t.rows), tiles = xq::ceil_div(last - first, 32);
+    for (int b = t.block_begin; b < t.block_end; ++b) {
+      const xq::Block& block = blocks[b];
+      const int8_t* w = weights + block.w_off;
+      Prefetches next{w + block.w_size, b + 1 < t.block_end ? w + block.w_size + blocks[b + 1].w_size : nullptr};
+      const int64_t lines = xq::ceil_div(block.w_size / 64, steps * tiles);
+      for (int64_t m = first; m < last; m += 32) {
+        const bool in_tail = m >= t.tail_begin;
+        const int64_t lda = in_tail ? t.tail_lda : t.lda, rows = xq::min64(32, last - m);
+        const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * lda : t.a + m * lda;
+        const int64_t share = xq::ceil_div(waiting.left, steps);
+        const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), next.take(lines); };
+        int32_t* to = sums[turn];
+        if (block.vecs == 2 && rows > 16) linear_tile<2, 2>(a, lda, w, steps, to, meanwhile);
+        else if (block.vecs == 2) linear_tile<1, 2>(a, lda, w, steps, to, meanwhile);
+        else if (rows > 16) linear_tile<2, 1>(a, lda, w, steps, to, meanwhile);
+        else linear_tile<1, 1>(a, lda, w, steps, to, meanwhile);
+        waiting.take(waiting.left);
+        waiting.block = &block, waiting.sums = to, waiting.row = m, waiting.left = rows;
+        turn ^= 1;
+      }
+    }
+  }
+  waiting.take(waiting.left);
+}
+
+template <class V>
+void linear_amx(const xq::DenseTask& t) {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  switch (t.packed->activation) {
+    case XQ_ACT_RELU: linear_amx_blocks<V, XQ_ACT_RELU>(t); break;
+    case XQ_ACT_GELU: linear_amx_blocks<V, XQ_ACT_GELU>(t); break;
+    case XQ_ACT_GELU_TANH: linear_amx_blocks<V, XQ_ACT_GELU_TANH>(t); break;
+    case XQ_ACT_SILU: linear_amx_blocks<V, XQ_ACT_SILU>(t); break;
+    default: linear_amx_blocks<V, XQ_ACT_NONE>(t); break;
+  }
+  _tile_release();
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// The attention calls of the C interface: heads, and ranges of queries where heads are few, are independent items.
+#include <cpuid.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "internal.h"
+
+namespace xq {
+namespace {
+
+// Whether bfloat16 tiles and conversions are there. xq_enable_amx has been asked for the tiles themselves.
+bool has_bf16() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1)) return false;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+  }();
+  return has;
+}
+
+const AttentionKernel& kernel_of(int isa) {
+  if (isa == XQ_ISA_AMX_INT8) return has_bf16() ? kAmxBf16Attention : kernels_of(XQ_ISA_AVX512_VNNI).attention;
+  return kernels_of(isa).attention;
+}
+
+int64_t query_parts(const xq_attention& op) {
+  const int64_t heads = max64(op.batch * op.kv_heads, 1);
+  return max64(1, min64(ceil_div(op.threads, heads), ceil_div(op.queries, kAttentionRows)));
+}
+
+void attention_reference(const HeadTask& t) {
+  std::vector<double> shares(static_cast<size_t>(t.keys));
+  for (int64_t head = 0; head < t.heads; ++head)
+    for (int64_t m = t.query_begin; m < t.query_end; ++m) {
+      const float* q = t.q + head * t.q_head + m * t.q_stride;
+      float* out = t.out + head * t.size + m * t.out_stride;
+      const int64_t cell = head * t.mask_head + m * t.mask_query;
+      double most = -std::numeric_limits<double>::infinity(), sum = 0;
+      for (int64_t k = 0; k < t.keys; ++k) {
+        float s = 0;
+        for (int64_t d = 0; d < t.size; ++d) s += q[d] * t.k[k * t.k_stride + d];
+        s *= t.scale;
+        if (t.mask && !t.mask_is_bool) s += static_cast<const float*>(t.mask)[cell + k];
+        const bool hidden = (t.mask && t.mask_is_bool && !static_cast<const uint8_t*>(t.mask)[cell + k]) || (t.causal && k > m);
+        shares[static_cast<size_t>(k)] = hidden ? -std::numeric_limits<double>::infinity() : s;
+        most = std::fmax(most, shares[static_cast<size_t>(k)]);
+      }
+      for (double& s : shares) sum += s = std::isinf(most) && most < 0 && !std::isnan(s) ? 0.0 : std::exp(s - most);
+      for (int64_t d = 0; d < t.size; ++d) {
+        double v = 0;
+        for (int64_t k = 0; k < t.keys; ++k) v += shares[static_cast<size_t>(k)] * t.v[k * t.v_stride + d];
+        out[d] = static_cast<float>(sum == 0 ? 0 : v / sum);
+      }
+    }
+}
+
+}  // namespace
+}  // namespace xq
+
+using namespace xq;
+
+int xq_attention_check(const xq_attention* op) {
+  if (!op || op->isa < XQ_ISA_REFERENCE || op->isa > XQ_ISA_AMX_INT8 || op->threads < 1) return XQ_BAD_ARGUMENT;
+  for (int64_t size : {op->batch, op->queries, op->keys, op->heads, op->kv_heads, op->size})
+    if (size < 0) return XQ_BAD_ARGUMENT;
+  if (op->kv_heads == 0 || op->heads % op->kv_heads) return XQ_BAD_SHAPE;
+  if (!std::isfinite(op->scale)) return XQ_NOT_FINITE;
+  if (op->batch * op->queries * op->heads * op->size == 0) return XQ_OK;
+  if (!op->q || !op->out || (op->keys > 0 && (!op->k || !op->v))) return XQ_BAD_ARGUMENT;
+  return XQ_OK;
+}
+
+int64_t xq_attention_items(const xq_attention* op) {
+  if (op->queries * op->heads * op->size == 0) return 0;
+  return op->batch * op->kv_heads * query_parts(*op);
+}
+
+size_t xq_attention_scratch(const xq_attention* op) {
+  return op->isa == XQ_ISA_REFERENCE ? 0 : kernel_of(op->isa).scratch(op->keys, op->size);
+}
+
+void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch) {
+  const int64_t parts = query_parts(*op), tiles = ceil_div(op->queries, kAttentionRows), group = op->heads / op->kv_heads;
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t part = item % parts, kv = item / parts % op->kv_heads, n = item / parts / op->kv_heads, head = kv * group;
+    HeadTask t{};
+    t.q = op->q + n * op->q_stride[0] + head * op->q_stride[2], t.q_stride = op->q_stride[1], t.q_head = op->q_stride[2];
+    t.k = op->k + n * op->k_stride[0] + kv * op->k_stride[2], t.k_stride = op->k_stride[1];
+    t.v = op->v + n * op->v_stride[0] + kv * op->v_stride[2], t.v_stride = op->v_stride[1];
+    t.keys = op->keys, t.size = op->size, t.heads = group;
+    t.query_begin = part * tiles / parts * kAttentionRows;
+    t.query_end = min64((part + 1) * tiles / parts * kAttentionRows, op->queries);
+    if (op->mask) {
+      const int64_t cell = n * op->mask_stride[0] + head * op->mask_stride[1];
+      t.mask = static_cast<const uint8_t*>(op->mask) + cell * (op->mask_is_bool ? 1 : 4);
+      t.mask_is_bool = op->mask_is_bool, t.mask_head = op->mask_stride[1], t.mask_query = op->mask_stride[2];
+    }
+    t.causal = op->causal, t.scale = op->scale;
+    t.out_stride = op->heads * op->size;
+    t.out = op->out + n * op->queries * t.out_stride + head * op->size;
+    op->isa == XQ_ISA_REFERENCE ? attention_reference(t) : kernel_of(op->isa).run(t, scratch);
+  }
+}

@@ -1,0 +1,240 @@
+// Attention of a tile of queries to the keys of one head, block by block, with a running maximum and sum.
+#pragma once
+
+#include "internal.h"
+#include "unroll.h"
+
+namespace {
+
+// 2^n of whole numbers from -127 (as 0) on, times a polynomial of the rest: exp(x) to within 3e-7, 0 below -88.
+template <class V>
+XQ_INLINE inline typename V::F exponential(typename V::F x) {
+  using F = typename V::F;
+  constexpr float kTerms[] = {0.000154035f, 0.00133335581f, 0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f};
+  const F y = V::max(V::setf(-127), V::mul(x, V::setf(1.44269504f)));  // in this order NaN stays
+  const auto n = V::to_int(y);
+  const F rest = V::sub(y, V::to_float(n));
+  F p = V::setf(kTerms[0]);
+  for (int i = 1; i < 7; ++i) p = V::fma(p, rest, V::setf(kTerms[i]));
+  return V::mul(p, V::power_of_two(n));
+}
+
+template <class V>
+inline float exponential_of(float x) {
+  float lanes[V::kLanes];
+  V::store_floats(lanes, exponential<V>(V::setf(x)), V::kLanes);
+  return lanes[0];
+}
+
+// The mask of one query, from the first key of a block on.
+struct MaskRow {
+  const uint8_t* seen = nullptr;  // bool
+  const float* added = nullptr;   // or additive
+};
+
+// The numbers of the lanes.
+alignas(64) constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// What a query has seen so far. Shares of later blocks are relative to a larger maximum.
+struct Seen {
+  float most = -__builtin_inff(), sum = 0;
+};
+
+// Scores of a query to `keys` keys (of which it may see the first `visible`) become shares, which `put` takes. Returns
+// what earlier shares must be multiplied by.
+template <class V, class Put>
+XQ_INLINE inline float softmax_row(float* scores, int64_t keys, int64_t visible, float scale, MaskRow mask, Seen& seen,
+                                   const Put& put) {
+  using F = typename V::F;
+  const F none = V::setf(-__builtin_inff()), factor = V::setf(scale), zero = V::setf(0);
+  F most = none;
+  for (int64_t k = 0; k < keys; k += V::kLanes) {
+    const int64_t count = visible - k;
+    F s = none;
+    if (count > 0) {
+      s = V::mul(V::load_floats(scores + k, V::kLanes), factor);
+      if (mask.added) s = V::add(s, V::load_floats(mask.added + k, count));
+      if (mask.seen) {
+        alignas(64) uint8_t copy[16] = {};
+        const uint8_t* at = mask.seen + k;
+        if (count < 16) memcpy(copy, at, static_cast<size_t>(xq::min64(count, V::kLanes))), at = copy;
+        s = V::if_greater(V::to_float(V::widen_at(at)), zero, s, none);
+      }
+      if (count < V::kLanes)
+        s = V::if_greater(V::setf(static_cast<float>(count)), V::loadf(kLaneNumbers), s, none);
+    }
+    most = V::max(most, s);
+    V::store_floats(scores + k, s, V::kLanes);
+  }
+  const float block_most = V::greatest(most), before = seen.most;
+  if (block_most > seen.most) seen.most = block_most;
+  // Where nothing has been seen, minus infinity less itself would be no number.
+  const F base = V::setf(seen.most == -__builtin_inff() ? 0.0f : seen.most);
+  F sums[2] = {zero, zero};
+  for (int64_t k = 0; k < keys; k += 2 * V::kLanes) {
+    const F a = exponential<V>(V::sub(V::load_floats(scores + k, V::kLanes), base));
+    const F b = exponential<V>(V::sub(V::load_floats(scores + k + V::kLanes, V::kLanes), base));
+    sums[0] = V::add(sums[0], a), sums[1] = V::add(sums[1], b);
+    put(k, a, b);
+  }
+  const float factor_before = before == seen.most || before == -__builtin_inff() ? 1.0f : exponential_of<V>(before - seen.most);
+  seen.sum = seen.sum * factor_before + V::total(V::add(sums[0], sums[1]));
+  return factor_before;
+}
+
+// C[rows][columns] = A B, or + A B. Rows come in ROWS, columns in pairs of vectors.
+template <class V, int ROWS>
+XQ_INLINE inline void float_product_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                                         int64_t ldc, bool add) {
+  using F = typename V::F;
+  F acc[ROWS * 2];
+  unroll<ROWS * 2>([&](int i) XQ_INLINE {
+    acc[i] = add ? V::loadf(c + i / 2 * ldc + i % 2 * V::kLanes) : V::setf(0);
+  });
+  for (int64_t k = 0; k < depth; ++k, b += ldb) {
+    const F left = V::loadf(b), right = V::loadf(b + V::kLanes);
+    unroll<ROWS>([&](int r) XQ_INLINE {
+      const F x = V::setf(a[r * lda + k]);
+      acc[2 * r] = V::fma(x, left, acc[2 * r]), acc[2 * r + 1] = V::fma(x, right, acc[2 * r + 1]);
+    });
+  }
+  unroll<ROWS * 2>([&](int i) XQ_INLINE { V::store_floats(c + i / 2 * ldc + i % 2 * V::kLanes, acc[i], V::kLanes); });
+}
+
+// Products of floats, for what has no tiles. Keys are transposed, values lie row by row.
+template <class V>
+struct FloatProducts {
+  using Share = float;
+  static constexpr int kRows = V::kLanes / 2;
+  static constexpr int64_t kColumns = 2 * V::kLanes;
+
+  static int64_t padded(int64_t size) { return xq::round_up(size, kColumns); }
+  static int64_t key_bytes(int64_t keys, int64_t size) { return keys * padded(size) * 4; }
+  static int64_t value_bytes(int64_t keys, int64_t size) { return key_bytes(keys, size); }
+  static int64_t query_bytes(int64_t size) { return xq::kAttentionRows * padded(size) * 4; }
+  static void begin() {}
+  static void end() {}
+
+  static void pack_keys(const xq::HeadTask& t, void* to) {
+    auto* k = static_cast<float*>(to);
+    const int64_t keys = xq::round_up(t.keys, 32);
+    for (int64_t d = 0; d < t.size; ++d)
+      for (int64_t i = 0; i < keys; ++i) k[d * keys + i] = i < t.keys ? t.k[i * t.k_stride + d] : 0;
+  }
+  static void pack_values(const xq::HeadTask& t, void* to) {
+    auto* v = static_cast<float*>(to);
+    const int64_t width = padded(t.size), keys = xq::round_up(t.keys, 32);
+    memset(v, 0, static_cast<size_t>(keys * width * 4));
+    for (int64_t i = 0; i < t.keys; ++i) memcpy(v + i * width, t.v + i * t.v_stride, static_cast<size_t>(t.size * 4));
+  }
+  static void pack_queries(const xq::HeadTask& t, const float* q, int64_t q_stride, int64_t rows, void* to) {
+    auto* out = static_cast<float*>(to);
+    const int64_t width = padded(t.size);
+    memset(out, 0, static_cast<size_t>(query_bytes(t.size)));
+    for (int64_t i = 0; i < rows; ++i) memcpy(out + i * width, q + i * q_stride, static_cast<size_t>(t.size * 4));
+  }
+  static void scores(const xq::HeadTask& t, const void* q, int64_t rows, const void* k, int64_t first, int64_t keys, float* out) {
+    const int64_t all = xq::round_up(t.keys, 32), width = padded(t.size);
+    const auto* a = static_cast<const float*>(q);
+    const auto* b = static_cast<const float*>(k) + first;
+    for (int64_t c = 0; c < keys; c += kColumns)
+      for (int64_t r = 0; r < rows; r += kRows)
+        float_product_tile<V, kRows>(t.size, a + r * width, width, b + c, all, out + r * xq::kAttentionKeys + c, xq::kAttentionKeys, false);
+  }
+  static void put(Share* to, typename V::F a, typename V::F b) {
+    V::store_floats(to, a, V::kLanes), V::store_floats(to + V::kLanes, b, V::kLanes);
+  }
+  static void values(const xq::HeadTask& t, const Share* shares, int64_t rows, const void* v, int64_t first, int64_t keys,
+                     float* out, bool add) {
+    const int64_t width = padded(t.size);
+    const auto* b = static_cast<const float*>(v) + first * width;
+    for (int64_t c = 0; c < width; c += kColumns)
+      for (int64_t r = 0; r < rows; r += kRows)
+        float_product_tile<V, kRows>(keys, shares + r * xq::kAttentionKeys, xq::kAttentionKeys, b + c, width, out + r * width + c, width, add);
+  }
+};
+
+// Memory of one running thread.
+template <class P>
+struct AttentionScratch {
+  uint8_t *keys, *values, *queries;
+  float* scores;
+  typename P::Share* shares;
+  float* out;
+  int64_t size;
+
+  AttentionScratch(int64_t n_keys, int64_t head, void* memory) {
+    auto* at = static_cast<uint8_t*>(memory);
+    const auto take = [&](int64_t bytes) {
+      uint8_t* mine = at;
+      at += xq::round_up(bytes, 64);
+      return mine;
+    };
+    const int64_t all = xq::round_up(n_keys, 32), cells = xq::kAttentionRows * xq::kAttentionKeys;
+    keys = take(P::key_bytes(all, head)), values = take(P::value_bytes(all, head)), queries = take(P::query_bytes(head));
+    scores = reinterpret_cast<float*>(take(cells * 4));
+    shares = reinterpret_cast<typename P::Share*>(take(cells * int64_t{sizeof(typename P::Share)}));
+    out = reinterpret_cast<float*>(take(xq::kAttentionRows * P::padded(head) * 4));
+    size = at - static_cast<uint8_t*>(memory);
+  }
+};
+
+// A tile of at most kAttentionRows queries, the first of which is number `first`.
+template <class V, class P>
+void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, const AttentionScratch<P>& at) {
+  Seen seen[xq::kAttentionRows];
+  const int64_t width = P::padded(t.size);
+  const float* q = t.q + head * t.q_head + first * t.q_stride;
+  P::pack_queries(t, q, t.q_stride, rows, at.queries);
+  const int64_t last = t.causal ? xq::min64(t.keys, first + rows) : t.keys;
+  bool any = false;
+  for (int64_t k = 0; k < last; k += xq::kAttentionKeys) {
+    const int64_t keys = xq::min64(xq::kAttentionKeys, last - k), whole = xq::round_up(keys, 32);
+    P::scores(t, at.queries, rows, at.keys, k, whole, at.scores);
+    for (int64_t m = 0; m < rows; ++m) {
+      const int64_t query = first + m;
+      MaskRow mask;
+      const int64_t cell = head * t.mask_head + query * t.mask_query + k;
+      if (t.mask && t.mask_is_bool) mask.seen = static_cast<const uint8_t*>(t.mask) + cell;
+      if (t.mask && !t.mask_is_bool) mask.added = static_cast<const float*>(t.mask) + cell;
+      const int64_t visible = t.causal ? xq::min64(keys, query + 1 - k) : keys;
+      typename P::Share* shares = at.shares + m * xq::kAttentionKeys;
+      const float before = softmax_row<V>(at.scores + m * xq::kAttentionKeys, whole, visible, t.scale, mask, seen[m],
+                                          [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); });
+      if (any && before != 1.0f)
+        for (int64_t d = 0; d < width; d += V::kLanes) {
+          float* o = at.out + m * width + d;
+          V::store_floats(o, V::mul(V::loadf(o), V::setf(before)), V::kLanes);
+        }
+    }
+    P::values(t, at.shares, rows, at.values, k, whole, at.out, any);
+    any = true;
+  }
+  for (int64_t m = 0; m < rows; ++m) {
+    float* out = t.out + head * t.size + (first + m) * t.out_stride;
+    const auto share = V::setf(seen[m].sum == 0 ? 0.0f : 1.0f / seen[m].sum);
+    for (int64_t d = 0; d < t.size; d += V::kLanes)
+      V::store_floats(out + d, any ? V::mul(V::loadf(at.out + m * width + d), share) : V::setf(0), t.size - d);
+  }
+}
+
+// All heads of queries that share a head of keys.
+template <class V, class P>
+void attention(const xq::HeadTask& t, void* scratch) {
+  const AttentionScratch<P> at(t.keys, t.size, scratch);
+  // Rows that a tile computes and nobody reads should be numbers too: arithmetic on others may be slow.
+  memset(at.shares, 0, static_cast<size_t>(xq::kAttentionRows * xq::kAttentionKeys) * sizeof(typename P::Share));
+  P::begin();
+  P::pack_keys(t, at.keys), P::pack_values(t, at.values);
+  for (int64_t head = 0; head < t.heads; ++head)
+    for (int64_t m = t.query_begin; m < t.query_end; m += xq::kAttentionRows)
+      attend<V, P>(t, head, m, xq::min64(xq::kAttentionRows, t.query_end - m), at);
+  P::end();
+}
+
+template <class P>
+size_t attention_scratch(int64_t keys, int64_t size) {
+  return static_cast<size_t>(AttentionScratch<P>(keys, size, nullptr).size);
+}
+
+}  // namespace

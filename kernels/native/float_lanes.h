@@ -1,0 +1,92 @@
+// Vectors of 8 and of 16 floats, with what lookups, interactions and gates need. A file that has set its target
+// includes this and uses the one that it was compiled for.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+#if defined(XQ_FLOATS_AVX512)
+
+struct Lanes {
+  using F = __m512;
+  static constexpr int kLanes = 16;
+  static F set(float x) { return _mm512_set1_ps(x); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+  static __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+  static F load_some(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first(count), p); }
+  static void store_some(float* p, F v, int64_t count) { _mm512_mask_storeu_ps(p, first(count), v); }
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  // a / b, for b from 1 to 1e30, wrong by a rounding or two: a division takes three times as long.
+  static F ratio(F a, F b) {
+    F r = _mm512_rcp14_ps(b);
+    r = _mm512_fmadd_ps(r, _mm512_fnmadd_ps(b, r, _mm512_set1_ps(1)), r);
+    const F q = _mm512_mul_ps(a, r);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(b, q, a), r, q);
+  }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is NaN
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static float total(F v) { return _mm512_reduce_add_ps(v); }
+  // The floats of kLanes codes of BITS bits.
+  template <int BITS>
+  static F codes(const uint8_t* p) {
+    if constexpr (BITS == 8)
+      return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    if constexpr (BITS == 4) {
+      const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+      const __m512i both = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
+      return _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
+    }
+    int32_t four;
+    memcpy(&four, p, 4);
+    const __m512i shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(four), shifts), _mm512_set1_epi32(3)));
+  }
+};
+
+#else
+
+struct Lanes {
+  using F = __m256;
+  static constexpr int kLanes = 8;
+  static F set(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
+  static __m256i first(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static F load_some(const float* p, int64_t count) { return _mm256_maskload_ps(p, first(count)); }
+  static void store_some(float* p, F v, int64_t count) { _mm256_maskstore_ps(p, first(count), v); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F ratio(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static float total(F v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  }
+  template <int BITS>
+  static F codes(const uint8_t* p) {
+    if constexpr (BITS == 8)
+      return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    uint32_t some = 0;
+    memcpy(&some, p, BITS);
+    const __m256i shifts = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(BITS));
+    const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(some)), shifts);
+    return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)));
+  }
+};
+
+#endif
+
+}  // namespace

@@ -1,0 +1,13 @@
+// Lookups, interactions and gates with AVX2.
+#define XQ_TARGET "avx2,fma"
+#include "target.h"
+
+#include "gate_rows.h"
+#include "interaction.h"
+#include "lookup_rows.h"
+
+namespace xq {
+const FloatLoops kFloatAvx2 = {within, look_up, interact, lstm_gates, gru_gates};
+}  // namespace xq
+
+XQ_TARGET_END

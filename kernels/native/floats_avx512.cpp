@@ -1,0 +1,14 @@
+// Lookups, interactions and gates with AVX512.
+#define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma"
+#define XQ_FLOATS_AVX512
+#include "target.h"
+
+#include "gate_rows.h"
+#include "interaction.h"
+#include "lookup_rows.h"
+
+namespace xq {
+const FloatLoops kFloatAvx512 = {within, look_up, interact, lstm_gates, gru_gates};
+}  // namespace xq
+
+XQ_TARGET_END

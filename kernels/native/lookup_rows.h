@@ -1,0 +1,151 @@
+// Lookups over the vector type of float_lanes.h: each bag block of columns by block, whose sums stay in registers.
+#pragma once
+
+#include "float_lanes.h"
+#include "float_loops.h"
+#include "internal.h"
+#include "unroll.h"
+
+namespace {
+
+template <class INDEX, class UNSIGNED>
+bool all_within(const INDEX* numbers, int64_t count, int64_t bound) {
+  // Compared as unsigned numbers a negative one is too large.
+  const auto limit = static_cast<UNSIGNED>(bound);
+  UNSIGNED wrong = 0;
+  for (int64_t i = 0; i < count; ++i) wrong |= static_cast<UNSIGNED>(static_cast<UNSIGNED>(numbers[i]) >= limit);
+  return wrong == 0;
+}
+
+bool within(const void* numbers, bool are_long, int64_t count, int64_t bound) {
+  return are_long ? all_within<int64_t, uint64_t>(static_cast<const int64_t*>(numbers), count, bound)
+                  : all_within<int32_t, uint32_t>(static_cast<const int32_t*>(numbers), count, bound);
+}
+
+// Rows fetched ahead of the one that is read. Enough to keep all of a core's line buffers busy.
+constexpr int64_t kAhead = 24;
+
+// What the loops need of a table and its indices, in registers.
+template <class INDEX, bool HALF>
+struct Rows {
+  const uint8_t *rows, *codes;
+  int64_t stride, bytes, scale_at;
+  const INDEX* indices;
+  const float* weights;
+  int64_t padding;
+
+  explicit Rows(const xq_lookup& op)
+      : rows(op.rows), codes(op.rows + op.codes_at), stride(op.row_stride),
+        bytes((int64_t{op.dim} * op.bits + 7) / 8 + (HALF ? 4 : 8)), scale_at(op.scale_at),
+        indices(static_cast<const INDEX*>(op.indices)), weights(op.weights), padding(op.padding) {}
+
+  XQ_INLINE void fetch(int64_t at) const {
+    const uint8_t* row = rows + int64_t{indices[at]} * stride;
+    for (int64_t i = 0; i < bytes; i += 64) xq::prefetch(row + i);
+    xq::prefetch(row + bytes - 1);
+  }
+
+  XQ_INLINE xq::RowScale scale(int64_t index) const {
+    const uint8_t* p = rows + index * stride + scale_at;
+    xq::RowScale found;
+    if constexpr (HALF) {
+      uint16_t halves[2];
+      memcpy(halves, p, 4);
+      found = {xq::float_of_half(halves[0]), xq::float_of_half(halves[1])};
+    } else {
+      memcpy(&found, p, 8);
+    }
+    return found;
+  }
+};
+
+// `count` codes of a vector that the row does not fill: nothing behind them is read.
+template <int BITS>
+XQ_INLINE inline Lanes::F last_codes(const uint8_t* p, int64_t count) {
+  alignas(64) uint8_t bytes[Lanes::kLanes] = {};
+  memcpy(bytes, p, static_cast<size_t>((count * BITS + 7) / 8));
+  return Lanes::codes<BITS>(bytes);
+}
+
+// Indices [from, to) of one bag; those up to `fetch_end` may be fetched ahead.
+struct Bag {
+  int64_t from, to, fetch_end;
+};
+
+// Columns [column, column + VECS vectors) of one bag; `count` is less than a vector only where VECS is 1.
+template <int BITS, bool MAX, int VECS, class ROWS>
+XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, int64_t count, bool mean, float* out) {
+  using F = Lanes::F;
+  F acc[VECS];
+  unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::set(MAX ? -__builtin_inff() : 0.0f); });
+  const bool whole = VECS > 1 || count == Lanes::kLanes;
+  int64_t rows = 0;
+  for (int64_t i = bag.from; i < bag.to; ++i) {
+    if (i + kAhead < bag.fetch_end) table.fetch(i + kAhead);
+    const int64_t index = table.indices[i];
+    if (index == table.padding) continue;
+    ++rows;
+    const xq::RowScale own = table.scale(index);
+    const float w = table.weights ? table.weights[i] : 1.0f;
+    const F scale = Lanes::set(w * own.scale), bias = Lanes::set(w * own.bias);
+    const uint8_t* codes = table.codes + index * table.stride + column * BITS / 8;
+    unroll<VECS>([&](int v) XQ_INLINE {
+      const F x = whole ? Lanes::codes<BITS>(codes + v * Lanes::kLanes * BITS / 8) : last_codes<BITS>(codes, count);
+      if (MAX) acc[v] = Lanes::max(Lanes::fma(x, scale, bias), acc[v]);
+      else acc[v] = Lanes::fma(x, scale, Lanes::add(acc[v], bias));
+    });
+  }
+  const F share = Lanes::set(mean && rows > 0 ? 1.0f / static_cast<float>(rows) : 1.0f);
+  unroll<VECS>([&](int v) XQ_INLINE {
+    const F x = MAX && rows == 0 ? Lanes::set(0) : Lanes::mul(acc[v], share);
+    if (whole) Lanes::store(out + column + v * Lanes::kLanes, x);
+    else Lanes::store_some(out + column, x, count);
+  });
+}
+
+template <int BITS, bool MAX, class ROWS>
+void look_up_rows(const xq::LookupTask& t) {
+  const xq_lookup& op = *t.op;
+  const ROWS table(op);
+  const bool mean = op.mode == XQ_POOL_MEAN;
+  constexpr int64_t kLanes = Lanes::kLanes;
+  const int64_t all = xq::lookup_start(op, t.end);
+  int64_t from = xq::lookup_start(op, t.begin);
+  for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
+  for (int64_t n = t.begin; n < t.end; ++n) {
+    Bag bag{from, xq::lookup_start(op, n + 1), all};
+    float* out = op.out + n * op.out_stride;
+    for (int64_t column = 0; column < op.dim;) {
+      const int64_t left = op.dim - column, count = xq::min64(left, kLanes);
+      const int64_t vecs = left >= 8 * kLanes ? 8 : left >= 4 * kLanes ? 4 : left >= 2 * kLanes ? 2 : 1;
+      switch (vecs) {
+        case 8: pool_columns<BITS, MAX, 8>(table, bag, column, count, mean, out); break;
+        case 4: pool_columns<BITS, MAX, 4>(table, bag, column, count, mean, out); break;
+        case 2: pool_columns<BITS, MAX, 2>(table, bag, column, count, mean, out); break;
+        default: pool_columns<BITS, MAX, 1>(table, bag, column, count, mean, out);
+      }
+      column += vecs * kLanes;
+      bag.fetch_end = 0;  // only the first columns fetch
+    }
+    from = bag.to;
+  }
+}
+
+template <int BITS, bool MAX>
+void look_up_table(const xq::LookupTask& t) {
+  if (t.op->half)
+    t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, true>>(t) : look_up_rows<BITS, MAX, Rows<int32_t, true>>(t);
+  else
+    t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, false>>(t) : look_up_rows<BITS, MAX, Rows<int32_t, false>>(t);
+}
+
+void look_up(const xq::LookupTask& t) {
+  const bool max = t.op->mode == XQ_POOL_MAX;
+  switch (t.op->bits) {
+    case 8: return max ? look_up_table<8, true>(t) : look_up_table<8, false>(t);
+    case 4: return max ? look_up_table<4, true>(t) : look_up_table<4, false>(t);
+    default: return max ? look_up_table<2, true>(t) : look_up_table<2, false>(t);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,172 @@
+#include <torch/csrc/autograd/python_variable.h>  // before Python.h, as torch wants it
+
+#include "watch.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <new>
+#include <vector>
+
+namespace x86quant::runtime {
+namespace {
+
+// Where a tensor's data are, which share_memory_ and `tensor.data = other` change.
+const void* address_of(const c10::TensorImpl& x) {
+  if (!x.has_storage()) return nullptr;
+  const auto* start = static_cast<const char*>(x.unsafe_storage().data());
+  return start + static_cast<size_t>(x.storage_offset()) * x.itemsize();
+}
+
+// How often it was written to, which torch does not count for tensors made in inference mode.
+uint32_t version_of(const c10::TensorImpl& x) {
+  return x.version_counter().enabled() ? x.version_counter().current_version() : 0;
+}
+
+// References to Python objects, and memory, are kept so that no address comes back as another's. Tensors are found
+// by their Python objects at every look: torch may exchange what is behind two of them (swap_tensors), and refuses
+// where anybody else holds on to it.
+struct Watch {
+  struct Tensor {
+    PyObject* object;  // borrowed from `values`
+    const void* data;
+    uint32_t version;
+    uint32_t rank;
+    caffe2::TypeMeta dtype;
+    c10::Storage memory;
+    const c10::TensorImpl* hint;  // where the tensor was, to fetch it early; it may be gone
+  };
+  std::vector<PyObject*> dictionaries, values;
+  std::vector<Tensor> tensors;
+  std::vector<int64_t> geometry;  // of all tensors in turn, sizes and strides
+
+  static const c10::TensorImpl& impl(PyObject* object) { return *THPVariable_Unpack(object).unsafeGetTensorImpl(); }
+
+  void remember(PyObject* dictionary) {
+    dictionaries.push_back(Py_NewRef(dictionary));
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value);) {
+      values.push_back(Py_NewRef(value));
+      if (!THPVariable_Check(value)) continue;
+      const c10::TensorImpl& x = impl(value);
+      Tensor tensor{value, address_of(x), version_of(x), 0, x.dtype(), {}, &x};
+      if (x.has_storage()) {
+        tensor.memory = x.storage();
+        tensor.rank = static_cast<uint32_t>(x.dim());
+        geometry.insert(geometry.end(), x.sizes().begin(), x.sizes().end());
+        geometry.insert(geometry.end(), x.strides().begin(), x.strides().end());
+      }
+      tensors.push_back(std::move(tensor));
+    }
+  }
+
+  bool holds() const {
+    size_t i = 0;
+    for (PyObject* dictionary : dictionaries) {
+      PyObject *key = nullptr, *value = nullptr;
+      for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value); ++i)
+        if (i == values.size() || values[i] != value) return false;
+    }
+    if (i != values.size()) return false;
+    const int64_t* known = geometry.data();
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      // A network has pushed all of this out of the cache: loads are started early, or each would wait for another.
+      if (t + kAhead < tensors.size()) fetch(tensors[t + kAhead]);
+      if (!is_same(tensors[t], known)) return false;
+      known += 2 * tensors[t].rank;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kAhead = 8;
+
+  static void fetch(const Tensor& tensor) {
+    __builtin_prefetch(tensor.object);
+    __builtin_prefetch(tensor.memory.unsafeGetStorageImpl());
+    for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(tensor.hint) + line);
+  }
+
+  static bool is_same(const Tensor& tensor, const int64_t* known) {
+    const c10::TensorImpl& x = impl(tensor.object);
+    if (tensor.data != address_of(x) || tensor.version != version_of(x) || tensor.dtype != x.dtype()) return false;
+    if (!x.has_storage()) return tensor.rank == 0;
+    const size_t rank = tensor.rank;
+    return x.sizes() == c10::IntArrayRef(known, rank) && x.strides() == c10::IntArrayRef(known + rank, rank);
+  }
+};
+
+struct WatchObject {
+  PyObject_HEAD
+  Watch watch;
+};
+
+Watch& watch_of(PyObject* self) { return reinterpret_cast<WatchObject*>(self)->watch; }
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* named) {
+  HANDLE_TH_ERRORS
+  PyObject* dictionaries = nullptr;
+  if (named != nullptr || !PyArg_ParseTuple(args, "O!", &PyTuple_Type, &dictionaries)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Watch takes a tuple of dictionaries");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dictionaries); ++i)
+    if (!PyDict_Check(PyTuple_GET_ITEM(dictionaries, i))) {
+      PyErr_SetString(PyExc_TypeError, "Watch takes a tuple of dictionaries");
+      return nullptr;
+    }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  Watch* watch = new (&watch_of(self)) Watch;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dictionaries); ++i) watch->remember(PyTuple_GET_ITEM(dictionaries, i));
+  return self;
+  END_HANDLE_TH_ERRORS
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  for (PyObject* object : watch_of(self).dictionaries) Py_VISIT(object);
+  for (PyObject* object : watch_of(self).values) Py_VISIT(object);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Watch emptied;  // first out of reach, then released: a destructor may look at us
+  std::swap(emptied, watch_of(self));
+  for (PyObject* object : emptied.dictionaries) Py_DECREF(object);
+  for (PyObject* object : emptied.values) Py_DECREF(object);
+  return 0;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  watch_of(self).~Watch();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* holds(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  return PyBool_FromLong(watch_of(self).holds());
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {{"holds", holds, METH_NOARGS, "Whether nothing was replaced, moved or written to since."},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                       {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                       {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                       {Py_tp_methods, methods},
+                       {0, nullptr}};
+
+PyType_Spec spec = {"x86quant._C.Watch", sizeof(WatchObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace
+
+PyObject* watch_type() { return PyType_FromSpec(&spec); }
+
+}  // namespace x86quant::runtime

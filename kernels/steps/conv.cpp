@@ -1,0 +1,27 @@
+// A convolution or a linear layer, by the pack of any kernel.
+#include "../runtime/conv_kernel.h"
+#include "../runtime/step.h"
+
+namespace x86quant::runtime {
+namespace {
+
+class Conv final : public Step {
+ public:
+  explicit Conv(StepFields& fields)
+      : pack_(fields.object<PackedConv>("pack")),
+        in_(fields.tensor("in")),
+        out_(fields.tensor("out")),
+        residual_(fields.optional_tensor("residual")) {
+    pack_->check({in_.view, out_.view, residual_.view});
+  }
+  void run(const Bases& bases) const override { pack_->run({in_.at(bases), out_.at(bases), residual_.at(bases)}); }
+
+ private:
+  c10::intrusive_ptr<PackedConv> pack_;
+  Place in_, out_, residual_;
+};
+
+const RegisterStep conv("conv", [](StepFields& fields) -> StepPtr { return std::make_unique<Conv>(fields); });
+
+}  // namespace
+}  // namespace x86quant::runtime

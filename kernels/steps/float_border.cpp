@@ -1,0 +1,26 @@
+// From float32 to codes and back.
+#include "native_op.h"
+
+namespace x86quant::runtime {
+namespace {
+
+StepPtr quantize(StepFields& fields) {
+  NativeOp op(XQ_OP_QUANTIZE, fields);
+  op.op.a_stride_c = fields.integer("a_stride_c");
+  op.op.a_mult = fields.real("a_mult");
+  op.read_rounding();
+  return std::move(op).step();
+}
+
+StepPtr dequantize(StepFields& fields) {
+  NativeOp op(XQ_OP_DEQUANTIZE, fields);
+  op.op.out_stride_c = fields.integer("out_stride_c");
+  op.op.a_zp = fields.small("a_zp");
+  op.op.a_mult = fields.real("a_mult");
+  return std::move(op).step();
+}
+
+const RegisterStep kinds[] = {{"quantize", quantize}, {"dequantize", dequantize}};
+
+}  // namespace
+}  // namespace x86quant::runtime

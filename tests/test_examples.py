@@ -1,0 +1,45 @@
+"""The examples run as they are; ``retune.py``, which measures, runs in CI alone."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import x86quant
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    engine = torch.backends.quantized.engine
+    yield
+    torch.backends.quantized.engine = engine
+    x86quant.disable()
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fx_static", "largest difference from the float model: 0.0"),
+        ("fx_qat", "int8 gets 100% right"),
+        ("torch_compile", "2 convolutions and matrix products in int8, 0 in float"),
+    ],
+)
+def test_an_example_runs(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert said in capsys.readouterr().out
+
+
+def test_a_model_saved_here_runs_on_another_cpu() -> None:
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / "another_cpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "on avx2:" in done.stdout
+    assert "largest difference between the two: 0" in done.stdout

@@ -1,0 +1,48 @@
+"""What an install says: before it fails, and where torch is another than it was built for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from x86quant import extension
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ("sys.modules['torch'] = None", "this build needs torch 2.13: pip install"),
+        (
+            "sys.modules['torch'] = types.SimpleNamespace(__version__='2.12.1+cpu')",
+            "this build needs torch 2.13, and finds 2.12.1+cpu: pip install",
+        ),
+    ],
+)
+def test_a_source_install_says_what_it_needs(lie: str, words: str) -> None:
+    code = f"import sys, types; {lie}; exec(open('setup.py').read())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_extension_knows_the_torch_it_was_built_for() -> None:
+    extension.load()
+    built = torch.ops.x86quant.built_for()
+    assert built.split("+")[0] == torch.__version__.split("+")[0]
+    assert extension.other_torch(built, torch.__version__) is None
+
+
+def test_another_torch_is_told() -> None:
+    found = extension.other_torch("2.13.0", "2.14.1+cpu")
+    assert found is not None
+    for words in ("built for torch 2.13.0", "tested with torch 2.13", "this is torch 2.14.1+cpu"):
+        assert words in found
+    assert extension.other_torch("2.13.0", "2.13.1") is None

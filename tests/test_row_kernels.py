@@ -1,0 +1,373 @@
+"""The native ops on row codes against their definitions in plain torch, level by level."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.test_native_kernels import ISAS
+from x86quant import extension
+from x86quant.kernels.native import capi
+from x86quant.ops.attention import attention
+from x86quant.ops.rows import linear_rows, norm_rows, quantize_rows
+
+LEVELS = ("reference", *ISAS)
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
+Array = np.ndarray
+
+
+@pytest.fixture(scope="session")
+def lib() -> capi.Library:
+    library = capi.Library(Path(__import__("os").environ.get("XQLIB") or Path(extension.__file__).with_name("_C.so")))  # what ships
+    if "amx_int8" in ISAS and not library.enable_amx():
+        pytest.skip("the CPU has AMX but the system does not grant it")
+    library.set_caches(48 << 10, 512 << 10)
+    return library
+
+
+def at_page_end(array: Array) -> Array:
+    """A copy whose last byte is followed by memory that must not be touched."""
+    size = array.nbytes
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    view = np.frombuffer(memory, np.uint8)
+    capi.ctypes.CDLL(None).mprotect(
+        capi.ctypes.c_void_p(view.ctypes.data + pages), mmap.PAGESIZE, 0
+    )
+    copy = view[pages - size : pages].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+class Site:
+    """Random rows, two products of them, and everything that may follow."""
+
+    def __init__(self, rows: int, features: int, outputs: int, activation: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.activation = activation
+        self.x = torch.randn(rows, features, generator=draw)
+        if rows > 2:
+            self.x[1] = 0
+            self.x[2, -1] = torch.nan
+        self.weights = torch.randint(-128, 128, (2, outputs, features), generator=draw).to(
+            torch.int8
+        )
+        self.scales = torch.rand(2, outputs, generator=draw) * 0.01
+        self.biases = torch.randn(2, outputs, generator=draw)
+        self.residual = torch.randn(rows, outputs, generator=draw)
+        self.norm = torch.randn(2, outputs, generator=draw)
+        self.codes = quantize_rows(self.x)
+
+    def value(self, which: int) -> torch.Tensor:
+        """The product by its definition."""
+        activation = None if which else ACTIVATIONS[self.activation]
+        operands = (self.weights[which], self.scales[which], self.biases[which])
+        return linear_rows(*self.codes, *operands, activation)
+
+    def packs(self, lib: capi.Library, isa: str) -> list[Array]:
+        """Both products packed; the activation belongs to the first."""
+        return [
+            lib.pack_linear(
+                self.weights[i].numpy(),
+                self.scales[i].numpy(),
+                self.biases[i].numpy(),
+                isa,
+                0 if i else self.activation,
+            )
+            for i in (0, 1)
+        ]
+
+
+class Call:
+    """One call on guarded memory: every operand and result ends where a page does."""
+
+    def __init__(self, isa: str, rows: int, features: int, threads: int) -> None:
+        self.op = capi.Rows(capi.ISAS[isa], rows, features, threads=threads, eps=1e-5)
+        self.kept: list[Array] = []
+        self.shape = (rows, features)
+
+    def put(self, array: Array) -> int:
+        self.kept.append(at_page_end(array))
+        return int(self.kept[-1].ctypes.data)
+
+    def read(self, codes: tuple[torch.Tensor, ...]) -> None:
+        self.op.in_ = capi.Codes(*(self.put(part.numpy()) for part in codes))
+
+    def want(self, *names: str) -> dict[str, list[Array]]:
+        found: dict[str, list[Array]] = {}
+        rows, features = self.shape
+        for name in names:
+            if name == "out":
+                parts = [np.zeros(self.shape, np.uint8), np.zeros(rows, np.float32)]
+                parts.append(np.zeros(rows, np.int32))
+                at = [self.put(part) for part in parts]
+                self.op.out = capi.Codes(*at)
+                found[name] = self.kept[-3:]
+            else:
+                setattr(self.op, name, self.put(np.zeros(self.shape, np.float32)))
+                found[name] = self.kept[-1:]
+        return found
+
+
+SHAPES = [(1, 1, 1), (3, 64, 32), (5, 70, 33), (31, 128, 16), (33, 64, 100), (70, 200, 90), (0, 64, 32)]
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("threads", [1, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_what_torch_defines(
+    lib: capi.Library, isa: str, threads: int, shape: tuple[int, int, int]
+) -> None:
+    rows, features, outputs = shape
+    site = Site(*shape, activation=0, seed=sum(shape))
+    packed, _ = site.packs(lib, isa)
+    call = Call(isa, rows, outputs, threads)
+    call.op.packed = packed.ctypes.data
+    call.read(site.codes)
+    got = call.want("total", "out")
+    lib.rows(call.op)
+    want = site.value(0)
+    np.testing.assert_array_equal(got["total"][0], want.numpy())
+    for mine, torchs in zip(got["out"], quantize_rows(want), strict=True):
+        np.testing.assert_array_equal(mine, torchs.numpy())
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("activation", range(5))
+def test_codes_alone_are_those_of_the_activated_product(
+    lib: capi.Library, isa: str, activation: int
+) -> None:
+    site = Site(67, 96, 200, activation, seed=activation)
+    packed, _ = site.packs(lib, isa)
+    codes = []
+    for threads, names in ((1, ("out",)), (8, ("out",)), (2, ("out", "total"))):
+        call = Call(isa, 67, 200, threads)
+        call.op.packed = packed.ctypes.data
+        call.read(site.codes)
+        got = call.want(*names)
+        lib.rows(call.op)
+        codes.append(got["out"])
+    want = site.value(0)
+    np.testing.assert_allclose(got["total"][0], want.numpy(), rtol=2e-6, atol=2e-6)
+    exact = quantize_rows(torch.from_numpy(got["total"][0].copy()))
+    for found in codes:
+        for mine, torchs in zip(found, exact, strict=True):
+            np.testing.assert_array_equal(mine, torchs.numpy())
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("shape", [(1, 64, 32), (35, 70, 33), (100, 64, 768)], ids=str)
+def test_norms_of_sums_are_what_torch_defines(
+    lib: capi.Library, isa: str, threads: int, kind: str, shape: tuple[int, int, int]
+) -> None:
+    rows, features, outputs = shape
+    site = Site(*shape, activation=0, seed=3)
+    packed, _ = site.packs(lib, isa)
+    want = norm_rows(site.value(0), site.residual, *site.norm, 1e-5, kind, 7)
+    for names in (("total", "normed", "out"), ("normed",), ("total", "out"), ("out",)):
+        call = Call(isa, rows, outputs, threads)
+        call.op.packed, call.op.norm = packed.ctypes.data, 1 if kind == "layer" else 2
+        call.op.residual = call.put(site.residual.numpy())
+        call.op.norm_weight, call.op.norm_bias = (call.put(part.numpy()) for part in site.norm)
+        call.read(site.codes)
+        got = call.want(*names)
+        lib.rows(call.op)
+        if "total" in got:
+            np.testing.assert_array_equal(got["total"][0], want[0].numpy())
+        if "normed" in got:
+            np.testing.assert_allclose(got["normed"][0], want[1].numpy(), rtol=1e-5, atol=1e-5)
+        if "out" in got:
+            assert np.abs(got["out"][0].astype(int) - want[2].numpy()).max() <= 1
+            np.testing.assert_allclose(got["out"][1], want[3].numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("threads", [1, 8])
+def test_gates_multiply_two_products(lib: capi.Library, isa: str, threads: int) -> None:
+    site = Site(40, 70, 150, activation=4, seed=1)
+    packs = site.packs(lib, isa)
+    call = Call(isa, 40, 150, threads)
+    call.op.packed, call.op.up = (pack.ctypes.data for pack in packs)
+    call.read(site.codes)
+    got = call.want("out", "total")
+    lib.rows(call.op)
+    want = site.value(0) * site.value(1)
+    np.testing.assert_allclose(got["total"][0], want.numpy(), rtol=1e-5, atol=1e-5)
+    exact = quantize_rows(torch.from_numpy(got["total"][0].copy()))
+    for mine, torchs in zip(got["out"], exact, strict=True):
+        np.testing.assert_array_equal(mine, torchs.numpy())
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("features", [1, 5, 16, 63, 64, 100, 768])
+def test_rows_are_quantized_and_normed_without_a_product(
+    lib: capi.Library, isa: str, features: int
+) -> None:
+    site = Site(9, features, 1, activation=0, seed=2)
+    call = Call(isa, 9, features, threads=2)
+    call.op.x = call.put(site.x.numpy())
+    got = call.want("out")
+    lib.rows(call.op)
+    for mine, torchs in zip(got["out"], site.codes, strict=True):
+        np.testing.assert_array_equal(mine, torchs.numpy())
+    call.op.norm, call.op.residual = 1, call.put(site.x.numpy())
+    got = call.want("total", "normed", "out")
+    lib.rows(call.op)
+    want = norm_rows(site.x, site.x, None, None, 1e-5, "layer", 7)
+    np.testing.assert_allclose(got["normed"][0], want[1].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_calls_that_do_not_fit_are_refused(lib: capi.Library) -> None:
+    site = Site(4, 64, 32, activation=0, seed=0)
+    packed, up = site.packs(lib, ISAS[-1])
+
+    def call(**fields: object) -> None:
+        made = Call(ISAS[-1], 4, 32, 1)
+        made.op.packed = packed.ctypes.data
+        made.read(site.codes)
+        made.want("total")
+        for name, value in fields.items():
+            setattr(made.op, name, value)
+        lib.rows(made.op)
+
+    call()
+    for wrong in (
+        {"rows": -1},
+        {"features": 31},
+        {"isa": 0},
+        {"isa": 9},
+        {"threads": 0},
+        {"norm": 3},
+        {"eps": -1.0},
+        {"eps": float("nan")},
+        {"packed": packed.ctypes.data + 1},
+        {"packed": None},
+        {"in_": capi.Codes()},
+        {"total": None},
+        {"normed": packed.ctypes.data},
+        {"out": capi.Codes(packed.ctypes.data)},
+        {"packed": None, "up": up.ctypes.data},
+    ):
+        with pytest.raises(capi.NativeError):
+            call(**wrong)
+
+
+def attend(
+    lib: capi.Library,
+    isa: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float = 0.2,
+    threads: int = 1,
+) -> torch.Tensor:
+    """Attention of [B, S, H, D] by the native kernel, on guarded memory."""
+    kept = [at_page_end(part.contiguous().numpy()) for part in (q, k, v)]
+    out = at_page_end(np.full(q.shape, 7, np.float32))
+    op = capi.Attention(
+        capi.ISAS[isa],
+        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]),
+        *(part.ctypes.data for part in kept),
+        causal=causal,
+        scale=scale,
+        threads=threads,
+        out=out.ctypes.data,
+    )
+    for name, part in zip("qkv", kept, strict=True):
+        setattr(op, f"{name}_stride", (capi.ctypes.c_int64 * 3)(*(s // 4 for s in part.strides[:3])))
+    if mask is not None:
+        held = at_page_end(mask.contiguous().numpy())
+        op.mask, op.mask_is_bool = held.ctypes.data, mask.dtype == torch.bool
+        steps = zip(held.strides[:3], held.shape[:3], strict=True)
+        step = (capi.ctypes.c_int64 * 3)(*(s // held.itemsize if n > 1 else 0 for s, n in steps))
+        op.mask_stride = step
+    lib.attention(op)
+    return torch.from_numpy(out.copy())
+
+
+def heads(batch: int, queries: int, keys: int, heads: int, kv: int, size: int) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(queries)
+    shapes = ((queries, heads), (keys, kv), (keys, kv))
+    return [torch.randn(batch, *shape, size, generator=draw) for shape in shapes]
+
+
+def assert_attends(isa: str, got: torch.Tensor, want: torch.Tensor, v: torch.Tensor) -> None:
+    # Of bfloat16, products have 8 bits.
+    bound = 2**-7 if isa == "amx_int8" else 2**-18
+    error = (got - want).abs().nan_to_num(0)
+    assert torch.equal(got.isnan(), want.isnan())
+    assert error.max() <= bound * v.nan_to_num(0).abs().max(), error.max()
+
+
+ATTENTIONS = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 5, 7, 4, 2, 8),
+    (1, 33, 40, 2, 1, 33),
+    (1, 70, 300, 2, 2, 64),
+    (2, 17, 513, 1, 1, 32),
+    (1, 128, 128, 3, 3, 80),
+]
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("shape", ATTENTIONS, ids=str)
+def test_attention_is_what_torch_defines(
+    lib: capi.Library, isa: str, shape: tuple[int, int, int, int, int, int]
+) -> None:
+    q, k, v = heads(*shape)
+    batch, queries, keys, n, *_ = shape
+    draw = torch.Generator().manual_seed(0)
+    seen = torch.rand(batch, n, queries, keys, generator=draw) < 0.6
+    seen[:, :, 0] = False
+    added = torch.randn(1, 1, queries, keys, generator=draw)
+    added[..., -1, :] = -torch.inf
+    least = torch.finfo(torch.float32).min
+    padding = torch.zeros(batch, 1, 1, keys).masked_fill(seen[:, :1, -1:], least)
+    for mask in (None, seen, seen[:, :1], seen[:, :, -1:], added, padding):
+        for causal in (False, True):
+            want = attention(q, k, v, mask, causal, 0.2)
+            got = attend(lib, isa, q, k, v, mask, causal)
+            assert_attends(isa, got, want, v)
+            assert torch.equal(got, attend(lib, isa, q, k, v, mask, causal, threads=16))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_attention_to_nothing_and_of_nothing(lib: capi.Library, isa: str) -> None:
+    q, k, v = heads(2, 3, 0, 2, 1, 16)
+    assert torch.equal(attend(lib, isa, q, k, v), torch.zeros_like(q))
+    for shape in ((0, 3, 4, 2, 1, 16), (2, 0, 4, 2, 1, 16)):
+        q, k, v = heads(*shape)
+        assert attend(lib, isa, q, k, v).shape == q.shape
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_attention_keeps_what_is_no_number(lib: capi.Library, isa: str) -> None:
+    q, k, v = heads(1, 40, 50, 2, 2, 32)
+    q[0, 3, 0, 5] = torch.nan
+    k[0, 7, 1, 0] = torch.inf
+    v[0, 9, 0, 4] = torch.nan
+    q[0, 5] *= 300  # one key takes all
+    want = attention(q, k, v, None, False, 0.2)
+    got = attend(lib, isa, q, k, v)
+    assert torch.equal(got.isnan(), want.isnan())
+    if isa != "amx_int8":  # rounding decides there which key that is
+        assert_attends(isa, got, want, v)
+
+
+def test_attentions_that_do_not_fit_are_refused(lib: capi.Library) -> None:
+    q, k, v = heads(1, 4, 4, 4, 3, 16)
+    with pytest.raises(capi.NativeError):
+        attend(lib, ISAS[-1], q, k, v)
+    q, k, v = heads(1, 4, 4, 4, 2, 16)
+    with pytest.raises(capi.NativeError):
+        attend(lib, ISAS[-1], q, k, v, scale=float("inf"))
+    with pytest.raises(capi.NativeError):
+        attend(lib, ISAS[-1], q, k, v, threads=0)

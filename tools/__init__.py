@@ -1,0 +1,1 @@
+"""Commands for those who work on x86quant; no part of the package."""

@@ -1,0 +1,53 @@
+"""Models of transformers say in their configuration that they are int8.
+
+``save_pretrained`` writes int8 layers as they are. Without a word about them in config.json,
+``from_pretrained`` would take them for strangers, and fill the layers with random numbers. With it,
+``x86quant.huggingface`` makes the layers again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from x86quant.dynamic.layers import (
+    Int8Linear,
+    WeightOnlyEmbedding,
+    WeightOnlyLinear,
+)
+
+
+def note_in_config(model: nn.Module) -> None:
+    """Let the configurations of models of transformers in ``model`` tell of their int8 layers."""
+    for module in model.modules():
+        if not _is_pretrained(module):
+            continue
+        layers = [m for m in module.modules() if type(m).__module__.startswith("x86quant.")]
+        if layers:
+            config: Any = module.config
+            config.quantization_config = {
+                "quant_method": "x86quant",
+                "bits": 8,
+                "scheme": _scheme(layers),
+                "embeddings": any(isinstance(m, WeightOnlyEmbedding) for m in layers),
+                "modules_to_not_convert": None,
+                "checkpoint": "x86quant",
+            }
+
+
+def _scheme(layers: list[nn.Module]) -> str:
+    """Which kind of linear there is; "mixed" if there is more than one layer can be made for."""
+    linears = {type(m) for m in layers if isinstance(m, Int8Linear)}
+    known = all(isinstance(m, Int8Linear | WeightOnlyEmbedding) for m in layers)
+    if not known or len(linears) > 1:
+        return "mixed"
+    return "weight_only" if linears == {WeightOnlyLinear} else "dynamic"
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    """Whether ``module`` is a ``transformers.PreTrainedModel``, which is not imported for this."""
+    return any(
+        (kind.__module__, kind.__name__) == ("transformers.modeling_utils", "PreTrainedModel")
+        for kind in type(module).__mro__
+    )

@@ -1,0 +1,42 @@
+"""``load``: an int8 model from a folder, ours or one by compressed-tensors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import transformers
+
+from x86quant.errors import InvalidInputError
+from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
+
+
+def load(folder: str | os.PathLike[str], model_class: Any = None, **options: Any) -> Any:
+    """The int8 model that ``folder`` holds.
+
+    Args:
+        folder: what ``save_pretrained`` of a model loaded with ``X86QuantConfig`` wrote, or a
+            checkpoint by compressed-tensors in W8A8 int8, whose codes are taken as they are.
+        model_class: such as ``transformers.AutoModel``; by default the class that was saved.
+        options: passed to its ``from_pretrained``.
+
+    Raises:
+        InvalidInputError: the folder holds no quantized model, or lacks weights.
+        UnsupportedError: it is in a format that cannot be read; says which.
+    """
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(folder)
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        raise InvalidInputError(
+            f"{os.fspath(folder)} holds a float model: give its from_pretrained "
+            "quantization_config=x86quant.X86QuantConfig()"
+        )
+    if not isinstance(settings, dict):
+        settings = settings.to_dict()
+    if settings.get("quant_method") != METHOD:
+        found = X86QuantConfig.from_compressed_tensors(settings)
+        config.quantization_config = found.to_dict()
+    if model_class is None:
+        names = config.architectures or ["AutoModel"]
+        model_class = getattr(transformers, names[0], transformers.AutoModel)
+    return model_class.from_pretrained(folder, config=config, **options)

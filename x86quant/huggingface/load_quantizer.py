@@ -1,0 +1,230 @@
+"""What transformers calls while it loads a model: layers become int8 as their weights arrive."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantizer
+
+from x86quant.dynamic import fuse_activations, is_linear, why_float
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
+from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
+from x86quant.huggingface.stored_layers import stored_layers
+from x86quant.huggingface.unloaded_layer import UnloadedLayer, loaded
+
+_NAMED = 4
+
+
+@register_quantizer(METHOD)
+class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Puts int8 layers into a model whose weights are about to be loaded.
+
+    A float checkpoint: each weight is quantized as it is read, and its layer replaced. An int8
+    checkpoint: the layers whose codes the files hold are replaced before anything is read.
+    """
+
+    requires_calibration = False
+
+    def __init__(self, quantization_config: X86QuantConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._float: dict[str, nn.Module] = {}  # still to be quantized, by path
+        self._unloaded: dict[str, UnloadedLayer] = {}
+        self._errors: list[X86QuantError] = []
+
+    # --- asked by transformers ---
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether gradients flow through the layers."""
+        return False
+
+    def is_serializable(self) -> bool:
+        """Whether ``save_pretrained`` works."""
+        return True
+
+    def validate_environment(self, *, device_map: Any = None, **_: Any) -> None:
+        """Raise if the options, or where the model is to be, are wrong."""
+        self.quantization_config.check()
+        devices = device_map.values() if isinstance(device_map, dict) else (device_map,)
+        for device in devices:
+            if str(device) not in ("None", "cpu", "auto"):
+                raise InvalidInputError(
+                    f"device_map asks for {device}, and int8 layers run on the CPU only: leave "
+                    "device_map out"
+                )
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of what stays in float: int8 layers compute their scales in float32."""
+        return torch.float32
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
+        """Whether ``param_name`` is the weight of a layer that is to become int8."""
+        path, name = param_name.rpartition(".")[::2]
+        return name == "weight" and path in self._float
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """The operation that replaces a layer when its float weight is there."""
+        return _Quantize(self)
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
+    ) -> None:
+        config = self.quantization_config
+        if not self.pre_quantized:
+            self._float = chosen_layers(model, config)
+            return
+        foreign = config.checkpoint != METHOD
+        layers = {
+            path: module
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Linear) or (not foreign and _is_ours(module))
+        }
+        for path in stored_layers(model, layers, checkpoint_files, config.checkpoint):
+            self._expect(model, path, UnloadedLayer(layers[path], foreign))
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        if self._errors:
+            raise self._errors[0]
+        for path, module in list(self._float.items()):  # what the checkpoint does not have
+            weight: Any = module.weight
+            layer = UnloadedLayer(module)
+            values = layer.values_of(weight.detach())
+            self._expect(model, path, layer)
+            for name, value in values.items():
+                setattr(layer, name, loaded(value))
+        missing = [f"{p}.{name}" for p, layer in self._unloaded.items() for name in layer.missing]
+        if missing:
+            raise InvalidInputError(
+                f"the checkpoint lacks {len(missing)} tensors of int8 layers: "
+                f"{', '.join(missing[:_NAMED])}; save the model again"
+            )
+        for path, layer in self._unloaded.items():
+            _replace(model, layer, layer.int8_form(path, self.quantization_config.scheme))
+        self._unloaded.clear()
+        self.quantization_config.checkpoint = METHOD  # what it would be saved as
+        fuse_activations(model)
+        model.requires_grad_(False)
+        return model
+
+    # --- the layers ---
+
+    def _expect(self, model: nn.Module, path: str, layer: UnloadedLayer) -> None:
+        """Let transformers load the values of ``layer``, in place of those it is made for."""
+        _replace(model, model.get_submodule(path), layer)
+        self._float.pop(path, None)
+        self._unloaded[path] = layer
+
+    def quantized(self, model: nn.Module, name: str, weight: torch.Tensor) -> dict[str, Any]:
+        """The tensors that stand for the float ``weight`` called ``name``, of a layer replaced."""
+        path, last = name.rpartition(".")[::2]
+        module = self._float.get(path) if last == "weight" else None
+        if module is None:
+            return {name: weight}
+        if weight.shape != module.weight.shape:
+            del self._float[path]  # transformers reports it, or makes a new weight
+            return {name: weight}
+        layer = UnloadedLayer(module)
+        try:
+            values = layer.values_of(weight)
+        except X86QuantError as error:  # transformers would turn it into a line of a table
+            self._errors.append(InvalidInputError(f"{path}: {error}"))
+            return {}
+        self._expect(model, path, layer)
+        return {f"{path}.{key}": value for key, value in values.items()}
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put ``new`` wherever ``old`` stands in ``model``."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+
+
+class _Quantize(ConversionOps):  # type: ignore[misc]
+    """Turns a float weight that was just read into codes and scales."""
+
+    def __init__(self, quantizer: X86HfQuantizer) -> None:
+        self._quantizer = quantizer
+
+    @torch.no_grad()
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        model: Any = None,
+        missing_keys: set[str] | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """The tensors to be loaded in place of those in ``input_dict``, by name."""
+        found: dict[str, Any] = {}
+        for name, value in input_dict.items():
+            weight = value[0] if isinstance(value, list) else value
+            tensors = self._quantizer.quantized(model, name, weight)
+            if name not in tensors and missing_keys is not None:
+                missing_keys.discard(name)
+            found.update(tensors)
+        return found
+
+
+# --- which layers ---
+
+
+def chosen_layers(model: Any, config: X86QuantConfig) -> dict[str, nn.Module]:
+    """The layers of ``model`` that ``config`` turns into int8, by path.
+
+    Raises:
+        InvalidInputError: a module that is to stay in float is not there.
+        UnsupportedError: no layer is left.
+    """
+    tied = _tied_layers(model)
+    head = model.get_output_embeddings()
+    wanted = config.modules_to_not_convert
+    used: set[str] = set()
+    found: dict[str, nn.Module] = {}
+    inside: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        kept = [entry for entry in wanted or () if _is_meant(entry, path, module)]
+        used.update(kept)
+        if kept or isinstance(module, nn.MultiheadAttention):  # reads the weights of its layers
+            inside = (*inside, f"{path}.")
+        if kept or path in tied or path.startswith(inside or ("\0",)):
+            continue
+        if wanted is None and module is head:
+            continue
+        table = type(module) is nn.Embedding and config.embeddings
+        if (table or is_linear(module)) and why_float(module) is None:
+            found[path] = module
+    names = [path for path, _ in model.named_modules()]
+    for entry in wanted or ():
+        if entry not in used:
+            close = difflib.get_close_matches(entry, names, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise InvalidInputError(
+                f"modules_to_not_convert: {type(model).__name__} has no module {entry!r}{hint}"
+            )
+    if not found:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no linear that could be int8 and is not to stay in float"
+        )
+    return found
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether ``module`` may have become int8 before it was saved."""
+    return is_linear(module) or type(module) is nn.Embedding
+
+
+def _is_meant(entry: str, path: str, module: nn.Module) -> bool:
+    """Whether ``entry`` names ``module``: by path, by the last part of it, or by class."""
+    return path == entry or path.endswith(f".{entry}") or type(module).__name__ == entry
+
+
+def _tied_layers(model: Any) -> set[str]:
+    """The paths of layers whose weight is another's too."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {key.rpartition(".")[0] for pair in tied.items() for key in pair}

@@ -1,0 +1,100 @@
+"""``X86QuantConfig``: what transformers is to quantize as it loads a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.quantizers import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from x86quant.errors import InvalidInputError
+from x86quant.huggingface.compressed_format import check_w8a8
+
+METHOD = "x86quant"
+_SCHEMES = ("dynamic", "weight_only")
+_FORMATS = (METHOD, "compressed-tensors")
+
+
+@register_quantization_config(METHOD)
+class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How the linears of a model become int8; given to ``from_pretrained``, kept in its config.
+
+    Attributes:
+        bits: of a weight; there are 8.
+        scheme: "dynamic" quantizes each token as it comes, "weight_only" keeps them in float.
+        modules_to_not_convert: modules that stay in float: names, last parts of names ("o_proj"),
+            names of containers, or of classes. None means the output head. Weights that a model
+            ties to others always stay in float.
+        embeddings: whether embedding tables become int8 too.
+        checkpoint: whose files the weights come from, "x86quant" or "compressed-tensors".
+    """
+
+    def __init__(
+        self,
+        bits: int = 8,
+        scheme: str = "dynamic",
+        modules_to_not_convert: Sequence[str] | None = None,
+        embeddings: bool = False,
+        checkpoint: str = METHOD,
+        quant_method: str = METHOD,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise InvalidInputError(
+                f"X86QuantConfig has no option {', '.join(sorted(unknown))}; it has bits, scheme, "
+                "modules_to_not_convert and embeddings"
+            )
+        self.quant_method = quant_method
+        self.bits = bits
+        self.scheme = scheme
+        self.modules_to_not_convert = modules_to_not_convert
+        self.embeddings = embeddings
+        self.checkpoint = checkpoint
+        self.check()
+
+    def check(self) -> None:
+        """Raise InvalidInputError at options that mean nothing."""
+        if self.quant_method != METHOD:
+            raise InvalidInputError(
+                f"X86QuantConfig is for the method {METHOD!r}, not {self.quant_method!r}"
+            )
+        if isinstance(self.bits, bool) or self.bits != 8:
+            raise InvalidInputError(f"bits must be 8, not {self.bits!r}: weights are int8")
+        if self.scheme == "mixed":
+            raise InvalidInputError(
+                "this model has int8 layers of several kinds, which only x86quant.save can write: "
+                "save it again with that"
+            )
+        if self.scheme not in _SCHEMES:
+            raise InvalidInputError(
+                f"scheme must be {' or '.join(map(repr, _SCHEMES))}, not {self.scheme!r}"
+            )
+        names = self.modules_to_not_convert
+        if names is not None:
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise InvalidInputError(
+                    f"modules_to_not_convert must be a list of names, not {names!r}"
+                )
+            self.modules_to_not_convert = list(names)  # JSON knows no tuples
+        if not isinstance(self.embeddings, bool):
+            raise InvalidInputError(f"embeddings must be True or False, not {self.embeddings!r}")
+        if self.checkpoint not in _FORMATS:
+            raise InvalidInputError(
+                f"checkpoint must be {' or '.join(map(repr, _FORMATS))}, not {self.checkpoint!r}"
+            )
+
+    @classmethod
+    def from_compressed_tensors(cls, settings: Mapping[str, Any]) -> X86QuantConfig:
+        """For files by compressed-tensors, whose ``quantization_config`` is ``settings``.
+
+        Raises:
+            UnsupportedError: their format is another than W8A8 int8; says what is missing.
+        """
+        check_w8a8(settings)
+        return cls(checkpoint="compressed-tensors")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, X86QuantConfig) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,175 @@
+"""What modules and functions that are not plain float code mean in float.
+
+Ours are here; those of stock PyTorch are in ``stock_layers``, which is imported when a model has
+one: torch.ao may be missing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.fx import Node
+
+from x86quant.lowering.builder import Builder
+from x86quant.lowering.graph_tools import emit, op
+from x86quant.lowering.normalize import IDENTITY
+from x86quant.lowering.rounded import FusedLayer, Int8Weight, RoundedLayer, rounded, rounded_weight
+
+aten = torch.ops.aten
+
+ModuleConverter = Callable[..., Any]
+FunctionConverter = Callable[..., Any]
+
+#: Functions of torch that make or read quantized tensors.
+_STOCK_FUNCTIONS = ("quantize_per_tensor", "quantize_per_channel", "dequantize")
+
+
+def module_converter(module: nn.Module) -> ModuleConverter | None:
+    """What emits a call of ``module``; None if it is float code."""
+    if is_quantized_module(module):
+        from x86quant.lowering import stock_layers
+
+        return stock_layers.MODULES.get(type(module))
+    return _MODULES.get(type(module))
+
+
+def function_converter(target: object) -> FunctionConverter | None:
+    """What emits a call of ``target``; None if it is float code."""
+    if is_quantized_op(target) or target in _stock_functions():
+        from x86quant.lowering import stock_layers
+
+        return stock_layers.FUNCTIONS.get(target)
+    return _FUNCTIONS.get(target)
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether ``module`` is a layer followed by something, as a plain sequence."""
+    if is_quantized_module(module):
+        from x86quant.lowering import stock_layers
+
+        return type(module) in stock_layers.FUSED
+    return type(module) is FusedLayer
+
+
+def is_quantized_op(target: object) -> bool:
+    """Whether ``target`` is an op of torch's ``quantized`` namespace."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target).startswith("quantized.")
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "quantized"
+
+
+def is_quantized_module(module: nn.Module) -> bool:
+    """Whether ``module`` is one of torch's quantized modules."""
+    return type(module).__module__.startswith("torch.ao.nn")
+
+
+def _stock_functions() -> tuple[object, ...]:
+    return tuple(getattr(torch, name) for name in _STOCK_FUNCTIONS if hasattr(torch, name))
+
+
+# --- convolution and linear ------------------------------------------------------------------
+
+
+def _margins(module: Any, dims: int) -> list[tuple[int, int]]:
+    """Padding before and after each dimension."""
+    if not isinstance(module.padding, str):
+        return [(p, p) for p in module.padding]
+    if module.padding == "valid":
+        return [(0, 0)] * dims
+    totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    return [(total // 2, total - total // 2) for total in totals]
+
+
+def convolution(
+    builder: Builder, path: str, module: Any, x: Any, weight: torch.Tensor | Int8Weight, bias: Any
+) -> Any:
+    """Emit the convolution ``module`` with ``weight`` and ``bias``."""
+    codes = weight.codes if isinstance(weight, Int8Weight) else weight
+    dims = codes.dim() - 2
+    transposed = bool(getattr(module, "transposed", False))
+    margins = _margins(module, dims)
+    padding = [before for before, _ in margins]
+    if module.padding_mode != "zeros" or any(before != after for before, after in margins):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        # F.pad starts with the last dimension.
+        sides = [side for margin in reversed(margins) for side in margin]
+        x = builder.same_codes(x, builder.call(F.pad, x, sides, mode), margins)
+        padding = [0] * dims
+    return builder.call(
+        aten.convolution.default,
+        x,
+        builder.weight(path, weight, transposed_groups=module.groups if transposed else 0),
+        None if bias is None else builder.constant(f"{path}_bias", bias),
+        list(module.stride),
+        padding,
+        list(module.dilation),
+        transposed,
+        list(module.output_padding) if transposed else [0] * dims,
+        module.groups,
+    )
+
+
+def linear(
+    builder: Builder,
+    path: str,
+    x: Any,
+    weight: torch.Tensor | Int8Weight,
+    bias: torch.Tensor | None,
+) -> Any:
+    """Emit a linear layer."""
+    constant = None if bias is None else builder.constant(f"{path}_bias", bias)
+    return builder.call(F.linear, x, builder.weight(path, weight), constant)
+
+
+def optional(builder: Builder, hint: str, tensor: torch.Tensor | None) -> Node | None:
+    """A constant, in float, or None."""
+    if tensor is None:
+        return None
+    return builder.constant(hint, tensor.dequantize() if tensor.is_quantized else tensor)
+
+
+# --- ours ------------------------------------------------------------------------------------
+
+
+def _rounded_layer(builder: Builder, path: str, module: RoundedLayer, x: Any) -> Any:
+    layer: Any = module.layer
+    if isinstance(layer, nn.Linear):
+        return linear(builder, path, x, module.weight, layer.bias)
+    return convolution(builder, path, layer, x, module.weight, layer.bias)
+
+
+def _rounded(builder: Builder, node: Node, x: Any, scale: float, zero_point: int) -> Any:
+    codes = emit(builder.graph, "quantize", x=x, out_scale=scale, out_zp=zero_point)
+    return emit(builder.graph, "dequantize", x=codes, x_scale=scale, x_zp=zero_point)
+
+
+def _rounded_weight(builder: Builder, node: Node, codes: Any, scales: Any, axis: int) -> Any:
+    return emit(builder.graph, "dequantize_weight", weight=codes, weight_scales=scales, axis=axis)
+
+
+def _own(name: str) -> FunctionConverter:
+    """An op of ours, which int8 modules call: the same with its arguments by name."""
+
+    def convert(builder: Builder, node: Node, *args: Any, **kwargs: Any) -> Any:
+        names = [argument.name for argument in op(name)._schema.arguments]
+        return emit(builder.graph, name, **dict(zip(names, args, strict=False)), **kwargs)
+
+    return convert
+
+
+_MODULES: dict[type[nn.Module], ModuleConverter] = {RoundedLayer: _rounded_layer}
+
+_FUNCTIONS: dict[object, FunctionConverter] = {
+    **{
+        target: _own(name)
+        for name in ("linear_dynamic", "linear_weight_only")
+        for target in (getattr(torch.ops.x86quant, name), op(name))
+    },
+    rounded: _rounded,
+    rounded_weight: _rounded_weight,
+    IDENTITY: lambda builder, node, x: x,
+}

@@ -1,0 +1,68 @@
+"""Front end: how a graph of our own says what is int8, on plain float tensors.
+
+``quantize`` and the reader of exported models write these; ``from_fx`` reads them. Whatever stands
+between them is float code, so such a graph runs as it is, and needs no quantized tensors of torch.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from x86quant.lowering.graph_tools import op
+
+
+class Int8Weight(NamedTuple):
+    """A weight as codes and scales.
+
+    Attributes:
+        codes: int8, in the weight's own shape.
+        scales: one for each index of ``axis``, or one for all.
+        axis: the dimension of output channels.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    axis: int
+
+    def real(self) -> torch.Tensor:
+        """The float weight that the codes stand for."""
+        found: torch.Tensor = op("dequantize_weight")(self.codes, self.scales, self.axis)
+        return found
+
+
+def rounded(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """The values of ``x`` as uint8 codes can say them."""
+    codes = op("quantize")(x, out_scale=scale, out_zp=zero_point)
+    real: torch.Tensor = op("dequantize")(codes, x_scale=scale, x_zp=zero_point)
+    return real
+
+
+def rounded_weight(codes: torch.Tensor, scales: torch.Tensor, axis: int) -> torch.Tensor:
+    """The weight of a function such as ``F.linear``; codes and scales are constants."""
+    return Int8Weight(codes, scales, axis).real()
+
+
+class RoundedLayer(nn.Module):
+    """A convolution or linear whose weight is int8."""
+
+    def __init__(self, layer: nn.Module, weight: Int8Weight, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.layer = copy.copy(layer)
+        self.layer._parameters = {  # the copy's own
+            "weight": nn.Parameter(weight.real(), requires_grad=False),
+            "bias": None if bias is None else nn.Parameter(bias.detach(), requires_grad=False),
+        }
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's float result for ``x``."""
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+class FusedLayer(nn.Sequential):
+    """A layer and the activation behind it, between which nothing is rounded."""

@@ -1,0 +1,67 @@
+"""What every observer is: a module that watches values and chooses a scale and zero point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Said by an observer that has nothing to choose a range by.
+NO_DATA = "an observer saw no data: run calibration batches through the prepared model"
+
+_SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
+_EPS = torch.finfo(torch.float32).eps
+
+
+class RangeObserver(nn.Module):
+    """Chooses a range from the values it is shown.
+
+    Its attributes carry the names that stock PyTorch reads off its own observers.
+
+    Args:
+        dtype: of the codes, as stock PyTorch calls it; unsigned 8 bits.
+        qscheme: affine or symmetric, per tensor or per channel.
+        quant_min: the lowest code; the type's own if None.
+        quant_max: the highest code.
+        is_dynamic: for stock PyTorch alone.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype | None = None,
+        qscheme: torch.qscheme = torch.per_tensor_affine,
+        quant_min: int | None = None,
+        quant_max: int | None = None,
+        is_dynamic: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dtype = getattr(torch, "quint8", torch.uint8) if dtype is None else dtype
+        self.qscheme, self.is_dynamic = qscheme, is_dynamic
+        signed = str(self.dtype) in ("torch.qint8", "torch.int8")
+        low, high = (-128, 127) if signed else (0, 255)
+        self.quant_min = low if quant_min is None else quant_min
+        self.quant_max = high if quant_max is None else quant_max
+
+    @classmethod
+    def with_args(cls, **kwargs: Any) -> Any:
+        """What builds such observers, for a ``QConfig`` of stock PyTorch."""
+        from torch.ao.quantization.observer import _with_args
+
+        return _with_args(cls, **kwargs)  # type: ignore[no-untyped-call]
+
+    def calculate_qparams(self, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and zero point of the chosen range."""
+        raise NotImplementedError
+
+    def qparams(self, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales and zero points of ranges, each widened to hold 0."""
+        lows, highs = lows.clamp(max=0), highs.clamp(min=0)
+        levels = float(self.quant_max - self.quant_min)
+        if self.qscheme in _SYMMETRIC:
+            scale = (torch.maximum(-lows, highs) / (levels / 2)).clamp(min=_EPS)
+            middle = (self.quant_min + self.quant_max + 1) // 2
+            return scale, torch.full_like(scale, middle, dtype=torch.int64)
+        scale = ((highs - lows) / levels).clamp(min=_EPS)
+        zero_point = self.quant_min - torch.round(lows / scale).to(torch.int64)
+        return scale, zero_point.clamp(self.quant_min, self.quant_max)

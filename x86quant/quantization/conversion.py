@@ -1,0 +1,117 @@
+"""From an observed float graph to one that says what is int8, for lowering to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from x86quant.lowering.graph_tools import add_constant, attribute
+from x86quant.lowering.rounded import (
+    FusedLayer,
+    Int8Weight,
+    RoundedLayer,
+    rounded,
+    rounded_weight,
+)
+from x86quant.observing.weights import ChannelRangesObserver
+from x86quant.quantization.int8_forms import (
+    WEIGHTED_FUNCTIONS,
+    WEIGHTED_LAYERS,
+    is_transposed,
+    weight_axis,
+)
+from x86quant.quantization.observation import (
+    Observation,
+    core,
+    int8_codes,
+    is_observer,
+    qparams_of_observer,
+)
+
+#: Makes the observer of the weight of a step: by node and module.
+WeightObservers = Callable[[Node, nn.Module | None], ChannelRangesObserver]
+
+
+def converted(
+    observation: Observation,
+    weights: WeightObservers,
+    corrections: Mapping[str, torch.Tensor],
+) -> GraphModule:
+    """The graph with values rounded where they were observed, and int8 weights.
+
+    Args:
+        observation: a calibrated graph; it is not changed.
+        weights: makes the observers of weights.
+        corrections: what is subtracted from the biases of layers, by path.
+    """
+    source = observation.graph_module
+    modules = dict(source.named_modules(remove_duplicate=False))
+    graph = Graph()
+    values: dict[Node, Any] = {}
+    layers: dict[str, nn.Module] = {}
+    constants = nn.Module()
+    for node in source.graph.nodes:
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if is_observer(module):
+            scale, zero_point = qparams_of_observer(module)
+            source_node = node.args[0]
+            arguments = (values[source_node], scale, zero_point)
+            name = f"{source_node.name}_int8"
+            values[node] = graph.create_node("call_function", rounded, arguments, name=name)
+            continue
+        values[node] = new = graph.node_copy(node, lambda one: values[one])
+        if node.name not in observation.int8:
+            continue
+        layer = None if module is None else core(module)
+        if type(layer) in WEIGHTED_LAYERS:
+            path = str(node.target)
+            if path not in layers:
+                layers[path] = _rounded(node, module, weights, corrections.get(path))
+        elif node.target in WEIGHTED_FUNCTIONS:
+            constant = attribute(source, str(node.all_input_nodes[1].target))
+            weight = _int8(constant, node, None, weights)
+            with graph.inserting_before(new):
+                codes = add_constant(constants, graph, f"{node.name}_codes", weight.codes)
+                scales = add_constant(constants, graph, f"{node.name}_scales", weight.scales)
+                known = graph.call_function(rounded_weight, (codes, scales, weight.axis))
+            new.replace_input_with(values[node.all_input_nodes[1]], known)
+    root: dict[str, Any] = {**dict(constants.named_buffers()), **layers}
+    for node in graph.nodes:
+        if node.op in ("get_attr", "call_module") and str(node.target) not in root:
+            root[str(node.target)] = attribute(source, str(node.target))
+    result = GraphModule(root, graph).eval()
+    result.graph.eliminate_dead_code()
+    result.recompile()
+    return result
+
+
+def _int8(
+    weight: torch.Tensor, node: Node, layer: nn.Module | None, weights: WeightObservers
+) -> Int8Weight:
+    return Int8Weight(*int8_codes(weight, weights(node, layer)), weight_axis(node, layer))
+
+
+def _rounded(
+    node: Node, module: Any, weights: WeightObservers, correction: torch.Tensor | None
+) -> nn.Module:
+    """``module``, which ``node`` calls, with an int8 weight and a corrected bias."""
+    layer: Any = core(module)
+    bias = layer.bias
+    if correction is not None:
+        old = correction.new_zeros(len(correction)) if bias is None else bias.detach()
+        bias = (old - correction).float()
+    new = RoundedLayer(layer, _int8(layer.weight, node, layer, weights), bias)
+    return FusedLayer(new, *list(module)[1:]) if isinstance(module, FusedLayer) else new
+
+
+def weight_observer(
+    make: type[ChannelRangesObserver], node: Node, layer: nn.Module | None
+) -> ChannelRangesObserver:
+    """The observer for the weight of ``node``: transposed convolutions have one range for all."""
+    if is_transposed(node, layer):
+        return ChannelRangesObserver(ch_axis=None)
+    return make()

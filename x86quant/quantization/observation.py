@@ -1,0 +1,218 @@
+"""Observers in a float graph: before and behind every step that becomes int8."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from x86quant.lowering.rounded import FusedLayer
+from x86quant.observing.fixed import FixedRangeObserver
+from x86quant.observing.observer import RangeObserver
+from x86quant.quantization.int8_forms import (
+    BEFORE_RELU,
+    KNOWN,
+    ORIGINS,
+    RELUS,
+    kind_of,
+    operands,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observation:
+    """A float graph with observers.
+
+    Attributes:
+        graph_module: the graph; its layers are those of the float one.
+        int8: the names of the steps that become int8.
+        unfinished: those of them that are computed as one with the activation behind.
+    """
+
+    graph_module: GraphModule
+    int8: frozenset[str]
+    unfinished: frozenset[str]
+
+
+def observed(
+    gm: GraphModule, observer: Callable[[], RangeObserver], in_float: Collection[str]
+) -> Observation:
+    """``gm`` with an ``observer`` for every value that int8 steps read or write.
+
+    Args:
+        gm: a float graph; it is not changed.
+        observer: makes one.
+        in_float: the names of the nodes that stay in float.
+    """
+    return _Observing(fused(gm), observer, in_float).result()
+
+
+def fused(gm: GraphModule) -> GraphModule:
+    """``gm`` with each ReLU that alone follows a layer in one module with it, at the layer's path.
+
+    A module that is called more than once is fused where that holds of every call.
+    """
+    found = _copied(gm)
+    modules = dict(found.named_modules(remove_duplicate=False))
+    calls: dict[str, list[Node]] = {}
+    for node in found.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(node)
+    for path, nodes in calls.items():
+        layer = modules[path]
+        relus = [_relu_behind(node, modules) for node in nodes]
+        if type(layer) not in BEFORE_RELU or None in relus:
+            continue
+        found.set_submodule(path, FusedLayer(layer, nn.ReLU()))
+        for node, relu in zip(nodes, relus, strict=True):
+            assert relu is not None
+            relu.replace_all_uses_with(node)
+            found.graph.erase_node(relu)
+    found.recompile()
+    return found
+
+
+def core(module: nn.Module) -> nn.Module:
+    """``module``, or the layer in it if an activation is fused behind one."""
+    if isinstance(module, FusedLayer):
+        first: nn.Module = module[0]
+        return first
+    return module
+
+
+def _copied(gm: GraphModule) -> GraphModule:
+    """A copy whose graph and structure may change; layers are shared."""
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, val_map={}))
+    return GraphModule(gm, graph).eval()
+
+
+def _relu_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None:
+    """The ReLU that alone reads ``node``."""
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    module = modules.get(str(user.target)) if user.op == "call_module" else None
+    is_relu = kind_of(user, module) in RELUS and user.op != "call_method"
+    return user if is_relu and user.all_input_nodes == [node] else None
+
+
+class _Observing:
+    """Goes through a graph once, in order, and puts observers where they belong."""
+
+    def __init__(
+        self, gm: GraphModule, observer: Callable[[], RangeObserver], in_float: Collection[str]
+    ) -> None:
+        self._gm, self._make, self._in_float = gm, observer, in_float
+        self._modules = dict(gm.named_modules(remove_duplicate=False))
+        self._observers: dict[Node, Any] = {}
+        self._int8: set[str] = set()
+
+    def result(self) -> Observation:
+        """The graph with observers."""
+        followers: set[Node] = set()
+        made_here: set[Node] = set()
+        for node in list(self._gm.graph.nodes):
+            if not node.op.startswith("call_") or node.name in self._in_float:
+                continue
+            if made_here.issuperset(node.all_input_nodes):  # of numbers alone, such as arange
+                made_here.add(node)
+                continue
+            module = self._module(node)
+            kind = kind_of(node, module)
+            if node in followers:
+                self._observe(node, self._make())
+                self._int8.add(node.name)
+                continue
+            origin = ORIGINS.get(kind)
+            sources = operands(node)
+            if origin is None or not sources:
+                continue
+            if origin == "codes" and sources[0] not in self._observers:
+                continue
+            relu = _relu_behind(node, self._modules) if kind in BEFORE_RELU else None
+            if relu is not None and relu.name in self._in_float:
+                continue  # one step with it
+            self._int8.add(node.name)
+            for source in sources:
+                self._observe_input(node, source)
+            if relu is not None:
+                followers.add(relu)  # one step with it: its results alone are observed
+                continue
+            self._observe(node, self._output(node, kind, origin))
+        self._gm.recompile()
+        self._gm.graph.lint()
+        unfinished = {relu.all_input_nodes[0].name for relu in followers}
+        return Observation(self._gm, frozenset(self._int8), frozenset(unfinished))
+
+    def _module(self, node: Node) -> nn.Module | None:
+        return core(self._modules[str(node.target)]) if node.op == "call_module" else None
+
+    def _output(self, node: Node, kind: Any, origin: str) -> nn.Module:
+        """The observer of the results of ``node``."""
+        sources = operands(node)
+        if origin == "known":
+            scale, zero_point = KNOWN[kind]
+            return FixedRangeObserver(scale, zero_point, self._make)
+        if origin == "seen" or (origin == "operands" and _tensors(node) > 1):
+            return self._make()
+        shared: nn.Module = self._observers[sources[0]]
+        for source in sources[1:]:  # a join: all that comes in gets the codes that go out
+            self._observers[source] = shared
+            self._gm.set_submodule(str(source.target), shared)
+        return shared
+
+    def _observe_input(self, node: Node, source: Node) -> None:
+        if source in self._observers:
+            return
+        for user in source.users:  # another step's input
+            if user in self._observers:
+                node.replace_input_with(source, user)
+                return
+        with self._gm.graph.inserting_before(node):
+            node.replace_input_with(source, self._call(source, self._make()))
+
+    def _observe(self, node: Node, observer: nn.Module) -> None:
+        with self._gm.graph.inserting_after(node):
+            new = self._call(node, observer)
+        node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+    def _call(self, source: Node, observer: nn.Module) -> Node:
+        path = f"activation_post_process_{len(self._observers)}"
+        self._gm.add_submodule(path, observer)
+        node = self._gm.graph.call_module(path, (source,))
+        self._observers[node] = observer
+        return node
+
+
+def _tensors(node: Node) -> int:
+    """How many of the two operands of a sum or product are tensors."""
+    values = (*node.args, *node.kwargs.values())
+    return sum(isinstance(value, Node) for value in values[:2])
+
+
+def is_observer(module: object) -> bool:
+    """Whether ``module`` is an observer: ours or, for "histogram", stock PyTorch's."""
+    return hasattr(module, "calculate_qparams")
+
+
+def qparams_of_observer(observer: Any) -> tuple[float, int]:
+    """The scale and zero point that ``observer`` chooses."""
+    scale, zero_point = observer.calculate_qparams()
+    return float(scale), int(zero_point)
+
+
+def int8_codes(weight: torch.Tensor, observer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of ``weight`` and their scales, as the weight ``observer`` says."""
+    observer(weight.detach())
+    scales, _ = observer.calculate_qparams()
+    shape = [1] * weight.dim()
+    if observer.ch_axis is not None:
+        shape[observer.ch_axis] = -1
+    low, high = int(observer.quant_min), int(observer.quant_max)
+    codes = torch.round(weight.detach() * (1.0 / scales).reshape(shape)).clamp(low, high)
+    return codes.to(torch.int8), scales

@@ -1,0 +1,74 @@
+"""Ops with parameters of their own for every channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from x86quant.runtime import layout
+from x86quant.runtime.draft import Draft
+from x86quant.runtime.native_form import KnownSizes, NativeForm
+from x86quant.runtime.native_forms.pointwise import lut_of
+from x86quant.runtime.native_step import NativeStep, rows_of
+from x86quant.runtime.plan import Value
+
+
+def _per_channel(draft: Draft, node: Node, kind: str, numbers: dict[str, Any]) -> Value:
+    kwargs: Any = node.kwargs
+    x = draft.value(kwargs["x"])
+    axis = kwargs["axis"] % x.meta.dim()
+    x = draft.with_channels_adjacent(node, x, axis)
+    out = draft.output_of(node, [i for i in layout.order_of(x.meta) if i != axis] + [axis])
+    numbers["out_zp"] = kwargs["out_zp"]
+    step = NativeStep(kind, {**rows_of([x], out, axis), **numbers})
+    return draft.add(node, step, [x], out)
+
+
+def _for_each(draft: Draft, node: Node, table: torch.Tensor) -> torch.Tensor:
+    """``table`` as floats; one value may stand for all channels, the kernel reads one for each."""
+    kwargs: Any = node.kwargs
+    channels = draft.value(kwargs["x"]).shape[kwargs["axis"]]
+    return table.float().expand(channels).contiguous()
+
+
+def _affine(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    out_scale = kwargs["out_scale"]
+    scale, shift = (draft.table(node, name).double() for name in ("scale", "shift"))
+    numbers = {
+        "a_zp": kwargs["x_zp"],
+        "lo": kwargs["lo"],
+        "hi": kwargs["hi"],
+        "scale_c": _for_each(draft, node, scale * (kwargs["x_scale"] / out_scale)),
+        "shift_c": _for_each(draft, node, shift / out_scale),
+    }
+    return _per_channel(draft, node, "affine", {**numbers, **lut_of(draft, node)})
+
+
+def _layer_norm(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    out_scale = kwargs["out_scale"]
+    numbers = {"a_mult": 1.0 / out_scale, "eps": kwargs["eps"] / kwargs["x_scale"] ** 2}
+    for field, name in (("scale_c", "weight"), ("shift_c", "bias")):
+        if kwargs[name] is not None:
+            table = draft.table(node, name).double() / out_scale
+            numbers[field] = _for_each(draft, node, table)
+    return _per_channel(draft, node, "layer_norm", numbers)
+
+
+def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x = known.size(kwargs["x"])
+    if not -len(x) <= kwargs["axis"] < len(x):
+        return None
+    parameters = [kwargs[name] for name in ("scale", "shift", "weight", "bias") if kwargs.get(name)]
+    sizes = {known.size(parameter).numel() for parameter in parameters}
+    return x if sizes <= {1, x[kwargs["axis"]]} else None
+
+
+FORMS = (
+    NativeForm("affine", _sizes, _affine),
+    NativeForm("layer_norm", _sizes, _layer_norm),
+)

@@ -1,0 +1,75 @@
+"""Pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from x86quant.lowering.graph_tools import op_name
+from x86quant.runtime import layout
+from x86quant.runtime.draft import Draft
+from x86quant.runtime.native_form import KnownSizes, NativeForm
+from x86quant.runtime.native_forms.pointwise import requantization
+from x86quant.runtime.native_step import NativeStep, images_of
+from x86quant.runtime.plan import Value
+
+
+def _pool(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    kind = op_name(node)
+    numbers: dict[str, Any] = {}
+    if kind != "adaptive_avg_pool":
+        numbers |= _window(kwargs)
+    if kind != "max_pool":
+        numbers |= requantization(kwargs)
+    if kind == "avg_pool":
+        numbers["count_include_pad"] = bool(kwargs["count_include_pad"])
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
+    return draft.add(node, NativeStep(kind, {**images_of(x, out), **numbers}), [x], out)
+
+
+def _window(kwargs: Any) -> dict[str, list[int]]:
+    """Three entries each, of depth, height and width."""
+    return {
+        field: [missing] * (3 - len(kwargs.get(name, ()))) + list(kwargs.get(name, ()))
+        for field, name, missing in (
+            ("kernel", "kernel_size", 1),
+            ("stride", "stride", 1),
+            ("padding", "padding", 0),
+            ("dilation", "dilation", 1),
+        )
+    }
+
+
+def _window_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x = known.size(kwargs["x"])
+    windows = kwargs["kernel_size"]
+    stride, padding = kwargs["stride"] or windows, kwargs["padding"]
+    dilation = kwargs.get("dilation") or [1] * len(windows)
+    if kwargs["ceil_mode"] or not len(x) - 2 == len(windows) == len(stride) == len(padding):
+        return None
+    if any(2 * p > w for p, w in zip(padding, windows, strict=True)):
+        return None
+    sizes = [
+        (size + 2 * p - d * (w - 1) - 1) // s + 1
+        for size, w, s, p, d in zip(x[2:], windows, stride, padding, dilation, strict=True)
+    ]
+    return None if min(sizes) < 1 else [*x[:2], *sizes]
+
+
+def _adaptive_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x = known.size(kwargs["x"])
+    wanted = kwargs["output_size"]
+    if len(x) != len(wanted) + 2 or not 1 <= len(wanted) <= 3:
+        return None
+    return [*x[:2], *(now if w < 0 else w for now, w in zip(x[2:], wanted, strict=True))]
+
+
+FORMS = (
+    NativeForm("max_pool", _window_sizes, _pool),
+    NativeForm("avg_pool", _window_sizes, _pool),
+    NativeForm("adaptive_avg_pool", _adaptive_sizes, _pool),
+)

@@ -1,0 +1,86 @@
+"""A step as the extension takes it: a kind, and the fields that its file in kernels/steps reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from x86quant import extension
+from x86quant.errors import NoKernelError
+from x86quant.runtime import layout
+from x86quant.runtime.plan import Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NativeTensor:
+    """A value as native kernels see it: n, d, h, w, c and the strides of the first four."""
+
+    value: Value
+    sizes: Sequence[int]
+    strides: Sequence[int]  # in elements
+
+    def words(self) -> list[int]:
+        """The field of a step: base, offset, sizes, and strides in bytes."""
+        size = self.value.meta.element_size()
+        return [*address(self.value), *self.sizes, *(stride * size for stride in self.strides)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NativeStep:
+    """One step of a program.
+
+    Attributes:
+        kind: one of ``torch.ops.x86quant.step_kinds()``.
+        fields: what a step of this kind reads, by name: tensors of the plan (``NativeTensor``, or
+            a bare ``Value`` for the address alone), numbers, flags, lists of numbers of one type,
+            tables (tensors), objects of the extension.
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+
+    def add_to(self, program: Any) -> None:
+        """Append the step to ``program``; its buffers have their places by now."""
+        fields = {name: _plain(field) for name, field in self.fields.items()}
+        extension.direct().add_step(program.handle(), self.kind, fields)
+
+
+def _plain(field: Any) -> Any:
+    if isinstance(field, NativeTensor):
+        return field.words()
+    return address(field) if isinstance(field, Value) else field
+
+
+def address(value: Value) -> list[int]:
+    """Base and offset of the first byte."""
+    inside = int(value.meta.storage_offset()) * value.meta.element_size()
+    return [value.buffer.base, value.buffer.offset + inside]
+
+
+def as_image(value: Value) -> NativeTensor:
+    """A tensor [N, C, *spatial]."""
+    return NativeTensor(value, *layout.image(value.meta))
+
+
+def as_rows(values: Sequence[Value], channel: int) -> list[NativeTensor]:
+    """Tensors that differ at most in their channels, as rows of these.
+
+    Raises:
+        NoKernelError: they have more dimensions than a native tensor.
+    """
+    found = layout.rows([value.meta for value in values], channel)
+    if found is None:
+        raise NoKernelError("its tensors have too many dimensions that lie apart")
+    return [NativeTensor(value, *sizes) for value, sizes in zip(values, found, strict=True)]
+
+
+def rows_of(values: Sequence[Value], out: Value, channel: int) -> dict[str, NativeTensor]:
+    """Fields ``a``, perhaps ``b``, and ``out``: tensors of one shape as rows of channels."""
+    names = [*"ab"[: len(values)], "out"]
+    return dict(zip(names, as_rows([*values, out], channel), strict=True))
+
+
+def images_of(x: Value, out: Value) -> dict[str, NativeTensor]:
+    """Fields ``a`` and ``out``: images."""
+    return {"a": as_image(x), "out": as_image(out)}
