@@ -4,7 +4,7 @@ python -m benchmarks.row_kernels                  # BERT-base and MiniLM
 X86QUANT_ISA=avx2 python -m benchmarks.row_kernels --rounds 20
 
 Each line gives an op's time, its multiply-adds a nanosecond, and how many times longer torch takes
-for the same in float32 and in bfloat16; times are medians of interleaved rounds on one thread. An
+for the same in float32 and in bfloat16; times are the least of interleaved rounds on one thread. An
 encoder is a stack of layers: QKV, attention, projection + residual + norm, feed-forward up + GELU,
 down + residual + norm.
 """
@@ -12,7 +12,6 @@ down + residual + norm.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 
@@ -33,14 +32,14 @@ MODELS = {
 
 
 def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """The median of each run's times, in microseconds."""
+    """The least of each run's times, in microseconds: other work of the machine only adds to them."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 2):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(each[2:]) * 1e6 for name, each in times.items()}
+    return {name: min(each[2:]) * 1e6 for name, each in times.items()}
 
 
 class Layer:
