@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -13,16 +16,23 @@ from tests.test_native_kernels import ISAS
 from x86quant import extension
 from x86quant.kernels.native import capi
 from x86quant.ops.attention import attention
-from x86quant.ops.rows import linear_rows, norm_rows, quantize_rows
+from x86quant.ops.rows import (
+    gated_rows_rows,
+    linear_rows,
+    linear_rows_norm,
+    linear_rows_rows,
+    norm_rows,
+    quantize_rows,
+)
 
 LEVELS = ("reference", *ISAS)
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
-Array = np.ndarray
+Array = npt.NDArray[Any]
 
 
 @pytest.fixture(scope="session")
 def lib() -> capi.Library:
-    library = capi.Library(Path(__import__("os").environ.get("XQLIB") or Path(extension.__file__).with_name("_C.so")))  # what ships
+    library = capi.Library(Path(extension.__file__).with_name("_C.so"))  # what ships
     if "amx_int8" in ISAS and not library.enable_amx():
         pytest.skip("the CPU has AMX but the system does not grant it")
     library.set_caches(48 << 10, 512 << 10)
@@ -35,9 +45,7 @@ def at_page_end(array: Array) -> Array:
     pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
     view = np.frombuffer(memory, np.uint8)
-    capi.ctypes.CDLL(None).mprotect(
-        capi.ctypes.c_void_p(view.ctypes.data + pages), mmap.PAGESIZE, 0
-    )
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(view.ctypes.data + pages), mmap.PAGESIZE, 0)
     copy = view[pages - size : pages].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
@@ -99,7 +107,7 @@ class Call:
 
     def want(self, *names: str) -> dict[str, list[Array]]:
         found: dict[str, list[Array]] = {}
-        rows, features = self.shape
+        rows, _ = self.shape
         for name in names:
             if name == "out":
                 parts = [np.zeros(self.shape, np.uint8), np.zeros(rows, np.float32)]
@@ -113,7 +121,15 @@ class Call:
         return found
 
 
-SHAPES = [(1, 1, 1), (3, 64, 32), (5, 70, 33), (31, 128, 16), (33, 64, 100), (70, 200, 90), (0, 64, 32)]
+SHAPES = [
+    (1, 1, 1),
+    (3, 64, 32),
+    (5, 70, 33),
+    (31, 128, 16),
+    (33, 64, 100),
+    (70, 200, 90),
+    (0, 64, 32),
+]
 
 
 @pytest.mark.parametrize("isa", LEVELS)
@@ -122,7 +138,7 @@ SHAPES = [(1, 1, 1), (3, 64, 32), (5, 70, 33), (31, 128, 16), (33, 64, 100), (70
 def test_products_are_what_torch_defines(
     lib: capi.Library, isa: str, threads: int, shape: tuple[int, int, int]
 ) -> None:
-    rows, features, outputs = shape
+    rows, _, outputs = shape
     site = Site(*shape, activation=0, seed=sum(shape))
     packed, _ = site.packs(lib, isa)
     call = Call(isa, rows, outputs, threads)
@@ -166,7 +182,7 @@ def test_codes_alone_are_those_of_the_activated_product(
 def test_norms_of_sums_are_what_torch_defines(
     lib: capi.Library, isa: str, threads: int, kind: str, shape: tuple[int, int, int]
 ) -> None:
-    rows, features, outputs = shape
+    rows, _, outputs = shape
     site = Site(*shape, activation=0, seed=3)
     packed, _ = site.packs(lib, isa)
     want = norm_rows(site.value(0), site.residual, *site.norm, 1e-5, kind, 7)
@@ -282,18 +298,20 @@ def attend(
         out=out.ctypes.data,
     )
     for name, part in zip("qkv", kept, strict=True):
-        setattr(op, f"{name}_stride", (capi.ctypes.c_int64 * 3)(*(s // 4 for s in part.strides[:3])))
+        setattr(op, f"{name}_stride", (ctypes.c_int64 * 3)(*(s // 4 for s in part.strides[:3])))
     if mask is not None:
         held = at_page_end(mask.contiguous().numpy())
         op.mask, op.mask_is_bool = held.ctypes.data, mask.dtype == torch.bool
         steps = zip(held.strides[:3], held.shape[:3], strict=True)
-        step = (capi.ctypes.c_int64 * 3)(*(s // held.itemsize if n > 1 else 0 for s, n in steps))
+        step = (ctypes.c_int64 * 3)(*(s // held.itemsize if n > 1 else 0 for s, n in steps))
         op.mask_stride = step
     lib.attention(op)
     return torch.from_numpy(out.copy())
 
 
-def heads(batch: int, queries: int, keys: int, heads: int, kv: int, size: int) -> list[torch.Tensor]:
+def heads(
+    batch: int, queries: int, keys: int, heads: int, kv: int, size: int
+) -> list[torch.Tensor]:
     draw = torch.Generator().manual_seed(queries)
     shapes = ((queries, heads), (keys, kv), (keys, kv))
     return [torch.randn(batch, *shape, size, generator=draw) for shape in shapes]
@@ -371,3 +389,97 @@ def test_attentions_that_do_not_fit_are_refused(lib: capi.Library) -> None:
         attend(lib, ISAS[-1], q, k, v, scale=float("inf"))
     with pytest.raises(capi.NativeError):
         attend(lib, ISAS[-1], q, k, v, threads=0)
+
+
+OPS = torch.ops.x86quant
+
+
+def assert_same_codes(
+    got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...], most: int = 0
+) -> None:
+    """Row codes that are equal, or of values that rounding moved by up to ``most`` codes."""
+    assert [part.shape for part in got] == [part.shape for part in want]
+    assert [part.dtype for part in got] == [part.dtype for part in want]
+    if got[0].numel():
+        assert (got[0].int() - want[0].int()).abs().max() <= most
+    torch.testing.assert_close(got[1], want[1], rtol=1e-5, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("leading", [(5,), (2, 3), (0,), (2, 0), (1, 40)], ids=str)
+def test_torchs_ops_are_their_definitions(leading: tuple[int, ...]) -> None:
+    site = Site(max(int(np.prod(leading)), 1), 70, 33, activation=0, seed=8)
+    rows = int(np.prod(leading))
+    x = site.x[:rows].reshape(*leading, 70)
+    residual = site.residual[:rows].reshape(*leading, 33)
+    codes = OPS.quantize_rows(x)
+    for mine, torchs in zip(codes, quantize_rows(x), strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=0, atol=0, equal_nan=True)
+    first = (site.weights[0], site.scales[0], site.biases[0])
+    second = (site.weights[1], site.scales[1], None)
+    want = linear_rows(*codes, *first)
+    torch.testing.assert_close(
+        OPS.linear_rows(*codes, *first), want, rtol=0, atol=0, equal_nan=True
+    )
+    for activation in (None, "silu"):
+        wanted = linear_rows_rows(*codes, *first, activation)
+        assert_same_codes(OPS.linear_rows_rows(*codes, *first, activation), wanted, 1)
+    wanted = gated_rows_rows(*codes, *first, *second, "silu")
+    assert_same_codes(OPS.gated_rows_rows(*codes, *first, *second, "silu"), wanted, 1)
+    for outputs in range(1, 8):
+        for given in (residual, None):
+            norm = (given, *site.norm, 1e-5, "layer", outputs)
+            got, ideal = (
+                OPS.linear_rows_norm(*codes, *first, *norm),
+                linear_rows_norm(*codes, *first, *norm),
+            )
+            torch.testing.assert_close(got[0], ideal[0], rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(got[1], ideal[1], rtol=1e-4, atol=1e-4, equal_nan=True)
+            assert_same_codes(got[2:], ideal[2:], 1)
+        norm = (x, None, None, 1e-5, "rms", outputs)
+        got, ideal = OPS.norm_rows(x, *norm), norm_rows(x, *norm)
+        torch.testing.assert_close(got[1], ideal[1], rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert_same_codes(got[2:], ideal[2:], 1)
+
+
+def test_products_see_weights_that_were_written_to() -> None:
+    site = Site(3, 64, 32, activation=0, seed=4)
+    operands = [site.weights[0].clone(), site.scales[0].clone(), site.biases[0].clone()]
+    for change in (
+        lambda: operands[0].neg_(),
+        lambda: operands[1].mul_(2),
+        lambda: operands[2].zero_(),
+    ):
+        OPS.linear_rows(*site.codes, *operands)
+        change()
+        want = linear_rows(*site.codes, *operands)
+        got = OPS.linear_rows(*site.codes, *operands)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_zero_points_that_no_code_can_have_are_refused() -> None:
+    codes, scale, zero_point = quantize_rows(torch.randn(2, 64))
+    weights = (torch.ones(8, 64, dtype=torch.int8), torch.ones(8))
+    for wrong in (-1, 256):
+        zero_point[1] = wrong
+        with pytest.raises(ValueError, match="zero point"):
+            OPS.linear_rows(codes, scale, zero_point, *weights)
+
+
+def test_attention_reads_slices_of_one_product_and_broadcast_masks() -> None:
+    draw = torch.Generator().manual_seed(6)
+    qkv = torch.randn(2, 45, 3, 4, 32, generator=draw)
+    q, k, v = qkv.unbind(2)
+    bound = 2**-7 * v.abs().max()
+    padding = torch.rand(2, 1, 1, 45, generator=draw) < 0.7
+    added = torch.randn(45, 45, generator=draw)
+    masks = [None, padding, padding.expand(2, 4, 45, 45), added[None, None], added.t()[None, None]]
+    for mask in masks:
+        want = attention(q, k, v, mask, False, 0.2)
+        got = OPS.attention(q, k, v, mask, False, 0.2)
+        assert (got - want).abs().max() <= bound
+        codes = OPS.attention_rows(q, k, v, mask, False, 0.2)
+        assert_same_codes(codes, quantize_rows(got.flatten(2)))
+    turned = [part.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2) for part in (q, k, v)]
+    assert torch.equal(
+        OPS.attention(*turned, None, True, 0.2), OPS.attention(q, k, v, None, True, 0.2)
+    )

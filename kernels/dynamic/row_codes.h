@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../native/native.h"
+#include "../native/native_rows.h"
 
 namespace x86quant::dynamic {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "internal.h"
+#include "row_tasks.h"
 
 namespace xq {
 namespace {
@@ -21,8 +21,7 @@ bool has_bf16() {
 }
 
 const AttentionKernel& kernel_of(int isa) {
-  if (isa == XQ_ISA_AMX_INT8) return has_bf16() ? kAmxBf16Attention : kernels_of(XQ_ISA_AVX512_VNNI).attention;
-  return kernels_of(isa).attention;
+  return isa == XQ_ISA_AMX_INT8 && has_bf16() ? kAmxBf16Attention : row_kernels_of(isa).attention;
 }
 
 int64_t query_parts(const xq_attention& op) {

@@ -1,7 +1,7 @@
 // Attention of a tile of queries to the keys of one head, block by block, with a running maximum and sum.
 #pragma once
 
-#include "internal.h"
+#include "row_tasks.h"
 #include "unroll.h"
 
 namespace {

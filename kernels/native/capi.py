@@ -355,7 +355,7 @@ class Library:
         isa: str,
         activation: int = 0,
     ) -> Bytes:
-        """Weights (out, in) of a linear with float output; ``activation`` is an ``xq_activation``."""
+        """Weights (out, in) of a linear with float output, for an ``xq_activation``."""
         linear = Linear(weight.shape[1], weight.shape[0], activation)
         size = self.lib.xq_linear_packed_size(ctypes.byref(linear), ISAS[isa])
         if size == 0:
@@ -371,7 +371,7 @@ class Library:
         return packed
 
     def rows(self, op: Rows) -> None:
-        """Run all items of an op on row codes, each with scratch memory of its own, on this thread."""
+        """Run all items of an op on row codes, each with its own scratch, on this thread."""
         at = ctypes.byref(op)
         self.check(self.lib.xq_rows_check(at))
         shared = aligned(self.lib.xq_rows_shared(at))

@@ -15,7 +15,6 @@ namespace xq {
 
 constexpr uint32_t kMagic = 0x58513802;
 constexpr int64_t kAlign = 64;
-constexpr int64_t kRowTile = 32;  // rows that a product of linears may read together
 
 static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 static inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -144,45 +143,6 @@ struct RowsTask {
   int32_t* zp;
 };
 
-// What becomes of rows of floats: total = value [* up] [+ residual], normed = norm(total), codes of the last of them.
-// Strides are in floats; residual, norm_weight and codes have `features` a row. total is written where up or residual
-// is given, and normed where there is a norm; both may be a scratch row with a stride of 0.
-struct FinishTask {
-  const float *value, *up, *residual;
-  int64_t value_stride, up_stride;
-  float *total, *normed;
-  int64_t total_stride, normed_stride;
-  int64_t rows, features;
-  int32_t norm;               // xq_norm
-  const float *norm_weight, *norm_bias;
-  float eps;
-  uint8_t* codes;             // null: none
-  float* scale;
-  int32_t* zp;
-};
-
-// Queries whose scores are computed together, and keys of a block of scores.
-constexpr int64_t kAttentionRows = 32, kAttentionKeys = 256;
-
-// The heads of queries that share one head of keys, in one image of a batch. Strides in elements; those named after a
-// head lead from one head of queries to the next.
-struct HeadTask {
-  const float *q, *k, *v;
-  int64_t q_stride, q_head, k_stride, v_stride;
-  int64_t heads, keys, size, query_begin, query_end;
-  const void* mask;           // null: none
-  int64_t mask_head, mask_query;
-  int32_t mask_is_bool, causal;
-  float scale;
-  float* out;                 // heads follow one another
-  int64_t out_stride;
-};
-
-struct AttentionKernel {
-  void (*run)(const HeadTask&, void* scratch);
-  size_t (*scratch)(int64_t keys, int64_t size);
-};
-
 struct WeightOnlyTask {
   const float* in;
   float* out;
@@ -270,12 +230,9 @@ struct IsaKernels {
   void (*linear)(const DenseTask&);  // dense with float output
   void (*quantize_rows)(const RowsTask&);
   void (*weight_only)(const WeightOnlyTask&);
-  void (*finish_rows)(const FinishTask&);
-  AttentionKernel attention;  // of float32; AMX has kAmxBf16Attention instead
   void (*winograd)(const WinogradTask&);  // null where there is VNNI
 };
 
-extern const AttentionKernel kAmxBf16Attention;
 extern const IsaKernels kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmxInt8;
 
 static inline const IsaKernels& kernels_of(int isa) {
@@ -342,9 +299,6 @@ void dense_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* sc
 int64_t winograd_items(const xq_conv_call& call);
 size_t winograd_scratch(const xq_conv_call& call);
 void winograd_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch);
-// linear.cpp
-void linear_product(const DenseTask& t);
-void quantize_reference(const RowsTask& t);
 // conv_pack.cpp
 bool conv_valid(const xq_conv& conv, int isa);
 

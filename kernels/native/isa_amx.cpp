@@ -6,6 +6,7 @@
 
 #include "amx.h"
 #include "amx_linear.h"
+#include "attention.h"
 #include "depthwise.h"
 #include "grouped.h"
 #include "im2col.h"
@@ -16,8 +17,8 @@
 namespace xq {
 using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               linear_amx<V>, quantize_rows<V>, weight_only<V>, finish_rows<V>,
-                               {}, nullptr};
+                               linear_amx<V>, quantize_rows<V>, weight_only<V>, nullptr};
+const RowKernels kAmxRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}};
 }  // namespace xq
 
 XQ_TARGET_END

@@ -16,8 +16,8 @@
 namespace xq {
 using V = Vec256<true>;
 const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, finish_rows<V>,
-                               {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, nullptr};
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
+const RowKernels kAvxVnniRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}};
 }  // namespace xq
 
 XQ_TARGET_END

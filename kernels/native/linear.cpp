@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "internal.h"
+#include "row_tasks.h"
 
 namespace xq {
 namespace {

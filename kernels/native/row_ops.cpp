@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "internal.h"
+#include "row_tasks.h"
 
 namespace xq {
 namespace {
@@ -142,7 +142,7 @@ void finish(const xq_rows& op, const float* value, const float* up, int64_t firs
   }
   t.normed = op.normed ? op.normed + first * n : row, t.normed_stride = op.normed ? n : 0;
   if (op.out.codes) t.codes = op.out.codes + first * n, t.scale = op.out.scale + first, t.zp = op.out.zp + first;
-  op.isa == XQ_ISA_REFERENCE ? finish_reference(t) : kernels_of(op.isa).finish_rows(t);
+  op.isa == XQ_ISA_REFERENCE ? finish_reference(t) : row_kernels_of(op.isa).finish_rows(t);
 }
 
 // What is done to rows once they are multiplied, if anything.

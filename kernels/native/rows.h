@@ -1,7 +1,7 @@
 // Rows of floats, each quantized by its own range.
 #pragma once
 
-#include "internal.h"
+#include "row_tasks.h"
 #include "unroll.h"
 
 namespace {

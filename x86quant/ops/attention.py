@@ -37,7 +37,24 @@ def _attention_fake(
     return q.new_empty(q.shape)
 
 
-@register(_ARGUMENTS, fake=_attention_fake)
+def _attention_native(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
+
+    check_attention("attention", q, k, v, mask, scale)
+    if not extension_loads():
+        return attention(q, k, v, mask, causal, scale)
+    out: torch.Tensor = torch.ops.x86quant.native_attention(q, k, v, mask, causal, scale)
+    return out
+
+
+@register(_ARGUMENTS, cpu=_attention_native, fake=_attention_fake)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -81,7 +98,25 @@ def _attention_rows_fake(
     return new_row_codes(q, (batch, queries, heads * size))
 
 
-@register(_ARGUMENTS, fake=_attention_rows_fake, returns=THREE)
+def _attention_rows_native(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> RowCodes:
+    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
+
+    check_attention("attention_rows", q, k, v, mask, scale)
+    if not extension_loads():
+        return attention_rows(q, k, v, mask, causal, scale)
+    out = torch.ops.x86quant.native_attention(q, k, v, mask, causal, scale)
+    rows: RowCodes = torch.ops.x86quant.native_quantize_rows(out.flatten(2))
+    return rows
+
+
+@register(_ARGUMENTS, cpu=_attention_rows_native, fake=_attention_rows_fake, returns=THREE)
 def attention_rows(
     q: torch.Tensor,
     k: torch.Tensor,

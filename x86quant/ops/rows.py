@@ -54,7 +54,17 @@ def _quantize_rows_fake(x: torch.Tensor) -> RowCodes:
     return new_row_codes(x, x.shape)
 
 
-@register("Tensor x", fake=_quantize_rows_fake, returns=THREE)
+def _quantize_rows_native(x: torch.Tensor) -> RowCodes:
+    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
+
+    check_floats("quantize_rows", x=x)
+    if not extension_loads():
+        return quantize_rows(x)
+    out: RowCodes = torch.ops.x86quant.native_quantize_rows(x)
+    return out
+
+
+@register("Tensor x", cpu=_quantize_rows_native, fake=_quantize_rows_fake, returns=THREE)
 def quantize_rows(x: torch.Tensor) -> RowCodes:
     """Row codes of float32 ``x`` [..., K]."""
     check_floats("quantize_rows", x=x)
@@ -80,7 +90,31 @@ def _linear_rows_fake(
     return scale.new_empty((*codes.shape[:-1], weight.shape[0]))
 
 
-@register(f"{ROW_CODES}, {_WEIGHTS}, str? activation=None", fake=_linear_rows_fake)
+def _linear_rows_packed(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
+
+    _check_linear("linear_rows", codes, scale, zero_point, weight, weight_scale, bias)
+    check_activation("linear_rows", activation)
+    pack = row_linear((weight, weight_scale, bias), activation)
+    if pack is None:
+        return linear_rows(codes, scale, zero_point, weight, weight_scale, bias, activation)
+    out: torch.Tensor = pack.floats(codes, scale, zero_point)
+    return out
+
+
+@register(
+    f"{ROW_CODES}, {_WEIGHTS}, str? activation=None",
+    cpu=_linear_rows_packed,
+    fake=_linear_rows_fake,
+)
 def linear_rows(
     codes: torch.Tensor,
     scale: torch.Tensor,
@@ -119,8 +153,31 @@ def _linear_rows_rows_fake(
     return new_row_codes(scale, (*codes.shape[:-1], weight.shape[0]))
 
 
+def _linear_rows_rows_packed(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> RowCodes:
+    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
+
+    _check_linear("linear_rows_rows", codes, scale, zero_point, weight, weight_scale, bias)
+    check_activation("linear_rows_rows", activation)
+    pack = row_linear((weight, weight_scale, bias), activation)
+    if pack is None:
+        return linear_rows_rows(codes, scale, zero_point, weight, weight_scale, bias, activation)
+    out: RowCodes = pack.codes(codes, scale, zero_point)
+    return out
+
+
 @register(
-    f"{ROW_CODES}, {_WEIGHTS}, str? activation=None", fake=_linear_rows_rows_fake, returns=THREE
+    f"{ROW_CODES}, {_WEIGHTS}, str? activation=None",
+    cpu=_linear_rows_rows_packed,
+    fake=_linear_rows_rows_fake,
+    returns=THREE,
 )
 def linear_rows_rows(
     codes: torch.Tensor,
@@ -163,9 +220,35 @@ def _gated_rows_rows_fake(
     return new_row_codes(scale, (*codes.shape[:-1], up_weight.shape[0]))
 
 
+def _gated_rows_rows_packed(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    gate_weight: torch.Tensor,
+    gate_scale: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_weight: torch.Tensor,
+    up_scale: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    activation: str,
+) -> RowCodes:
+    from x86quant.packing.row_linears import gated_rows  # the ops alone need no kernels
+
+    given = (codes, scale, zero_point)
+    gate = (gate_weight, gate_scale, gate_bias)
+    up = (up_weight, up_scale, up_bias)
+    _gated_rows_rows_fake(*given, *gate, *up, activation)  # it checks
+    pack = gated_rows(gate, up, activation)
+    if pack is None:
+        return gated_rows_rows(*given, *gate, *up, activation)
+    out: RowCodes = pack.codes(*given)
+    return out
+
+
 @register(
     f"{ROW_CODES}, Tensor gate_weight, Tensor gate_scale, Tensor? gate_bias, "
     "Tensor up_weight, Tensor up_scale, Tensor? up_bias, str activation",
+    cpu=_gated_rows_rows_packed,
     fake=_gated_rows_rows_fake,
     returns=THREE,
 )
@@ -210,8 +293,38 @@ def _linear_rows_norm_fake(
     return _new_norm_result(scale, shape, outputs)
 
 
+def _linear_rows_norm_packed(
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    eps: float,
+    kind: str,
+    outputs: int,
+) -> NormResult:
+    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
+
+    op = "linear_rows_norm"
+    _check_linear(op, codes, scale, zero_point, weight, weight_scale, bias)
+    shape = (*codes.shape[:-1], weight.shape[0])
+    _check_norm(op, shape, residual, norm_weight, norm_bias, eps, kind, outputs)
+    given = (codes, scale, zero_point)
+    norm = (residual, norm_weight, norm_bias, eps, kind, outputs)
+    pack = row_linear((weight, weight_scale, bias), None)
+    if pack is None:
+        return linear_rows_norm(*given, weight, weight_scale, bias, *norm)
+    out: NormResult = pack.normed(*given, *norm)
+    return out
+
+
 @register(
     f"{ROW_CODES}, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, {_NORM}",
+    cpu=_linear_rows_norm_packed,
     fake=_linear_rows_norm_fake,
     returns=_FIVE,
 )
@@ -258,7 +371,31 @@ def _norm_rows_fake(
     return _new_norm_result(x, x.shape, outputs)
 
 
-@register(f"Tensor x, Tensor? residual, {_NORM}", fake=_norm_rows_fake, returns=_FIVE)
+def _norm_rows_native(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    eps: float,
+    kind: str,
+    outputs: int,
+) -> NormResult:
+    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
+
+    operands = (x, residual, norm_weight, norm_bias, eps, kind, outputs)
+    _norm_rows_fake(*operands)  # it checks
+    if x.numel() == 0 or not extension_loads():
+        return norm_rows(*operands)
+    out: NormResult = torch.ops.x86quant.native_norm_rows(*operands)
+    return out
+
+
+@register(
+    f"Tensor x, Tensor? residual, {_NORM}",
+    cpu=_norm_rows_native,
+    fake=_norm_rows_fake,
+    returns=_FIVE,
+)
 def norm_rows(
     x: torch.Tensor,
     residual: torch.Tensor | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,13 +140,30 @@ def cached_pack(
     bias: torch.Tensor | None,
     activation: str | None,
 ) -> Any | None:
-    """The pack of these operands, made when they are first seen.
+    """The pack of these operands, made when they are first seen."""
+    operands = (weight, weight_scale, bias)
+    return remembered(
+        "linear_dynamic",
+        operands,
+        activation,
+        lambda: pack_linear_dynamic(*operands, activation),
+    )
 
-    It lives until its tensors' memory is freed, or rather until the first sweep after that.
+
+def remembered(
+    kind: str,
+    operands: tuple[torch.Tensor | None, ...],
+    activation: str | None,
+    make: Callable[[], Any],
+) -> Any:
+    """What ``make`` made of ``operands`` when they were first seen, or last changed.
+
+    It lives until their memory is freed, or rather until the first sweep after that.
     """
-    tensors = [t for t in (weight, weight_scale, bias) if t is not None]
+    tensors = [t for t in operands if t is not None]
     addresses = tuple(t.data_ptr() for t in tensors)
-    key = (addresses, weight.shape, weight.stride(), bias is None, activation)
+    given = tuple(None if t is None else (t.shape, t.stride()) for t in operands)
+    key = (addresses, kind, given, activation)
     now = stamp(*tensors)
     found = _CACHE.get(key)
     if found is None or found.stamp != now or not found.alive:
@@ -154,8 +171,7 @@ def cached_pack(
             StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
             for t in tensors
         )
-        pack = pack_linear_dynamic(weight, weight_scale, bias, activation)
-        found = _Cached(pack, now, storages)
+        found = _Cached(make(), now, storages)
         _CACHE[key] = found
         _sweep()
     return found.pack
@@ -165,7 +181,7 @@ def forget_packs(tensors: Iterable[torch.Tensor]) -> None:
     """Let weights among ``tensors`` be packed again, by the rules that are in force then."""
     addresses = {tensor.data_ptr() for tensor in tensors}
     for key in list(_CACHE):
-        if key[0][0] in addresses:
+        if not addresses.isdisjoint(key[0]):
             _CACHE.pop(key, None)
 
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../native.h"
+#include "../native_rows.h"
 #include "floats.h"
 
 namespace {
@@ -261,6 +262,113 @@ bool channel_op_agrees(Random& r, const std::vector<int>& isas) {
   return true;
 }
 
+// Floats of roughly one unit, now and then none.
+std::vector<float> random_floats(Random& r, size_t size) {
+  std::vector<float> f(size);
+  for (float& x : f) x = static_cast<float>(r.byte() - 128) / 60.0f;
+  return f;
+}
+
+bool close(const std::vector<float>& a, const std::vector<float>& b, float bound) {
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!(std::abs(a[i] - b[i]) <= bound)) return false;
+  return true;
+}
+
+// Products of row codes and what follows them. Without a norm all levels give the same bits.
+bool rows_agree(Random& r, const std::vector<int>& isas) {
+  draw_caches(r);
+  const int64_t rows = r.upto(r.one_in(3) ? 140 : 40), in = r.one_in(2) ? 64 * r.upto(3) : r.upto(150), out = r.upto(150);
+  const bool product = !r.one_in(4), gated = product && r.one_in(4), residual = r.one_in(2);
+  const int norm = r.upto(3) - 1, threads = r.upto(9), activation = gated ? XQ_ACT_NONE : r.one_in(2) ? XQ_ACT_RELU : XQ_ACT_NONE;
+  Bytes codes = r.bytes(static_cast<size_t>(rows * in));
+  std::vector<int32_t> zp(static_cast<size_t>(rows));
+  for (int32_t& z : zp) z = r.byte();
+  std::vector<float> scale(zp.size(), 0.01f), w_scale(static_cast<size_t>(out), 0.004f);
+  std::vector<int8_t> weights[2];
+  for (auto& w : weights) {
+    w.resize(static_cast<size_t>(out * in));
+    for (int8_t& x : w) x = static_cast<int8_t>(r.byte() - 128);
+  }
+  const size_t cells = static_cast<size_t>(rows * out);
+  std::vector<float> bias = random_floats(r, w_scale.size()), x = random_floats(r, cells), more = random_floats(r, cells);
+  std::vector<float> norm_weight = random_floats(r, w_scale.size());
+  struct Result {
+    std::vector<float> total, normed, scale;
+    Bytes codes;
+    std::vector<int32_t> zp;
+  };
+  auto run = [&](int isa) {
+    const xq_linear linear{static_cast<int32_t>(in), static_cast<int32_t>(out), activation};
+    Aligned packed(xq_linear_packed_size(&linear, isa)), up(xq_linear_packed_size(&linear, isa));
+    for (int i = 0; i < 2; ++i)
+      if (xq_linear_pack(&linear, isa, weights[i].data(), w_scale.data(), bias.data(), (i ? up : packed).data) != XQ_OK) std::abort();
+    Result got{std::vector<float>(cells), std::vector<float>(norm ? cells : 0), std::vector<float>(zp.size()), Bytes(cells), std::vector<int32_t>(zp.size())};
+    xq_rows op{};
+    op.isa = isa, op.rows = rows, op.features = out, op.threads = threads, op.norm = norm, op.eps = 1e-3f;
+    if (product) op.packed = packed.data, op.in = {codes.data(), scale.data(), zp.data()};
+    else op.x = x.data();
+    if (gated) op.up = up.data;
+    if (residual) op.residual = more.data();
+    if (product || residual) op.total = got.total.data();
+    if (norm) op.normed = got.normed.data(), op.norm_weight = norm_weight.data();
+    op.out = {got.codes.data(), got.scale.data(), got.zp.data()};
+    if (xq_rows_check(&op) != XQ_OK) std::abort();
+    Aligned shared(xq_rows_shared(&op));
+    for (int phase = 0; phase < 2; ++phase)
+      for (int64_t i = 0; i < xq_rows_items(&op, phase); ++i) {
+        Aligned scratch(xq_rows_scratch(&op));
+        xq_rows_run(&op, phase, i, i + 1, shared.data, scratch.data);
+      }
+    return got;
+  };
+  const Result want = run(XQ_ISA_REFERENCE);
+  for (int isa : isas) {
+    const Result got = run(isa);
+    const bool same = got.total == want.total && (norm || (got.codes == want.codes && got.scale == want.scale && got.zp == want.zp));
+    if (!same || !close(got.normed, want.normed, 1e-3f)) {
+      std::printf("rows differ on isa %d\n", isa);
+      return false;
+    }
+  }
+  return true;
+}
+
+bool attention_agrees(Random& r, const std::vector<int>& isas) {
+  xq_attention op{};
+  op.batch = r.upto(2), op.queries = r.upto(70), op.keys = r.upto(r.one_in(4) ? 600 : 70), op.kv_heads = r.upto(2);
+  op.heads = op.kv_heads * r.upto(2), op.size = r.upto(70), op.scale = 0.1f, op.causal = r.one_in(3), op.threads = r.upto(5);
+  const size_t queries = static_cast<size_t>(op.batch * op.queries * op.heads * op.size);
+  const size_t keys = static_cast<size_t>(op.batch * op.keys * op.kv_heads * op.size);
+  const std::vector<float> q = random_floats(r, queries), k = random_floats(r, keys), v = random_floats(r, keys);
+  op.q = q.data(), op.k = k.data(), op.v = v.data();
+  const auto strides = [&](int64_t s[3], int64_t tokens, int64_t heads) { s[0] = tokens * heads * op.size, s[1] = heads * op.size, s[2] = op.size; };
+  strides(op.q_stride, op.queries, op.heads), strides(op.k_stride, op.keys, op.kv_heads), strides(op.v_stride, op.keys, op.kv_heads);
+  const size_t cells = static_cast<size_t>(op.queries * op.keys);
+  Bytes seen = r.bytes(cells);
+  for (uint8_t& s : seen) s &= 1;
+  const std::vector<float> added = random_floats(r, cells);
+  op.mask_is_bool = r.one_in(2);
+  if (r.one_in(2)) op.mask = op.mask_is_bool ? static_cast<const void*>(seen.data()) : added.data(), op.mask_stride[2] = op.keys;
+  auto run = [&](int isa) {
+    std::vector<float> out(queries);
+    op.isa = isa, op.out = out.data();
+    if (xq_attention_check(&op) != XQ_OK) std::abort();
+    for (int64_t i = 0; i < xq_attention_items(&op); ++i) {
+      Aligned scratch(xq_attention_scratch(&op));
+      xq_attention_run(&op, i, i + 1, scratch.data);
+    }
+    return out;
+  };
+  const std::vector<float> want = run(XQ_ISA_REFERENCE);
+  for (int isa : isas)
+    if (!close(run(isa), want, isa == XQ_ISA_AMX_INT8 ? 0.03f : 1e-4f)) {
+      std::printf("attention differs on isa %d\n", isa);
+      return false;
+    }
+  return true;
+}
+
 }  // namespace
 
 // Arguments: first seed, last seed, then the ISAs as numbers.
@@ -274,7 +382,8 @@ int main(int argc, char** argv) {
   for (int seed = first; seed < last; ++seed) {
     Random r{std::mt19937(static_cast<unsigned>(seed))};
     if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas) ||
-        !linear_agrees(r, isas) || !lookup_agrees(r, isas) || !interaction_agrees(r, isas) || !gates_agree(r, isas))
+        !linear_agrees(r, isas) || !lookup_agrees(r, isas) || !interaction_agrees(r, isas) || !gates_agree(r, isas) ||
+        !rows_agree(r, isas) || !attention_agrees(r, isas))
       return std::printf("seed %d\n", seed), 1;
   }
   std::printf("%d seeds agree\n", last - first);

@@ -1,0 +1,36 @@
+"""Packed weights of products of row codes: made once, found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from x86quant.packing.linear_dynamic import extension_loads, remembered
+
+#: Of a linear: int8 weight [N, K], a scale an output feature, bias.
+Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def row_linear(weights: Weights, activation: str | None) -> Any | None:
+    """The packed ``weights``; None where there are none, or nothing compiled to read them."""
+    if weights[0].numel() == 0 or not extension_loads():
+        return None
+    return remembered(
+        "row_linear",
+        weights,
+        activation,
+        lambda: torch.ops.x86quant.pack_row_linear(*weights, activation),
+    )
+
+
+def gated_rows(gate: Weights, up: Weights, activation: str) -> Any | None:
+    """The packed weights of both products of a gated layer; None as for ``row_linear``."""
+    if gate[0].numel() == 0 or not extension_loads():
+        return None
+    return remembered(
+        "gated_rows",
+        (*gate, *up),
+        activation,
+        lambda: torch.ops.x86quant.pack_gated_rows(*gate, *up, activation),
+    )
