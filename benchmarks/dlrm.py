@@ -116,7 +116,7 @@ def memory_bandwidth() -> float:
     """GB/s of reading memory in order, with this many threads."""
     big = torch.ones(64_000_000)  # 256 MB; the caches of some servers are as large
     times = interleaved({"sum": big.sum}, rounds=7, calls=1)
-    return big.nbytes / times["sum"].best / 1e9
+    return big.nbytes / times["sum"].minimum / 1e9
 
 
 def lookups(options: argparse.Namespace) -> None:
