@@ -67,7 +67,7 @@ class Site:
         self.scales = torch.rand(2, outputs, generator=draw) * 0.01
         self.biases = torch.randn(2, outputs, generator=draw)
         self.residual = torch.randn(rows, outputs, generator=draw)
-        self.norm = torch.randn(2, outputs, generator=draw)
+        self.norm: tuple[Any, Any] = tuple(torch.randn(2, outputs, generator=draw))  # type: ignore[assignment]
         self.codes = quantize_rows(self.x)
 
     def value(self, which: int) -> torch.Tensor:
@@ -411,7 +411,7 @@ def test_torchs_ops_are_their_definitions(leading: tuple[int, ...]) -> None:
     rows = int(np.prod(leading))
     x = site.x[:rows].reshape(*leading, 70)
     residual = site.residual[:rows].reshape(*leading, 33)
-    codes = OPS.quantize_rows(x)
+    codes: tuple[Any, Any, Any] = OPS.quantize_rows(x)
     for mine, torchs in zip(codes, quantize_rows(x), strict=True):
         torch.testing.assert_close(mine, torchs, rtol=0, atol=0, equal_nan=True)
     first = (site.weights[0], site.scales[0], site.biases[0])
