@@ -62,6 +62,7 @@ def given() -> dict[str, Any]:
         "example": x,
         "example_inputs": (x,),
         "loader": loader,
+        "batches": loader,
         "calibrate": lambda prepared: prepared(x),
         "train": lambda prepared: prepared(x),
         "accuracy": lambda model: float(-model(x).abs().mean()),
