@@ -1,7 +1,6 @@
 // Quantized embedding tables as torch sees them: any number of them, looked up in one call.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -35,7 +34,7 @@ std::string fault_text(const xq_lookup& op, const xq_lookup_fault& fault) {
   }
 }
 
-class Tables final : public torch::CustomClassHolder {
+class Tables {
  public:
   // geometry: for each table its dim, bits, codes_at, scale_at, half, mode and padding (-1: none).
   Tables(std::vector<at::Tensor> rows, const std::vector<int64_t>& geometry, std::vector<std::string> names)
@@ -236,15 +235,7 @@ at::Tensor embedding_bags(std::vector<at::Tensor> rows, std::vector<at::Tensor> 
   return Tables(std::move(rows), geometry.vec(), std::move(names)).run(indices, offsets, weights, last_offset);
 }
 
-using TablesPtr = c10::intrusive_ptr<Tables>;
-
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
-  m.class_<Tables>("Tables")
-      .def(torch::init<std::vector<at::Tensor>, std::vector<int64_t>, std::vector<std::string>>())
-      .def("run", [](const TablesPtr& p, const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
-                     const std::vector<at::Tensor>& weights, bool last_offset) {
-        return p->run(indices, offsets, weights, last_offset);
-      });
   m.def("look_up_bags(Tensor[] rows, Tensor[] indices, Tensor[] offsets, Tensor[] weights, int[] geometry, "
         "str[] names, bool last_offset) -> Tensor", embedding_bags);
   m.def("interact_vectors(Tensor dense, Tensor vectors) -> Tensor", interact);
