@@ -60,7 +60,7 @@ _TORCH = f"""
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
     adaptive_avg_pool1d arange avg_pool1d batch_norm bilinear bucketize celu celu conv1d conv2d
     conv3d conv_transpose1d conv_transpose2d conv_transpose3d cdist channel_shuffle
-    cosine_similarity cross detach diag diagonal diff embedding empty_like finfo full full_like
+    cosine_similarity cross detach diag diagonal diff embedding empty_like eye finfo full full_like
     group_norm hardshrink hstack instance_norm is_floating_point layer_norm linspace max_pool1d
     max_pool2d max_pool3d meshgrid ones ones_like pixel_shuffle pixel_unshuffle rms_norm
     searchsorted selu softmax log_softmax split_with_sizes vstack zeros zeros_like
