@@ -32,7 +32,7 @@ MODELS = {
 
 
 def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """The least of each run's times, in microseconds: other work of the machine only adds to them."""
+    """The least of each run's times in microseconds: other work of a machine only adds to them."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 2):
         for name, run in runs.items():
