@@ -32,7 +32,7 @@ MODELS = {
 
 
 def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """The least of each run's times, in microseconds: other work only adds to them."""
+    """The least of each run's times in microseconds: other work of a machine only adds to them."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 2):
         for name, run in runs.items():
@@ -70,10 +70,10 @@ class Layer:
         )
         attended = OPS.attention_rows(*qkv.unbind(2), None, False, self.size**-0.5)
         wanted = (*self.norm, NORMED | CODES)
-        _, x, *codes = OPS.linear_rows_norm(*attended, *self.int8["out"], x, *wanted)
-        inner = OPS.linear_rows_rows(*codes, *self.int8["up"], "gelu")
-        _, x, *codes = OPS.linear_rows_norm(*inner, *self.int8["down"], x, *wanted)
-        return (x, *codes)
+        _, x, *read = OPS.linear_rows_norm(*attended, *self.int8["out"], x, *wanted)
+        inner = OPS.linear_rows_rows(*read, *self.int8["up"], "gelu")
+        _, x, *read = OPS.linear_rows_norm(*inner, *self.int8["down"], x, *wanted)
+        return (x, *read)
 
     def torchs(self, x: torch.Tensor) -> torch.Tensor:
         """The same in torch, in the type of ``x``."""

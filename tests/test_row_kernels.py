@@ -435,8 +435,8 @@ def test_torchs_ops_are_their_definitions(leading: tuple[int, ...]) -> None:
             torch.testing.assert_close(got[0], ideal[0], rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(got[1], ideal[1], rtol=1e-4, atol=1e-4, equal_nan=True)
             assert_same_codes(got[2:], ideal[2:], 1)
-        norm = (x, None, None, 1e-5, "rms", outputs)
-        got, ideal = OPS.norm_rows(x, *norm), norm_rows(x, *norm)
+        plain = (x, None, None, 1e-5, "rms", outputs)
+        got, ideal = OPS.norm_rows(x, *plain), norm_rows(x, *plain)
         torch.testing.assert_close(got[1], ideal[1], rtol=1e-4, atol=1e-4, equal_nan=True)
         assert_same_codes(got[2:], ideal[2:], 1)
 

@@ -100,7 +100,7 @@ class _Lengthy(Proxy):
 class _RankedProxy(_Lengthy, InPlaceProxy):
     def __getattr__(self, k: str) -> Any:
         if k == "shape":
-            return _Shape(self, k)
+            return _SizeProxy(self, k)
         if k == "ndim" and (rank := self._rank()) is not None:
             return rank
         return super().__getattr__(k)
@@ -115,5 +115,5 @@ class _RankedProxy(_Lengthy, InPlaceProxy):
         return value.dim() if isinstance(value, torch.Tensor) else None
 
 
-class _Shape(_Lengthy, Attribute):
+class _SizeProxy(_Lengthy, Attribute):
     pass
