@@ -17,7 +17,9 @@ from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.kit import Halves
+from x86quant.quantization.preparing import prepare
 from x86quant.quantization.search import Trial, rank
+from x86quant.quantization.settings import Settings
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import trace
 
@@ -575,3 +577,22 @@ def test_smoothing_of_a_static_model_is_kept_only_where_it_helps(monkeypatch):
         model, data, mode="static", smooth_quant=True, progress=False
     ).quantization.smoothed
     assert len(seen) == 1
+
+
+def test_calls_that_run_in_float_do_not_flatter_int8():
+    class ByWidth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(4, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x) * (2.0 if x.shape[2] > 10 else 1.0)
+
+    torch.manual_seed(0)
+    data = [torch.randn(32, 4, width) for width in (16, 8, 16, 8, 16, 8)]
+    prepared = prepare(ByWidth().eval(), data, Settings(progress=False))
+    (part,) = prepared.parts
+    assert not part.path
+    judged = (*prepared.unseen, *prepared.held_back)
+    assert judged
+    assert all(part.inputs(call) is not None for call in judged)

@@ -45,7 +45,7 @@ def lowered(forward: Forward, *inputs: torch.Tensor, train: bool = False) -> dic
     given = inputs or (torch.randn(2, 5, 32),)
     model.dropout.train(train)
     form, leaves = CallForm.of(model, given, {})
-    exported = ops_from_export(model, form, leaves)
+    exported = ops_from_export(model, form, leaves, free=False)
     fused, _ = lower_rows(exported.graph_module)
     with torch.no_grad():
         torch.manual_seed(1)

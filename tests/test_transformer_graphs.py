@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +167,7 @@ def test_blocks_are_recognised(transformers: Any, make: Callable[[Any], Made]) -
     model, given = make(transformers)
     layers = to_dynamic(model.eval())
     form, leaves = CallForm.of(layers, (), given)
-    exported = ops_from_export(layers, form, leaves)
+    exported = ops_from_export(layers, form, leaves, free=make in (llama, gpt2))
     lowered, _ = lower_rows(exported.graph_module)
     found = collections.Counter(op_name(n) for n in lowered.graph.nodes if is_op(n))
     assert {
@@ -285,10 +287,6 @@ def _write(model: Any) -> None:
         model.encoder.layer[0].output.LayerNorm.weight.mul_(3)
 
 
-def _hook(model: Any) -> None:
-    model.encoder.layer[0].register_forward_hook(lambda m, args, result: 2 * result)
-
-
 def _load(model: Any) -> None:
     state = {k: v.clone() for k, v in model.state_dict().items()}
     state["encoder.layer.0.output.dense.weight_scale"] *= 4
@@ -299,11 +297,29 @@ def _configure(model: Any) -> None:
     model.config.output_hidden_states = True
 
 
-@pytest.mark.parametrize("change", [_replace, _write, _hook, _load, _configure])
-def test_a_changed_model_runs_as_it_is_now(fused: Any, change: Callable[[Any], None]) -> None:
+def _set(model: Any) -> None:
+    model.encoder.layer[0].output.LayerNorm.eps = 10.0
+
+
+def _patch(model: Any) -> None:
+    layer = model.encoder.layer[0].output.LayerNorm
+    layer.forward = functools.partial(_doubled, layer)
+
+
+def _doubled(layer: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    return 2 * type(layer).forward(layer, x)
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("change", [_replace, _write, _load, _configure, _set, _patch])
+def test_a_changed_model_runs_as_it_is_now(
+    fused: Any, change: Callable[[Any], None], called: bool
+) -> None:
     model, given = copy.deepcopy(fused), ids()
     with torch.no_grad():
-        before = model(**given)
+        before = fused(**given)
+        if called:
+            model(**given)
         change(model)
         with pytest.warns(X86QuantWarning, match="was changed after it was quantized"):
             after = model(**given)
@@ -312,6 +328,20 @@ def test_a_changed_model_runs_as_it_is_now(fused: Any, change: Callable[[Any], N
         assert torch.equal(after[0], expected[0])
         assert change is _configure or not torch.equal(after[0], before[0])
         assert torch.equal(copy.deepcopy(model)(**given)[0], expected[0])
+
+
+def test_hooks_see_the_layers(fused: Any) -> None:
+    model, given = copy.deepcopy(fused), ids()
+    for _ in range(2):
+        layer = model.encoder.layer[0]
+        handle = layer.register_forward_hook(lambda m, args, result: 2 * result)
+        with torch.no_grad(), counted(model) as calls:
+            hooked = model(**given)[0]
+            assert torch.equal(hooked, by_layers(model, **given)[0])
+            assert calls == [0]
+            handle.remove()
+            assert not torch.equal(model(**given)[0], hooked)
+        assert calls == [1]
 
 
 def test_training_mode_is_the_layers_own(fused: Any) -> None:
@@ -361,3 +391,53 @@ def test_small_models_are_not_traced_unless_asked(transformers: Any) -> None:
     model, given = bert(transformers)
     found = x86quant.quantize(model, [given], speed_check=False, progress=False)
     assert "forward" not in vars(found)
+
+
+def test_a_saved_model_comes_back_with_its_graphs(fused: Any, tmp_path: Path) -> None:
+    x86quant.save(fused, tmp_path / "bert.x86q")
+    loaded = x86quant.load(tmp_path / "bert.x86q")
+    assert type(loaded) is type(fused)
+    for given in (ids(), ids(1, 9, masked=2)):
+        with torch.no_grad(), counted(loaded) as calls:
+            actual = loaded(**given)
+            assert calls == [1]
+            for x, y in zip(actual.to_tuple(), fused(**given).to_tuple(), strict=True):
+                assert torch.equal(x, y)
+
+
+def test_a_changed_model_is_saved_as_it_is(fused: Any, tmp_path: Path) -> None:
+    model = copy.deepcopy(fused)
+    _write(model)
+    with pytest.warns(X86QuantWarning, match="was changed after it was quantized"):
+        model(**ids())
+    x86quant.save(model, tmp_path / "bert.x86q")
+    loaded = x86quant.load(tmp_path / "bert.x86q")
+    with torch.no_grad(), counted(loaded) as calls:
+        assert torch.equal(loaded(**ids(1, 5, 0))[0].isnan().any(), torch.tensor(False))
+        close(loaded(**(given := ids())), by_layers(model, **given))
+    assert calls == [0]
+
+
+def test_tools_see_what_runs(fused: Any, tmp_path: Path) -> None:
+    given = ids()
+    explained = {choice.op for choice in x86quant.explain(fused)}
+    assert explained >= {"linear_rows", "linear_rows_norm", "attention_rows", "linear_rows_rows"}
+    layers = {choice.layer for choice in x86quant.explain(fused)}
+    assert "encoder.layer.0.output.dense" in layers
+    report = x86quant.assert_int8(fused, kwargs=given, allow=["x86quant::attention*"])
+    assert collections.Counter(op.op for op in report.int8) == {
+        "x86quant::linear_rows": 2,  # the pooler's too
+        "x86quant::linear_rows_norm": 2,
+        "x86quant::linear_rows_rows": 1,
+    }
+    with pytest.raises(x86quant.FloatOpsError, match="attention_rows"):
+        x86quant.assert_int8(fused, kwargs=given)
+    profiled = x86quant.profile(fused, (), kwargs=given, runs=2)
+    assert {step.step.op for step in profiled} >= {"linear_rows_norm", "attention_rows"}
+    with pytest.raises(x86quant.InvalidInputError, match="layers run one by one"):
+        x86quant.profile(fused, (), kwargs={"input_ids": given["input_ids"]})
+    x86quant.report(fused, tmp_path / "page.html")
+    assert "fused graphs" in (tmp_path / "page.html").read_text()
+    x86quant.reroute(fused)
+    with torch.no_grad():
+        close(fused(**given), by_layers(fused, **given))

@@ -7,15 +7,6 @@
 
 namespace {
 
-// Rows of a segment that become output together.
-template <class Out>
-struct Tile {
-  const Out& epilogue;
-  const xq::DenseTask& task;
-  const xq::Block& block;
-  int64_t segment, first, rows;
-};
-
 template <class V, int ROWS, int VECS, class Out>
 void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
   using I = typename V::I;
@@ -74,12 +65,7 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
       for (; order < end; ++order) step(*order, V::dot, as_it_is);
     }
   }
-  if (ROWS == tile.rows &&
-      put_vectors<ROWS, VECS>(tile.epilogue, tile.task, block, tile.segment, tile.first, acc))
-    return;
-  alignas(64) int32_t sums[ROWS * VECS * V::kLanes];
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
-  put_rows<V, VECS>(tile.epilogue, tile.task, block, tile.segment, tile.first, tile.rows, sums, VECS * V::kLanes);
+  put_tile<V, ROWS, VECS>(tile, acc);
 }
 
 template <class V, int VECS, class Out>

@@ -133,4 +133,24 @@ void put_rows(const Epilogue<V>& e, const xq::DenseTask& t, const xq::Block& b, 
   }
 }
 
+// Rows of a segment that become output together.
+template <class Out>
+struct Tile {
+  const Out& epilogue;
+  const xq::DenseTask& task;
+  const xq::Block& block;
+  int64_t segment, first, rows;
+};
+
+// Sums of a tile in registers, of which there may be more than it has rows.
+template <class V, int ROWS, int VECS, class Out>
+XQ_INLINE inline void put_tile(const Tile<Out>& tile, const typename V::I acc[ROWS * VECS]) {
+  if (ROWS == tile.rows &&
+      put_vectors<ROWS, VECS>(tile.epilogue, tile.task, tile.block, tile.segment, tile.first, acc))
+    return;
+  alignas(64) int32_t sums[ROWS * VECS * V::kLanes];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
+  put_rows<V, VECS>(tile.epilogue, tile.task, tile.block, tile.segment, tile.first, tile.rows, sums, VECS * V::kLanes);
+}
+
 }  // namespace

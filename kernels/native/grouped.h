@@ -24,10 +24,11 @@ struct GroupLanes {
 // Without VNNI: each lane's bytes are picked in an order that makes its pairs of products safe; the quads of the
 // few taps where not all lanes have one come last.
 template <class V, int ROWS, int VECS>
-void grouped_tile_ordered(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
-                          const xq::Block& block, int32_t* sums) {
+void grouped_tile_ordered(const Tile<Epilogue<V>>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
   using I = typename V::I;
   constexpr int kWidth = VECS * V::kLanes;
+  const xq::Packed& p = *tile.task.packed;
+  const xq::Block& block = tile.block;
   const int64_t index = &block - p.at<xq::Block>(p.blocks);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
@@ -50,15 +51,17 @@ void grouped_tile_ordered(const xq::Packed& p, const uint8_t* a, int64_t lda, co
   const int32_t *safe_end = run + 1 + *run, *end = run + p.order_stride;
   for (++run; run < safe_end; ++run) step(V::dot_safe);
   for (; run < end; ++run) step(V::dot);
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
+  put_tile<V, ROWS, VECS>(tile, acc);
 }
 
 template <class V, int ROWS, int VECS>
-void grouped_tile(const xq::Packed& p, const GroupLanes<V, VECS>& lanes, const uint8_t* a, int64_t lda,
-                  const int64_t* offsets, const xq::Block& block, int32_t* sums) {
+void grouped_tile(const Tile<Epilogue<V>>& tile, const GroupLanes<V, VECS>& lanes, const uint8_t* a, int64_t lda,
+                  const int64_t* offsets) {
   using I = typename V::I;
   constexpr int kWidth = VECS * V::kLanes;
-  if constexpr (!V::kVnni) return grouped_tile_ordered<V, ROWS, VECS>(p, a, lda, offsets, block, sums);
+  if constexpr (!V::kVnni) return grouped_tile_ordered<V, ROWS, VECS>(tile, a, lda, offsets);
+  const xq::Packed& p = *tile.task.packed;
+  const xq::Block& block = tile.block;
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
   I acc[ROWS * VECS];
@@ -79,7 +82,7 @@ void grouped_tile(const xq::Packed& p, const GroupLanes<V, VECS>& lanes, const u
         from += lda;
       });
     }
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
+  put_tile<V, ROWS, VECS>(tile, acc);
 }
 
 template <class V>
@@ -90,19 +93,14 @@ void grouped(const xq::DenseTask& t) {
   const GroupLanes<V, 1> one(p);
   const GroupLanes<V, 2> two(p);
   constexpr int kRows = V::kGroupedRows;
-  alignas(64) int32_t sums[kRows * 2 * V::kLanes];
   for (int64_t s = 0; s < t.segments; ++s)
     for (int64_t m = 0; m < t.rows; m += kRows)
       for (int b = t.block_begin; b < t.block_end; ++b) {
         const int64_t rows = xq::min64(kRows, t.rows - m);
         const uint8_t* a = t.a + s * t.a_segment + m * t.lda + blocks[b].a_off;
-        if (blocks[b].vecs == 2) {
-          grouped_tile<V, kRows, 2>(p, two, a, t.lda, t.offsets, blocks[b], sums);
-          put_rows<V, 2>(epilogue, t, blocks[b], s, m, rows, sums, 2 * V::kLanes);
-        } else {
-          grouped_tile<V, kRows, 1>(p, one, a, t.lda, t.offsets, blocks[b], sums);
-          put_rows<V, 1>(epilogue, t, blocks[b], s, m, rows, sums, V::kLanes);
-        }
+        const Tile<Epilogue<V>> tile{epilogue, t, blocks[b], s, m, rows};
+        if (blocks[b].vecs == 2) grouped_tile<V, kRows, 2>(tile, two, a, t.lda, t.offsets);
+        else grouped_tile<V, kRows, 1>(tile, one, a, t.lda, t.offsets);
       }
 }
 

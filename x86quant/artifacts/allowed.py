@@ -86,6 +86,7 @@ _ATEN = f"""
     _adaptive_avg_pool2d _adaptive_avg_pool3d _native_batch_norm_legit _prelu_kernel _safe_softmax
     _trilinear _unsafe_index _weight_norm_interface _assert_scalar _assert_tensor_metadata
     _native_batch_norm_legit_no_training
+    __and__ __or__ __xor__
     _softmax _log_softmax _to_copy _unsafe_view adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_avg_pool3d adaptive_max_pool2d alias arange avg_pool1d avg_pool2d avg_pool3d batch_norm
     celu channel_shuffle constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d

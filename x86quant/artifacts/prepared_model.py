@@ -13,9 +13,10 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Tracer
 
 from x86quant.artifacts import transformers_models
-from x86quant.artifacts.captured import capture, same_results
+from x86quant.artifacts.captured import capture
 from x86quant.artifacts.forms import is_replaced
 from x86quant.artifacts.modules import KINDS, hooks_within
+from x86quant.artifacts.resized_calls import same_results
 from x86quant.artifacts.saved import SavedBySizes
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError

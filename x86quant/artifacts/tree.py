@@ -7,6 +7,7 @@ what quantization put in is put in again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +20,15 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, ExtensionError
 from x86quant.quantization.state import HOOKS
 
-_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors"}
+_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs"}
 
 Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 
@@ -41,6 +44,7 @@ def write_tree(
     hooks: dict[str, int] = {}
     replaced: dict[nn.Module, list[str]] = {}
     state: dict[str, str] = {}
+    graphs: list[Any] = []
 
     def visit(path: str, module: nn.Module) -> None:
         if count := _hooks(module):
@@ -56,6 +60,8 @@ def write_tree(
                 f"{path or 'it'} is a {type(module).__name__}, which keeps more than tensors: "
                 "compile a stock-converted model as a whole (x86quant.compile) and save that"
             )
+        if (block := blocks_of(module)) is not None:
+            graphs.append([path, _written(block, tensors, write)])
         prefix = f"{path}." if path else ""
         for group in (module._parameters, module._buffers):
             for name, tensor in group.items():
@@ -74,6 +80,7 @@ def write_tree(
         "hooks": hooks,
         "replaced": [[paths, write(module, tensors)] for module, paths in replaced.items()],
         "tensors": state,
+        "graphs": graphs,
     }
 
 
@@ -81,6 +88,7 @@ def read_tree(
     content: dict[str, Any], tensors: TensorReader, read: Callable[[object], Content]
 ) -> Content:
     """What ``write_tree`` wrote; ``read`` reads the records in it."""
+    content = {"graphs": [], **content}  # older files have none
     check_keys("a tree", content, _ENTRIES)
     name = typed(str, content["class"], "class")
     classes = _texts(content["classes"], "classes")
@@ -105,8 +113,13 @@ def read_tree(
             if path in replaced or path in classes or not path:
                 raise ArtifactError(f"two modules have the path {path[:80]!r}")
             replaced[path] = inner
+    blocks: dict[str, list[BlockGraph]] = {}
+    for entry in typed(list, content["graphs"], "graphs"):
+        if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in classes:
+            raise ArtifactError("the graphs of a tree are of no module in it")
+        blocks[entry[0]] = [_block(read(x).build(None)) for x in typed(list, entry[1], "graphs")]
     config = content["config"]
-    tree = _Tree(name, classes, hooks, replaced, state, stored)
+    tree = _Tree(name, classes, hooks, replaced, state, stored, blocks)
 
     def build(skeleton: nn.Module | None) -> nn.Module:
         if skeleton is not None:
@@ -139,6 +152,27 @@ def _texts(value: object, what: str) -> dict[str, str]:
     return found
 
 
+def _written(block: BlockGraphs, tensors: TensorWriter, write: Write) -> list[Any]:
+    """The records of the graphs that have a form in a file; without the others layers run."""
+    found = []
+    for graph in map(guarded, block.graphs):
+        with contextlib.suppress(ArtifactError):
+            write(graph, TensorWriter())  # it leaves nothing behind where it fails
+            found.append(write(graph, tensors))
+    return found
+
+
+def _block(module: nn.Module) -> BlockGraph:
+    if not isinstance(module, GuardedModule) or not isinstance(module.compiled, CompiledModule):
+        raise ArtifactError("a graph of a module in a tree is none")
+    return BlockGraph(module.compiled, module.form, module.results, module.guard)
+
+
+def guarded(graph: BlockGraph) -> GuardedModule:
+    """``graph`` as what has a form in a file."""
+    return GuardedModule(graph.compiled, None, graph.form, graph.results, graph.guard, strict=True)
+
+
 def _copied(skeleton: nn.Module) -> nn.Module:
     """Its structure; tensors are shared until they are replaced."""
     if not isinstance(skeleton, nn.Module):
@@ -159,7 +193,9 @@ class _Tree:
         replaced: dict[str, Content],
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
+        blocks: dict[str, list[BlockGraph]],
     ) -> None:
+        self._blocks = blocks
         self._name, self._classes, self._hooks = name, classes, hooks
         self._replaced, self._state, self._stored = replaced, state, stored
 
@@ -190,8 +226,14 @@ class _Tree:
         self._give_tensors(found)
         for module in model.modules():
             leave_fast_path(module)
+            if blocks_of(module) is not None:  # of a model that was quantized before
+                del module.forward
         note_in_config(model)
-        return model.requires_grad_(False).eval()
+        model.requires_grad_(False).eval()
+        with contextlib.suppress(ExtensionError):  # without native kernels layers run by themselves
+            for path, graphs in self._blocks.items():
+                BlockGraphs(found[path], graphs).attach()
+        return model
 
     def _put(
         self, model: nn.Module, path: str, content: Content, made: dict[int, nn.Module]

@@ -1,9 +1,9 @@
 """``BlockGraphs``: a forward that runs proved graphs of a module's int8 layers, where they hold.
 
 The module stays what it is: its class, layers, state and attributes. Its graphs are made of the
-same tensors and are quicker than calling layer by layer. They are a cache: a call that none of them
-was proved for, and any call once something in the module was replaced, written to or hooked, runs
-the module's own code.
+same tensors and are quicker than calling layer by layer. They are a cache: the module's own code
+runs for calls that none of them was proved for, while layers have hooks, and once something in the
+module was replaced or written to.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import operator
+import types
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.watch import watch
-from x86quant.dynamic.layers import is_plain
-from x86quant.errors import X86QuantWarning
+from x86quant.errors import ExtensionError, X86QuantWarning
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +48,7 @@ class BlockGraph:
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """The inputs of the graph, or None if it does not hold for this call."""
         tensors = self.form.tensors(args, kwargs)
-        if tensors is None or not all(map(is_plain, tensors)):
+        if tensors is None or not all(map(_is_memory, tensors)) or not _only_watched():
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return None
@@ -63,6 +65,18 @@ class BlockGraph:
         return {name: value for name, value in self.__dict__.items() if name != "code"}
 
 
+def _is_memory(x: torch.Tensor) -> bool:
+    """Whether ``x`` is a tensor of real numbers, and not what a tracer stands in for one."""
+    return type(x) is torch.Tensor and torch._C._get_tracing_state() is None and not x.is_neg()
+
+
+def _only_watched() -> bool:
+    """Whether every dispatch mode in force, if there is one, wants to see what really runs."""
+    if not torch._C._len_torch_dispatch_stack():
+        return True
+    return all(getattr(mode, "only_watches", False) for mode in _get_current_dispatch_mode_stack())
+
+
 class BlockGraphs:
     """Stands at ``module.forward``.
 
@@ -76,6 +90,7 @@ class BlockGraphs:
         self.graphs = tuple(graphs)
         self.__signature__ = inspect.signature(module.forward)
         self._watch: _BlockWatch | None = _BlockWatch(module)
+        self._copied_from: int | None = None
 
     def attach(self) -> None:
         """Let calls of the module come here."""
@@ -83,20 +98,41 @@ class BlockGraphs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        plain = not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
-        for graph in self.graphs if plain else ():
-            tensors = graph.tensors(args, kwargs)
-            if tensors is not None and self._holds():
-                return graph.results.fill(graph.compiled.run(tuple(tensors)))
+        found = self.graph_for(args, kwargs)
+        if found is not None:
+            graph, tensors = found
+            return graph.results.fill(graph.compiled.run(tensors))
         return type(self.module).forward(self.module, *args, **kwargs)
+
+    def graph_for(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[BlockGraph, tuple[torch.Tensor, ...]] | None:
+        """The graph that answers a call and its inputs; None if the module's own code does."""
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return None
+        for graph in self.graphs:
+            tensors = graph.tensors(args, kwargs)
+            if tensors is not None:
+                return (graph, tuple(tensors)) if self._holds() else None
+        return None
+
+    def current(self) -> bool:
+        """Whether there are graphs of the module as it is."""
+        if self._watch is None:
+            return bool(self.graphs) and _fingerprint_of(self.module) == self._copied_from
+        return bool(self.graphs) and self._watch.holds()
 
     def _holds(self) -> bool:
         """Whether the module is as it was when the graphs were made; if not, they go."""
-        if self._watch is None:  # a copy: its tensors are those of the original, copied
-            self._watch = _BlockWatch(self.module)
-        if self._watch.trains():
+        if self._watch is None and _fingerprint_of(self.module) == self._copied_from:
+            try:
+                self._watch = _BlockWatch(self.module)
+            except ExtensionError:  # a copy where there are no native kernels
+                self.graphs = ()
+                return False
+        if self._watch is not None and self._watch.wants_layers():
             return False
-        if self._watch.holds():
+        if self._watch is not None and self._watch.holds():
             return True
         if self.graphs:
             warnings.warn(
@@ -109,16 +145,23 @@ class BlockGraphs:
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of a module that was changed must not take its graphs for current ones.
-        if self._watch is not None and not self._watch.holds():
-            return {**self.__dict__, "graphs": (), "_watch": None}
-        return {**self.__dict__, "_watch": None}
+        # What a copy is changed into before its first call must not be taken for what was copied.
+        holds = self._watch is None or self._watch.holds()
+        made = self._copied_from if self._watch is None else _fingerprint_of(self.module)
+        graphs = self.graphs if holds else ()
+        return {**self.__dict__, "graphs": graphs, "_watch": None, "_copied_from": made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
 
 _training = operator.attrgetter("training")
+
+
+def blocks_of(module: nn.Module) -> BlockGraphs | None:
+    """The graphs at the forward of ``module``; None if it has none, or none any longer."""
+    found = vars(module).get("forward")
+    return found if isinstance(found, BlockGraphs) and found.current() else None
 
 
 class _BlockWatch:
@@ -129,30 +172,83 @@ class _BlockWatch:
         self._modules = list(module.modules())
         inner = self._modules[1:]  # hooks of the module itself are around its forward
         self._hooks = [d for m in inner for d in (m._forward_pre_hooks, m._forward_hooks)]
-        self._counts = list(map(len, self._hooks))
         self._config = vars(module).get("config")
         self._settings = _settings(self._config)
+        self._variables = [vars(m) for m in inner]
+        plain = [(vars(m), _plain_values(m)) for m in self._modules]
+        self._plain = [(d, operator.itemgetter(*names)) for d, names in plain if names]
+        self._values = [get(d) for d, get in self._plain]
 
-    def trains(self) -> bool:
-        """Whether some of it is in training mode."""
-        return any(map(_training, self._modules))
+    def wants_layers(self) -> bool:
+        """Whether some of it is in training mode, or somebody looks at the calls of layers."""
+        hooked = any(map(len, self._hooks)) and not self._only_known_hooks()
+        return hooked or any(map(_training, self._modules))
 
     def holds(self) -> bool:
-        """Whether nothing was replaced, written to or hooked."""
+        """Whether nothing was replaced or written to."""
         return (
             self._tensors_hold()
-            and (list(map(len, self._hooks)) == self._counts or self._only_known_hooks())
             and _settings(self._config) == self._settings
+            and not any("forward" in variables for variables in self._variables)
+            and self._attributes_hold()
         )
+
+    def _attributes_hold(self) -> bool:
+        try:
+            return [get(variables) for variables, get in self._plain] == self._values
+        except KeyError:
+            return False
 
     def _only_known_hooks(self) -> bool:
         """transformers puts hooks of its own on modules, which do nothing unless it asks."""
         return all(map(is_known_hook, (hook for d in self._hooks for hook in d.values())))
 
 
+def _fingerprint_of(module: nn.Module) -> int:
+    """A checksum of the module's layers, attributes and tensors."""
+    found = 0
+    for name, inner in module.named_modules():
+        values = {k: getattr(v, "__qualname__", v) for k, v in _plain_values(inner).items()}
+        replaced = inner is not module and "forward" in vars(inner)
+        text = f"{name} {type(inner).__module__} {type(inner).__qualname__} {replaced}"
+        found = zlib.crc32(repr(sorted(values.items())).encode(), found)
+        found = zlib.crc32(text.encode(), found)
+        for key, tensor in (*inner._parameters.items(), *inner._buffers.items()):
+            if tensor is not None:
+                codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+                found = zlib.crc32(f"{key} {tuple(tensor.shape)}".encode(), found)
+                found = zlib.crc32(codes.numpy().tobytes(), found)
+    return zlib.crc32(repr(_settings(vars(module).get("config"))).encode(), found)
+
+
 def is_known_hook(hook: object) -> bool:
     """Whether ``hook`` is one of those that transformers uses to collect what it is asked for."""
     return str(getattr(hook, "__module__", "")).startswith("transformers.")
+
+
+#: What a forward may read off its module and compute with.
+_PLAIN = (
+    bool, int, float, str, type(None), torch.dtype,
+    types.FunctionType, types.BuiltinFunctionType,
+)  # fmt: skip
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+
+
+def _plain_values(module: nn.Module) -> dict[str, Any]:
+    """The attributes of ``module`` that are numbers, functions and the like.
+
+    Private ones are caches more often than not, but for the type that int8 layers take.
+    """
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _TORCHS_OWN
+        and (not name.startswith("_") or name == "_float_type")
+        and (
+            type(value) in _PLAIN
+            or (type(value) is tuple and all(type(v) in _PLAIN for v in value))
+        )
+    }
 
 
 def _settings(config: object) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from x86quant import extension
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import blocks_of
 from x86quant.dynamic import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -262,6 +263,9 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         op = "embedding" if isinstance(module, WeightOnlyEmbedding) else "linear"
         shape = "→".join(map(str, reversed(module.int8_weight.shape)))
         yield LayerChoice(path, op, shape, "native", "", "int8 weights, float arithmetic")
+    elif (blocks := blocks_of(module)) is not None:
+        for choice in _explain_compiled(blocks.graphs[0].compiled, None):
+            yield dataclasses.replace(choice, layer=f"{path}.{choice.layer}".lstrip("."))
     else:
         for name, child in module.named_children():
             yield from _ours(child, f"{path}.{name}" if path else name)

@@ -47,8 +47,13 @@ from x86quant.runtime.plan import Plan
 
 # Names of operators that multiply matrices or convolve, and their arithmetic. First match counts.
 _CLASSES: tuple[tuple[re.Pattern[str], bool], ...] = (
-    (re.compile(r"x86quant::(conv|linear|linear_dynamic)"), True),
-    (re.compile(r"x86quant::linear_weight_only"), False),
+    (
+        re.compile(
+            r"x86quant::(conv|linear|linear_dynamic|linear_rows(_rows|_norm)?|gated_rows_rows)"
+        ),
+        True,
+    ),
+    (re.compile(r"x86quant::(linear_weight_only|attention(_rows)?)"), False),
     (re.compile(r"quantized::(?!.*(pack|embedding)).*(conv|linear|matmul|lstm|gru|rnn).*"), True),
     (re.compile(r"_quantized::(?!.*pack).*(conv|linear).*"), True),
     (re.compile(r"onednn::q(conv|linear)(?!_prepack).*"), True),
@@ -260,6 +265,8 @@ def _layer_names(model: Callable[..., Any]) -> dict[int, str]:
 
 class _CalledOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each operator, but not what it calls in turn."""
+
+    only_watches = True  # blocks run as they do without it
 
     def __init__(self, ran: list[ComputeOp], names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ import torch
 
 from x86quant import extension
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import blocks_of
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, DynamicRecurrent
 from x86quant.explaining.explanation import cell_parts
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
@@ -37,6 +38,9 @@ def reroute(model: torch.nn.Module) -> torch.nn.Module:
         elif isinstance(module, DynamicMultiheadAttention):
             for part in module.separate_parts:
                 part.pack_again()
+        if (blocks := blocks_of(module)) is not None:
+            for graph in blocks.graphs:
+                graph.compiled.plan_again()
     return model
 
 

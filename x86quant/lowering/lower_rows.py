@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.graph_tools import attribute, own_call
 from x86quant.lowering.passes import Report, run_passes
 from x86quant.lowering.row_passes import ROW_PASSES
@@ -45,6 +46,8 @@ def _flat_copy(exported: GraphModule) -> GraphModule:
         else:
             values[node] = graph.node_copy(node, lambda n: values[n])
         values[node].meta = dict(node.meta)
+        if layer := exported_layer(node).removeprefix("inner").removeprefix("."):
+            values[node].meta["layer"] = layer
     return GraphModule(root, graph, class_name="RowGraph").eval()
 
 

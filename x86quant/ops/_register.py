@@ -11,6 +11,8 @@ NAMESPACE = "x86quant"
 
 #: Every registered schema, by op name, in order of registration.
 SCHEMAS: dict[str, str] = {}
+#: Ops that something faster than plain torch runs, where the extension is there.
+FASTER: set[str] = set()
 
 # torch.library is untyped.
 _LIBRARY: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -40,6 +42,8 @@ def register(
     def decorate(function: _F) -> _F:
         name = function.__name__
         SCHEMAS[name] = f"{name}({arguments}) -> {returns}"
+        if cpu is not None:
+            FASTER.add(name)
         _LIBRARY.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, cpu or function, "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake or function, lib=_LIBRARY)

@@ -16,6 +16,7 @@ import torch
 
 from x86quant import extension
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import InvalidInputError
 from x86quant.files import write_aside
 from x86quant.profiling.recorder import Recorder, RunStep
@@ -274,7 +275,7 @@ class Profile:
 
 
 def profile(
-    compiled: CompiledModule,
+    compiled: torch.nn.Module,
     inputs: Sequence[Any],
     *,
     kwargs: Mapping[str, Any] | None = None,
@@ -287,7 +288,8 @@ def profile(
     time is measured and taken off; a torch op is timed around its call.
 
     Args:
-        compiled: what ``x86quant.compile`` returned.
+        compiled: what ``x86quant.compile`` returned, or ``quantize`` where it says that the whole
+            model runs as a fused graph.
         inputs: the tuple of positional inputs.
         kwargs: keyword arguments, which a model loaded from a file may take.
         runs: how many of each kind.
@@ -297,7 +299,18 @@ def profile(
         InvalidInputError: not a compiled model, wrong or empty inputs, or no runs.
         ExtensionError: the compiled part is missing: there are no kernels to time.
     """
+    if isinstance(compiled, torch.nn.Module) and (blocks := blocks_of(compiled)) is not None:
+        with torch.no_grad():
+            found = blocks.graph_for(inputs, kwargs or {})
+        if found is None:
+            raise InvalidInputError(
+                "none of the model's graphs holds for these inputs, so its layers run one by one; "
+                "give inputs like those that it was calibrated with"
+            )
+        graph, inputs = found
+        compiled, kwargs = graph.compiled, None
     _check(compiled, inputs, runs, threads)
+    assert isinstance(compiled, CompiledModule)
     extension.load()
     used = torch.get_num_threads() if threads is None else threads
     roofline = measure_roofline(used)

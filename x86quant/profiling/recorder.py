@@ -19,6 +19,7 @@ from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import UNBOUNDED, Bounds, is_op, label, op_name
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.views import is_view
+from x86quant.ops._register import FASTER
 from x86quant.ops.dynamic import linear_dynamic
 from x86quant.packing.linear_dynamic import cached_pack
 from x86quant.routing.choice import Choice
@@ -314,6 +315,8 @@ def _run_by_torch(module: GraphModule, node: Node) -> tuple[str, str, str]:
         return op_name(node), "native", "looks up and sums quantized rows"
     if is_op(node, "interact"):
         return op_name(node), "native", "products of a sample's vectors, in float"
+    if is_op(node) and op_name(node) in FASTER:
+        return op_name(node), "native", "what its op needs is packed at the first run"
     if is_op(node):
         return op_name(node), PLAIN, "no native form of it here: it runs as plain torch"
     as_float = FloatNode.of(module, node)

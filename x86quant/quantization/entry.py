@@ -69,8 +69,9 @@ def quantize(
         bias_correction: take the mean error of rounding off the biases.
         smooth_quant: move outlier channels behind layer norms into the linears; as ``equalize``.
         fuse_blocks: run what is between dynamic linears (attention, norms, activations) fused with
-            them, as graphs traced from the calibration data; as ``equalize``, "auto" being where
-            there are enough weights to be worth some seconds of tracing.
+            them, as graphs traced from the calibration data; "auto" is for
+            models of many weights, which are worth some seconds of tracing, and keeps what is
+            quicker by ``speed_check``, without which it does nothing.
         metric: ``metric(model)``, or ``metric(model, evaluation)`` if that is given: a number,
             higher is better. With it, layers that harm it stay in float.
         max_drop: how far the metric may fall below the float model's; 0.01 unless given.

@@ -117,15 +117,18 @@ def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor
     return _exported(module, form, leaves, (_every_size, _first_size, _no_size), _spell)
 
 
-def ops_from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor]) -> Exported:
+def ops_from_export(
+    module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], *, free: bool = True
+) -> Exported:
     """``module`` as torch.export traces it: aten ops and ours, constants by their paths.
 
-    Batch and tokens stay free where export can leave them so.
+    If ``free``, batch and tokens stay free where export can leave them so.
 
     Raises:
         UnsupportedError: it cannot be exported; says why.
     """
-    return _exported(module, form, leaves, (_batch_and_tokens, _first_size), None)
+    tries = (_batch_and_tokens, _first_size) if free else (_no_size,)
+    return _exported(module, form, leaves, tries, None)
 
 
 def _exported(

@@ -26,6 +26,7 @@ from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.quantization import speed
 from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import ops_from_export
 from x86quant.quantization.harm import sqnr_between
@@ -61,15 +62,18 @@ def weights_of(module: nn.Module) -> int:
     return sum(m.int8_weight.numel() for m in module.modules() if isinstance(m, DynamicLinear))
 
 
-def with_block_graphs(model: nn.Module, sample: Sequence[Call]) -> tuple[str, ...]:
+def with_block_graphs(
+    model: nn.Module, sample: Sequence[Call], *, timed: bool = False
+) -> tuple[str, ...]:
     """Give the outermost modules of ``model`` that can have them graphs; returns notes on it.
 
     Args:
         model: a model with dynamic int8 layers; it is changed.
         sample: calls of it, on which graphs are proved, at other sizes too.
+        timed: whether graphs that are slower than the layers are left out.
     """
     calls = variants(sample)
-    search = _BlockSearch(model, calls)
+    search = _BlockSearch(model, calls, timed)
     with state_kept(model), rows_left_float():
         seen = observe(model, [""], calls)[""]
     search.try_module("", seen)
@@ -85,8 +89,8 @@ def with_block_graphs(model: nn.Module, sample: Sequence[Call]) -> tuple[str, ..
 class _BlockSearch:
     """Goes from the whole model to what is in it, wherever no graph can be had."""
 
-    def __init__(self, model: nn.Module, calls: Sequence[Call]) -> None:
-        self._model, self._calls = model, calls
+    def __init__(self, model: nn.Module, calls: Sequence[Call], timed: bool) -> None:
+        self._model, self._calls, self._timed = model, calls, timed
         self._refused: set[type] = set()
         self.found: list[str] = []
 
@@ -99,6 +103,8 @@ class _BlockSearch:
             try:
                 with state_kept(module), hooks_set_aside(module):
                     graphs = _graphs(module, seen)
+                    if self._timed:
+                        _check_speed(module, graphs[0], seen)
             except UnsupportedError as error:
                 _log.info("%s has no graph: %s", path or "the model", error)
                 self._refused.add(type(module))  # others of its class cost as long to refuse
@@ -170,6 +176,9 @@ def _graph(
     with rows_left_float():
         traced = prove(module, traced, mine)
     lowered, reports = lower_rows(exported.graph_module)
+    inputs = [node for node in lowered.graph.nodes if node.op == "placeholder"]
+    for node, x in zip(inputs, leaves, strict=True):
+        node.meta.update(shape=tuple(x.shape), input_dtype=x.dtype)  # to be explained with
     if not any(is_op(node, *_FUSED) for node in lowered.graph.nodes):
         raise UnsupportedError("there is nothing to fuse in it")
     float_nodes = [FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)]
@@ -196,6 +205,18 @@ def _check_noise(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed])
     before, after = sqnr_between(exact, layers), sqnr_between(exact, fused)
     if not after >= before - _ALLOWED_LOSS:
         raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")
+
+
+def _check_speed(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed]) -> None:
+    """Raise UnsupportedError if ``graph`` is clearly slower than the layers one by one."""
+
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        return graph.compiled.run(tuple(graph.tensors(args, kwargs) or ()))
+
+    held = (o.call for o in seen if graph.tensors(o.call.args, o.call.kwargs) is not None)
+    loss = speed.slower(module, fused, next(held))
+    if loss is not None:
+        raise UnsupportedError(f"fused it takes {loss:.2f} times as long as layer by layer")
 
 
 def _floats(result: Any) -> list[torch.Tensor]:

@@ -146,7 +146,8 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     note_in_config(model)
     result: Any = model.eval()
     if sample and _wants_graphs(outcome, result, settings):
-        for note in with_block_graphs(result, sample):
+        timed = settings.fuse_blocks == "auto"
+        for note in with_block_graphs(result, sample, timed=timed):
             outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result
@@ -154,10 +155,10 @@ def checked(outcome: Choices, settings: Settings) -> Any:
 
 def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> bool:
     """Whether blocks of dynamic layers are to run as graphs."""
-    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers):
-        return False
+    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers and speed.can_tell()):
+        return False  # without native kernels there is nothing to gain
     if settings.fuse_blocks == "auto":
-        return weights_of(model) >= ENOUGH_WEIGHTS
+        return settings.speed_check and weights_of(model) >= ENOUGH_WEIGHTS
     return settings.fuse_blocks
 
 

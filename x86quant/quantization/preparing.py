@@ -25,7 +25,7 @@ from x86quant.quantization.kit import (
     smoothing_helps,
 )
 from x86quant.quantization.model_check import check_model
-from x86quant.quantization.part_search import calls_of, find_parts
+from x86quant.quantization.part_search import Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
 from x86quant.quantization.proof import difference, run, variants
 from x86quant.quantization.running import feed_parts
@@ -122,8 +122,7 @@ def _prepared(
         assert data is not None
         tried = variants(sample)
         found = find_parts(model, scheme, tried, ranges, refused)
-        if any(part.traced.guard.conditions for part in found.found):
-            halves = Halves.of(sample)  # a graph may not hold for pieces of a batch
+        halves = _within(found, halves, sample)
         if smoothed and found.found and settings.smooth_quant == "auto":
             before = find_parts(plain, scheme, tried, ranges, refused)
             if not smoothing_helps((plain, before), (model, found), ranges, halves):
@@ -160,6 +159,15 @@ def _prepared(
         strict=settings.strict,
         notes=tuple(notes),
     )
+
+
+def _within(found: Parts, halves: Halves, sample: tuple[Call, ...]) -> Halves:
+    """``halves`` of calls that run in int8: others run in float, and would flatter it."""
+    if any(part.traced.guard.conditions for part in found.found):
+        halves = Halves.of(sample)  # a graph may not hold for pieces of a batch
+    whole = [part for part in found.found if not part.path]
+    inside = tuple(x for x in halves.calls if all(part.inputs(x) is not None for part in whole))
+    return halves if len(inside) == len(halves.calls) else Halves.of(inside)
 
 
 def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:

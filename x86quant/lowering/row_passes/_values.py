@@ -61,10 +61,13 @@ def call(graph: Graph, target: Any, value: torch.Tensor | None, *args: Any, **kw
 
 
 def emit_many(
-    graph: Graph, name: str, values: Sequence[torch.Tensor | None], **kwargs: Any
+    graph: Graph, name: str, like: Node, values: Sequence[torch.Tensor | None], /, **kwargs: Any
 ) -> tuple[Node, ...]:
-    """A call of our op ``name``, which returns several values, and the nodes of these."""
-    node = emit(graph, name, **kwargs)
+    """A call of our op ``name``, which returns several values, and the nodes of these.
+
+    ``like`` tells which layer it belongs to.
+    """
+    node = emit(graph, name, like, **kwargs)
     items = []
     for number, value in enumerate(values):
         item = graph.call_function(operator.getitem, (node, number))

@@ -25,6 +25,7 @@ def run(gm: GraphModule) -> int:
             _, *results = emit_many(
                 gm.graph,
                 "gated_rows_rows",
+                gate,
                 (None, None, None),
                 **{name: gate.kwargs[name] for name in _ROWS},
                 gate_weight=gate.kwargs["weight"],

@@ -85,10 +85,13 @@ def _fuse(
         own = {key: value for key, value in product.kwargs.items() if key != "activation"}
         name = "linear_rows_norm"
     value = value_of(normed)
+    like = norm if product is None else product
     with gm.graph.inserting_after(place):
         anchor = gm.graph.call_function(aten.alias.default, (place,))  # a place to insert before
     with gm.graph.inserting_before(anchor):
-        _, *results = emit_many(gm.graph, name, (value, value, None, None, None), **own, **kept)
+        _, *results = emit_many(
+            gm.graph, name, like, (value, value, None, None, None), **own, **kept
+        )
     gm.graph.erase_node(anchor)
     if quantizer is not None:
         take_over(gm, quantizer, {n: results[2 + n] for n in range(3)})

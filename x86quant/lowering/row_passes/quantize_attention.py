@@ -28,7 +28,7 @@ def run(gm: GraphModule) -> int:
             continue
         with gm.graph.inserting_before(attention):
             _, *results = emit_many(
-                gm.graph, "attention_rows", (None, None, None), **attention.kwargs
+                gm.graph, "attention_rows", attention, (None, None, None), **attention.kwargs
             )
         take_over(gm, quantizer, dict(enumerate(results)))
         gm.graph.erase_node(joined)

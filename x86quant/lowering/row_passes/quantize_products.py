@@ -18,7 +18,7 @@ def run(gm: GraphModule) -> int:
             continue
         with gm.graph.inserting_before(product):
             _, *results = emit_many(
-                gm.graph, "linear_rows_rows", (None, None, None), **product.kwargs
+                gm.graph, "linear_rows_rows", product, (None, None, None), **product.kwargs
             )
         take_over(gm, quantizer, dict(enumerate(results)))
         gm.graph.erase_node(product)

@@ -72,6 +72,7 @@ def replace_attention(
         out = emit(
             gm.graph,
             "attention",
+            node,
             q=tokens[0],
             k=tokens[1],
             v=tokens[2],

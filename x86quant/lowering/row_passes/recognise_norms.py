@@ -31,7 +31,7 @@ def run(gm: GraphModule) -> int:
         value = value_of(node)
         with gm.graph.inserting_before(node):
             _, _, normed, *_ = emit_many(
-                gm.graph, "norm_rows", (None, value), residual=None, outputs=NORMED, **found
+                gm.graph, "norm_rows", node, (None, value), residual=None, outputs=NORMED, **found
             )
         total = normed.args[0]
         node.replace_all_uses_with(normed)

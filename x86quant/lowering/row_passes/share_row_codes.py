@@ -18,7 +18,9 @@ def run(gm: GraphModule) -> int:
         assert isinstance(x, Node)
         with gm.graph.inserting_before(linear):
             if x not in codes:
-                codes[x] = emit_many(gm.graph, "quantize_rows", (value_of(x), None, None), x=x)[1:]
+                codes[x] = emit_many(
+                    gm.graph, "quantize_rows", linear, (value_of(x), None, None), x=x
+                )[1:]
             rows = dict(zip(("codes", "scale", "zero_point"), codes[x], strict=True))
             product = emit(gm.graph, "linear_rows", linear, **rows, **arguments)
         product.meta["val"] = value_of(linear)
