@@ -67,8 +67,8 @@ class Site:
         self.scales = torch.rand(2, outputs, generator=draw) * 0.01
         self.biases = torch.randn(2, outputs, generator=draw)
         self.residual = torch.randn(rows, outputs, generator=draw)
-        self.norm = torch.randn(2, outputs, generator=draw)
-        self.codes = quantize_rows(self.x)
+        self.norm: Any = torch.randn(2, outputs, generator=draw)
+        self.codes: Any = quantize_rows(self.x)
 
     def value(self, which: int) -> torch.Tensor:
         """The product by its definition."""
@@ -414,8 +414,8 @@ def test_torchs_ops_are_their_definitions(leading: tuple[int, ...]) -> None:
     codes = OPS.quantize_rows(x)
     for mine, torchs in zip(codes, quantize_rows(x), strict=True):
         torch.testing.assert_close(mine, torchs, rtol=0, atol=0, equal_nan=True)
-    first = (site.weights[0], site.scales[0], site.biases[0])
-    second = (site.weights[1], site.scales[1], None)
+    first: Any = (site.weights[0], site.scales[0], site.biases[0])
+    second: Any = (site.weights[1], site.scales[1], None)
     want = linear_rows(*codes, *first)
     torch.testing.assert_close(
         OPS.linear_rows(*codes, *first), want, rtol=0, atol=0, equal_nan=True
@@ -443,7 +443,7 @@ def test_torchs_ops_are_their_definitions(leading: tuple[int, ...]) -> None:
 
 def test_products_see_weights_that_were_written_to() -> None:
     site = Site(3, 64, 32, activation=0, seed=4)
-    operands = [site.weights[0].clone(), site.scales[0].clone(), site.biases[0].clone()]
+    operands: Any = [site.weights[0].clone(), site.scales[0].clone(), site.biases[0].clone()]
     for change in (
         lambda: operands[0].neg_(),
         lambda: operands[1].mul_(2),

@@ -23,6 +23,7 @@ quotients may be summed in any order, so normed values and their codes are equal
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -314,7 +315,7 @@ def _linear_rows_norm_packed(
     shape = (*codes.shape[:-1], weight.shape[0])
     _check_norm(op, shape, residual, norm_weight, norm_bias, eps, kind, outputs)
     given = (codes, scale, zero_point)
-    norm = (residual, norm_weight, norm_bias, eps, kind, outputs)
+    norm: tuple[Any, ...] = (residual, norm_weight, norm_bias, eps, kind, outputs)
     pack = row_linear((weight, weight_scale, bias), None)
     if pack is None:
         return linear_rows_norm(*given, weight, weight_scale, bias, *norm)
