@@ -26,7 +26,9 @@ from x86quant import cli
 from x86quant.cli import tune
 from x86quant.errors import InvalidInputError, MeasurementError, TuningError
 from x86quant.hardware.cpu import cpu
-from x86quant.kernels import all_kernels, graph_kernels, kernel_names
+from x86quant.kernels import all_kernels, dynamic_kernels, graph_kernels, kernel_names
+from x86quant.packing.linear_dynamic import choose_linear_dynamic
+from x86quant.routing.in_force import use_rules
 from x86quant.spec import OpSpec
 from x86quant.tables.table_reader import read_table
 from x86quant.terminal import progress
@@ -141,11 +143,12 @@ def test_jobs_are_shapes_times_sizes_and_share_operands(shapes_csv: Path) -> Non
     cases = [c for job in found for c in job]
     assert len(set(cases)) == len(cases)
     # conv: 2 batches x 2 threads x (2 callers + lut in graphs only) x 2 caches, linear: static
-    # alike, dynamic in the stock operators without a table only.
-    assert len(cases) == 2 * 2 * 3 * 2 + (2 * 3 * 2 + 2 * 2)
+    # alike, dynamic without a table only.
+    assert len(cases) == 2 * 2 * 3 * 2 + (2 * 3 * 2 + 2 * 2 * 2)
     batches = [job[0].spec.batch for job in found if job[0].spec.op == "conv2d"]
     assert batches == [1] * 4 + [8] * 4
-    assert not supports("graph", LINEAR.replace(dynamic=True))
+    assert supports("graph", LINEAR.replace(dynamic=True))
+    assert not supports("graph", LINEAR.replace(dynamic=True, post_op="add"))
 
 
 def test_a_shape_that_occurs_twice_is_measured_once_and_counted() -> None:
@@ -221,6 +224,8 @@ def test_a_model_that_does_not_run_says_how_to_give_its_input() -> None:
         LINEAR.replace(post_op="relu"),
         LINEAR.replace(dynamic=True),
         LINEAR.replace(dynamic=True, post_op="relu"),
+        LINEAR.replace(dynamic=True, rows=1),
+        LINEAR.replace(dynamic=True, in_channels=1),
         OpSpec("conv1d", 8, 8, 1, (3,), (1,), (1,), (1,), (0,), dynamic=False, batch=2, rows=20,
                spatial=(10,), threads=1),
         OpSpec("conv3d", 8, 8, 1, (3,) * 3, (1,) * 3, (1,) * 3, (1,) * 3, (0,) * 3, dynamic=False,
@@ -232,7 +237,8 @@ def test_every_kernel_that_accepts_an_op_computes_it(caller: Caller, spec: OpSpe
     if not supports(caller, spec):
         pytest.skip("no such op")
     found = candidates(caller, functools.cache(functools.partial(make_operands, spec)))
-    registry = graph_kernels() if caller == "graph" else all_kernels()
+    in_graphs = dynamic_kernels() if spec.dynamic else graph_kernels()
+    registry = in_graphs if caller == "graph" else all_kernels()
     assert [c.name for c in found[: len(registry)]] == list(registry)
     # Without VNNI, some run once more with the narrow weights that others need.
     for again in found[len(registry) :]:
@@ -731,6 +737,17 @@ def test_entries_of_compiled_models_come_first_and_are_exact() -> None:
     assert [(e.spec.caller, e.spec.rows, e.use) for e in found] == [
         ("graph", 36, ("native",)), ("stock", None, ("onednn",)),
     ]  # fmt: skip
+
+
+def test_linears_on_float_tensors_find_what_was_measured_of_them() -> None:
+    one, several = (LINEAR.replace(dynamic=True, rows=rows) for rows in (1, 4))
+    measured = [graph(one, "onednn", 1), graph(one, "native", 2), graph(several, "native", 3)]
+    path = user_table.install(user_table.with_entries(measured, cpu()), cpu())
+    weight = torch.ones(LINEAR.out_channels, LINEAR.in_channels, dtype=torch.int8)
+    with use_rules(path):
+        routes = choose_linear_dynamic(weight, torch.zeros(LINEAR.out_channels), None)
+    assert [choice.kernel for choice in routes.choices][:2] == ["onednn", "native"]
+    assert routes.choices[0].rule.partition("#")[0].endswith(":entry")
 
 
 def test_the_users_table_is_read_back_and_keeps_other_entries() -> None:

@@ -11,7 +11,7 @@ from x86quant.routing.choice import Choice
 from x86quant.tables.conditions import Span
 
 #: How an unbounded range is told to C++.
-_NO_LIMIT = -1
+NO_LIMIT = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Routes:
     @property
     def row_limits(self) -> list[int]:
         """The upper bounds of the ranges as C++ takes them."""
-        return [_NO_LIMIT if rows is None else rows for rows, _ in self.ranges]
+        return [NO_LIMIT if rows is None else rows for rows, _ in self.ranges]
 
     @property
     def situations(self) -> list[str]:
@@ -108,7 +108,7 @@ class Routes:
 
 def _numbers(detour: Detour) -> list[int]:
     widths = detour.situation.widths
-    high = _NO_LIMIT if widths.high is None else widths.high
+    high = NO_LIMIT if widths.high is None else widths.high
     return [detour.origin, widths.low, high, widths.step, int(widths.apart)]
 
 

@@ -3,13 +3,14 @@
 A ``Runner`` is one kernel with its weights packed. Stock kernels are timed by the clock around the
 operator, which is what a user of the stock workflow waits for; graph kernels by the clock of the
 native program around the step, since a compiled model calls from Python once for all its steps.
+Linears on float tensors are called one by one, and timed so.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -17,13 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from x86quant import extension
 from x86quant.hardware.cpu import cpu
-from x86quant.kernels import Kernel, all_kernels, graph_kernels
+from x86quant.kernels import Kernel, all_kernels, dynamic_kernels, graph_kernels
 from x86quant.kernels.reference import ReferenceKernel
 from x86quant.lowering.graph_tools import add_constant, emit
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.routing.in_force import override, routing_in_force
+from x86quant.routing.routes import NO_LIMIT
 from x86quant.runtime import Plan, Segment
+from x86quant.spec import OpSpec
 from x86quant.tuning.measurements import NARROW_WEIGHTS, Caller, Status
 from x86quant.tuning.operands import (
     FULL,
@@ -81,7 +85,7 @@ class Candidate:
 
 def candidates(caller: Caller, operands: MakeOperands) -> tuple[Candidate, ...]:
     """Every registered kernel of ``caller``, with its refusal where it says it cannot."""
-    registry = graph_kernels() if caller == "graph" else all_kernels()
+    registry = _registry(caller, operands(FULL).spec)
     found = [_candidate(caller, kernel, operands) for kernel in registry.values()]
     if any(candidate.narrow for candidate in found):
         # To compare with, since there the others meet narrow weights too.
@@ -92,6 +96,12 @@ def candidates(caller: Caller, operands: MakeOperands) -> tuple[Candidate, ...]:
             if registry[one.name].quicker_with_narrow_weights(cpu())
         ]
     return tuple(found)
+
+
+def _registry(caller: Caller, spec: OpSpec) -> Mapping[str, Kernel]:
+    in_graphs = dynamic_kernels if spec.dynamic else graph_kernels
+    registry: Mapping[str, Kernel] = all_kernels() if caller == "stock" else in_graphs()
+    return registry
 
 
 def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candidate:
@@ -112,7 +122,9 @@ def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candid
 
 
 def _made(caller: Caller, name: str, operands: Operands, note: str) -> Candidate:
-    runner = GraphRunner if caller == "graph" else StockRunner
+    runner: Callable[[Operands, str], Runner] = StockRunner
+    if caller == "graph":
+        runner = RowsRunner if operands.spec.dynamic else GraphRunner
     return Candidate(caller, name, lambda: runner(operands, name), "ok", note, operands=operands)
 
 
@@ -195,6 +207,46 @@ def _stock_operator(operands: Operands) -> Callable[[Tensor, Any], Tensor]:
 
 
 # ---------------------------------------------------------------------------- compiled models
+
+
+class RowsRunner:
+    """A linear on float tensors, whose rows are quantized as they come, by one kernel."""
+
+    def __init__(self, operands: Operands, kernel: str) -> None:
+        self._operands = operands
+        self._kernel = kernel
+        self._sets = [self._new_set()]
+
+    def _new_set(self) -> tuple[Tensor, Any]:
+        o = self._operands
+        scale = o.weight_scale.expand(o.spec.out_channels).clone()
+        limits, kernels = [NO_LIMIT], [self._kernel]
+        extension.load()
+        pack = torch.ops.x86quant.pack_linear_dynamic(
+            o.weight, scale, o.bias, o.spec.post_op, limits, kernels, ""
+        )
+        return o.quantized_input(), pack
+
+    def result(self) -> Tensor:
+        """See ``Runner``."""
+        x, pack = self._sets[0]
+        output: Tensor = pack.run(x)
+        return output
+
+    def spread(self, copies: int) -> None:
+        """See ``Runner``. Each set runs once: libraries lay weights out at the first call."""
+        while len(self._sets) < copies:
+            self._sets.append(self._new_set())
+            x, pack = self._sets[-1]
+            pack.run(x)
+
+    def seconds(self, calls: int, *, rotated: bool) -> float:
+        """See ``Runner``."""
+        order = _in_turn(self._sets, calls, rotated)
+        start = perf_counter()
+        for x, pack in order:
+            pack.run(x)
+        return (perf_counter() - start) / calls
 
 
 class GraphRunner:

@@ -152,8 +152,10 @@ def supports(caller: Caller, spec: OpSpec) -> bool:
     """Whether ``caller`` has an op like this at all."""
     if spec.post_op not in POST_OPS[caller]:
         return False
+    if caller == "graph" and spec.dynamic:  # a linear on float tensors
+        return spec.post_op in (None, "relu")
     if caller == "graph":
-        return not spec.dynamic
+        return True
     # The stock operators have no transposed convolution with a fused ReLU.
     return not (spec.transposed and spec.post_op)
 

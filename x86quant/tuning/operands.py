@@ -119,8 +119,10 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     weight = _weight(spec, weights, generator)
     shape = input_shape(spec)
     x = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    # Dynamic quantization finds the same scale and zero point again if both ends occur.
-    x.view(-1)[0], x.view(-1)[-1] = 0, 255
+    # Dynamic quantization finds the same scale and zero point again if both ends occur, in all of
+    # the input or, where each row has a range, in each row. A row of one value is exact anyway.
+    rows = x.view(shape[0], -1) if spec.dynamic and shape[1] > 1 else x.view(1, -1)
+    rows[:, 0], rows[:, -1] = 0, 255
     x = channels_last(x)
     scales = torch.rand(spec.out_channels if spec.per_channel else 1, generator=generator) + 0.5
     facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)

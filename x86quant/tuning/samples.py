@@ -141,6 +141,8 @@ def _ties(m: Measurement, best: Measurement) -> bool:
 def as_routed(case: Case) -> OpSpec:
     """The op as far as it is known when its kernel is chosen."""
     spec = case.spec.replace(caller=case.caller)
+    if case.caller == "graph" and spec.dynamic:  # packed before it runs, as stock weights are
+        return spec.replace(threads=None)
     if case.caller == "graph":
         return spec
     unknown = (*_UNKNOWN_TO_STOCK, "rows") if spec.transposed else _UNKNOWN_TO_STOCK

@@ -122,7 +122,9 @@ def entries(measured: Sequence[Measurement]) -> tuple[Entry, ...]:
     for m in measured:
         shape = shape_in_table(m.case.spec)
         if m.case.caller == "graph":
-            graph.setdefault(shape.replace(caller="graph"), []).append(m)
+            # A linear on float tensors is packed before its threads are known.
+            known = {"threads": None} if shape.dynamic else {}
+            graph.setdefault(shape.replace(caller="graph", **known), []).append(m)
         else:
             stock.setdefault(_as_packed(shape), []).append(m)
     found = [_entry(spec, of_spec) for spec, of_spec in graph.items()]
