@@ -177,7 +177,7 @@ def test_blocks_are_recognised(transformers: Any, make: Callable[[Any], Made]) -
     with torch.no_grad():
         for expected, actual in zip(exported.graph_module(*leaves), lowered(*leaves), strict=True):
             noise = (actual - expected).square().mean() / expected.square().mean()
-            assert noise < 1e-4
+            assert noise < 2**-12  # attention may multiply in bfloat16, which has 8 bits
 
 
 @contextlib.contextmanager

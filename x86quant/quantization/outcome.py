@@ -20,6 +20,7 @@ from torch import nn
 from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
+from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.quantization import speed
 from x86quant.quantization.batches import Call
 from x86quant.quantization.fused_blocks import (
@@ -155,7 +156,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
 
 def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> bool:
     """Whether blocks of dynamic layers are to run as graphs."""
-    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers and speed.can_tell()):
+    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers and extension_loads()):
         return False  # without native kernels there is nothing to gain
     if settings.fuse_blocks == "auto":
         return settings.speed_check and weights_of(model) >= ENOUGH_WEIGHTS
