@@ -33,23 +33,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.networks import NETWORKS
 from benchmarks.peers import OURS, PEERS, report
 from benchmarks.peers.results import NetworkResult, Settings, SettingsDifferError, Store
 from benchmarks.peers.worker import STAGE_BYTES, Stage
 from x86quant.hardware import isa
 
-NETWORKS = (
-    "resnet18",
-    "resnet50",
-    "resnext50_32x4d",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "efficientnet_b0",
-    "shufflenet_v2_x1_0",
-    "densenet121",
-    "googlenet",
-    "convnext_tiny",
-)
 WORKER = (sys.executable, "-m", "benchmarks.peers.worker")
 HEARTBEAT_SECONDS = 15
 

@@ -20,18 +20,6 @@ import sys
 import warnings
 from pathlib import Path
 
-NETWORKS = (
-    "resnet18",
-    "resnet50",
-    "resnext50_32x4d",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "efficientnet_b0",
-    "shufflenet_v2_x1_0",
-    "densenet121",
-    "googlenet",
-    "convnext_tiny",
-)
 #: Seconds of one turn, and the fewest calls in it.
 TURN_SECONDS = 0.15
 LEAST_CALLS = 5
@@ -142,7 +130,7 @@ def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--before", type=Path, help="the other checkout, with a .venv in it")
-    parser.add_argument("--networks", nargs="+", default=NETWORKS, metavar="NAME")
+    parser.add_argument("--networks", nargs="+", metavar="NAME")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
@@ -154,6 +142,7 @@ def main() -> None:
     if options.before is None:
         parser.error("--before names the checkout to compare with")
     from benchmarks.environment import print_environment
+    from benchmarks.networks import NETWORKS
 
     print_environment()
     print(f"batch {options.batch}, {options.threads} thread(s), {options.rounds} rounds in turn\n")
@@ -162,7 +151,7 @@ def main() -> None:
     print(f"{'network':20} {names} {names}")
     before = Checkout(options.before, options.batch, options.threads)
     after = Checkout(Path.cwd(), options.batch, options.threads)
-    ratios = [compare(before, after, name, options.rounds) for name in options.networks]
+    ratios = [compare(before, after, name, options.rounds) for name in options.networks or NETWORKS]
     means = [statistics.geometric_mean(column) for column in zip(*ratios, strict=True)]
     print(f"{'geometric mean':20} {'':19} {means[0]:7.3f} {'':19} {means[1]:7.3f}")
 

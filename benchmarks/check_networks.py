@@ -28,24 +28,11 @@ from torch.ao.quantization.quantize_fx import (
     prepare_fx,
 )
 
-from benchmarks.networks import torchvision_model
+from benchmarks.networks import NETWORKS, torchvision_model
 from x86quant.compiled import CompiledModule
 from x86quant.lowering import lower, verify
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.runtime.check import check_ops
-
-NETWORKS = (
-    "resnet18",
-    "resnet50",
-    "resnext50_32x4d",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "efficientnet_b0",
-    "shufflenet_v2_x1_0",
-    "densenet121",
-    "googlenet",
-    "convnext_tiny",
-)
 
 
 def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:

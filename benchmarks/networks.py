@@ -9,6 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
+#: The convolutional networks that benchmarks run.
+NETWORKS = (
+    "resnet18",
+    "resnet50",
+    "resnext50_32x4d",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "efficientnet_b0",
+    "shufflenet_v2_x1_0",
+    "densenet121",
+    "googlenet",
+    "convnext_tiny",
+)
+
 
 def torchvision_model(name: str, size: int = 224) -> nn.Module:
     """The float network in eval mode, its batch norms settled on noise; nothing is downloaded."""

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import x86quant
-from benchmarks.against_peers import NETWORKS
 from benchmarks.environment import print_environment
+from benchmarks.networks import NETWORKS
 from x86quant.profiling.timing import interleaved
 
 Q = torch.ops.quantized
