@@ -1,4 +1,4 @@
-// 3 x 3 convolutions by Winograd's F(2 x 2, 3 x 3): 16 products where 36 are due. All in integers: the
+// 3 x 3 convolutions by Winograd's F(2 x 2, 3 x 3): 16 products instead of 36. All in integers: the
 // input's transform fits 11 bits, the weights' 12 (four times the true one), so pairs of products are exact in
 // int32 and the sums, divided by four at the end, too.
 #pragma once

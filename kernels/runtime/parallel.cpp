@@ -42,7 +42,7 @@ void run_share(void* data) {
 }
 
 // A forked process has only the thread that forked, whose OpenMP runtime still counts on the threads of its
-// pool and would wait for them for ever. So the pool is ended before the fork; the next parallel loop, in either
+// pool and would wait for them forever. So the pool is ended before the fork; the next parallel loop, in either
 // process, starts a new one.
 void end_pool_before_fork() {
   constexpr int kSoft = 1;
