@@ -12,7 +12,6 @@ down + residual + norm.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -22,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from benchmarks.environment import print_environment
 from x86quant import extension
 from x86quant.ops.rows import CODES, NORMED
+from x86quant.profiling.timing import interleaved
 
 Run = Callable[[], object]
 OPS = torch.ops.x86quant
@@ -30,17 +30,6 @@ MODELS = {
     "BERT-base": (768, 3072, 12, 12, ((1, 128), (1, 384))),
     "MiniLM": (384, 1536, 12, 6, ((1, 16), (1, 32), (1, 128), (32, 32))),
 }
-
-
-def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """The least of each run's times in microseconds: other work of a machine only adds to them."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds + 2):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: min(each[2:]) * 1e6 for name, each in times.items()}
 
 
 class Layer:
@@ -97,7 +86,8 @@ def linear(
 
 def report(name: str, runs: dict[str, Run], products: int, rounds: int) -> None:
     """One line of the table."""
-    took = interleaved(runs, rounds)
+    timings = interleaved(runs, rounds=rounds)
+    took = {name: timing.minimum * 1e6 for name, timing in timings.items()}
     ours = took.pop("ours")
     ratios = "".join(f"{took[other] / ours:>9.2f}x" for other in ("fp32", "bf16"))
     print(f"{name:<36}{ours:>10.1f}{products / ours / 1e3:>10.0f}{ratios}", flush=True)

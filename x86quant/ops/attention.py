@@ -75,8 +75,8 @@ def attention(
     values = v.transpose(1, 2).repeat_interleave(group, 1)
     scores = queries @ keys.transpose(2, 3) * scale
     if mask is not None:
-        hidden = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else None
-        scores = scores + mask if hidden is None else hidden
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
     if causal:
         seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~seen, -torch.inf)
