@@ -532,8 +532,8 @@ def test_a_handle_of_no_program_is_refused() -> None:
 def test_copies_move_whole_elements() -> None:
     x = torch.randn(3, 4, 5)
     program = torch.classes.x86quant.Program(0, 1)
-    program.expect([3, 4, 5], [20, 5, 1], True)
-    program.add_output([5, 3, 4], [12, 4, 1], True)
+    program.expect([3, 4, 5], [20, 5, 1], "float32")
+    program.add_output([5, 3, 4], [12, 4, 1], "float32")
     NativeStep("strided_copy", {
         "element_size": 4, "sizes": [5, 3, 4], "from": [1, 0], "from_strides": [4, 80, 20],
         "to": [2, 0], "to_strides": [48, 16, 4],

@@ -1,4 +1,6 @@
 // Attention as torch sees it: see x86quant/ops/attention.py.
+#include "attention.h"
+
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
@@ -56,13 +58,7 @@ at::Tensor native_attention(const at::Tensor& q, const at::Tensor& k, const at::
   }
   op.causal = causal, op.scale = static_cast<float>(scale);
   op.out = out.mutable_data_ptr<float>();
-  const int64_t products = 2 * op.batch * op.heads * op.queries * op.keys * op.size;
-  op.threads = runtime::useful_threads(products / kProductsEach);
-  succeed(xq_attention_check(&op));
-  runtime::split(xq_attention_items(&op), op.threads, [&](int64_t begin, int64_t end) {
-    const runtime::Scratch mine(xq_attention_scratch(&op));
-    xq_attention_run(&op, begin, end, mine.data());
-  });
+  run_attention(op);
   return out;
 }
 
@@ -72,4 +68,15 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
 }
 
 }  // namespace
+
+void run_attention(xq_attention& op) {
+  const int64_t products = 2 * op.batch * op.heads * op.queries * op.keys * op.size;
+  op.threads = runtime::useful_threads(products / kProductsEach);
+  succeed(xq_attention_check(&op));
+  runtime::split(xq_attention_items(&op), op.threads, [&](int64_t begin, int64_t end) {
+    const runtime::Scratch mine(xq_attention_scratch(&op));
+    xq_attention_run(&op, begin, end, mine.data());
+  });
+}
+
 }  // namespace x86quant::dynamic

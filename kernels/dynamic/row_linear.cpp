@@ -1,25 +1,22 @@
 // Products of row codes as torch sees them, and what needs no product: see x86quant/ops/rows.py.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <limits>
 #include <tuple>
 #include <vector>
 
-#include "../runtime/memory.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
 #include "activation.h"
-#include "row_codes.h"
+#include "row_linear.h"
 
 namespace x86quant::dynamic {
 namespace {
 
 using FiveTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using runtime::Buffer;
 
 // Bits of `outputs`.
 constexpr int64_t kTotal = 1, kNormed = 2, kCodes = 4;
@@ -30,16 +27,10 @@ int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'0
 
 const float* floats_of(const std::optional<at::Tensor>& t) { return t ? t->const_data_ptr<float>() : nullptr; }
 
-void run(xq_rows& op, int64_t in_features) {
-  const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
-  op.threads = runtime::useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
-  succeed(xq_rows_check(&op));
-  const runtime::Scratch shared(xq_rows_shared(&op));
-  for (int phase = 0; phase < 2; ++phase)
-    runtime::split(xq_rows_items(&op, phase), op.threads, [&](int64_t begin, int64_t end) {
-      const runtime::Scratch mine(xq_rows_scratch(&op));
-      xq_rows_run(&op, phase, begin, end, shared.data(), mine.data());
-    });
+xq_rows call_on(const RowLinear& linear, const Operand& operand) {
+  xq_rows op = linear.call(operand.rows());
+  op.in = operand.view();
+  return op;
 }
 
 // How a norm is asked for, with operands that live as long as this does.
@@ -68,7 +59,7 @@ struct Norm {
       if (outputs & kTotal) op.total = total.mutable_data_ptr<float>();
       if (outputs & kNormed) op.normed = normed.mutable_data_ptr<float>();
       if (outputs & kCodes) op.out = written(codes);
-      run(op, in_features);
+      run_rows(op, in_features);
     }
     return {total, normed, std::get<0>(codes), std::get<1>(codes), std::get<2>(codes)};
   }
@@ -82,80 +73,37 @@ struct Norm {
   }
 };
 
-// Weights packed once: of one product, or of two whose results are multiplied.
-class RowLinear final : public torch::CustomClassHolder {
- public:
-  RowLinear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
-            const std::string& activation)
-      : isa_(native_isa()), in_(weight.size(1)), out_(weight.size(0)), packed_(pack(weight, scale, bias, activation)) {}
+// The product of row codes, as float32 rows.
+at::Tensor floats(const RowLinear& linear, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) {
+  RECORD_FUNCTION("x86quant::linear_rows", c10::ArrayRef<const c10::IValue>{});
+  const Operand operand(codes, scale, zp, linear.in_features());
+  at::Tensor out = at::empty(operand.shape_with(linear.out_features()), at::kFloat);
+  if (out.numel() == 0) return out;
+  xq_rows op = call_on(linear, operand);
+  op.total = out.mutable_data_ptr<float>();
+  run_rows(op, linear.in_features());
+  return out;
+}
 
-  void multiply_by(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias) {
-    TORCH_CHECK_VALUE(weight.size(0) == out_ && weight.size(1) == in_, "x86quant: gate and up must have one shape");
-    up_ = pack(weight, scale, bias, "");
-  }
+// The same as row codes.
+RowCodes row_codes(const RowLinear& linear, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) {
+  RECORD_FUNCTION("x86quant::linear_rows_rows", c10::ArrayRef<const c10::IValue>{});
+  const Operand operand(codes, scale, zp, linear.in_features());
+  RowCodes out = new_row_codes(operand.shape_with(linear.out_features()));
+  if (operand.rows() == 0) return out;
+  xq_rows op = call_on(linear, operand);
+  op.out = written(out);
+  run_rows(op, linear.in_features());
+  return out;
+}
 
-  at::Tensor floats(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) const {
-    RECORD_FUNCTION("x86quant::linear_rows", c10::ArrayRef<const c10::IValue>{});
-    const Operand operand(codes, scale, zp, in_);
-    at::Tensor out = at::empty(operand.shape_with(out_), at::kFloat);
-    if (out.numel() == 0) return out;
-    xq_rows op = call(operand);
-    op.total = out.mutable_data_ptr<float>();
-    run(op, in_);
-    return out;
-  }
-
-  RowCodes codes(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) const {
-    RECORD_FUNCTION("x86quant::linear_rows_rows", c10::ArrayRef<const c10::IValue>{});
-    const Operand operand(codes, scale, zp, in_);
-    RowCodes out = new_row_codes(operand.shape_with(out_));
-    if (operand.rows() == 0) return out;
-    xq_rows op = call(operand);
-    op.out = written(out);
-    run(op, in_);
-    return out;
-  }
-
-  FiveTensors normed(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp, const Norm& norm) const {
-    RECORD_FUNCTION("x86quant::linear_rows_norm", c10::ArrayRef<const c10::IValue>{});
-    const Operand operand(codes, scale, zp, in_);
-    xq_rows op = call(operand);
-    return norm.run_on(op, operand.shape_with(out_), in_);
-  }
-
-  int64_t bytes() const { return static_cast<int64_t>(packed_.size() + up_.size()); }
-
- private:
-  Buffer pack(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
-              const std::string& activation) const {
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.size(0) == scale.numel() &&
-                          scale.scalar_type() == at::kFloat &&
-                          (!bias || (bias->numel() == scale.numel() && bias->scalar_type() == at::kFloat)),
-                      "x86quant: the weights of a linear do not fit each other");
-    const xq_linear linear{static_cast<int32_t>(weight.size(1)), static_cast<int32_t>(weight.size(0)),
-                           activation_code(activation)};
-    const size_t size = xq_linear_packed_size(&linear, isa_);
-    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
-    Buffer packed(size);
-    const at::Tensor w = weight.contiguous(), s = scale.contiguous();
-    const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
-    succeed(xq_linear_pack(&linear, isa_, w.const_data_ptr<int8_t>(), s.const_data_ptr<float>(),
-                                      bias ? b.const_data_ptr<float>() : nullptr, packed.data()));
-    return packed;
-  }
-
-  xq_rows call(const Operand& operand) const {
-    xq_rows op{};
-    op.isa = isa_, op.rows = operand.rows(), op.features = out_;
-    op.packed = packed_.data(), op.up = up_.data();
-    op.in = operand.view();
-    return op;
-  }
-
-  int isa_;
-  int64_t in_, out_;
-  Buffer packed_, up_;
-};
+FiveTensors normed(const RowLinear& linear, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
+                   const Norm& norm) {
+  RECORD_FUNCTION("x86quant::linear_rows_norm", c10::ArrayRef<const c10::IValue>{});
+  const Operand operand(codes, scale, zp, linear.in_features());
+  xq_rows op = call_on(linear, operand);
+  return norm.run_on(op, operand.shape_with(linear.out_features()), linear.in_features());
+}
 
 using Pack = c10::intrusive_ptr<RowLinear>;
 
@@ -197,7 +145,7 @@ RowCodes native_quantize_rows(const at::Tensor& x) {
   }
   xq_rows op = call_on(in);
   op.out = written(out);
-  run(op, 0);
+  run_rows(op, 0);
   return out;
 }
 
@@ -217,13 +165,13 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.class_<RowLinear>("RowLinear")
       // Methods, not ops: torch takes 8 us to pass an object to an op.
       .def("floats", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
-                        const at::Tensor& zp) { return p->floats(codes, scale, zp); })
+                        const at::Tensor& zp) { return floats(*p, codes, scale, zp); })
       .def("codes", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
-                       const at::Tensor& zp) { return p->codes(codes, scale, zp); })
+                       const at::Tensor& zp) { return row_codes(*p, codes, scale, zp); })
       .def("normed", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
                         const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& weight,
                         const std::optional<at::Tensor>& bias, double eps, std::string kind, int64_t outputs) {
-        return p->normed(codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
+        return normed(*p, codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
       })
       .def("bytes", [](const Pack& p) { return p->bytes(); });
   m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation) -> " PACK, pack_row_linear);
@@ -235,4 +183,51 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
 }
 
 }  // namespace
+
+RowLinear::RowLinear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
+                     const std::string& activation)
+    : isa_(native_isa()), in_(weight.size(1)), out_(weight.size(0)), packed_(pack(weight, scale, bias, activation)) {}
+
+void RowLinear::multiply_by(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias) {
+  TORCH_CHECK_VALUE(weight.size(0) == out_ && weight.size(1) == in_, "x86quant: gate and up must have one shape");
+  up_ = pack(weight, scale, bias, "");
+}
+
+xq_rows RowLinear::call(int64_t rows) const {
+  xq_rows op{};
+  op.isa = isa_, op.rows = rows, op.features = out_;
+  op.packed = packed_.data(), op.up = up_.data();
+  return op;
+}
+
+runtime::Buffer RowLinear::pack(const at::Tensor& weight, const at::Tensor& scale,
+                                const std::optional<at::Tensor>& bias, const std::string& activation) const {
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.size(0) == scale.numel() &&
+                        scale.scalar_type() == at::kFloat &&
+                        (!bias || (bias->numel() == scale.numel() && bias->scalar_type() == at::kFloat)),
+                    "x86quant: the weights of a linear do not fit each other");
+  const xq_linear linear{static_cast<int32_t>(weight.size(1)), static_cast<int32_t>(weight.size(0)),
+                         activation_code(activation)};
+  const size_t size = xq_linear_packed_size(&linear, isa_);
+  TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
+  runtime::Buffer packed(size);
+  const at::Tensor w = weight.contiguous(), s = scale.contiguous();
+  const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
+  succeed(xq_linear_pack(&linear, isa_, w.const_data_ptr<int8_t>(), s.const_data_ptr<float>(),
+                                    bias ? b.const_data_ptr<float>() : nullptr, packed.data()));
+  return packed;
+}
+
+void run_rows(xq_rows& op, int64_t in_features) {
+  const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
+  op.threads = runtime::useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
+  succeed(xq_rows_check(&op));
+  const runtime::Scratch shared(xq_rows_shared(&op));
+  for (int phase = 0; phase < 2; ++phase)
+    runtime::split(xq_rows_items(&op, phase), op.threads, [&](int64_t begin, int64_t end) {
+      const runtime::Scratch mine(xq_rows_scratch(&op));
+      xq_rows_run(&op, phase, begin, end, shared.data(), mine.data());
+    });
+}
+
 }  // namespace x86quant::dynamic

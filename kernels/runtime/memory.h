@@ -27,6 +27,18 @@ class Buffer {
 // The addresses a run works on: the arena, then the call's inputs, then its outputs.
 using Bases = std::vector<uint8_t*>;
 
+// Where a tensor of a program begins, for steps that know its shape.
+struct Address {
+  int32_t base = -1;  // none
+  int64_t offset = 0;
+
+  explicit operator bool() const { return base >= 0; }
+  template <class T>
+  T* at(const Bases& bases) const {
+    return base < 0 ? nullptr : reinterpret_cast<T*>(bases[base] + offset);
+  }
+};
+
 // A tensor of a program: what it looks like, and the base and offset of its first byte.
 struct Place {
   xq_tensor view{};

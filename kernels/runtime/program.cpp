@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <unordered_map>
 
 #include "parallel.h"
@@ -57,6 +58,17 @@ Handles& handles() {
   return *all;
 }
 
+at::ScalarType type_named(const std::string& name) {
+  static const std::map<std::string, at::ScalarType> types = {
+      {"bool", at::kBool},   {"uint8", at::kByte}, {"int8", at::kChar},    {"int16", at::kShort},     {"int32", at::kInt},
+      {"int64", at::kLong},  {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}, {"float32", at::kFloat},
+      {"float64", at::kDouble},
+  };
+  const auto found = types.find(name);
+  TORCH_CHECK_VALUE(found != types.end(), "x86quant: a program takes no tensors of type ", name);
+  return found->second;
+}
+
 }  // namespace
 
 int64_t ProgramHandles::of(const c10::intrusive_ptr<Program>& program) {
@@ -87,12 +99,12 @@ void Program::add(const std::string& kind, const StepFields::Values& fields) {
   steps_.push_back(make_step(kind, fields));
 }
 
-void Program::add_output(const Words& sizes, const Words& strides, bool is_float) {
-  outputs_.push_back({sizes, strides, is_float ? at::kFloat : at::kByte});
+void Program::add_output(const Words& sizes, const Words& strides, const std::string& dtype) {
+  outputs_.push_back({sizes, strides, type_named(dtype)});
 }
 
-void Program::expect(const Words& sizes, const Words& strides, bool is_float) {
-  expected_.push_back({sizes, strides, is_float ? at::kFloat : at::kByte});
+void Program::expect(const Words& sizes, const Words& strides, const std::string& dtype) {
+  expected_.push_back({sizes, strides, type_named(dtype)});
 }
 
 bool Program::takes(const std::vector<at::Tensor>& inputs) const {

@@ -20,11 +20,11 @@ class Program : public torch::CustomClassHolder {
 
   // The next step; see step.h.
   void add(const std::string& kind, const StepFields::Values& fields);
-  // An output of this shape and these strides, in elements.
-  void add_output(const Words& sizes, const Words& strides, bool is_float);
+  // An output of this shape and these strides, in elements; the type by torch's name, such as "float32".
+  void add_output(const Words& sizes, const Words& strides, const std::string& dtype);
 
-  // The next input is of this shape and these strides, in elements; float32, else uint8.
-  void expect(const Words& sizes, const Words& strides, bool is_float);
+  // The next input is of this shape and these strides, in elements.
+  void expect(const Words& sizes, const Words& strides, const std::string& dtype);
   // Whether the program is for inputs like these.
   bool takes(const std::vector<at::Tensor>& inputs) const;
   // As many as torch had when the plan was made.

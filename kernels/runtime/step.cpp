@@ -116,6 +116,11 @@ at::Tensor StepFields::table(const char* name, at::ScalarType type, int64_t coun
   return table.contiguous();
 }
 
+Address StepFields::address(const char* name) {
+  const Words words = integers(name, 2);
+  return {static_cast<int32_t>(words[0]), words[1]};
+}
+
 Place StepFields::tensor(const char* name) {
   const Words words = integers(name, 11);
   Place place;

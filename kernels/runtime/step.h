@@ -42,6 +42,9 @@ class StepFields {
   // arena, then come the inputs, then the outputs.
   Place tensor(const char* name);
   Place optional_tensor(const char* name) { return has(name) ? tensor(name) : Place{}; }
+  // The same without what it looks like: base and offset.
+  Address address(const char* name);
+  Address optional_address(const char* name) { return has(name) ? address(name) : Address{}; }
   int64_t integer(const char* name);
   int32_t small(const char* name);  // an integer of 32 bits
   bool flag(const char* name);

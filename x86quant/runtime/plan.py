@@ -77,7 +77,8 @@ class Step:
         name: the node of the graph.
         layer: the module of the model it came from.
         op: "conv", "linear", "add", "copy", …
-        inputs: what it reads; the output comes apart.
+        inputs: what it reads.
+        output, others: what it writes; most steps have one output.
         answer: for convolutions and linears, what the router chose for inputs of such sizes.
         sizes: the sizes of this one's input.
         multiply_adds: products of the op, for its share of the roofline.
@@ -89,6 +90,7 @@ class Step:
     op: str
     inputs: tuple[Value, ...]
     output: Value
+    others: tuple[Value, ...] = ()
     answer: Choice | None = None
     sizes: Sizes | None = None
     multiply_adds: int = 0
@@ -109,7 +111,8 @@ class Step:
     @property
     def moved_bytes(self) -> int:
         """Bytes read and written once."""
-        return self.weight_bytes + self.output.nbytes + sum(value.nbytes for value in self.inputs)
+        tensors = (*self.inputs, self.output, *self.others)
+        return self.weight_bytes + sum(value.nbytes for value in tensors)
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))

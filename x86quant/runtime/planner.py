@@ -61,10 +61,10 @@ def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
     peak = assign_offsets(arena)
     program = torch.classes.x86quant.Program(peak, len(inputs))
     for x in inputs:
-        program.expect(*_whole_batch(x, parts), x.dtype != torch.uint8)
+        program.expect(*_whole_batch(x, parts), _type_name(x))
     outputs = [result.meta for result in results if isinstance(result, Value)]
     for meta in outputs:
-        program.add_output(*_whole_batch(meta, parts), meta.dtype != torch.uint8)
+        program.add_output(*_whole_batch(meta, parts), _type_name(meta))
     for step in draft.native_steps:
         step.add_to(program)
     if parts > 1:
@@ -85,6 +85,11 @@ def _whole_batch(part: torch.Tensor, parts: int) -> tuple[list[int], list[int]]:
 def _advance(part: torch.Tensor) -> int:
     """Bytes from one part of a batch to the next."""
     return part.shape[0] * part.stride(0) * part.element_size()
+
+
+def _type_name(x: torch.Tensor) -> str:
+    """The type of ``x`` as a program is told."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _input(draft: Draft, node: Node, given: Any, bases: Any) -> Any:
@@ -126,11 +131,12 @@ def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Val
     if not is_reshape(node):
         raise NoKernelError("it is no view of its input")
     order = layout.channels_last_order(result.dim())
-    target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()))
+    dtype = result.dtype
+    target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()), dtype)
     try:
         as_source = target.view(source.shape)
     except RuntimeError:  # only memory in logical order can be seen in both shapes
-        target = layout.like(result.shape, range(result.dim()))
+        target = layout.like(result.shape, range(result.dim()), dtype)
         as_source = target.view(source.shape)
     value = draft.new(node.name, target)
     draft.copy(node, source, Value(value.buffer, as_source))

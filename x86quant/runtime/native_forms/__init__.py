@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from x86quant.runtime.native_form import NativeForm
 from x86quant.runtime.native_forms import (
+    attention,
     concatenation,
     float_border,
     per_channel,
     pointwise,
     pooling,
+    rows,
     upsampling,
     weighted,
 )
 
-_MODULES = (concatenation, float_border, per_channel, pointwise, pooling, upsampling, weighted)
+_MODULES = (
+    attention, concatenation, float_border, per_channel, pointwise, pooling, rows, upsampling,
+    weighted,
+)  # fmt: skip
 
 #: By the name of the op.
 FORMS: dict[str, NativeForm] = {form.op: form for module in _MODULES for form in module.FORMS}

@@ -1,0 +1,83 @@
+// Row codes between the products of a transformer: products, residuals, norms and quantization in one step.
+#include "../dynamic/row_linear.h"
+#include "../runtime/native_cpu.h"
+#include "../runtime/step.h"
+
+namespace x86quant::runtime {
+namespace {
+
+// Codes, scales and zero points of rows.
+struct CodesAddress {
+  Address codes, scale, zp;
+
+  // With a prefix before the names of the fields.
+  static CodesAddress of(StepFields& fields, const std::string& prefix) {
+    const auto address = [&](const char* name) { return fields.address((prefix + name).c_str()); };
+    return {address("codes"), address("scale"), address("zero_point")};
+  }
+  xq_codes at(const Bases& bases) const {
+    return {codes.at<uint8_t>(bases), scale.at<float>(bases), zp.at<int32_t>(bases)};
+  }
+};
+
+class Rows final : public Step {
+ public:
+  explicit Rows(StepFields& fields) {
+    const int64_t rows = fields.integer("rows"), features = fields.integer("features");
+    if (fields.has("pack")) {
+      pack_ = fields.object<dynamic::RowLinear>("pack");
+      op_ = pack_->call(rows);
+      if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
+      in_ = CodesAddress::of(fields, "");
+    } else {
+      op_.isa = native_isa(), op_.rows = rows, op_.features = features;
+      x_ = fields.address("x");
+    }
+    residual_ = fields.optional_address("residual");
+    read_norm(fields);
+    total_ = fields.optional_address("total");
+    normed_ = fields.optional_address("normed");
+    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_");
+  }
+
+  void run(const Bases& bases) const override {
+    xq_rows op = at(bases);
+    dynamic::run_rows(op, pack_ ? pack_->in_features() : 0);
+  }
+
+ private:
+  void read_norm(StepFields& fields) {
+    if (!fields.has("norm")) return;
+    op_.norm = fields.small("norm");
+    op_.eps = fields.real("eps");
+    const auto table = [&](const char* name) -> const float* {
+      if (!fields.has(name)) return nullptr;
+      kept_.push_back(fields.table(name, at::kFloat, op_.features));
+      return kept_.back().const_data_ptr<float>();
+    };
+    op_.norm_weight = table("norm_weight");
+    op_.norm_bias = table("norm_bias");
+  }
+
+  xq_rows at(const Bases& bases) const {
+    xq_rows op = op_;
+    op.in = in_.at(bases);
+    op.x = x_.at<const float>(bases);
+    op.residual = residual_.at<const float>(bases);
+    op.total = total_.at<float>(bases);
+    op.normed = normed_.at<float>(bases);
+    op.out = out_.at(bases);
+    return op;
+  }
+
+  c10::intrusive_ptr<dynamic::RowLinear> pack_;
+  std::vector<at::Tensor> kept_;  // what op_ points to
+  xq_rows op_{};
+  CodesAddress in_, out_;
+  Address x_, residual_, total_, normed_;
+};
+
+const RegisterStep rows("rows", [](StepFields& fields) -> StepPtr { return std::make_unique<Rows>(fields); });
+
+}  // namespace
+}  // namespace x86quant::runtime
