@@ -101,7 +101,8 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("add_output", &Program::add_output)
       .def("expect", &Program::expect)
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
-      .def("repeat", &Program::repeat);
+      .def("repeat", &Program::repeat)
+      .def("of_parts", &Program::of_parts);
   m.def("step_kinds() -> str[]", [] { return step_kinds(); });
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",

@@ -146,6 +146,22 @@ void Program::repeat(int64_t times, const Words& input_bytes, const Words& outpu
   advance_.insert(advance_.end(), output_bytes.begin(), output_bytes.end());
 }
 
+c10::intrusive_ptr<Program> Program::of_parts(int64_t times) const {
+  TORCH_CHECK_VALUE(times >= 1 && !advance_.empty(), "x86quant: the plan is not one of parts");
+  auto other = c10::make_intrusive<Program>(static_cast<int64_t>(arena_bytes_), static_cast<int64_t>(inputs_));
+  const auto resized = [&](std::vector<Layout> layouts) {
+    for (Layout& layout : layouts) layout.sizes[0] = layout.sizes[0] / parts_ * times;
+    return layouts;
+  };
+  other->threads_ = threads_;
+  other->parts_ = times;
+  other->advance_ = advance_;
+  other->expected_ = resized(expected_);
+  other->outputs_ = resized(outputs_);
+  other->steps_ = steps_;
+  return other;
+}
+
 template <class Body>
 void Program::for_each_part(const Bases& bases, const Body& body) const {
   std::atomic<int64_t> next{0};

@@ -33,6 +33,8 @@ class Program : public torch::CustomClassHolder {
   // The steps are for one part of a batch: run them for each of `times` parts, side by side. From
   // one part to the next, inputs and outputs move on by so many bytes. Outputs are of whole batches.
   void repeat(int64_t times, const Words& input_bytes, const Words& output_bytes);
+  // The same steps for another number of parts, each as large as here: they are shared, not copied.
+  c10::intrusive_ptr<Program> of_parts(int64_t times) const;
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
   // The same; `microseconds` receives the time of every step. Of parts that run side by side it is
@@ -68,7 +70,7 @@ class Program : public torch::CustomClassHolder {
   int64_t parts_ = 1;
   Words advance_;  // of every base but the arena, from part to part
   std::vector<Layout> outputs_;
-  std::vector<std::unique_ptr<Step>> steps_;
+  std::vector<std::shared_ptr<const Step>> steps_;
   mutable std::mutex lock_;
   mutable std::vector<Buffer> idle_;  // arenas no run is using, at most one for each thread
   int64_t handle_ = 0;

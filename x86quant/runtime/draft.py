@@ -12,6 +12,7 @@ from x86quant.lowering.graph_tools import attribute, label
 from x86quant.runtime import layout
 from x86quant.runtime.cat_placement import Placement, place_cats
 from x86quant.runtime.copying import copying
+from x86quant.runtime.memory import assign_offsets
 from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer, Step, Value
@@ -133,6 +134,10 @@ class Draft:
             order = list(range(value.meta.dim()))
         target = layout.like(value.shape, order, value.meta.dtype)
         return self.copy(node, value, self.new(node.name, target, base))
+
+    def lay_out(self) -> int:
+        """Give the arena's buffers their places; the size of the arena."""
+        return assign_offsets([buffer for buffer in self.buffers if buffer.base == 0])
 
     # ---------------------------------------------------------------- steps
 

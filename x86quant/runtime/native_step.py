@@ -60,7 +60,7 @@ def address(value: Value) -> list[int]:
 
 def as_image(value: Value) -> NativeTensor:
     """A tensor [N, C, *spatial]."""
-    return NativeTensor(value, *layout.image(value.meta))
+    return NativeTensor(value, *value.image)
 
 
 def as_rows(values: Sequence[Value], channel: int) -> list[NativeTensor]:

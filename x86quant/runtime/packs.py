@@ -53,11 +53,17 @@ class _Op:
 
 
 class Packs:
-    """The packed weights of ``graph_module``; plans for different input shapes share them."""
+    """The packed weights of ``graph_module``; plans for different input shapes share them.
+
+    Attributes:
+        rules_seen: how many times other rules came into force, as far as ``follow_rules`` saw.
+    """
 
     def __init__(self, graph_module: GraphModule) -> None:
         self._root = graph_module
+        self.rules_seen = 0
         self._facts: dict[Node, WeightFacts] = {}
+        self._weights: dict[Node, torch.Tensor] = {}
         self._routing = routing_in_force(graph_kernels())
         self._ops: dict[tuple[Node, int], _Op] = {}
         self._handles: dict[tuple[Node, str], Any] = {}
@@ -68,6 +74,7 @@ class Packs:
         if not _is_same(routing, self._routing):
             self._routing = routing
             self._ops.clear()
+            self.rules_seen += 1
 
     def get(self, node: Node, sizes: Sizes, threads: int) -> Packed:
         """The pack for a conv or linear ``node`` on an input of these ``sizes``."""
@@ -98,8 +105,11 @@ class Packs:
 
     def weight(self, node: Node) -> torch.Tensor:
         """The plain int8 weight of ``node``."""
-        weight = self._tensor(node, "weight")
-        assert weight is not None
+        weight = self._weights.get(node)
+        if weight is None:
+            weight = self._tensor(node, "weight")
+            assert weight is not None
+            self._weights[node] = weight
         return weight
 
     def _spec(self, node: Node, threads: int) -> OpSpec:

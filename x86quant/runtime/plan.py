@@ -12,6 +12,7 @@ import torch
 from x86quant.errors import UnsupportedError
 from x86quant.routing.choice import Choice
 from x86quant.routing.sizes import Sizes
+from x86quant.runtime import layout
 
 
 class NoNativeFormError(UnsupportedError):
@@ -54,10 +55,15 @@ class Value:
     buffer: Buffer
     meta: torch.Tensor
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Its logical shape."""
         return tuple(self.meta.shape)
+
+    @functools.cached_property
+    def image(self) -> tuple[layout.Words, layout.Words]:
+        """Sizes and strides as of a tensor [N, C, *spatial]; what writes and what reads it asks."""
+        return layout.image(self.meta)
 
     @property
     def nbytes(self) -> int:

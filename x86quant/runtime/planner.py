@@ -14,7 +14,7 @@ from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.views import is_reshape
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
-from x86quant.runtime.memory import aligned, assign_offsets
+from x86quant.runtime.memory import aligned
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer, NoNativeFormError, Plan, Value
@@ -28,12 +28,20 @@ def plan_segment(
 
     With ``parts`` these are the first of so many equal parts of a batch; outputs are of all.
     """
+    draft = draft_segment(graph_module, inputs, packs, threads, parts)
+    return _finish(draft, [x for x in inputs if isinstance(x, torch.Tensor)], parts)
+
+
+def draft_segment(
+    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int, parts: int = 1
+) -> Draft:
+    """The steps and buffers of that plan, without places in memory and without a program."""
     packs.follow_rules()
     shapes = infer_shapes(graph_module, inputs)
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    draft = Draft(graph_module, shapes, packs, threads, len(tensors), parts)
+    tensors = sum(isinstance(x, torch.Tensor) for x in inputs)
+    draft = Draft(graph_module, shapes, packs, threads, tensors, parts)
     _fill(draft, inputs)
-    return _finish(draft, tensors, parts)
+    return draft
 
 
 def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
@@ -57,8 +65,7 @@ def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
 def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
     """Lay out memory, build the program."""
     results = draft.results()
-    arena = [b for b in draft.buffers if b.base == 0]
-    peak = assign_offsets(arena)
+    peak = draft.lay_out()
     program = torch.classes.x86quant.Program(peak, len(inputs))
     for x in inputs:
         program.expect(*_whole_batch(x, parts), _type_name(x))
@@ -69,7 +76,7 @@ def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
         step.add_to(program)
     if parts > 1:
         program.repeat(parts, [*map(_advance, inputs)], [*map(_advance, outputs)])
-    naive = sum(aligned(b.nbytes) for b in arena)
+    naive = sum(aligned(b.nbytes) for b in draft.buffers if b.base == 0)
     numbers = tuple(None if isinstance(r, Value) else (r,) for r in results)
     return Plan(tuple(draft.steps), peak, naive, numbers, program, parts)
 
