@@ -2,7 +2,7 @@
 
     python -m tests.emulated                                   # a few minutes on three CPUs
     python -m tests.emulated --cpu EPYC-Milan tests/test_saturation.py tests/test_errata.py
-    python -m tests.emulated --cpu Haswell --minutes 600 tests
+    python -m tests.emulated --all --cpu Haswell               # every file of the suite: hours
 
 ``X86QUANT_ISA`` caps what libraries let themselves be capped to; PyTorch, FBGEMM and oneDNN ask the
 CPU itself in places that no variable reaches. An emulated CPU answers there too. qemu knows AVX2,
@@ -10,12 +10,16 @@ but neither AVX-512 nor VNNI, and is some ten times slower than the CPU it runs 
 says of the CPU in /proc is still said of the real one. Float LSTMs, which torch runs by oneDNN, are
 computed wrongly under qemu 7.2, or end the process: ``--select "not lstm"`` leaves them out.
 
+With ``--all`` each file runs by itself, for at most ``--minutes``; if files are named, only these.
+Where a test ends the process, that test has failed, and the rest of its file goes on in a new one.
+
 Programs that tests start are emulated as well: ``sys.executable`` is a script that starts qemu.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import os
 import re
@@ -24,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -57,6 +62,11 @@ SHORT = {
     "Nehalem": ("tests/test_without_avx2.py",),
 }
 
+#: The exit code of a run that was stopped.
+LATE = -1000
+
+Counts = collections.Counter[str]
+
 # The variables of the launcher and of its start-up module.
 _LAUNCHER = "X86QUANT_TESTS_LAUNCHER"
 _START_UP = f"""
@@ -77,18 +87,18 @@ def environment(cpu: str, folder: Path) -> dict[str, str]:
         "QEMU_CPU": CPUS[cpu],
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # what was written before a process ended is not lost
         _LAUNCHER: str(launcher),
     }
 
 
-def run(cpu: str, tests: tuple[str, ...], select: str, minutes: float) -> tuple[bool, str]:
-    """Whether the tests passed on this CPU, and their output."""
+def run(cpu: str, tests: Sequence[str], options: Sequence[str], minutes: float) -> tuple[int, str]:
+    """pytest's exit code on this CPU, and its output; ``LATE`` when it took too long."""
     with tempfile.TemporaryDirectory() as folder:
         env = environment(cpu, Path(folder))
-        pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
-        command = [env[_LAUNCHER], *pytest, "-k", select, *tests]
+        pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *options)
         process = subprocess.Popen(
-            command,
+            [env[_LAUNCHER], *pytest, *tests],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
@@ -101,14 +111,57 @@ def run(cpu: str, tests: tuple[str, ...], select: str, minutes: float) -> tuple[
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
-            return False, f"{output}\nnot finished after {minutes:g} minutes"
-    return process.returncode == 0, output
+            return LATE, f"{output}\nnot finished after {minutes:g} minutes"
+    return process.returncode, output
 
 
 def summary(output: str) -> str:
     """The counts in pytest's last line."""
     lines = [line for line in output.splitlines() if re.search(r"\d+ \w+.* in [\d.]+s", line)]
     return lines[-1].strip("= ") if lines else (output.strip().splitlines() or ["no output"])[-1]
+
+
+def run_file(cpu: str, file: str, select: str, minutes: float) -> tuple[Counts, str]:
+    """The outcomes of a file's tests, and the output of those that did not pass."""
+    counts = Counts()
+    seen: list[str] = []
+    outputs: list[str] = []
+    line = rf"^({re.escape(file)}::.+?)(?: ([A-Z]+)(?: \(.*\))? +\[ *\d+%\])?$"
+    end = time.monotonic() + 60 * minutes
+    while True:
+        deselect = [f"--deselect={test}" for test in seen]
+        left = (end - time.monotonic()) / 60
+        code, output = run(cpu, [file], ("-v", "--tb=short", "-k", select, *deselect), left)
+        started = re.findall(line, output, re.M)
+        counts.update(outcome.lower() for _, outcome in started if outcome)
+        if code not in (0, 5):  # 5: no test is selected
+            outputs.append(output)
+        if code == LATE:
+            counts["file not finished"] += 1
+        if code in range(6) or code == LATE or not started or started[-1][1]:
+            if code not in (0, 1, 5, LATE):
+                counts["file broken"] += 1
+            return counts, "\n".join(outputs)
+        counts["ended the process"] += 1
+        seen += [test for test, _ in started]
+
+
+def run_all(cpu: str, files: Sequence[str], select: str, minutes: float) -> bool:
+    """Whether all tests of all files passed; prints the counts of each."""
+    total = Counts()
+    for file in files:
+        start = time.monotonic()
+        counts, output = run_file(cpu, file, select, minutes)
+        total.update(counts)
+        seconds = time.monotonic() - start
+        print(f"{output}{cpu} {file}: {told(counts)} ({seconds:.0f} s)", flush=True)
+    print(f"{cpu}: {len(files)} files, {told(total)}", flush=True)
+    return not total.keys() - {"passed", "skipped", "xfail"}
+
+
+def told(counts: Counts) -> str:
+    """Counts in words."""
+    return ", ".join(f"{number} {what}" for what, number in counts.items()) or "no tests"
 
 
 def main() -> int:
@@ -118,8 +171,11 @@ def main() -> int:
     parser.add_argument(
         "--cpu", action="append", choices=CPUS, help="may be repeated; every one if none is named"
     )
+    parser.add_argument("--all", action="store_true", help="each file by itself, with its counts")
     parser.add_argument("--select", default="", help="as pytest's -k")
-    parser.add_argument("--minutes", type=float, default=30, help="for one CPU; then it has failed")
+    parser.add_argument(
+        "--minutes", type=float, default=30, help="for a CPU, or a file; then it has failed"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="CPUs emulated at the same time")
     options = parser.parse_args()
     if shutil.which("qemu-x86_64") is None:
@@ -127,15 +183,17 @@ def main() -> int:
         return 3
 
     def one(cpu: str) -> bool:
+        if options.all:
+            files = options.tests or sorted(f"tests/{p.name}" for p in ROOT.glob("tests/test_*.py"))
+            return run_all(cpu, files, options.select, options.minutes)
         start = time.monotonic()
-        passed, output = run(
-            cpu, tuple(options.tests) or SHORT[cpu], options.select, options.minutes
-        )
+        tests = options.tests or SHORT[cpu]
+        code, output = run(cpu, tests, ("-q", "-k", options.select), options.minutes)
         seconds = time.monotonic() - start
-        if not passed:
+        if code != 0:
             print(output)
         print(f"{cpu}: {summary(output)} ({seconds:.0f} s in all)", flush=True)
-        return passed
+        return code == 0
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         return 0 if all(list(pool.map(one, options.cpu or CPUS))) else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from cpuinfo import cpuinfo
 import x86quant
 from tests.stock import run_python
 from x86quant.errors import CpuError
-from x86quant.hardware import amx_probe
+from x86quant.hardware import amx_probe, cpuid
 from x86quant.hardware import cpu as cpu_info
 from x86quant.hardware.allowance import Allowance, cpu_quota, fast_cpus
 from x86quant.hardware.cpu import classify
@@ -61,6 +62,63 @@ def test_proc_cpuinfo_of_recorded_cpus_is_read(recorded, monkeypatch):
     assert (found.vendor, found.name) == (recorded["vendor_id_raw"], recorded["brand_raw"])
     numbers = (recorded["family"], recorded["model"], recorded["stepping"])
     assert (found.family, found.model, found.stepping) == numbers
+
+
+# The first registers of CPUID's leaf 1, as published for these CPUs.
+@pytest.mark.parametrize(
+    ("signature", "numbers"),
+    [
+        (0x000306C3, (6, 60, 3)),  # Haswell
+        (0x000806F8, (6, 143, 8)),  # Sapphire Rapids
+        (0x00800F12, (23, 1, 2)),  # Zen
+        (0x00A00F11, (25, 1, 1)),  # Zen 3, server
+        (0x00B00F21, (26, 2, 1)),  # Zen 5, server
+    ],
+)
+def test_cpuid_is_decoded(signature, numbers):
+    brand = b"AMD EPYC 7763  64-Core Processor  ".ljust(48, b"\0")
+    b, d, c = struct.unpack("<3I", b"AuthenticAMD")
+    leaves = {
+        0: (16, b, c, d),
+        1: (signature, 0, 0, 0),
+        0x80000000: (0x8000001F, 0, 0, 0),
+        **{0x80000002 + n: struct.unpack_from("<4I", brand, 16 * n) for n in range(3)},
+    }
+    found = cpuid.decode(leaves.__getitem__)
+    assert found["vendor_id_raw"] == "AuthenticAMD"
+    assert found["brand_raw"] == "AMD EPYC 7763 64-Core Processor"
+    assert (found["family"], found["model"], found["stepping"]) == numbers
+    leaves[0x80000000] = (0x80000001, 0, 0, 0)  # a CPU that does not tell its name
+    assert "brand_raw" not in cpuid.decode(leaves.__getitem__)
+
+
+def test_this_cpu_is_the_one_that_this_process_sees():
+    """An emulator of user programs leaves the system's files as they are."""
+    seen = cpuid.identity()
+    assert seen is not None
+    assert (HERE.vendor, HERE.family, HERE.model) == (
+        seen["vendor_id_raw"],
+        seen["family"],
+        seen["model"],
+    )
+
+
+def test_cpuid_counts_where_the_system_describes_another_cpu():
+    granite = next(r for r in RECORDED if r["what"] == "Granite Rapids")
+    milan = {"vendor_id_raw": "AuthenticAMD", "family": 25, "model": 1, "stepping": 1}
+    torch_sees = {"avx2": True, "fma3": True, "avx512_f": False, "l2_cache_size": 524288}
+    both = cpu_info._confirmed_by_cpuid(granite, milan, torch_sees)
+    assert both[0] == {**milan, "flags": ["avx2", "fma3"]}
+    assert classify(both[0]).isa == "avx2"
+    assert "describes another CPU (Intel(R) Xeon(R) 6972P)" in both[1][0]
+    # The other way round: a new CPU emulated on an old one.
+    flags = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni")
+    haswell, _ = cpu_info._confirmed_by_cpuid(RECORDED[0], milan, dict.fromkeys(flags, True))
+    assert classify(haswell).isa == "avx512_vnni"
+    # The same CPU, and one that cannot be asked: the system's word.
+    same = {key: granite[key] for key in ("vendor_id_raw", "family", "model")}
+    for seen in (same, None):
+        assert cpu_info._confirmed_by_cpuid(granite, seen, torch_sees) == (granite, ())
 
 
 def test_zen5_has_both_kinds_of_vnni():

@@ -1,8 +1,8 @@
 """What this CPU can do: ``cpu()``.
 
-py-cpuinfo reads the description, torch confirms it, a probe confirms AMX, and ``X86QUANT_ISA``,
-or the libraries' own variables, may lower it. ``classify`` is the pure part, tested on recorded
-descriptions of other CPUs.
+py-cpuinfo reads the system's description, the CPU itself and torch confirm it, a probe confirms
+AMX, and ``X86QUANT_ISA``, or the libraries' own variables, may lower it. ``classify`` is the pure
+part, tested on recorded descriptions of other CPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from x86quant.errors import CpuError
 from x86quant.files import write_aside
-from x86quant.hardware import amx_probe
+from x86quant.hardware import amx_probe, cpuid
 from x86quant.hardware.allowance import Allowance, allowance
 from x86quant.hardware.isa import (
     LEVELS,
@@ -197,7 +197,9 @@ def cpu() -> Cpu:
     import torch
 
     capabilities = torch.cpu.get_capabilities()
-    found = classify({**_describe(), **_sizes(capabilities)}, allowance())
+    description, notes = _confirmed_by_cpuid(_describe(), cpuid.identity(), capabilities)
+    found = classify({**description, **_sizes(capabilities)}, allowance())
+    found = dataclasses.replace(found, notes=(*found.notes, *notes))
     found = _confirmed_by_torch(found, capabilities)
     if found.amx:
         found = _confirmed_by_probe(found)
@@ -219,6 +221,29 @@ def _describe() -> dict[str, Any]:
     if not found or not found.get("flags"):
         found = dict(cpuinfo.get_cpu_info())
     return found
+
+
+def _confirmed_by_cpuid(
+    description: dict[str, Any], seen: Mapping[str, Any] | None, capabilities: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The CPU that this process sees, and a note where the system describes another one.
+
+    It does so in an emulator of user programs. Nothing that it says is then of use, so that the
+    flags are those that torch read from the CPU.
+    """
+    if seen is None or all(
+        description.get(key, seen[key]) == seen[key] for key in ("vendor_id_raw", "family", "model")
+    ):
+        return description, ()
+    # torch writes avx512_f, py-cpuinfo avx512f.
+    flags = [
+        name.replace("avx512_", "avx512") for name, there in capabilities.items() if there is True
+    ]
+    note = (
+        f"the system describes another CPU ({description.get('brand_raw', 'without a name')}); "
+        f"this process sees the one above, and that counts"
+    )
+    return {**seen, "flags": flags}, (note,)
 
 
 def _sizes(capabilities: Mapping[str, Any]) -> dict[str, Any]:
