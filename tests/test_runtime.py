@@ -553,7 +553,16 @@ _STEPS: dict[str, dict[str, Any]] = {
     "max_pool": {**_TENSORS, **_WINDOW},
     "lut": {**_TENSORS, "lut": _TABLE},
     "affine": {**_TENSORS, **_CODES, "scale_c": _FLOATS, "shift_c": _FLOATS},
-}
+    "rows": {
+        "rows": 2, "features": 4, "x": [1, 0], "out_codes": [2, 0], "out_scale": [3, 0],
+        "out_zero_point": [4, 0],
+    },
+    "attention": {
+        "batch": 1, "queries": 2, "keys": 3, "heads": 2, "kv_heads": 1, "size": 8, "q": [1, 0],
+        "k": [2, 0], "v": [3, 0], "out": [4, 0], "q_strides": [32, 16, 8], "k_strides": [24, 8, 8],
+        "v_strides": [24, 8, 8], "causal": False, "scale": 0.5,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", _STEPS)
@@ -582,6 +591,14 @@ def test_steps_take_their_fields(kind: str) -> None:
         ("lut", {"lut": torch.zeros(256)}, "of type Byte, got 256 of type Float"),
         ("affine", {"shift_c": torch.ones(3)}, "takes a tensor of 4 elements"),
         ("affine", {"scale_c": torch.ones(4).double()}, "of type Float"),
+        ("rows", {"rows": -1}, "out-of-range argument"),
+        ("rows", {"norm": 3, "eps": 1e-5}, "out-of-range argument"),
+        ("rows", {"norm": 1, "eps": float("nan")}, "out-of-range argument"),
+        ("rows", {"normed": [5, 0]}, "out-of-range argument"),
+        ("rows", {"norm": 1, "eps": 1e-5, "norm_bias": _TABLE}, "of 4 elements of type Float"),
+        ("attention", {"heads": 3, "kv_heads": 2}, "do not fit"),
+        ("attention", {"scale": float("inf")}, "not finite"),
+        ("attention", {"mask": [5, 0], "mask_is_bool": 1, "mask_strides": [0, 0, 0]}, "true or f"),
     ],
 )
 def test_a_wrong_step_is_one_clear_error(kind: str, change: dict[str, Any], message: str) -> None:
@@ -609,8 +626,8 @@ def test_every_field_of_a_step_must_be_there() -> None:
 def test_every_kind_of_step_is_made_by_some_form() -> None:
     """The kinds the extension has: an op's of its name, and those that forms name otherwise."""
     extension.load()
-    by_name = set(FORMS) - {"linear", "cat", "upsample"}
-    others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear"}
+    by_name = {op for op in FORMS if "rows" not in op} - {"linear", "cat", "upsample"}
+    others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear", "rows"}
     assert set(torch.ops.x86quant.step_kinds()) == by_name | others
 
 

@@ -33,6 +33,11 @@ struct Address {
   int64_t offset = 0;
 
   explicit operator bool() const { return base >= 0; }
+  // Without bases, any address: checks look whether there is one.
+  template <class T>
+  T* any() const {
+    return base < 0 ? nullptr : reinterpret_cast<T*>(uintptr_t{64});
+  }
   template <class T>
   T* at(const Bases& bases) const {
     return base < 0 ? nullptr : reinterpret_cast<T*>(bases[base] + offset);

@@ -28,6 +28,12 @@ class Attention final : public Step {
     }
     op_.causal = fields.flag("causal");
     op_.scale = fields.real("scale");
+    xq_attention op = op_;
+    op.threads = 1;
+    op.q = q_.any<const float>(), op.k = k_.any<const float>(), op.v = v_.any<const float>();
+    op.mask = mask_.any<const void>(), op.out = out_.any<float>();
+    const int status = xq_attention_check(&op);
+    TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: step \"attention\" of a plan: ", xq_status_text(status));
   }
 
   void run(const Bases& bases) const override {

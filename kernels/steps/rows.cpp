@@ -15,9 +15,6 @@ struct CodesAddress {
     const auto address = [&](const char* name) { return fields.address((prefix + name).c_str()); };
     return {address("codes"), address("scale"), address("zero_point")};
   }
-  xq_codes at(const Bases& bases) const {
-    return {codes.at<uint8_t>(bases), scale.at<float>(bases), zp.at<int32_t>(bases)};
-  }
 };
 
 class Rows final : public Step {
@@ -38,10 +35,15 @@ class Rows final : public Step {
     total_ = fields.optional_address("total");
     normed_ = fields.optional_address("normed");
     if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_");
+    xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });
+    op.threads = 1;
+    const int status = xq_rows_check(&op);
+    TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: step \"rows\" of a plan: ", xq_status_text(status));
   }
 
   void run(const Bases& bases) const override {
-    xq_rows op = at(bases);
+    xq_rows op = with_addresses(
+        [&](const Address& a, auto* type) { return a.at<std::remove_pointer_t<decltype(type)>>(bases); });
     dynamic::run_rows(op, pack_ ? pack_->in_features() : 0);
   }
 
@@ -59,14 +61,16 @@ class Rows final : public Step {
     op_.norm_bias = table("norm_bias");
   }
 
-  xq_rows at(const Bases& bases) const {
+  // The call with every address as `at(address, pointer of its type)` says.
+  template <class At>
+  xq_rows with_addresses(const At& at) const {
     xq_rows op = op_;
-    op.in = in_.at(bases);
-    op.x = x_.at<const float>(bases);
-    op.residual = residual_.at<const float>(bases);
-    op.total = total_.at<float>(bases);
-    op.normed = normed_.at<float>(bases);
-    op.out = out_.at(bases);
+    const auto set = [&](auto*& pointer, const Address& address) { pointer = at(address, pointer); };
+    const auto set_codes = [&](xq_codes& codes, const CodesAddress& from) {
+      set(codes.codes, from.codes), set(codes.scale, from.scale), set(codes.zp, from.zp);
+    };
+    set_codes(op.in, in_), set_codes(op.out, out_);
+    set(op.x, x_), set(op.residual, residual_), set(op.total, total_), set(op.normed, normed_);
     return op;
   }
 
