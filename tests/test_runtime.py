@@ -36,9 +36,9 @@ from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.native_step import NativeStep
-from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer
 from x86quant.runtime.plan_cache import plan_bytes
+from x86quant.runtime.programs import Programs
 from x86quant.runtime.segment import Segment
 
 # Stock PyTorch warns of its own default observers.
@@ -297,7 +297,7 @@ def test_new_shapes_get_plans_of_their_own_up_to_a_bound() -> None:
 def test_weights_are_packed_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
     packed = []
-    monkeypatch.setattr(Packs, "_pack", lambda self, node, kernel: packed.append(node))
+    monkeypatch.setattr(Programs, "pack", lambda self, kernel, layer: packed.append(kernel))
     module(torch.randn(1, 4, 12, 8))
     assert packed == []
 
