@@ -1,8 +1,13 @@
 """Builds the extension; everything else is declared in pyproject.toml."""
 
 import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import setup
 
@@ -32,16 +37,36 @@ from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be th
     include_paths,
 )
 
-SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
+SERVING = Path("kernels", "serving")
+SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)
+#: The library that serves program files without torch, and what it has of ``kernels/runtime``.
+RUNTIME = "libx86quant_runtime.so"
+SHARED = (
+    "conv_kernel",
+    "glibc_floor",
+    "native_conv",
+    "native_cpu",
+    "program",
+    "reach",
+    "row_pack",
+    "scratch",
+    "step",
+    "strided_copy",
+)
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")
+
+
+def toolchain() -> ModuleType:
+    """What the C++ is compiled with."""
+    spec = importlib.util.spec_from_file_location("toolchain", TOOLCHAIN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def extension() -> list[CppExtension]:
     """The compiled part; nothing where there is no compiler that can make it."""
-    spec = importlib.util.spec_from_file_location("toolchain", TOOLCHAIN)
-    toolchain = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(toolchain)
-    reason = toolchain.why_not()
+    reason = toolchain().why_not()
     if reason is not None:
         print(
             f"x86quant: {reason}. Installing without the compiled part: "
@@ -51,13 +76,62 @@ def extension() -> list[CppExtension]:
         return []
     # The headers of torch are not ours to be warned of.
     system = [flag for path in include_paths() for flag in ("-isystem", path)]
-    flags = [*toolchain.flags(), "-g0", *system]
+    flags = [*toolchain().flags(), "-g0", *system]
     return [CppExtension("x86quant._C", SOURCES, extra_compile_args=flags)]
+
+
+class Build(BuildExtension):
+    """Builds the extension, and beside it, of the same objects, the library that needs no torch."""
+
+    def build_extension(self, ext: CppExtension) -> None:
+        """The extension, then the library."""
+        super().build_extension(ext)
+        self.link_runtime(Path(self.get_ext_fullpath(ext.name)).with_name(RUNTIME))
+
+    def link_runtime(self, library: Path) -> None:
+        """Compile what only the library has, and link it."""
+        compiler = shlex.split(toolchain().compiler())
+        folder = Path(self.build_temp, SERVING)
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = [*toolchain().flags(), *shlex.split(os.environ.get("CFLAGS", "")), "-g0"]
+        objects = [
+            str(Path(self.build_temp, source).with_suffix(".o")) for source in without_torch()
+        ]
+        for source in sorted(SERVING.glob("*.cpp")):
+            objects.append(str(folder / f"{source.stem}.o"))
+            headers = ["-I", str(SERVING / "include")]
+            command = [*compiler, *flags, *headers, "-c", str(source), "-o", objects[-1]]
+            subprocess.run(command, check=True)
+        link = ["-shared", "-pthread", f"-Wl,--version-script={SERVING / 'exported.map'}"]
+        link += shlex.split(os.environ.get("LDFLAGS", ""))
+        aside = library.with_suffix(".new")  # a process may have the old one mapped
+        subprocess.run([*compiler, *flags, *link, *objects, "-o", str(aside)], check=True)
+        aside.replace(library)
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the library too."""
+        super().copy_extensions_to_source()
+        library = Path(self.build_lib, "x86quant", RUNTIME)
+        if library.exists():
+            shutil.copy(library, Path("x86quant", f"{RUNTIME}.new"))
+            Path("x86quant", f"{RUNTIME}.new").replace(Path("x86quant", RUNTIME))
+
+    def get_outputs(self) -> list[str]:
+        """What an installation holds."""
+        library = [str(Path(self.build_lib, "x86quant", RUNTIME))] if self.extensions else []
+        return [*super().get_outputs(), *library]
+
+
+def without_torch() -> list[str]:
+    """The sources of the extension that the library shares with it."""
+    names = [*Path("kernels", "native").glob("*.cpp"), *Path("kernels", "steps").glob("*.cpp")]
+    names += [Path("kernels", "runtime", f"{name}.cpp") for name in SHARED]
+    return sorted(map(str, names))
 
 
 setup(
     ext_modules=extension(),
     # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
-    # kernels/runtime/parallel.cpp.
-    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
+    # kernels/runtime/torch_threads.cpp.
+    cmdclass={"build_ext": Build.with_options(no_python_abi_suffix=True)},
 )

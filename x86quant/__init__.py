@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from x86quant.routing.choice import Choice
     from x86quant.routing.in_force import current_rules, override, use_rules
     from x86quant.routing.router import choose
+    from x86quant.serving import cpp_paths, export_program
     from x86quant.spec import OpSpec
     from x86quant.stock.hook import disable, enable, is_enabled
     from x86quant.stock.qconfig import (
@@ -146,6 +147,7 @@ _HOME = {
     "routing.router": ("choose",),
     "tables.table": ("Rule", "RuleTable"),
     "tables.table_reader": ("read_table",),
+    "serving": ("cpp_paths", "export_program"),
     "spec": ("OpSpec",),
     "stock.hook": ("disable", "enable", "is_enabled"),
 }
@@ -192,12 +194,14 @@ __all__ = [
     "compile",
     "compute_ops",
     "convert_qat",
+    "cpp_paths",
     "cpu",
     "current_rules",
     "disable",
     "enable",
     "explain",
     "explain_pack",
+    "export_program",
     "from_table_batched",
     "get_backend_config",
     "get_default_dynamic_qconfig_mapping",

@@ -1,10 +1,9 @@
 // Memory of a running program: where tensors lie, and buffers that are reused between runs.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/impl/alloc_cpu.h>
-
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "../native/native.h"
@@ -14,12 +13,17 @@ namespace x86quant::runtime {
 // 64-byte aligned memory.
 class Buffer {
  public:
-  explicit Buffer(size_t size = 0)
-      : size_(size), memory_(size ? c10::alloc_cpu(size) : nullptr, &c10::free_cpu) {}
+  explicit Buffer(size_t size = 0) : size_(size), memory_(size ? allocated(size) : nullptr, &std::free) {}
   uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
   size_t size() const { return size_; }
 
  private:
+  static void* allocated(size_t size) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();
+    return memory;
+  }
+
   size_t size_;
   std::unique_ptr<void, void (*)(void*)> memory_;
 };

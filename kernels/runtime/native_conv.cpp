@@ -1,5 +1,6 @@
 // The native kernels as a provider of the runtime.
 #include "conv_kernel.h"
+#include "errors.h"
 #include "memory.h"
 #include "native_cpu.h"
 #include "parallel.h"
@@ -13,9 +14,9 @@ class NativeConv final : public PackedConv {
   explicit NativeConv(const ConvDescription& d) : conv_(d.conv) {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
-    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this convolution");
+    require(size > 0, "the native kernel refuses this convolution");
     packed_ = Buffer(size);
-    succeed(xq_conv_pack(&d.conv, isa, d.weight.const_data_ptr<int8_t>(), &d.requant,
+    succeed(xq_conv_pack(&d.conv, isa, d.weight.as<int8_t>(), &d.requant,
                          packed_.data()));
   }
 
@@ -55,8 +56,8 @@ class NativeConv final : public PackedConv {
   Buffer packed_;
 };
 
-const RegisterConvKernel native("native", [](ConvDescription d) {
-  return c10::intrusive_ptr<PackedConv>(c10::make_intrusive<NativeConv>(d));
+const RegisterConvKernel native("native", [](ConvDescription d) -> PackedConvPtr {
+  return std::make_shared<NativeConv>(d);
 });
 
 }  // namespace

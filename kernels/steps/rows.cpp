@@ -1,19 +1,26 @@
 // Row codes between the products of a transformer: products, residuals, norms and quantization in one step.
-#include "../dynamic/row_linear.h"
+#include "../runtime/errors.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/step.h"
 
 namespace x86quant::runtime {
 namespace {
 
+// Contiguous rows: elements of so many bytes.
+Address rows_at(StepFields& fields, const char* name, int64_t size, int64_t rows, int64_t features) {
+  return fields.address(name, size, {rows, features}, {features * size, size});
+}
+
 // Codes, scales and zero points of rows.
 struct CodesAddress {
   Address codes, scale, zp;
 
   // With a prefix before the names of the fields.
-  static CodesAddress of(StepFields& fields, const std::string& prefix) {
-    const auto address = [&](const char* name) { return fields.address((prefix + name).c_str()); };
-    return {address("codes"), address("scale"), address("zero_point")};
+  static CodesAddress of(StepFields& fields, const std::string& prefix, int64_t rows, int64_t features) {
+    const auto address = [&](const char* name, int64_t size, int64_t each) {
+      return rows_at(fields, (prefix + name).c_str(), size, rows, each);
+    };
+    return {address("codes", 1, features), address("scale", sizeof(float), 1), address("zero_point", sizeof(int32_t), 1)};
   }
 };
 
@@ -21,30 +28,33 @@ class Rows final : public Step {
  public:
   explicit Rows(StepFields& fields) {
     const int64_t rows = fields.integer("rows"), features = fields.integer("features");
+    const auto floats = [&](const char* name) {
+      return fields.has(name) ? rows_at(fields, name, sizeof(float), rows, features) : Address{};
+    };
     if (fields.has("pack")) {
-      pack_ = fields.object<dynamic::RowLinear>("pack");
+      pack_ = fields.row_pack("pack");
       op_ = pack_->call(rows);
       if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
-      in_ = CodesAddress::of(fields, "");
+      in_ = CodesAddress::of(fields, "", rows, pack_->in_features());
     } else {
       op_.isa = native_isa(), op_.rows = rows, op_.features = features;
-      x_ = fields.address("x");
+      x_ = rows_at(fields, "x", sizeof(float), rows, features);
     }
-    residual_ = fields.optional_address("residual");
+    residual_ = floats("residual");
+    total_ = floats("total");
+    normed_ = floats("normed");
+    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_", rows, features);
     read_norm(fields);
-    total_ = fields.optional_address("total");
-    normed_ = fields.optional_address("normed");
-    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_");
     xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });
     op.threads = 1;
     const int status = xq_rows_check(&op);
-    TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: step \"rows\" of a plan: ", xq_status_text(status));
+    require(status == XQ_OK, "step \"rows\" of a plan: ", xq_status_text(status));
   }
 
   void run(const Bases& bases) const override {
     xq_rows op = with_addresses(
         [&](const Address& a, auto* type) { return a.at<std::remove_pointer_t<decltype(type)>>(bases); });
-    dynamic::run_rows(op, pack_ ? pack_->in_features() : 0);
+    run_rows(op, pack_ ? pack_->in_features() : 0);
   }
 
  private:
@@ -54,8 +64,8 @@ class Rows final : public Step {
     op_.eps = fields.real("eps");
     const auto table = [&](const char* name) -> const float* {
       if (!fields.has(name)) return nullptr;
-      kept_.push_back(fields.table(name, at::kFloat, op_.features));
-      return kept_.back().const_data_ptr<float>();
+      kept_.push_back(fields.table(name, Type::kFloat, op_.features));
+      return kept_.back().as<float>();
     };
     op_.norm_weight = table("norm_weight");
     op_.norm_bias = table("norm_bias");
@@ -74,8 +84,8 @@ class Rows final : public Step {
     return op;
   }
 
-  c10::intrusive_ptr<dynamic::RowLinear> pack_;
-  std::vector<at::Tensor> kept_;  // what op_ points to
+  RowPackPtr pack_;
+  std::vector<Table> kept_;  // what op_ points to
   xq_rows op_{};
   CodesAddress in_, out_;
   Address x_, residual_, total_, normed_;

@@ -40,10 +40,13 @@ class NativeStep:
     kind: str
     fields: Mapping[str, Any]
 
+    def plain_fields(self) -> dict[str, Any]:
+        """The fields, a base and an offset for each tensor: its buffers have places by now."""
+        return {name: _plain(field) for name, field in self.fields.items()}
+
     def add_to(self, program: Any) -> None:
-        """Append the step to ``program``; its buffers have their places by now."""
-        fields = {name: _plain(field) for name, field in self.fields.items()}
-        extension.direct().add_step(program.handle(), self.kind, fields)
+        """Append the step to ``program``."""
+        extension.direct().add_step(program.handle(), self.kind, self.plain_fields())
 
 
 def _plain(field: Any) -> Any:

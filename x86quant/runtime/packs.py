@@ -16,6 +16,7 @@ from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.router import Routing
 from x86quant.routing.sizes import SizeRanges, Sizes
+from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
@@ -59,7 +60,8 @@ class Packs:
         rules_seen: how many times other rules came into force, as far as ``follow_rules`` saw.
     """
 
-    def __init__(self, graph_module: GraphModule) -> None:
+    def __init__(self, graph_module: GraphModule, programs: Programs | None = None) -> None:
+        self.programs = programs or Programs()
         self._root = graph_module
         self.rules_seen = 0
         self._facts: dict[Node, WeightFacts] = {}
@@ -89,9 +91,10 @@ class Packs:
         return packed
 
     def _packed(self, node: Node, choice: Choice) -> Packed:
-        key = (node, choice.kernel)
+        kernel = self.programs.kernel(choice.kernel)
+        key = (node, kernel)
         if key not in self._handles:
-            self._handles[key] = self._pack(node, choice.kernel)
+            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
         handle = self._handles[key]
         return Packed(choice, handle, handle.bytes())
 
@@ -146,7 +149,7 @@ class Packs:
             **common,
         )
 
-    def _pack(self, node: Node, kernel: str) -> Any:
+    def _layer_weights(self, node: Node) -> LayerWeights:
         kwargs: Any = node.kwargs
         weight = self.weight(node)
         convolution = op_name(node) == "conv"
@@ -167,8 +170,7 @@ class Packs:
         # As the op defines them: products in double, then rounded to float.
         mult = (scales.double() * (kwargs["x_scale"] / out_scale)).float()
         residual = kwargs["residual"] is not None
-        return torch.ops.x86quant.pack_graph_conv(
-            kernel,
+        return LayerWeights(
             weight.reshape(weight.shape[0], weight.shape[1], *kernel_size),
             mult.expand(weight.shape[0]).contiguous(),
             _bias_in_steps(self._tensor(node, "bias"), mult, out_scale),

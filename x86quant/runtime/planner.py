@@ -66,16 +66,18 @@ def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
     """Lay out memory, build the program."""
     results = draft.results()
     peak = draft.lay_out()
-    program = torch.classes.x86quant.Program(peak, len(inputs))
+    programs = draft.packs.programs
+    program = programs.new(peak, len(inputs))
     for x in inputs:
         program.expect(*_whole_batch(x, parts), _type_name(x))
     outputs = [result.meta for result in results if isinstance(result, Value)]
     for meta in outputs:
         program.add_output(*_whole_batch(meta, parts), _type_name(meta))
     for step in draft.native_steps:
-        step.add_to(program)
+        programs.add(program, step)
     if parts > 1:
         program.repeat(parts, [*map(_advance, inputs)], [*map(_advance, outputs)])
+    program.check_reach()
     naive = sum(aligned(b.nbytes) for b in draft.buffers if b.base == 0)
     numbers = tuple(None if isinstance(r, Value) else (r,) for r in results)
     return Plan(tuple(draft.steps), peak, naive, numbers, program, parts)

@@ -13,7 +13,7 @@ from torch.fx import Node
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import op_name
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
-from x86quant.packing.row_linears import Weights, gated_rows, row_linear
+from x86quant.packing.row_linears import Weights
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_step import NativeStep
@@ -96,7 +96,9 @@ def _weights(draft: Draft, node: Node, weight: str, scale: str, bias: str) -> We
 def _linear(draft: Draft, node: Node, activation: str | None) -> tuple[Any, dict[str, Any]]:
     """The pack of a linear, and what its step says of it."""
     weights = _weights(draft, node, "weight", "weight_scale", "bias")
-    return _pack(row_linear(weights, activation)), _facts(draft, node, [weights])
+    return _pack(draft.packs.programs.row_linear(weights, activation)), _facts(
+        draft, node, [weights]
+    )
 
 
 def _pack(found: Any) -> Any:
@@ -160,7 +162,7 @@ def _linear_rows_rows(draft: Draft, node: Node) -> Results:
 def _gated_rows_rows(draft: Draft, node: Node) -> Results:
     activation: Any = node.kwargs["activation"]
     both = [_weights(draft, node, f"{x}_weight", f"{x}_scale", f"{x}_bias") for x in ("gate", "up")]
-    pack = _pack(gated_rows(both[0], both[1], activation))
+    pack = _pack(draft.packs.programs.gated_rows(both[0], both[1], activation))
     features = _features(node, draft, "up_weight")
     return _product_as_codes(draft, node, pack, features, _facts(draft, node, both))
 

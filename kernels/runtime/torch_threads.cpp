@@ -1,3 +1,4 @@
+// The threads of torch's own loops.
 #include "parallel.h"
 
 #include <ATen/Parallel.h>
@@ -21,7 +22,7 @@ namespace x86quant::runtime {
 namespace {
 
 struct Region {
-  c10::function_ref<void(int)> body;
+  ThreadBody body;
   int threads;
   std::atomic_flag failed = ATOMIC_FLAG_INIT;
   std::exception_ptr error = nullptr;
@@ -53,12 +54,14 @@ void end_pool_before_fork() {
 
 }  // namespace
 
+int all_threads() { return at::get_num_threads(); }
+
 int useful_threads(int64_t shares) {
   if (shares <= 1 || at::in_parallel_region()) return 1;
-  return static_cast<int>(std::min<int64_t>(at::get_num_threads(), shares));
+  return static_cast<int>(std::min<int64_t>(all_threads(), shares));
 }
 
-void run_on_threads(int threads, c10::function_ref<void(int)> body) {
+void run_on_threads(int threads, ThreadBody body) {
   Region region{body, threads};
   // All threads of the pool, as in torch's own loops, although some may have nothing to do: for a smaller team,
   // libgomp would end the other threads and start them again for the next loop.

@@ -1,0 +1,15 @@
+// From a program file to programs that run.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../runtime/program.h"
+
+namespace x86quant::serving {
+
+// All that a file says, packed for the level that the native kernels use now.
+std::vector<std::unique_ptr<runtime::Program>> load_programs(const std::string& path);
+
+}  // namespace x86quant::serving
