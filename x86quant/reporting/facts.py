@@ -91,6 +91,31 @@ class ModelReport:
     layers: tuple[LayerFacts, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
+    def summary(self) -> list[str]:
+        """At most five lines: speed, what dominates, what is int8, precision, the machine."""
+        facts = self.facts
+        speed = facts.get("time", "not timed")
+        if "roofline" in facts:
+            speed += f"; {facts['roofline']}"
+        lines = [speed, self._dominating(), f"{facts['int8 really ran']}; steps: {facts['steps']}"]
+        if "fused blocks" in facts:
+            lines[2] += f"; fused blocks: {facts['fused blocks'].partition(':')[0]}"
+        worst = facts.get("least precise layer")
+        lines.append(f"least precise: {worst}" if worst else "precision: not compared with float")
+        lines.append(f"{facts['CPU']}; {facts['versions']}; inputs {facts['inputs']}")
+        return [line for line in lines if line]
+
+    def _dominating(self, most: int = 3) -> str:
+        """The steps that take most of the time."""
+        timed = [layer for layer in self.layers if layer.microseconds]
+        total = sum(layer.microseconds or 0.0 for layer in timed)
+        if not timed:
+            return ""
+        longest = sorted(timed, key=lambda layer: -(layer.microseconds or 0.0))[:most]
+        told = [f"{x.layer} {(x.microseconds or 0.0) / total:.0%} ({x.op})" for x in longest]
+        in_float = sum(layer.microseconds or 0.0 for layer in timed if layer.in_float) / total
+        return f"most time: {', '.join(told)}; float ops {in_float:.0%}"
+
     def to_html(self) -> str:
         """One self-contained page."""
         return page(self)
@@ -104,10 +129,11 @@ class ModelReport:
         write_aside(Path(path), self.to_html())
 
     def __str__(self) -> str:
+        summary = "\n".join(self.summary())
         facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items())
         header = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
         table = text_table(header, [layer.cells() for layer in self.layers], right=header[4:])
-        return f"{self.title}\n\n{facts}\n\n{table}"
+        return f"{self.title}\n\n{summary}\n\n{table}\n\n{facts}"
 
 
 def with_precision(layer: LayerFacts, precision: Precision | None) -> LayerFacts:
