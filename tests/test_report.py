@@ -105,6 +105,31 @@ def test_the_page_is_whole_escaped_and_needs_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_summary_is_five_lines_and_says_what_dominates(report: ModelReport) -> None:
+    lines = report.summary()
+    assert [line.partition(":")[0] for line in lines] == [
+        "Speed",
+        "Most time",
+        "Int8",
+        "Precision",
+        "Measured on",
+    ]
+    longest = max(report.layers, key=lambda layer: layer.microseconds or 0.0)
+    assert lines[1].startswith(f"Most time: {longest.layer} ")
+    assert "2 convolutions and matrix products in int8" in lines[2]
+    assert "first: 12.5 dB" in lines[3]
+    assert str(report).split("\n\n")[1].splitlines() == lines
+
+
+def test_what_dominates_comes_first_and_columns_sort(report: ModelReport) -> None:
+    page = report.to_html()
+    chart = page.split("Time: the longest first")[1].split("</section>")[0]
+    drawn = [part.partition("<")[0] for part in chart.split('<span class="name">')[1:]]
+    longest = sorted(report.layers, key=lambda layer: -(layer.microseconds or 0.0))
+    assert drawn == [layer.layer for layer in longest]
+    assert page.count("<th ") == page.count("data-sort=") == 10
+
+
 def test_poor_layers_are_marked(report: ModelReport) -> None:
     page = report.to_html()
     assert '<td class="n warn" data-value="12.5">12.5</td>' in page

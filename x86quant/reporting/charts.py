@@ -15,7 +15,7 @@ class Bar:
         label: before it.
         value: its length.
         text: behind it.
-        kind: "ours", "poor" or nothing.
+        kind: "ours", which stands out; "good", "poor", or nothing.
         details: lines that show when one points at it.
     """
 

@@ -27,7 +27,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .fill { display: block; height: 100%; min-width: 2px; border-radius: 3px;
   background: var(--other); }
 .ours .fill { background: var(--accent); } .ours .name { font-weight: 600; }
-.poor .fill { background: var(--warn); }
+.good .fill { background: var(--accent); } .poor .fill { background: var(--warn); }
 .marked .track::after { content: ""; position: absolute; left: var(--mark); top: -.25rem;
   bottom: -.25rem; border-left: 2px dashed var(--accent); }
 .value { white-space: nowrap; font-variant-numeric: tabular-nums; }

@@ -94,15 +94,17 @@ class ModelReport:
     def summary(self) -> list[str]:
         """At most five lines: speed, what dominates, what is int8, precision, the machine."""
         facts = self.facts
-        speed = facts.get("time", "not timed")
+        speed = f"Speed: {facts.get('time', 'not timed')}"
         if "roofline" in facts:
             speed += f"; {facts['roofline']}"
-        lines = [speed, self._dominating(), f"{facts['int8 really ran']}; steps: {facts['steps']}"]
+        int8 = f"Int8: {facts['int8 really ran']}; {facts['steps']}"
+        lines = [speed, self._dominating(), int8]
         if "fused blocks" in facts:
             lines[2] += f"; fused blocks: {facts['fused blocks'].partition(':')[0]}"
         worst = facts.get("least precise layer")
-        lines.append(f"least precise: {worst}" if worst else "precision: not compared with float")
-        lines.append(f"{facts['CPU']}; {facts['versions']}; inputs {facts['inputs']}")
+        precision = f"least in {worst}" if worst else "not compared with a float model"
+        lines.append(f"Precision: {precision}")
+        lines.append(f"Measured on: {facts['CPU']}; {facts['versions']}; inputs {facts['inputs']}")
         return [line for line in lines if line]
 
     def _dominating(self, most: int = 3) -> str:
@@ -114,7 +116,7 @@ class ModelReport:
         longest = sorted(timed, key=lambda layer: -(layer.microseconds or 0.0))[:most]
         told = [f"{x.layer} {(x.microseconds or 0.0) / total:.0%} ({x.op})" for x in longest]
         in_float = sum(layer.microseconds or 0.0 for layer in timed if layer.in_float) / total
-        return f"most time: {', '.join(told)}; float ops {in_float:.0%}"
+        return f"Most time: {', '.join(told)}; float ops {in_float:.0%}"
 
     def to_html(self) -> str:
         """One self-contained page."""
@@ -134,6 +136,12 @@ class ModelReport:
         header = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
         table = text_table(header, [layer.cells() for layer in self.layers], right=header[4:])
         return f"{self.title}\n\n{summary}\n\n{table}\n\n{facts}"
+
+
+def duration(seconds: float, runs: int, threads: int) -> str:
+    """How long a call takes."""
+    used = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{seconds * 1e3:.3f} ms a call (median of {runs}, {used})"
 
 
 def with_precision(layer: LayerFacts, precision: Precision | None) -> LayerFacts:
@@ -162,7 +170,7 @@ def facts_of(
         ),
         "int8 really ran": f"{len(proof.int8)} convolutions and matrix products in int8, "
         f"{in_float} in float",
-        "steps": f"{len(layers)}, {sum(layer.in_float for layer in layers)} of them float ops",
+        "steps": f"{len(layers)} steps, {sum(x.in_float for x in layers)} of them float ops",
     }
     judged = [layer for layer in layers if layer.sqnr_db is not None]
     if judged:

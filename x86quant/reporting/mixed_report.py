@@ -25,7 +25,14 @@ from x86quant.dynamic import (
 from x86quant.explaining.explanation import LayerChoice, explain
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling.recorder import TORCH
-from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
+from x86quant.reporting.facts import (
+    LayerFacts,
+    ModelReport,
+    Precision,
+    duration,
+    facts_of,
+    with_precision,
+)
 from x86quant.reporting.model_report import compiled_layers
 
 _INT8 = (
@@ -73,9 +80,7 @@ def mixed_report(
     facts = facts_of(proof, inputs or tuple(kwargs.values()), layers)
     if walls:
         threads = torch.get_num_threads()
-        facts["time"] = (
-            f"{statistics.median(walls) * 1e3:.3f} ms (median of {runs}, {threads} threads)"
-        )
+        facts["time"] = duration(statistics.median(walls), runs, threads)
     if graphs:
         names = ", ".join(name or "the whole model" for name in graphs)
         facts["fused blocks"] = (

@@ -29,7 +29,8 @@ def page(report: ModelReport) -> str:
 
 def _parts(report: ModelReport) -> Iterator[str]:
     yield f"<h1>{html.escape(report.title)}</h1>"
-    lines = "".join(f"<li>{html.escape(line)}</li>" for line in report.summary())
+    told = [line.partition(": ") for line in report.summary()]
+    lines = "".join(f"<li><b>{html.escape(a)}</b>: {html.escape(c)}</li>" for a, _, c in told)
     yield f'<ul class="summary">{lines}</ul>'
     yield from _times(report.layers)
     judged = [layer for layer in report.layers if layer.sqnr_db is not None]
@@ -80,7 +81,7 @@ def _times(layers: Sequence[LayerFacts]) -> Iterator[str]:
                 f"{kind} ({len(kinds[kind])})",
                 spent,
                 f"{spent:.1f} µs · {spent / total:.0%}",
-                "" if any(not layer.in_float for layer in kinds[kind]) else "poor",
+                "poor" if all(layer.in_float for layer in kinds[kind]) else "good",
             )
             for kind, spent in sorted(sums.items(), key=lambda item: -item[1])[:_MOST_BARS]
         ]
@@ -91,7 +92,7 @@ def _times(layers: Sequence[LayerFacts]) -> Iterator[str]:
         _microseconds,
         "{:.1f} µs",
         lambda layer: layer.in_float,
-        "In orange what runs in float.",
+        "In orange what runs in float." if any(layer.in_float for layer in timed) else "",
     )
 
 
@@ -111,7 +112,7 @@ def _chart(
             layer.layer,
             value(layer),
             form.format(value(layer)),
-            "poor" if poor(layer) else "ours",
+            "poor" if poor(layer) else "good",
             f"{layer.layer}\n{layer.op}, kernel {layer.kernel}\n{layer.reason}",
         )
         for layer in shown
