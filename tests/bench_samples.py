@@ -21,7 +21,7 @@ def ran(
     return BackendResult("ok", "", "static", seconds, sqnr_db, 1.0, 0.5, 200_000_000)
 
 
-def model_run(name: str, inputs: str = "(1, 3)", **of: BackendResult | float) -> ModelRun:
+def model_run(name: str, inputs: str = "1×3", **of: BackendResult | float) -> ModelRun:
     """A run, of times in milliseconds or whole results; ``_`` in a name is a hyphen."""
     results = {
         key.replace("_", "-"): value if isinstance(value, BackendResult) else ran(value)

@@ -302,7 +302,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         asked.append(wanted.name)
         if wanted.name == "two" and asked.count("two") == 1:
             raise KeyboardInterrupt
-        return model_run(wanted.name, inputs="(1, 3)", x86quant=1)
+        return model_run(wanted.name, x86quant=1)
 
     both = requests("one", "two")
     with pytest.raises(KeyboardInterrupt):
@@ -362,6 +362,16 @@ def test_batches_and_shapes_are_resolved_before_anything_runs() -> None:
     call = subjects.subject("dlrm").resized(3).arguments(0)
     assert [tuple(x.shape) for x in call.args] == [(3, 13), (3, 26)]
     assert call.args[1].max() > 1, "indices spread over the tables"
+
+
+def test_inputs_go_to_the_models_that_take_such() -> None:
+    pytest.importorskip("torchvision")
+    picture = (InputShape((1, 3, 32, 32)),)
+    assert subjects.subject("resnet18", picture).inputs == picture
+    assert subjects.subject("lstm", picture).inputs == subjects.subject("lstm").inputs
+    assert subjects.subject("mine:net", picture).inputs == picture
+    ids = (InputShape((1, 9), "int64", "ids"), InputShape((1, 2)))
+    assert subjects.shapes_of(ids) == "ids=1×9 int64, 1×2"
 
 
 def test_own_models_run_on_their_inputs() -> None:

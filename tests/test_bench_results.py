@@ -301,6 +301,7 @@ def test_a_batch_that_a_model_does_not_take_loses_no_other(
     [
         (["resnet81"], "there is no model 'resnet81'"),
         (["bench_models:conv"], "--shape"),
+        (["lstm", "--shape", "1,3,8,8"], "lstm takes other inputs: 1×64×128"),
         (["lstm", "--instances", "1000"], "1000 instances need a core each"),
         (["lstm", "--out", "bench_models.py"], "--out"),
         (["lstm", "--resume"], "--out"),

@@ -26,7 +26,7 @@ from x86quant.bench.alone import AloneError, alone, save_inputs
 from x86quant.bench.backends import Backend, Bind, Prepared, Run, Task
 from x86quant.bench.instances import measure_instances, split_cores
 from x86quant.bench.results import BackendResult, ModelRun, RunSetting, finite
-from x86quant.bench.subjects import Subject, subject
+from x86quant.bench.subjects import Subject, shapes_of, subject
 from x86quant.bench.turns import WARM_ROUNDS, measure_in_turn, wait_for_idle_threads
 from x86quant.files import write_aside
 from x86quant.given_model import InputShape, form_of
@@ -64,7 +64,7 @@ class BenchRequest:
     @property
     def shapes(self) -> str:
         """Of the inputs, as text."""
-        return ", ".join(str(one.sizes) for one in self.inputs)
+        return shapes_of(self.inputs)
 
     def to_json(self) -> str:
         """For the process that measures."""

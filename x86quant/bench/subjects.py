@@ -69,6 +69,11 @@ class Subject:
         if self.weights == _OWN_WEIGHTS:
             load_model(self.name)
 
+    @property
+    def shapes(self) -> str:
+        """Of the inputs, as text."""
+        return shapes_of(self.inputs)
+
     def arguments(self, seed: int) -> Arguments:
         """Typical inputs, the same for the same seed."""
         sizes = [one.sizes for one in self.inputs]
@@ -92,13 +97,22 @@ class Subject:
         return build(self.name, weighted=True)
 
 
+def shapes_of(inputs: Sequence[InputShape]) -> str:
+    """Their sizes, and names and dtypes where those say something."""
+    return ", ".join(
+        f"{f'{one.name}=' if one.name else ''}{'×'.join(map(str, one.sizes))}"
+        f"{'' if one.dtype == 'float32' else f' {one.dtype}'}"
+        for one in inputs
+    )
+
+
 def subject(name: str, inputs: Sequence[InputShape] = ()) -> Subject:
     """The subject called ``name``, not built yet.
 
     Args:
         name: of torchvision, with or without the module; one of transformers or our own; a saved
             model, a folder of transformers, ``module:factory`` or ``file.py:factory``.
-        inputs: what to call it with, where that is not known or to be another.
+        inputs: what to call it with: for a known model only if it takes inputs of this kind.
 
     Raises:
         InvalidInputError: there is no such model; says what is near.
@@ -119,7 +133,12 @@ def subject(name: str, inputs: Sequence[InputShape] = ()) -> Subject:
         usual = tuple(inputs) or _saved_inputs(load_model(name), name)
     else:
         raise InvalidInputError(_unknown(name))
-    return Subject(name, tuple(inputs) or usual, weights)
+    takes = weights == _OWN_WEIGHTS or _kinds(inputs) == _kinds(usual)
+    return Subject(name, tuple(inputs) if inputs and takes else usual, weights)
+
+
+def _kinds(inputs: Sequence[InputShape]) -> list[tuple[int, str, str | None]]:
+    return [(len(one.sizes), one.dtype, one.name) for one in inputs]
 
 
 def build(name: str, *, weighted: bool = False) -> nn.Module:

@@ -127,8 +127,10 @@ def _requests(options: argparse.Namespace) -> list[BenchRequest]:
     inputs = loading.inputs_of(options)
     names = options.backends or (USUAL if options.backends is None else BACKENDS)
     found = []
-    for model in dict.fromkeys(options.models):
-        known = subject(model, inputs)
+    subjects = [subject(model, inputs) for model in dict.fromkeys(options.models)]
+    if inputs and not any(one.inputs == inputs for one in subjects):
+        raise InvalidInputError(f"{subjects[0].name} takes other inputs: {subjects[0].shapes}")
+    for known in subjects:
         known.check()
         for batch in options.batch or (None,):
             resolved = known.resized(batch)
@@ -136,7 +138,7 @@ def _requests(options: argparse.Namespace) -> list[BenchRequest]:
                 setting = _setting(options, resolved.batch, threads, forced_level())
                 found.append(
                     BenchRequest(
-                        model, resolved.inputs, setting, options.rounds, names, options.alone
+                        known.name, resolved.inputs, setting, options.rounds, names, options.alone
                     )
                 )
     return found
