@@ -99,7 +99,9 @@ def test_text_has_the_answer_first_and_says_who_is_missing() -> None:
     text = markdown(some_results())
     lines = [line.replace(" ", "") for line in text.splitlines()]
     assert lines[0] == "x86quantis1.50timesasfastasOpenVINOint8"
-    assert "x86quant is 7.07 times as fast as PyTorch fp32 (geometric mean of 2)" in text
+    assert (
+        "x86quant is 7.07 times as fast as PyTorch fp32 (geometric mean of 2 measurements)" in text
+    )
     assert "|x86quantint8|2.00(2.00)|500|1.00|30.0|0.50|200|" in lines
     assert "|OpenVINOint8|3.00(1.00)|333|1.50|28.0|0.50|200|" in lines
     first = [line.partition("|")[2].partition("|")[0] for line in lines if line.startswith("|")]
@@ -123,10 +125,19 @@ def test_the_page_is_whole_escaped_and_fetches_nothing() -> None:
     assert "url(" not in text
     assert "@import" not in text
     shown = " ".join(parsed.text)
-    for wanted in ("<two>", "a, <b>", "three", "the model fails", "x86quant bench <net>", "10×"):
+    for wanted in ("<two>", "a, <b>", "three", "the model fails", "x86quant bench <net>", "10.0×"):
         assert wanted in shown
     assert 'name="viewport"' in text
     assert "prefers-color-scheme: dark" in text
+
+
+def test_instances_are_told_by_what_they_do_together() -> None:
+    run = dataclasses.replace(model_run("net", x86quant=2, fp32=4), setting=RunSetting(3, 1, 4))
+    assert run.throughput("x86quant") == pytest.approx(3 * 4 / 0.002)
+    page = results_page(bench_results(run))
+    assert "6000/s" in page
+    assert "3000/s · 2.00×" in page
+    assert "4 instances of 1 thread" in page
 
 
 def test_bars_are_sorted_and_ours_is_marked() -> None:
@@ -279,7 +290,7 @@ def test_models_are_measured_and_written(here: Path, capsys: pytest.CaptureFixtu
     }
     out = capsys.readouterr().out
     assert "x86quant int8" in out
-    assert "geometric mean of 4" in out
+    assert "geometric mean of 4 measurements" in out
     assert main(["bench", "compare", *["new/folder/results.json"] * 2]) == 0
     assert "too few rounds" in capsys.readouterr().out
 

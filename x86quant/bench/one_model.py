@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from x86quant.bench import backends
 from x86quant.bench.alone import AloneError, alone, save_inputs
-from x86quant.bench.backends import Backend, Bind, Prepared, Run, Task
+from x86quant.bench.backends import Backend, Bind, Prepared, Run, Task, first_tensor
 from x86quant.bench.instances import measure_instances, split_cores
 from x86quant.bench.results import BackendResult, ModelRun, RunSetting, finite
 from x86quant.bench.subjects import Subject, shapes_of, subject
@@ -113,7 +113,8 @@ class ModelMeasurement:
         self.request, self.stage, self.folder = request, stage, folder
         self.subject: Subject = subject(request.name, request.inputs)
         stage.set("building", "the-model")
-        self.model = self.subject.model()
+        with _quiet():
+            self.model = self.subject.model()
         batch = request.setting.batch
         count = max(1, CALIBRATION_SAMPLES // batch)
         self.calibration = [self.subject.arguments(seed) for seed in range(1, 1 + count)]
@@ -281,21 +282,6 @@ class ModelMeasurement:
                 detail += f", SQNR {result.sqnr_db:.1f} dB"
         label = "prepared" if result.status == "ok" else result.status.upper()
         print(f"  {name}: {label} {detail}", file=sys.stderr, flush=True)
-
-
-def first_tensor(output: Any) -> torch.Tensor:
-    """The first tensor in what a model returned."""
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        return output
-    if hasattr(output, "__array__"):
-        return torch.as_tensor(output)
-    values = output.values() if isinstance(output, Mapping) else output
-    for value in values if isinstance(values, (list, tuple)) else tuple(values):
-        if value is not None:
-            return first_tensor(value)
-    raise ValueError(f"{type(output).__name__} holds no tensor")
 
 
 def _told(error: BaseException) -> str:

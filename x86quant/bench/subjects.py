@@ -85,6 +85,8 @@ class Subject:
                 return Arguments((images(batch, height, seed),))
         if self.name == "dlrm":
             return _dlrm_arguments(self.batch, seed)
+        if self.name in _TRANSFORMERS and len(sizes) == 2:
+            return _tokens(sizes[0], seed)
         return random_arguments(self.inputs, seed)
 
     def model(self) -> nn.Module:
@@ -234,6 +236,15 @@ def _transformer(name: str, weighted: bool) -> nn.Module:
         model = getattr(transformers, f"{kind}Model")(config)
     found: nn.Module = model.float().eval()
     return found
+
+
+def _tokens(sizes: tuple[int, ...], seed: int) -> Arguments:
+    """Ids of words, and a mask that hides none of them."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1000, 20_000, sizes, generator=generator)
+    return Arguments((ids, torch.ones_like(ids)))
 
 
 def _dlrm_arguments(batch: int, seed: int) -> Arguments:

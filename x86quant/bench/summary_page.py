@@ -6,7 +6,15 @@ import html
 from collections.abc import Iterator, Sequence
 
 from x86quant.bench.results import OURS, BenchResults, ModelRun
-from x86quant.bench.summary_text import HEADS, cells, headlines, notes, title_of
+from x86quant.bench.summary_text import (
+    HEADS,
+    cells,
+    digits,
+    headlines,
+    notes,
+    speed_of,
+    title_of,
+)
 from x86quant.reporting.charts import Bar, bars
 from x86quant.reporting.document import definitions, document, head_row
 
@@ -50,9 +58,9 @@ def _overview(results: BenchResults) -> str:
         Bar(
             title_of(name),
             mean,
-            "1" if name == OURS else f"{mean:.2f} times",
+            "1" if name == OURS else f"{digits(mean)} times",
             "ours" if name == OURS else "",
-            f"{title_of(name)}\ngeometric mean of {count} runs",
+            f"{title_of(name)}\ngeometric mean of {count} measurements",
         )
         for name, (mean, count) in sorted(means.items(), key=lambda item: item[1])
     ]
@@ -71,7 +79,11 @@ def _run(run: ModelRun) -> str:
     names = run.fastest_first()
     ours = run.measured(OURS)
     chart = bars([_bar(run, name) for name in names], ours.median if ours else None)
-    caption = "Time of a call, shorter is faster; behind it, how many times ours."
+    many = " while all instances run; behind it, samples a second of all"
+    caption = (
+        f"Time of a call{many if run.setting.instances > 1 else ''}: shorter is faster. "
+        "With ×: how many times ours."
+    )
     left_out = "".join(f"<li>{html.escape(note)}</li>" for note in notes(run))
     return (
         f'{head}{chart}<p class="soft">{caption if names else "Nothing ran."}</p>'
@@ -81,12 +93,12 @@ def _run(run: ModelRun) -> str:
 
 def _bar(run: ModelRun, name: str) -> Bar:
     result, ratio = run.results[name], run.ratio(name)
-    value = f"{_ms(result.median)} ms"
+    value = speed_of(run, name)
     if ratio is not None and name != OURS:
-        value += f" · {ratio:.3g}×"
+        value += f" · {digits(ratio)}×"
     told = [
         f"{title_of(name)}{f' ({result.method})' if result.method else ''}",
-        f"median {_ms(result.median)} ms, least {_ms(result.minimum)} ms",
+        f"median {digits(result.median * 1e3)} ms, least {digits(result.minimum * 1e3)} ms",
         f"{run.throughput(name) or 0:.1f} samples a second",
     ]
     if result.sqnr_db is not None:
@@ -97,12 +109,6 @@ def _bar(run: ModelRun, name: str) -> Bar:
         told.append(f"{result.peak_bytes / 1e6:.0f} MB at most")
     kind = "ours" if name == OURS else ""
     return Bar(title_of(name), result.median, value, kind, "\n".join(told))
-
-
-def _ms(seconds: float) -> str:
-    """Three digits that count."""
-    value = seconds * 1e3
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _details(run: ModelRun, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from x86quant.bench.results import OURS, BenchResults, ModelRun
-from x86quant.bench.summary_text import headlines, title_of
+from x86quant.bench.summary_text import digits, headlines, speed_of, title_of
 
 _OURS, _OTHER = "#2563c9", "#a9b4c2"
 
@@ -44,10 +44,10 @@ def _draw(run: ModelRun, axes: Any) -> None:
     colors = [_OURS if name == OURS else _OTHER for name in names]
     drawn = axes.barh(range(len(names)), times, color=colors, height=0.7)
     labels = []
-    for name, time in zip(names, times, strict=True):
+    for name in names:
         ratio = run.ratio(name)
-        told = "" if ratio is None or name == OURS else f"  ({ratio:.3g}×)"
-        labels.append(f"{time:.3g} ms{told}")
+        told = "" if ratio is None or name == OURS else f"  ({digits(ratio)}×)"
+        labels.append(f"{speed_of(run, name)}{told}")
     axes.bar_label(drawn, labels, padding=4, fontsize=8)
     axes.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
     axes.set_xlim(0, max(times) * 1.25)

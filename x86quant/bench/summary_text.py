@@ -48,7 +48,19 @@ def _times(ratio: float) -> str:
 
 
 def _over(count: int) -> str:
-    return "" if count == 1 else f" (geometric mean of {count})"
+    return "" if count == 1 else f" (geometric mean of {count} measurements)"
+
+
+def digits(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def speed_of(run: ModelRun, name: str) -> str:
+    """What counts: the time of a call, or what several instances do together."""
+    if run.setting.instances > 1:
+        return f"{digits(run.throughput(name) or 0.0)}/s"
+    return f"{digits(run.results[name].median * 1e3)} ms"
 
 
 def _about(results: BenchResults) -> Iterator[tuple[str, str]]:
@@ -79,7 +91,7 @@ def cells(run: ModelRun, name: str) -> list[str]:
     return [
         starred,
         f"{result.median * 1e3:.2f} ({result.minimum * 1e3:.2f})",
-        f"{run.throughput(name) or 0:.0f}",
+        digits(run.throughput(name) or 0.0),
         "" if ratio is None else f"{ratio:.2f}",
         "" if result.sqnr_db is None else f"{result.sqnr_db:.1f}",
         "" if result.cold_start_seconds is None else f"{result.cold_start_seconds:.2f}",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from x86quant.given_model import Arguments, Form
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 #: Runs the model on one input and returns its results as they are.
@@ -143,3 +144,18 @@ def missing(found: Backend) -> str | None:
 
 def _installed(module: str) -> bool:
     return module in sys.modules or importlib.util.find_spec(module) is not None
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """The first tensor in what a model returned."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return output
+    if hasattr(output, "__array__"):
+        return torch.as_tensor(output)
+    values = output.values() if isinstance(output, Mapping) else output
+    for value in values if isinstance(values, (list, tuple)) else tuple(values):
+        if value is not None:
+            return first_tensor(value)
+    raise ValueError(f"{type(output).__name__} holds no tensor")

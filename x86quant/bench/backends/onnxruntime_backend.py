@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from x86quant.bench.backends import Bind, Prepared, Run, Task
+from x86quant.bench.backends import Bind, Prepared, Run, Task, first_tensor
 from x86quant.given_model import Arguments
 
 _FILE = "model.onnx"
@@ -59,8 +59,19 @@ def _model(task: Task, folder: Path, *, int8: bool) -> tuple[Path, str]:
 
     floating, folded, quantized = (folder / f"{step}.onnx" for step in ("float", "folded", "int8"))
     example = task.example
+
+    class FirstResult(torch.nn.Module):
+        """Without names of arguments, which the exporter would fill in with defaults."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = task.model
+
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return first_tensor(self.model(*args, **kwargs))
+
     torch.onnx.export(
-        task.model,
+        FirstResult().eval(),
         example.args,
         str(floating),
         kwargs=example.kwargs or None,
