@@ -30,10 +30,17 @@ from pathlib import Path
 
 from benchmarks.networks import NETWORKS
 from x86quant.bench.backends import BACKENDS
-from x86quant.bench.campaign import RESULTS_FILE, Measure, check_folder, measure_apart, run_campaign
+from x86quant.bench.campaign import Measure, check_folder, measure_apart, run_campaign
 from x86quant.bench.one_model import BenchRequest
 from x86quant.bench.pages import write_pages
-from x86quant.bench.results import OURS, BenchResults, ModelRun, RunSetting, geometric_mean
+from x86quant.bench.results import (
+    OURS,
+    RESULTS_FILE,
+    BenchResults,
+    ModelRun,
+    RunSetting,
+    geometric_mean,
+)
 from x86quant.bench.summary_text import markdown, title_of
 from x86quant.errors import X86QuantError
 from x86quant.given_model import InputShape
@@ -132,12 +139,12 @@ def run(
         (out / RESULTS_FILE).unlink(missing_ok=True)
     done = functools.partial(write_pages, folder=out)
     results = run_campaign(requests, measure, folder=out, resume=True, done=done)
-    done(results)
     asked = [(request.name, request.setting) for request in requests]
     runs = [run for run in results.runs if (run.model, run.setting) in asked]
     chosen = dataclasses.replace(results, runs=tuple(runs))
     judged = targets(runs, requests[0].setting.isa)
     print(_json(chosen, judged) if as_json else _text(chosen, judged))
+    done(results)
     return int(any(run.measured(OURS) is None for run in runs))
 
 

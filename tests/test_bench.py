@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -212,6 +213,18 @@ def test_a_saved_model_answers_from_another_process(tmp_path: Path) -> None:
     )
     assert len(taken["x86quant"]) == 2
     assert "KeyError" in str(taken["openvino-absent"])
+
+
+def test_a_process_that_runs_another_runtime_does_not_import_torch() -> None:
+    """Its cold start and memory would be torch's."""
+    code = (
+        "import sys, x86quant.bench.alone\n"
+        "from x86quant.bench.backends import backend\n"
+        "for name in ('openvino', 'onnxruntime', 'openvino-fp32', 'onnxruntime-fp32'):\n"
+        "    backend(name)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_cores_are_split_evenly_or_it_is_refused() -> None:

@@ -20,7 +20,7 @@ from tests.bench_samples import (
     ran,
 )
 from tests.test_report import Page
-from x86quant.bench import summary_plot
+from x86quant.bench import campaign, pages, summary_plot
 from x86quant.bench.comparison import compare_results, slower_than
 from x86quant.bench.pages import write_pages
 from x86quant.bench.results import BackendResult, ModelRun, RunSetting, read_results
@@ -305,6 +305,23 @@ def test_a_batch_that_a_model_does_not_take_loses_no_other(
     assert "fails on inputs of (3, 6)" in runs[0]["error"]
     assert runs[1]["results"]["x86quant"]["status"] == "ok"
     assert "FAILED the model fails" in captured.err
+
+
+def test_a_disk_that_fills_up_loses_no_result(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(campaign, "check_folder", lambda folder: folder.mkdir())
+    monkeypatch.setattr(campaign, "write_aside", full)
+    monkeypatch.setattr(pages, "write_aside", full)
+    monkeypatch.setattr(campaign, "measure_apart", lambda one: model_run(one.name, x86quant=1))
+    assert main(["bench", "lstm", "dlrm", *QUICK, "--out", "new"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.count("## ") == 2, "what was measured is printed"
+    assert captured.err.count("could not be written: [Errno 28]") == 2
+    assert captured.err.splitlines()[-1].startswith("x86quant bench: [Errno 28] No space left")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,14 @@ from pathlib import Path
 
 from x86quant.bench import backends
 from x86quant.bench.one_model import STAGE_BYTES, BenchRequest, Stage
-from x86quant.bench.results import BenchResults, ModelRun, RunSetting, read_results, run_from
+from x86quant.bench.results import (
+    RESULTS_FILE,
+    BenchResults,
+    ModelRun,
+    RunSetting,
+    read_results,
+    run_from,
+)
 from x86quant.errors import InvalidInputError
 from x86quant.files import check_target, write_aside
 from x86quant.hardware import isa
@@ -28,7 +35,6 @@ WORKER = (sys.executable, "-m", "x86quant.bench.one_model")
 HEARTBEAT_SECONDS = 15
 #: Seconds that one back end may prepare.
 PATIENCE = 900.0
-RESULTS_FILE = "results.json"
 # Variables that change what is measured.
 _FLAGS = (isa.VARIABLE, "X86QUANT_RULES", "OMP_WAIT_POLICY", "LD_PRELOAD", "MALLOC_CONF")
 
@@ -166,9 +172,12 @@ def run_campaign(
             print(f"  FAILED {run.error}", file=sys.stderr)
         kept = [r for r in results.runs if (r.model, r.setting) != (run.model, run.setting)]
         results = dataclasses.replace(results, runs=(*kept, run))
-        if folder is not None:
-            write_aside(folder / RESULTS_FILE, results.to_json())
-        done(results)
+        try:
+            if folder is not None:
+                write_aside(folder / RESULTS_FILE, results.to_json())
+            done(results)
+        except OSError as error:  # the disk is full, say: the caller prints what there is
+            print(f"  the results so far could not be written: {error}", file=sys.stderr)
     return results
 
 

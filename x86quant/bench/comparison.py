@@ -23,6 +23,7 @@ LEAST = 0.01
 #: Below so many calls a median says nothing.
 LEAST_CALLS = 6
 _RESAMPLES = 2000
+_AT_ONCE = 4_000_000  # values in memory
 # A file has many medians: at 0.95 one in ten of those without a difference would show one.
 _CONFIDENCE = 0.99
 
@@ -152,11 +153,15 @@ def change_of_median(before: Sequence[float], after: Sequence[float]) -> tuple[f
 def _medians(seconds: Sequence[float], generator: numpy.random.Generator) -> numpy.ndarray:
     """Of many resamples in blocks, which wrap around."""
     values = numpy.asarray(seconds)
-    block = max(1, math.isqrt(len(values)))
-    starts = generator.integers(0, len(values), (_RESAMPLES, -(-len(values) // block)))
-    rows = (starts[:, :, None] + numpy.arange(block)) % len(values)
-    found: numpy.ndarray = numpy.median(values[rows.reshape(_RESAMPLES, -1)], axis=1)
-    return found
+    block = numpy.arange(max(1, math.isqrt(len(values))))
+    blocks = -(-len(values) // len(block))
+    starts = generator.integers(0, len(values), (_RESAMPLES, blocks, 1))
+    parts = numpy.array_split(starts, 1 + _RESAMPLES * len(values) // _AT_ONCE)
+    medians = [
+        numpy.median(values[(part + block) % len(values)].reshape(len(part), -1), axis=1)
+        for part in parts
+    ]
+    return numpy.concatenate(medians)
 
 
 def slower_than(verdicts: Sequence[SpeedVerdict], limit: float) -> list[SpeedVerdict]:

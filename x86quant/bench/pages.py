@@ -1,10 +1,10 @@
-"""All that a folder of results gets besides ``results.json``."""
+"""All that a folder of results gets."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from x86quant.bench.results import BenchResults
+from x86quant.bench.results import RESULTS_FILE, BenchResults
 from x86quant.bench.summary_page import results_page
 from x86quant.bench.summary_plot import plot_png
 from x86quant.bench.summary_text import as_csv, markdown
@@ -12,7 +12,8 @@ from x86quant.files import write_aside
 
 
 def write_pages(results: BenchResults, folder: Path) -> None:
-    """``report.html``, ``report.md``, ``results.csv``, ``plot.png``: each replaced as a whole."""
+    """``results.json``, ``.csv``, ``report.html``, ``.md``, ``plot.png``: each as a whole."""
+    write_aside(folder / RESULTS_FILE, results.to_json())
     write_aside(folder / "report.html", results_page(results))
     write_aside(folder / "report.md", markdown(results))
     write_aside(folder / "results.csv", as_csv(results))

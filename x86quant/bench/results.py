@@ -13,6 +13,7 @@ from typing import Any, Literal
 from x86quant.errors import InvalidInputError
 
 SCHEMA, SCHEMA_VERSION = "x86quant-bench", 1
+RESULTS_FILE = "results.json"
 #: The back end that the others are compared with.
 OURS = "x86quant"
 

@@ -174,10 +174,10 @@ def _measure(requests: list[BenchRequest], options: argparse.Namespace) -> int:
     results = campaign.run_campaign(
         requests, campaign.measure_apart, folder=options.out, resume=options.resume, done=done
     )
+    print(results.to_json() if options.json else markdown(results), end="")
     if options.out is not None:
         done(results)
         loading.tell(f"wrote {options.out / 'report.html'}")
-    print(results.to_json() if options.json else markdown(results), end="")
     if options.profile or options.trace:
         _profile(requests[0], options)
     missing = [run for run in results.runs if _lacks_ours(run)]
