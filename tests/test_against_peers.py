@@ -64,8 +64,13 @@ def test_a_network_we_cannot_run_misses_and_a_peer_that_did_not_run_is_not_judge
 
 @pytest.mark.parametrize(("ours", "status"), [(1, 0), (FAILED, 1)])
 def test_our_own_failure_is_the_exit_status(
-    ours: BackendResult | float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ours: BackendResult | float,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("x86quant.bench.pages.plot_png", lambda _: None)  # which takes a second
     asked: list[str] = []
 
     def measure(wanted: BenchRequest) -> ModelRun:

@@ -22,7 +22,6 @@ from tests.bench_samples import (
 from tests.test_report import Page
 from x86quant.bench import campaign, pages, summary_plot
 from x86quant.bench.comparison import compare_results, slower_than
-from x86quant.bench.pages import write_pages
 from x86quant.bench.results import BackendResult, ModelRun, RunSetting, read_results
 from x86quant.bench.summary_page import results_page
 from x86quant.bench.summary_text import markdown
@@ -148,8 +147,9 @@ def test_bars_are_sorted_and_ours_is_marked() -> None:
     assert 'style="--mark:22.22%"' in page
 
 
-def test_files_for_other_programs(tmp_path: Path) -> None:
-    write_pages(some_results(), tmp_path)
+def test_files_for_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "plot_png", lambda _: None)
+    pages.write_pages(some_results(), tmp_path)
     rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert [row["status"] for row in rows[:6]] == ["ok"] * 5 + ["skipped"]
     assert rows[6]["reason"] == "a, <b>"
@@ -276,21 +276,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 QUICK = ["--rounds", "2", "--no-cold-start", "--threads", "1", "--backends", "x86quant,fp32"]
 
 
-def test_models_are_measured_and_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["bench_models:conv", "bench_models.py:conv"]
+def test_models_are_measured_and_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pages, "plot_png", lambda _: b"\x89PNG")  # drawing takes a second
     options = ["--shape", "1,3,8,8", "--batch", "1,2", *QUICK, "--out", "new/folder"]
-    assert main(["bench", *names, *options]) == 0
+    assert main(["bench", "bench_models:conv", *options]) == 0
     results = read_results(here / "new" / "folder" / "results.json")
-    assert [(run.model, run.setting.batch) for run in results.runs] == [
-        (name, batch) for name in names for batch in (1, 2)
+    assert [(run.model, run.setting.batch, run.inputs) for run in results.runs] == [
+        ("bench_models:conv", 1, "1×3×8×8"),
+        ("bench_models:conv", 2, "2×3×8×8"),
     ]
     assert all(run.measured("x86quant") and run.measured("fp32") for run in results.runs)
-    assert {"report.html", "report.md", "results.csv"} <= {
-        path.name for path in (here / "new" / "folder").iterdir()
+    assert {path.name for path in (here / "new" / "folder").iterdir()} == {
+        "plot.png",
+        "report.html",
+        "report.md",
+        "results.csv",
+        "results.json",
     }
     out = capsys.readouterr().out
     assert "x86quant int8" in out
-    assert "geometric mean of 4 measurements" in out
+    assert "geometric mean of 2 measurements" in out
     assert main(["bench", "compare", *["new/folder/results.json"] * 2]) == 0
     assert "too few rounds" in capsys.readouterr().out
 
