@@ -109,6 +109,15 @@ def test_text_has_the_answer_first_and_says_who_is_missing() -> None:
     assert "FAILED: the model fails" in text
 
 
+def test_the_faster_one_is_told_first_and_noise_is_told() -> None:
+    text = markdown(bench_results(model_run("net", x86quant=ran(4, minimum=2), openvino=2, x86=4)))
+    assert text.startswith("OpenVINO int8 is 2.00 times as fast as x86quant\n")
+    assert "x86quant is as fast as PyTorch int8, x86" in text
+    assert "- The machine was not quiet: medians are up to 2.0 times the least times" in text
+    quiet = markdown(bench_results(model_run("net", x86quant=4, openvino=2)))
+    assert "quiet" not in quiet
+
+
 def test_a_back_end_that_ignores_the_level_is_marked() -> None:
     run = model_run("net", x86quant=1, onnxruntime=1)
     text = markdown(bench_results(dataclasses.replace(run, setting=RunSetting(1, 1, isa="avx2"))))

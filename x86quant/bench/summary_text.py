@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from x86quant.bench.backends import IGNORE_ISA, backend
 from x86quant.bench.results import OURS, BenchResults, ModelRun
 
+#: A median above so many times the least time was disturbed.
+_QUIET = 1.5
 #: The columns of ``cells``.
 HEADS = ("back end", "ms (least)", "a second", f"× {OURS}", "SQNR dB", "start s", "MB")
 
@@ -36,15 +38,16 @@ def headlines(results: BenchResults) -> list[str]:
     means = {name: results.mean_ratio(name) for name in results.backends if name != OURS}
     found = sorted((mean, name) for name, mean in means.items() if mean is not None)
     told = [pair for i, pair in enumerate(found) if i == 0 or pair[1] in ("x86", "fp32")]
-    return [
-        f"{OURS} is {_times(mean)} {title_of(name)}{_over(count)}" for (mean, count), name in told
-    ]
+    return [f"{_compared(mean, title_of(name))}{_over(count)}" for (mean, count), name in told]
 
 
-def _times(ratio: float) -> str:
+def _compared(ratio: float, title: str) -> str:
+    """The faster one is told first."""
     if 0.98 <= ratio <= 1.02:
-        return "as fast as"
-    return f"{ratio:.2f} times as fast as"
+        return f"{OURS} is as fast as {title}"
+    if ratio > 1:
+        return f"{OURS} is {ratio:.2f} times as fast as {title}"
+    return f"{title} is {1 / ratio:.2f} times as fast as {OURS}"
 
 
 def _over(count: int) -> str:
@@ -100,8 +103,14 @@ def cells(run: ModelRun, name: str) -> list[str]:
 
 
 def notes(run: ModelRun) -> list[str]:
-    """Who is missing, and why."""
-    found = [
+    """Who is missing, and why; and whether the machine was quiet."""
+    timed = [run.results[name] for name in run.fastest_first()]
+    spread = max((result.median / result.minimum for result in timed), default=1.0)
+    found = []
+    if spread > _QUIET:
+        told = f"medians are up to {spread:.1f} times the least times"
+        found.append(f"The machine was not quiet: {told}")
+    found += [
         f"{title_of(name)} {result.status}: {result.reason}"
         for name, result in run.results.items()
         if result.status != "ok"
