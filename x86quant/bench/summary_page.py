@@ -99,7 +99,7 @@ def _bar(run: ModelRun, name: str) -> Bar:
     told = [
         f"{title_of(name)}{f' ({result.method})' if result.method else ''}",
         f"median {digits(result.median * 1e3)} ms, least {digits(result.minimum * 1e3)} ms",
-        f"{run.throughput(name) or 0:.1f} samples a second",
+        f"{digits(run.throughput(name) or 0.0)} samples a second",
     ]
     if result.sqnr_db is not None:
         told.append(f"{result.sqnr_db:.1f} dB signal to noise against float")

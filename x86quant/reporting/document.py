@@ -31,7 +31,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .marked .track::after { content: ""; position: absolute; left: var(--mark); top: -.25rem;
   bottom: -.25rem; border-left: 2px dashed var(--accent); }
 .value { white-space: nowrap; font-variant-numeric: tabular-nums; }
-.tip { display: none; position: absolute; z-index: 2; right: 0; top: 1.6rem; max-width: 30rem;
+.tip { display: none; position: absolute; z-index: 2; right: 0; top: 100%; max-width: 30rem;
   white-space: pre-line; background: var(--text); color: var(--paper); padding: .4rem .7rem;
   border-radius: 6px; font-size: .85rem; }
 .row:hover .tip, .row:focus .tip { display: block; }
