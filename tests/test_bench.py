@@ -150,7 +150,7 @@ def test_a_model_that_fails_on_its_inputs_is_a_run_that_says_so(
 ) -> None:
     monkeypatch.setattr(FakeSubject, "arguments", lambda *_: Arguments((torch.zeros(3, 5),)))
     run = measured_with({"ours": "right"}, monkeypatch, tmp_path)
-    assert "fails on inputs of (3, 5)" in run.error
+    assert "fails on inputs of 2×6" in run.error
     assert not run.results
 
 

@@ -318,7 +318,7 @@ def test_a_batch_that_a_model_does_not_take_loses_no_other(
     assert main(["bench", "bench_models:four", *options]) == 1
     captured = capsys.readouterr()
     runs = json.loads(captured.out)["runs"]
-    assert "fails on inputs of (3, 6)" in runs[0]["error"]
+    assert "fails on inputs of 3×6" in runs[0]["error"]
     assert runs[1]["results"]["x86quant"]["status"] == "ok"
     assert "FAILED the model fails" in captured.err
 
@@ -347,6 +347,7 @@ def test_a_disk_that_fills_up_loses_no_result(
         (["bench_models:conv"], "--shape"),
         (["lstm", "--shape", "1,3,8,8"], "lstm takes other inputs: 1×64×128"),
         (["lstm", "--instances", "1000"], "1000 instances need a core each"),
+        (["lstm", "--instances", "1000", "--threads", "1"], "1000 instances need a core each"),
         (["lstm", "--out", "bench_models.py"], "--out"),
         (["lstm", "--resume"], "--out"),
         (["lstm", "--across"], "compare"),

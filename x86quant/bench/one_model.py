@@ -112,9 +112,6 @@ class ModelMeasurement:
     def __init__(self, request: BenchRequest, stage: Stage, folder: Path) -> None:
         self.request, self.stage, self.folder = request, stage, folder
         self.subject: Subject = subject(request.name, request.inputs)
-        stage.set("building", "the-model")
-        with _quiet():
-            self.model = self.subject.model()
         batch = request.setting.batch
         count = max(1, CALIBRATION_SAMPLES // batch)
         self.calibration = [self.subject.arguments(seed) for seed in range(1, 1 + count)]
@@ -128,9 +125,12 @@ class ModelMeasurement:
         request = self.request
         about = (request.shapes, self.subject.weights)
         try:
+            self.stage.set("building", "the-model")
+            with _quiet():
+                self.model = self.subject.model()
             self.expected = [first_tensor(self.model(*c.args, **c.kwargs)) for c in self.held_out]
         except Exception as error:  # whatever the user's model raises
-            told = f"the model fails on inputs of {self.example}: {_told(error)}"
+            told = f"the model fails on inputs of {request.shapes}: {_told(error)}"
             return ModelRun(request.name, request.setting, *about, error=told)
         task = Task(
             self.model,

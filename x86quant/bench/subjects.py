@@ -169,7 +169,7 @@ def build(name: str, *, weighted: bool = False) -> nn.Module:
 def _short(name: str) -> str | None:
     """The network's name in torchvision, if it is one."""
     short = name.removeprefix(_TORCHVISION)
-    if ":" in short or not short.isidentifier() or short in _OWN:
+    if ":" in short or not short.isidentifier() or short in (*_OWN, *_TRANSFORMERS):
         return None
     known = _torchvision_networks()
     if not known and name.startswith(_TORCHVISION):

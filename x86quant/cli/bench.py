@@ -103,11 +103,11 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidInputError("--resume goes on with the results in --out: give that, too")
     if options.trace:
         check_target(options.trace, "--trace")  # now, not after measuring
-    if options.out is not None:
-        _check_folder(options.out)
     requests = _requests(options)
     if (options.profile or options.trace) and len(requests) > 1:
         raise InvalidInputError("--profile and --trace are of one model at one setting")
+    if options.out is not None:
+        _check_folder(options.out)
     return _measure(requests, options)
 
 
@@ -147,14 +147,13 @@ def _requests(options: argparse.Namespace) -> list[BenchRequest]:
 def _threads(options: argparse.Namespace) -> tuple[int, ...]:
     import torch
 
-    if options.threads:
-        threads: tuple[int, ...] = options.threads
-        return threads
+    usual = torch.get_num_threads()
     if options.instances > 1:
         from x86quant.bench.instances import split_cores
 
-        return (len(split_cores(sorted(os.sched_getaffinity(0)), options.instances)[0]),)
-    return (torch.get_num_threads(),)
+        usual = len(split_cores(sorted(os.sched_getaffinity(0)), options.instances)[0])
+    threads: tuple[int, ...] = options.threads or (usual,)
+    return threads
 
 
 def _setting(options: argparse.Namespace, batch: int, threads: int, isa: str | None) -> RunSetting:
