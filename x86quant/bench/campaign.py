@@ -231,6 +231,6 @@ def environment(requests: Sequence[BenchRequest]) -> dict[str, str]:
 def _command() -> str:
     """As it can be typed again."""
     program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        return shlex.join(["python", "-m", program.parent.name, *sys.argv[1:]])
+    if program.suffix == ".py":  # a script, or a module by its name
+        return shlex.join(["python", *sys.orig_argv[1:]])
     return shlex.join([program.name, *sys.argv[1:]])
