@@ -10,8 +10,8 @@ from setuptools import setup
 TORCH = "2.13"
 
 
-def need_torch() -> None:
-    """End with what to do where the torch that the build needs is not there."""
+def need_torch() -> str:
+    """The version of torch; an end, with what to do, where it is not what the build needs."""
     wanted = f'pip install torch=={TORCH}.0 "setuptools>=77" ninja'
     then = "then install x86quant with --no-build-isolation"
     try:
@@ -22,15 +22,20 @@ def need_torch() -> None:
         raise SystemExit(
             f"x86quant: this build needs torch {TORCH}, and finds {version}: {wanted}; {then}"
         )
+    return str(version)
 
 
-need_torch()
+torch_version = need_torch()
 
 from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be there
     BuildExtension,
     CppExtension,
     include_paths,
 )
+
+#: Where compiled files stay: what `pip install -e` has compiled, a wheel does not compile again. They
+#: depend on torch's headers, which the build does not look at again.
+OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_version}")
 
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")
@@ -56,6 +61,7 @@ def extension() -> list[CppExtension]:
 
 
 setup(
+    options={"build_ext": {"build_temp": str(OBJECTS)}},
     ext_modules=extension(),
     # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
     # kernels/runtime/parallel.cpp.
