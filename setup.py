@@ -33,8 +33,8 @@ from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be th
     include_paths,
 )
 
-#: Where compiled files stay: what `pip install -e` has compiled, a wheel does not compile again. They
-#: depend on torch's headers, which the build does not look at again.
+#: Where compiled files stay: a wheel does not compile again what `pip install -e` has. They depend on
+#: torch's headers, which no build looks at again.
 OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_version}")
 
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
