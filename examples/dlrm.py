@@ -137,7 +137,8 @@ def main() -> None:
             model, batches, embedding_bits=bits, speed_check=False, progress=False
         )
     with torch.inference_mode():
-        times = interleaved({name: lambda m=m: m(*small) for name, m in models.items()}, rounds=options.rounds)
+        calls = {name: lambda m=m: m(*small) for name, m in models.items()}
+        times = interleaved(calls, rounds=options.rounds)
         for name, one in models.items():
             score = auc(one(*inputs), clicked)
             share = _megabytes(one) / _megabytes(model)

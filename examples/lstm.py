@@ -3,8 +3,8 @@
     pip install 'x86quant[examples]'
     python examples/lstm.py
 
-Each of scikit-learn's 8x8 digits is a sequence of eight rows. The LSTM's weights become int8, each step's
-input is quantized as it comes, and a whole sequence is one native call.
+Each of scikit-learn's 8x8 digits is a sequence of eight rows. The LSTM's weights become int8, the
+input of each step is quantized as it comes, and a whole sequence is one native call.
 """
 
 from __future__ import annotations
