@@ -634,6 +634,23 @@ def run(asked: session.Request, worker: InstantWorker) -> session.Outcome:
     )  # fmt: skip
 
 
+def test_a_full_disk_at_the_end_keeps_what_was_measured(
+    tmp_path: Path, shapes_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    asked, worker = request(shapes_csv, tmp_path / "m.csv"), InstantWorker()
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "write", full)
+        with pytest.raises(TuningError, match=r"the disk is full.* go on with --resume"):
+            run(asked, worker)
+    measured = len(worker.limits)
+    outcome = run(dataclasses.replace(asked, resume=True), worker)
+    assert len(worker.limits) == measured  # nothing was measured again
+    assert len(read(asked.out)) == len(outcome.measured) == 2
+
+
 def test_the_budget_is_shared_between_levels_and_resume_does_the_rest(
     tmp_path: Path, shapes_csv: Path
 ) -> None:
