@@ -9,14 +9,32 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from setuptools import setup
+import setuptools
 
 #: What the compiled part is written for; pyproject.toml says the same.
 TORCH = "2.13"
+#: The first version that reads pyproject.toml as it is.
+SETUPTOOLS = 77
+#: Installs without the compiled part where it is set.
+WITHOUT = "X86QUANT_WITHOUT_EXTENSION"
 
 
-def need_torch() -> None:
-    """End with what to do where the torch that the build needs is not there."""
+def need_tools() -> None:
+    """End with what to do where setuptools or pip are too old to install this."""
+    if int(setuptools.__version__.split(".")[0]) < SETUPTOOLS:
+        raise SystemExit(
+            f"x86quant: this build needs setuptools {SETUPTOOLS} or later, and finds "
+            f'{setuptools.__version__}: pip install "setuptools>={SETUPTOOLS}"'
+        )
+    if "develop" in sys.argv:
+        raise SystemExit(
+            "x86quant: this pip installs editable packages in a way that is gone: "
+            "pip install --upgrade pip (21.3 or later)"
+        )
+
+
+def need_torch() -> str:
+    """The version of torch; an end, with what to do, where it is not what the build needs."""
     wanted = f'pip install torch=={TORCH}.0 "setuptools>=77" ninja'
     then = "then install x86quant with --no-build-isolation"
     try:
@@ -27,15 +45,21 @@ def need_torch() -> None:
         raise SystemExit(
             f"x86quant: this build needs torch {TORCH}, and finds {version}: {wanted}; {then}"
         )
+    return str(version)
 
 
-need_torch()
+need_tools()
+torch_version = need_torch()
 
 from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be there
     BuildExtension,
     CppExtension,
     include_paths,
 )
+
+#: Where compiled files stay: a wheel does not compile again what `pip install -e` has. They depend
+#: on torch's headers, which no build looks at again.
+OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_version}")
 
 SERVING = Path("kernels", "serving")
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)
@@ -65,12 +89,16 @@ def toolchain() -> ModuleType:
 
 
 def extension() -> list[CppExtension]:
-    """The compiled part; nothing where there is no compiler that can make it."""
+    """The compiled part; nothing where it is not wanted, or no compiler can make it."""
+    if os.environ.get(WITHOUT):
+        return []
     reason = toolchain().why_not()
     if reason is not None:
         print(
-            f"x86quant: {reason}. Installing without the compiled part: "
-            "compiled models will run in plain torch, slowly.",
+            f"x86quant: {reason}. Installing without the compiled part: compiled models will run in "
+            "plain torch, slowly. To change that, install a compiler (Debian, Ubuntu: apt-get "
+            "install g++), name another by CXX, or install a wheel that was built elsewhere "
+            "(python -m tools.wheel).",
             file=sys.stderr,
         )
         return []
@@ -80,8 +108,16 @@ def extension() -> list[CppExtension]:
     return [CppExtension("x86quant._C", SOURCES, extra_compile_args=flags)]
 
 
-class Build(BuildExtension):
-    """Builds the extension, and beside it, of the same objects, the library that needs no torch."""
+class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
+    """Builds the extension, and beside it, of the same objects, the library that needs no torch.
+
+    The objects stay in ``OBJECTS``; an editable install would throw them away.
+    """
+
+    def build_extensions(self) -> None:
+        """Compile what has changed, and link."""
+        self.build_temp = str(OBJECTS)
+        super().build_extensions()
 
     def build_extension(self, ext: CppExtension) -> None:
         """The extension, then the library."""
@@ -129,9 +165,9 @@ def without_torch() -> list[str]:
     return sorted(map(str, names))
 
 
-setup(
+setuptools.setup(
     ext_modules=extension(),
     # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
     # kernels/runtime/torch_threads.cpp.
-    cmdclass={"build_ext": Build.with_options(no_python_abi_suffix=True)},
+    cmdclass={"build_ext": Build},
 )
