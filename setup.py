@@ -15,8 +15,6 @@ import setuptools
 TORCH = "2.13"
 #: The first version that reads pyproject.toml as it is.
 SETUPTOOLS = 77
-#: Installs without the compiled part where it is set.
-WITHOUT = "X86QUANT_WITHOUT_EXTENSION"
 
 
 def need_tools() -> None:
@@ -89,9 +87,7 @@ def toolchain() -> ModuleType:
 
 
 def extension() -> list[CppExtension]:
-    """The compiled part; nothing where it is not wanted, or no compiler can make it."""
-    if os.environ.get(WITHOUT):
-        return []
+    """The compiled part; nothing where there is no compiler that can make it."""
     reason = toolchain().why_not()
     if reason is not None:
         print(
