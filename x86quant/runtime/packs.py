@@ -87,7 +87,7 @@ class Packs:
         kernel = self.programs.kernel(choice.kernel)
         key = (node, kernel)
         if key not in self._handles:
-            self._handles[key] = self.programs.pack(kernel, self._weights(node))
+            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
         handle = self._handles[key]
         return Packed(choice, handle, handle.bytes())
 
@@ -139,7 +139,7 @@ class Packs:
             **common,
         )
 
-    def _weights(self, node: Node) -> LayerWeights:
+    def _layer_weights(self, node: Node) -> LayerWeights:
         kwargs: Any = node.kwargs
         weight = self.weight(node)
         convolution = op_name(node) == "conv"
