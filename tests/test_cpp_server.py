@@ -134,6 +134,6 @@ def test_cmake_builds_the_server(tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("there is no cmake")
     command = f"-DX86QUANT={sys.executable};-m;x86quant"
-    for step in (["-S", EXAMPLE, "-B", tmp_path, command], ["--build", tmp_path]):
+    for step in (["-S", str(EXAMPLE), "-B", str(tmp_path), command], ["--build", str(tmp_path)]):
         subprocess.run(["cmake", *step], check=True, stdout=subprocess.DEVNULL)
     assert (tmp_path / "server").exists()

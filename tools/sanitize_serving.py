@@ -1,6 +1,6 @@
 """Fuzzes the loader of program files under AddressSanitizer and UBSan.
 
-    python kernels/serving/sanitize.py --seeds 500
+    python -m tools.sanitize_serving --seeds 500
 
 Exports a small network, then loads and runs it with random changes. Needs a checkout and a C++
 compiler with its sanitizer libraries.
@@ -25,7 +25,8 @@ from x86quant.hardware.isa import LEVELS
 from x86quant.kernels.native import toolchain
 from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build
 
-HERE = Path(__file__).resolve().parent
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+SERVING = KERNELS / "serving"
 RUNTIME = (
     "conv_kernel native_conv native_cpu program reach scratch step strided_copy"  # see setup.py
 )
@@ -70,10 +71,10 @@ def exported(folder: Path) -> Path:
 def fuzzer(folder: Path) -> Path:
     """The fuzzer with all it runs, compiled with the sanitizers."""
     library = build(folder, sanitize=True)
-    flags = [*toolchain.flags(), *SANITIZE_FLAGS, "-I", str(HERE / "include")]
-    kernels = HERE.parent
-    sources = [*HERE.glob("*.cpp"), *(kernels / "steps").glob("*.cpp"), HERE / "fuzz" / "fuzz.cpp"]
-    sources += [kernels / "runtime" / f"{name}.cpp" for name in RUNTIME.split()]
+    flags = [*toolchain.flags(), *SANITIZE_FLAGS, "-I", str(SERVING / "include")]
+    sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
+    sources += [SERVING / "fuzz" / "fuzz.cpp"]
+    sources += [KERNELS / "runtime" / f"{name}.cpp" for name in RUNTIME.split()]
     objects = [folder / f"serving-{source.parent.name}-{source.stem}.o" for source in sources]
     compiler = shlex.split(toolchain.compiler())
 
