@@ -33,11 +33,12 @@ std::string number(Random& random, const std::string& before) {
   static const char* const kOdd[] = {"0", "1", "-1", "2", "3", "64", "255", "256", "65536", "1048576", "2147483647",
                                      "2147483648", "-2147483648", "1099511627776", "4611686018427387904",
                                      "9223372036854775807", "-9223372036854775808", "9223372036854775808", "1e300", "0.5"};
-  const long long value = std::strtoll(before.c_str(), nullptr, 10);
+  const auto value = static_cast<unsigned long long>(std::strtoll(before.c_str(), nullptr, 10));  // which may wrap
+  const auto signed_text = [](unsigned long long number) { return std::to_string(static_cast<long long>(number)); };
   switch (below(random, 4)) {
-    case 0: return std::to_string(value + 1);
-    case 1: return std::to_string(value - 1);
-    case 2: return std::to_string(value * static_cast<long long>(2 + below(random, 30)));
+    case 0: return signed_text(value + 1);
+    case 1: return signed_text(value - 1);
+    case 2: return signed_text(value * (2 + below(random, 30)));
     default: return kOdd[below(random, std::size(kOdd))];
   }
 }
