@@ -101,12 +101,9 @@ class Build(BuildExtension):
             headers = ["-I", str(SERVING / "include")]
             command = [*compiler, *flags, *headers, "-c", str(source), "-o", objects[-1]]
             subprocess.run(command, check=True)
-        link = [
-            "-shared",
-            "-pthread",
-            "-Wl,--build-id=sha1",
-            f"-Wl,--version-script={SERVING / 'exported.map'}",
-        ]
+        exported = SERVING / "exported.map"
+        named = f"-Wl,--build-id=sha1,-soname,{RUNTIME},--version-script={exported}"
+        link = ["-shared", "-pthread", named]
         link += shlex.split(os.environ.get("LDFLAGS", ""))
         aside = library.with_suffix(".new")  # a process may have the old one mapped
         subprocess.run([*compiler, *flags, *link, *objects, "-o", str(aside)], check=True)
