@@ -91,8 +91,8 @@ def extension() -> list[CppExtension]:
     reason = toolchain().why_not()
     if reason is not None:
         print(
-            f"x86quant: {reason}. Installing without the compiled part: compiled models will run in "
-            "plain torch, slowly. To change that, install a compiler (Debian, Ubuntu: apt-get "
+            f"x86quant: {reason}. Installing without the compiled part: compiled models will run "
+            "in plain torch, slowly. To change that, install a compiler (Debian, Ubuntu: apt-get "
             "install g++), name another by CXX, or install a wheel that was built elsewhere "
             "(python -m tools.wheel).",
             file=sys.stderr,
@@ -134,7 +134,9 @@ class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
             headers = ["-I", str(SERVING / "include")]
             command = [*compiler, *flags, *headers, "-c", str(source), "-o", objects[-1]]
             subprocess.run(command, check=True)
-        link = ["-shared", "-pthread", f"-Wl,--version-script={SERVING / 'exported.map'}"]
+        exported = SERVING / "exported.map"
+        named = f"-Wl,--build-id=sha1,-soname,{RUNTIME},--version-script={exported}"
+        link = ["-shared", "-pthread", named]
         link += shlex.split(os.environ.get("LDFLAGS", ""))
         aside = library.with_suffix(".new")  # a process may have the old one mapped
         subprocess.run([*compiler, *flags, *link, *objects, "-o", str(aside)], check=True)

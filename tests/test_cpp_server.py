@@ -134,7 +134,6 @@ def test_cmake_builds_the_server(tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("there is no cmake")
     command = f"-DX86QUANT={sys.executable};-m;x86quant"
-    quiet = {"check": True, "stdout": subprocess.DEVNULL}
-    subprocess.run(["cmake", "-S", EXAMPLE, "-B", tmp_path, command], **quiet)
-    subprocess.run(["cmake", "--build", tmp_path], **quiet)
+    for step in (["-S", str(EXAMPLE), "-B", str(tmp_path), command], ["--build", str(tmp_path)]):
+        subprocess.run(["cmake", *step], check=True, stdout=subprocess.DEVNULL)
     assert (tmp_path / "server").exists()

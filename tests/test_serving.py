@@ -7,6 +7,7 @@ import ctypes
 import json
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,11 @@ class ServedTensor(ctypes.Structure):
 class Options(ctypes.Structure):
     """``x86quant_options``."""
 
-    _fields_ = [("threads", ctypes.c_int32), ("isa", ctypes.c_char_p)]
+    _fields_ = [
+        ("threads", ctypes.c_int32),
+        ("isa", ctypes.c_char_p),
+        ("cache", ctypes.c_char_p),
+    ]
 
 
 class RefusedError(Exception):
@@ -71,10 +76,13 @@ def _library() -> ctypes.CDLL:
 class Served:
     """A loaded program file."""
 
-    def __init__(self, path: Path, threads: int = 1, isa: str | None = None) -> None:
+    def __init__(
+        self, path: Path, threads: int = 1, isa: str | None = None, cache: Path | None = None
+    ) -> None:
         self.library = _library()
         self.program = ctypes.c_void_p()
-        options = Options(threads, None if isa is None else isa.encode())
+        texts = [None if text is None else str(text).encode() for text in (isa, cache)]
+        options = Options(threads, *texts)
         name = str(path).encode()
         self._check(
             self.library.x86quant_load(name, ctypes.byref(options), ctypes.byref(self.program))
@@ -274,6 +282,69 @@ def test_what_cannot_be_exported_is_said(branches: nn.Module, tmp_path: Path) ->
         x86quant.export_program(branches, path, [x[0]])
     with pytest.raises(x86quant.InvalidInputError, match="no folder"):
         x86quant.export_program(branches, tmp_path / "nowhere" / "no.xq", [x])
+
+
+# ------------------------------------------------------------------------ the packed cache
+
+
+def test_packed_weights_are_kept_for_the_next_load(
+    branches: nn.Module, file: Path, tmp_path: Path
+) -> None:
+    cache, x = tmp_path / "branches.xq.packed", torch.randn(SHAPES[0])
+    assert _same(Served(file, cache=cache)(x), branches(x))
+    written = cache.stat()
+    assert _same(Served(file, cache=cache, threads=3)(x), branches(x))
+    assert cache.stat().st_ino == written.st_ino  # not written again: it was used
+
+
+def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path: Path) -> None:
+    """A cache with other weights and a right checksum gives other answers, so it is read."""
+    cache, x = tmp_path / "packed", torch.randn(SHAPES[0])
+    Served(file, cache=cache)
+    data = bytearray(cache.read_bytes())
+    data[-1024:] = bytes(byte ^ 1 if byte else 0 for byte in data[-1024:])  # of the last weights
+    data[8:12] = zlib.crc32(data[24:]).to_bytes(4, "little")
+    cache.write_bytes(data)
+    assert not _same(Served(file, cache=cache)(x), branches(x))
+
+
+@pytest.mark.parametrize("spoiled", ["flipped", "cut", "empty", "writable", "level", "program"])
+def test_a_cache_that_does_not_fit_is_not_used(
+    spoiled: str, branches: nn.Module, file: Path, tmp_path: Path
+) -> None:
+    cache, x = tmp_path / "packed", torch.randn(SHAPES[0])
+    level = None
+    if spoiled == "program":
+        other = _changed(file, tmp_path / "other.xq", lambda manifest: manifest.update(more=1))
+        Served(other, cache=cache)
+    else:
+        Served(file, cache=cache)
+    data = bytearray(cache.read_bytes())
+    if spoiled == "flipped":
+        data[-7] ^= 1
+    elif spoiled == "cut":
+        del data[-1:]
+    elif spoiled == "empty":
+        data.clear()
+    elif spoiled == "writable":
+        cache.chmod(0o666)
+    elif spoiled == "level":
+        level = next((name for name in LEVELS if has(name) and name != x86quant.cpu().isa), None)
+        if level is None:
+            pytest.skip("this CPU has one level")
+    cache.write_bytes(data)
+    before = cache.stat().st_ino
+    assert _same(Served(file, cache=cache, isa=level)(x), branches(x))
+    assert cache.stat().st_ino != before  # written anew
+    assert cache.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    branches: nn.Module, file: Path, tmp_path: Path
+) -> None:
+    x = torch.randn(SHAPES[0])
+    for cache in (tmp_path / "nowhere" / "packed", tmp_path, Path("/dev/null/packed")):
+        assert _same(Served(file, cache=cache)(x), branches(x))
 
 
 # ------------------------------------------------------------------------ bad files

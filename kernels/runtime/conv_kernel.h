@@ -19,6 +19,7 @@ struct ConvDescription {
   Table weight;                   // int8: (out, in / groups, kd, kh, kw)
   Table mult;                     // float, one an output channel
   std::optional<Table> bias, lut;
+  std::optional<Table> packed;    // what `blob` of such a pack was, 64-byte aligned
 
   int64_t in_each() const { return conv.in_channels / conv.groups; }
   // Products of one output.
@@ -52,6 +53,8 @@ class PackedConv {
   // Runs on the pool of threads unless already inside it.
   virtual void run(const ConvCall& call) const = 0;
   virtual int64_t bytes() const = 0;
+  // The packed weights as one stretch of memory, where they are that; kept as long as the table is.
+  virtual Table blob() const { return {}; }
 };
 
 using PackedConvPtr = std::shared_ptr<const PackedConv>;

@@ -82,7 +82,7 @@ PyObject* add_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const char* kind = PyUnicode_AsUTF8(args[1]);
   if (kind == nullptr) throw python_error();
   try {
-    program->steps.add(kind, fields);
+    program->steps->add(kind, fields);
   } catch (const std::invalid_argument& error) {
     TORCH_CHECK_VALUE(false, error.what());
   }
@@ -109,7 +109,7 @@ PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
     inputs.push_back(THPVariable_Unpack(input));
   }
   if (somebody_watches()) Py_RETURN_NONE;
-  if (!program->takes(inputs) || program->steps.threads() != at::get_num_threads()) Py_RETURN_NONE;
+  if (!program->takes(inputs) || program->steps->threads() != at::get_num_threads()) Py_RETURN_NONE;
   std::vector<at::Tensor> outputs;
   {
     pybind11::gil_scoped_release no_gil;

@@ -15,9 +15,13 @@ class NativeConv final : public PackedConv {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
     require(size > 0, "the native kernel refuses this convolution");
-    packed_ = Buffer(size);
-    succeed(xq_conv_pack(&d.conv, isa, d.weight.as<int8_t>(), &d.requant,
-                         packed_.data()));
+    if (d.packed && d.packed->count == static_cast<int64_t>(size)) {
+      packed_ = *d.packed;
+      return;
+    }
+    const auto fresh = std::make_shared<Buffer>(size);
+    succeed(xq_conv_pack(&d.conv, isa, d.weight.as<int8_t>(), &d.requant, fresh->data()));
+    packed_ = {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};
   }
 
   void check(const ConvCall& call) const override {
@@ -34,7 +38,8 @@ class NativeConv final : public PackedConv {
     });
   }
 
-  int64_t bytes() const override { return static_cast<int64_t>(packed_.size()); }
+  int64_t bytes() const override { return packed_.count; }
+  Table blob() const override { return packed_; }
 
  private:
   int64_t multiply_adds(const xq_tensor& out) const {
@@ -44,7 +49,7 @@ class NativeConv final : public PackedConv {
 
   xq_conv_call native_call(const ConvCall& call) const {
     xq_conv_call native{};
-    native.packed = packed_.data();
+    native.packed = packed_.data;
     native.in = call.in;
     native.out = call.out;
     native.residual = call.residual;
@@ -53,7 +58,7 @@ class NativeConv final : public PackedConv {
   }
 
   xq_conv conv_;
-  Buffer packed_;
+  Table packed_;
 };
 
 const RegisterConvKernel native("native", [](ConvDescription d) -> PackedConvPtr {

@@ -70,6 +70,24 @@ void Program::repeat(int64_t times, const Words& input_bytes, const Words& outpu
   advance_.insert(advance_.end(), output_bytes.begin(), output_bytes.end());
 }
 
+std::unique_ptr<Program> Program::of_parts(int64_t times) const {
+  require(times >= 1 && !advance_.empty(), "the plan is not one of parts");
+  auto other = std::make_unique<Program>(static_cast<int64_t>(arena_bytes_));
+  const auto resized = [&](std::vector<Layout> layouts) {
+    for (Layout& layout : layouts) layout.sizes[0] = layout.sizes[0] / parts_ * times;
+    return layouts;
+  };
+  other->threads_ = threads_;
+  other->parts_ = times;
+  other->advance_ = advance_;
+  other->inputs_ = resized(inputs_);
+  other->outputs_ = resized(outputs_);
+  other->steps_ = steps_;
+  other->reach_ = reach_;
+  other->check_reach();
+  return other;
+}
+
 void Program::check_reach() const {
   const auto bases = static_cast<int64_t>(inputs_.size() + outputs_.size());
   for (const auto& [base, range] : reach_.ranges()) {

@@ -34,6 +34,9 @@ class Program {
   // one part to the next, inputs and outputs move on by so many bytes. Outputs are of whole batches.
   void repeat(int64_t times, const Words& input_bytes, const Words& output_bytes);
 
+  // The same steps for another number of parts, each as large as here: they are shared, not copied.
+  std::unique_ptr<Program> of_parts(int64_t times) const;
+
   // Throws a Refused unless all that the steps read and write lies within the arena, the inputs and the outputs.
   void check_reach() const;
 
@@ -63,7 +66,7 @@ class Program {
   int64_t parts_ = 1;
   Words advance_;  // of every base but the arena, from part to part
   std::vector<Layout> inputs_, outputs_;
-  std::vector<StepPtr> steps_;
+  std::vector<std::shared_ptr<const Step>> steps_;
   Reach reach_;
   mutable std::mutex lock_;
   mutable std::vector<Buffer> idle_;  // arenas no run is using, at most one for each thread

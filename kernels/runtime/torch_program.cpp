@@ -53,7 +53,7 @@ void ProgramHandles::forget(int64_t handle) {
 }
 
 TorchProgram::TorchProgram(int64_t arena_bytes, int64_t inputs)
-    : steps(arena_bytes), inputs_(static_cast<size_t>(inputs)) {
+    : steps(std::make_unique<Program>(arena_bytes)), inputs_(static_cast<size_t>(inputs)) {
   TORCH_CHECK_VALUE(inputs >= 0, "x86quant: negative sizes in a plan");
 }
 
@@ -62,7 +62,7 @@ void TorchProgram::release_resources() {
 }
 
 bool TorchProgram::takes(const std::vector<at::Tensor>& inputs) const {
-  const std::vector<Layout>& expected = steps.inputs();
+  const std::vector<Layout>& expected = steps->inputs();
   if (inputs.size() != inputs_ || inputs_ != expected.size()) return false;
   for (size_t i = 0; i < inputs_; ++i) {
     const at::Tensor& x = inputs[i];
@@ -76,8 +76,8 @@ bool TorchProgram::takes(const std::vector<at::Tensor>& inputs) const {
 
 std::vector<at::Tensor> TorchProgram::new_outputs() const {
   std::vector<at::Tensor> outputs;
-  outputs.reserve(steps.outputs().size());
-  for (const Layout& output : steps.outputs())
+  outputs.reserve(steps->outputs().size());
+  for (const Layout& output : steps->outputs())
     outputs.push_back(at::empty_strided(output.sizes, output.strides, type_of(output)));
   return outputs;
 }
@@ -94,14 +94,14 @@ Bases TorchProgram::bases(const std::vector<at::Tensor>& inputs, const std::vect
 
 std::vector<at::Tensor> TorchProgram::run(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> outputs = new_outputs();
-  steps.run(bases(inputs, outputs));
+  steps->run(bases(inputs, outputs));
   return outputs;
 }
 
 std::vector<at::Tensor> TorchProgram::run_timed(const std::vector<at::Tensor>& inputs,
                                                 std::vector<double>& microseconds) const {
   std::vector<at::Tensor> outputs = new_outputs();
-  steps.run_timed(bases(inputs, outputs), microseconds);
+  steps->run_timed(bases(inputs, outputs), microseconds);
   return outputs;
 }
 

@@ -13,8 +13,9 @@ namespace x86quant::runtime {
 class TorchProgram : public torch::CustomClassHolder {
  public:
   TorchProgram(int64_t arena_bytes, int64_t inputs);
+  explicit TorchProgram(std::unique_ptr<Program> made) : steps(std::move(made)), inputs_(steps->inputs().size()) {}
 
-  Program steps;
+  const std::unique_ptr<Program> steps;
 
   // Whether the program is for inputs like these.
   bool takes(const std::vector<at::Tensor>& inputs) const;

@@ -1,10 +1,13 @@
 #include "loader.h"
 
 #include <cstring>
-#include <set>
+#include <optional>
 
 #include "../runtime/errors.h"
+#include "../runtime/parallel.h"
+#include "packed_cache.h"
 #include "program_file.h"
+#include "this_cpu.h"
 #include "x86quant/runtime.h"
 
 namespace x86quant::serving {
@@ -25,10 +28,11 @@ Table kept(const Table& table) {
 
 class Loader {
  public:
-  explicit Loader(const std::string& path) : file_(path) {}
+  Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path) {
+    pack(cache, {level, l1_bytes(), l2_bytes(), file_.checksum(), file_.size()});
+  }
 
   std::vector<std::unique_ptr<runtime::Program>> programs() {
-    for (const Json& pack : file_.manifest().at("packs").list("the packs")) packs_.push_back(packed(pack));
     std::vector<std::unique_ptr<runtime::Program>> all;
     for (const Json& plan : file_.manifest().at("plans").list("the plans")) all.push_back(program(plan));
     require(!all.empty(), "the file has no plan");
@@ -36,7 +40,29 @@ class Loader {
   }
 
  private:
-  PackedConvPtr packed(const Json& pack) const {
+  void pack(const std::string& cache, const CacheKey& key) {
+    const Json::List& wanted = file_.manifest().at("packs").list("the packs");
+    std::optional<std::vector<Table>> before;
+    if (!cache.empty()) before = read_packed(cache, key);
+    if (before && before->size() != wanted.size()) before.reset();
+    packs_.resize(wanted.size());
+    const auto one = [&](int i) {
+      const auto at = static_cast<size_t>(i);
+      packs_[at] = packed(wanted[at], before ? std::optional<Table>((*before)[at]) : std::nullopt);
+    };
+    const int count = static_cast<int>(wanted.size());
+    if (runtime::useful_threads(count) > 1) {
+      runtime::run_on_threads(count, one);
+    } else {
+      for (int i = 0; i < count; ++i) one(i);
+    }
+    if (cache.empty() || before) return;
+    std::vector<Table> blobs;
+    for (const PackedConvPtr& pack : packs_) blobs.push_back(pack->blob());
+    write_packed(cache, key, blobs);
+  }
+
+  PackedConvPtr packed(const Json& pack, std::optional<Table> before) const {
     const ProgramFile::Tensor& weight = file_.tensor(pack.at("weight").text("a weight"));
     runtime::ConvFields fields;
     fields.weight = weight.table;
@@ -47,7 +73,9 @@ class Loader {
     fields.geometry = pack.at("geometry").integers("a geometry");
     fields.codes = pack.at("codes").integers("a code");
     fields.res_mult = pack.at("res_mult").real("a multiplier");
-    return runtime::pack_conv("native", runtime::describe_conv(std::move(fields)));
+    runtime::ConvDescription description = runtime::describe_conv(std::move(fields));
+    description.packed = std::move(before);
+    return runtime::pack_conv("native", std::move(description));
   }
 
   Table table(const Json& name) const { return kept(file_.tensor(name.text("a tensor's name")).table); }
@@ -110,6 +138,9 @@ class Loader {
 
 }  // namespace
 
-std::vector<std::unique_ptr<runtime::Program>> load_programs(const std::string& path) { return Loader(path).programs(); }
+std::vector<std::unique_ptr<runtime::Program>> load_programs(const std::string& path, const std::string& level,
+                                                             const std::string& cache) {
+  return Loader(path, level, cache).programs();
+}
 
 }  // namespace x86quant::serving

@@ -8,6 +8,8 @@
 
 #include <climits>
 #include <exception>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 namespace x86quant {
@@ -62,16 +64,18 @@ class Pool::Team {
  public:
   explicit Team(int workers) : born_(forks) {
     for (int i = 0; i < workers; ++i) {
-      pthread_t thread;
-      if (pthread_create(&thread, nullptr, &Team::work, this) != 0) break;  // fewer will do
-      threads_.push_back(thread);
+      try {
+        threads_.emplace_back(&Team::work, this);
+      } catch (const std::system_error&) {
+        break;  // fewer will do
+      }
     }
   }
 
   ~Team() {
     stopping_ = true;
     work_.change();
-    for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
+    for (std::thread& thread : threads_) thread.join();
   }
 
   bool is_of_parent() const { return born_ != forks; }
@@ -93,15 +97,13 @@ class Pool::Team {
   }
 
  private:
-  static void* work(void* given) {
-    auto& team = *static_cast<Team*>(given);
+  void work() {
     inside = true;
-    for (uint32_t seen = 0; !team.stopping_;) {
-      team.work_.await(seen);
-      seen = team.work_.now();
-      team.take(team.next_.load(std::memory_order_acquire) >> 32);
+    for (uint32_t seen = 0; !stopping_;) {
+      work_.await(seen);
+      seen = work_.now();
+      take(next_.load(std::memory_order_acquire) >> 32);
     }
-    return nullptr;
   }
 
   void take(uint64_t loop) {
@@ -124,7 +126,7 @@ class Pool::Team {
   static constexpr uint64_t kClosed = 0x7fffffff;  // more shares than there are
 
   const int born_;
-  std::vector<pthread_t> threads_;
+  std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
   Signal work_, finished_;
   std::atomic<uint64_t> next_{0};  // the loop, and its next share
@@ -138,12 +140,16 @@ Pool::Pool(int threads) : threads_(threads) {}
 Pool::~Pool() = default;
 
 void Pool::run(int shares, runtime::ThreadBody body) {
-  const std::unique_lock<std::mutex> mine(busy_, std::try_to_lock);
+  const bool mine = !busy_.test_and_set(std::memory_order_acquire);
   inside = true;
   struct Leave {
-    ~Leave() { inside = false; }
-  } leave;
-  if (!mine.owns_lock()) {
+    std::atomic_flag* busy;
+    ~Leave() {
+      inside = false;
+      if (busy != nullptr) busy->clear(std::memory_order_release);
+    }
+  } leave{mine ? &busy_ : nullptr};
+  if (!mine) {
     for (int i = 0; i < shares; ++i) body(i);
     return;
   }

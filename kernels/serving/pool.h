@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 
 #include "../runtime/parallel.h"
 
@@ -25,7 +24,7 @@ class Pool {
   class Team;
 
   int threads_;
-  std::mutex busy_;
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   std::unique_ptr<Team> team_;  // made at the first loop, and anew in a forked process
 };
 

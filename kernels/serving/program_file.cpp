@@ -1,10 +1,7 @@
 #include "program_file.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <string_view>
 
@@ -20,16 +17,6 @@ constexpr std::string_view kMagic = "x86quant-program ";
 constexpr size_t kDigits = 8;
 constexpr size_t kLengthBytes = 8;
 constexpr size_t kMostHeader = size_t{64} << 20;
-
-struct Descriptor {
-  explicit Descriptor(int opened) : number(opened) {}
-  ~Descriptor() {
-    if (number >= 0) close(number);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int number;
-};
 
 [[noreturn]] void damaged(const std::string& why) { throw Failure(X86QUANT_DAMAGED, why); }
 
@@ -48,34 +35,19 @@ Kind kind_of(const std::string& dtype) {
 }  // namespace
 
 ProgramFile::ProgramFile(const std::string& path) {
-  read(path);
+  if (!bytes_.read(path, [](const FileFacts& facts) { return facts.is_regular; }))
+    throw Failure(X86QUANT_CANNOT_READ, "cannot read ", path, ": ",
+                  errno == EINVAL ? "it is no regular file" : std::strerror(errno));
   parse();
 }
 
-void ProgramFile::read(const std::string& path) {
-  // Opened without waiting: a pipe that nobody writes to would hang.
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  struct stat facts{};
-  if (file.number < 0 || fstat(file.number, &facts) != 0)
-    throw Failure(X86QUANT_CANNOT_READ, "cannot read ", path, ": ", std::strerror(errno));
-  if (!S_ISREG(facts.st_mode)) throw Failure(X86QUANT_CANNOT_READ, "cannot read ", path, ": it is no regular file");
-  size_ = static_cast<size_t>(facts.st_size);
-  bytes_ = runtime::Buffer(size_);
-  for (size_t done = 0; done < size_;) {
-    const ssize_t count = ::read(file.number, bytes_.data() + done, size_ - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw Failure(X86QUANT_CANNOT_READ, "cannot read ", path, ": ", std::strerror(errno));
-    if (count == 0) damaged(path + " became shorter while it was read");
-    done += static_cast<size_t>(count);
-  }
-}
-
 void ProgramFile::parse() {
+  const size_t size = bytes_.size();
   uint64_t length = 0;
-  if (size_ < kLengthBytes) damaged("the file is truncated, or is no program file");
+  if (size < kLengthBytes) damaged("the file is truncated, or is no program file");
   std::memcpy(&length, bytes_.data(), kLengthBytes);
-  if (length > kMostHeader || length > size_ - kLengthBytes) damaged("the file is truncated, or is no program file");
-  const std::string_view whole(reinterpret_cast<const char*>(bytes_.data()), size_);
+  if (length > kMostHeader || length > size - kLengthBytes) damaged("the file is truncated, or is no program file");
+  const std::string_view whole(reinterpret_cast<const char*>(bytes_.data()), size);
   const std::string_view header = whole.substr(kLengthBytes, length);
 
   const size_t magic = header.find(kMagic);
@@ -89,7 +61,8 @@ void ProgramFile::parse() {
   const size_t digits = kLengthBytes + space + 1;
   uint32_t crc = crc32(whole.data(), digits);
   crc = crc32("00000000", kDigits, crc);
-  crc = crc32(whole.data() + digits + kDigits, size_ - digits - kDigits, crc);
+  crc = crc32(whole.data() + digits + kDigits, size - digits - kDigits, crc);
+  checksum_ = crc;
   char expected[kDigits + 1];
   std::snprintf(expected, sizeof(expected), "%08x", crc);
   if (whole.substr(digits, kDigits) != expected)
@@ -113,7 +86,7 @@ ProgramFile::Tensor ProgramFile::described(const Json& entry, size_t first_byte)
   for (const int64_t size : found.sizes)
     require(size >= 0 && !__builtin_mul_overflow(count, size, &count), "a tensor of the file has an impossible shape");
   const std::vector<int64_t> offsets = entry.at("data_offsets").integers("an offset");
-  const auto room = static_cast<int64_t>(size_ - first_byte);
+  const auto room = static_cast<int64_t>(bytes_.size() - first_byte);
   require(offsets.size() == 2 && offsets[0] >= 0 && offsets[0] <= offsets[1] && offsets[1] <= room,
           "a tensor of the file lies outside of it");
   require(count <= room && offsets[1] - offsets[0] == count * static_cast<int64_t>(kind.bytes),

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "../runtime/memory.h"
 #include "../runtime/table.h"
 #include "json.h"
+#include "whole_file.h"
 
 namespace x86quant::serving {
 
@@ -22,6 +22,8 @@ class ProgramFile {
   explicit ProgramFile(const std::string& path);
 
   const Json& manifest() const { return manifest_; }
+  uint32_t checksum() const { return checksum_; }
+  size_t size() const { return bytes_.size(); }
 
   struct Tensor {
     runtime::Table table;
@@ -31,12 +33,11 @@ class ProgramFile {
   const Tensor& tensor(const std::string& name) const;
 
  private:
-  void read(const std::string& path);
   void parse();
   Tensor described(const Json& entry, size_t first_byte) const;
 
-  runtime::Buffer bytes_;
-  size_t size_ = 0;
+  WholeFile bytes_;
+  uint32_t checksum_ = 0;
   Json manifest_;
   std::map<std::string, Tensor> tensors_;
 };

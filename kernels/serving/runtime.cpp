@@ -5,7 +5,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include "../runtime/scratch.h"
@@ -59,10 +58,17 @@ bool alike(const x86quant_tensor& one, const x86quant_tensor& other) {
   return one.type == other.type && one.rank == other.rank && std::equal(one.sizes, one.sizes + one.rank, other.sizes);
 }
 
-void put(std::ostream& text, const x86quant_tensor& tensor) {
-  text << (tensor.type == X86QUANT_FLOAT32 ? "float32 [" : "uint8 [");
-  for (int i = 0; i < tensor.rank; ++i) text << (i ? ", " : "") << tensor.sizes[i];
-  text << "]";
+// As in "float32 [1, 3], uint8 [4]".
+std::string listed(const x86quant_tensor* tensors, size_t count) {
+  std::string text;
+  for (size_t i = 0; i < count; ++i) {
+    text += i ? ", " : "";
+    text += tensors[i].type == X86QUANT_FLOAT32 ? "float32 [" : "uint8 [";
+    for (int axis = 0; axis < tensors[i].rank; ++axis)
+      text += (axis ? ", " : "") + std::to_string(tensors[i].sizes[axis]);
+    text += "]";
+  }
+  return text;
 }
 
 // An output of a plan; the plan may write it in another order than row by row.
@@ -140,22 +146,11 @@ struct x86quant_program {
            X86QUANT_BAD_ARGUMENT, "input ", i, " has rank ", inputs[i].rank, " and type ", inputs[i].type);
     for (size_t plan = 0; plan < plans.size(); ++plan)
       if (std::equal(inputs, inputs + count, plans[plan].inputs.begin(), alike)) return plan;
-    std::ostringstream text;
-    text << "the file has no plan for ";
-    list(text, inputs, count);
-    text << "; it has plans for ";
-    for (size_t plan = 0; plan < plans.size(); ++plan) {
-      if (plan) text << " and for ";
-      list(text, plans[plan].inputs.data(), count);
-    }
-    throw Failure(X86QUANT_WRONG_SHAPE, text.str(), "; export it with this shape as well");
-  }
-
-  static void list(std::ostream& text, const x86quant_tensor* tensors, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      if (i) text << ", ";
-      put(text, tensors[i]);
-    }
+    std::string known;
+    for (size_t plan = 0; plan < plans.size(); ++plan)
+      known += (plan ? " and for " : "") + listed(plans[plan].inputs.data(), count);
+    throw Failure(X86QUANT_WRONG_SHAPE, "the file has no plan for ", listed(inputs, count), "; it has plans for ", known,
+                  "; export it with this shape as well");
   }
 
   void run(const x86quant_tensor* inputs, size_t input_count, x86quant_tensor* outputs, size_t output_count) const {
@@ -193,7 +188,7 @@ int x86quant_load(const char* path, const x86quant_options* options, x86quant_pr
   return guarded([&] {
     need(path != nullptr && program != nullptr, X86QUANT_BAD_ARGUMENT, "a path and a place for the program are needed");
     *program = nullptr;
-    const x86quant_options wanted = options == nullptr ? x86quant_options{0, nullptr} : *options;
+    const x86quant_options wanted = options == nullptr ? x86quant_options{0, nullptr, nullptr} : *options;
     need(wanted.threads >= 0 && wanted.threads <= kMostThreads, X86QUANT_BAD_ARGUMENT, "threads is ", wanted.threads,
          ", and may be 0 to ", kMostThreads);
     auto made = std::make_unique<x86quant_program>(wanted.threads > 0 ? wanted.threads
@@ -202,7 +197,8 @@ int x86quant_load(const char* path, const x86quant_options* options, x86quant_pr
     static std::mutex one_at_a_time;  // the level belongs to the whole library while a program is made
     const std::lock_guard<std::mutex> guard(one_at_a_time);
     made->isa = x86quant::serving::choose_level(wanted.isa == nullptr ? "" : wanted.isa);
-    for (auto& plan : x86quant::serving::load_programs(path)) made->plans.emplace_back(std::move(plan));
+    const std::string cache = wanted.cache == nullptr ? "" : wanted.cache;
+    for (auto& plan : x86quant::serving::load_programs(path, made->isa, cache)) made->plans.emplace_back(std::move(plan));
     for (const Plan& plan : made->plans)
       x86quant::require(plan.inputs.size() == made->plans[0].inputs.size() &&
                             plan.outputs.size() == made->plans[0].outputs.size(),

@@ -49,9 +49,10 @@ std::vector<std::string> levels() {
   return found;
 }
 
-int64_t cache(int name) { return std::max(sysconf(name), 0L); }
-
 }  // namespace
+
+int64_t l1_bytes() { return std::max(sysconf(_SC_LEVEL1_DCACHE_SIZE), 0L); }
+int64_t l2_bytes() { return std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0L); }
 
 std::string choose_level(const std::string& isa) {
   const char* variable = std::getenv("X86QUANT_ISA");
@@ -63,8 +64,7 @@ std::string choose_level(const std::string& isa) {
     for (const std::string& name : here) names += (names.empty() ? "" : ", ") + name;
     throw Failure(X86QUANT_CPU, "this CPU does not reach the level \"", wanted, "\"; it reaches ", names);
   }
-  return set_native_cpu(wanted.empty() ? here.back() : wanted, cache(_SC_LEVEL1_DCACHE_SIZE),
-                        cache(_SC_LEVEL2_CACHE_SIZE));
+  return set_native_cpu(wanted.empty() ? here.back() : wanted, l1_bytes(), l2_bytes());
 }
 
 int allowed_cpus() {

@@ -24,10 +24,7 @@ from x86quant.serving.program_file import StoredPlan, StoredPrograms
 #: One call of a model: a tensor, its inputs in order, or its inputs by name.
 Call = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
-_INSTEAD = (
-    "serve it from Python (x86quant.load, x86quant.ray), or export the graph with torch.export "
-    "and package it with torch._inductor.aoti_compile_and_package"
-)
+_INSTEAD = "serve it from Python, or export the parts of the model that are all int8"
 
 
 def export_program(module: nn.Module, path: str | os.PathLike[str], inputs: Sequence[Call]) -> None:

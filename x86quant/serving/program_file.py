@@ -65,6 +65,23 @@ class StoredPlan:
         """The steps are those of one of so many parts of a batch."""
         self.parts = {"times": times, "inputs": inputs, "outputs": outputs}
 
+    def of_parts(self, times: int) -> StoredPlan:
+        """The same steps for another number of parts, each as large as here."""
+        assert self.parts is not None
+        before = self.parts["times"]
+
+        def resized(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [
+                {**x, "sizes": [x["sizes"][0] // before * times, *x["sizes"][1:]]} for x in layouts
+            ]
+
+        return dataclasses.replace(
+            self,
+            inputs=resized(self.inputs),
+            outputs=resized(self.outputs),
+            parts={**self.parts, "times": times},
+        )
+
     def check_reach(self) -> None:
         """Whoever loads the file checks it."""
 

@@ -57,11 +57,13 @@ typedef struct x86quant_tensor {
 typedef struct x86quant_options {
   int32_t threads;  // that share a run, the caller's among them; 0: one for each CPU this process may use
   const char* isa;  // "avx2", "avx_vnni", "avx512", "avx512_vnni" or "amx_int8"; null: X86QUANT_ISA, else the best
+  const char* cache;  // a file that keeps the ordered weights for the next load, "model.xq.packed"; null: none
 } x86quant_options;
 
 typedef struct x86quant_program x86quant_program;
 
-// `options` may be null. On success *program must be given to x86quant_free at the end.
+// `options` may be null. A cache is used if this library wrote it, for this file, level and kind of CPU, if nothing in
+// it has changed, and if nobody but this user or root may write it; else it is written anew, where that is possible. On success *program must be given to x86quant_free at the end.
 X86QUANT_API int x86quant_load(const char* path, const x86quant_options* options, x86quant_program** program);
 X86QUANT_API void x86quant_free(x86quant_program* program);
 
@@ -103,8 +105,8 @@ struct Error : std::runtime_error {
 
 class Program {
  public:
-  explicit Program(const std::string& path, int threads = 0, const char* isa = nullptr) {
-    const x86quant_options options{threads, isa};
+  explicit Program(const std::string& path, int threads = 0, const char* isa = nullptr, const char* cache = nullptr) {
+    const x86quant_options options{threads, isa, cache};
     check(x86quant_load(path.c_str(), &options, &program_));
   }
   ~Program() { x86quant_free(program_); }
