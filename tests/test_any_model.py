@@ -887,7 +887,7 @@ def test_the_summary_tells_the_noise_of_the_whole():
 
 
 def test_what_is_slower_stays_in_float(monkeypatch):
-    monkeypatch.setattr(speed, "slower", lambda *_: 1.5)
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: 1.5)
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     model = Net(lambda _, x: F.relu(x))
     result = quantized(model, images())
@@ -908,6 +908,7 @@ def test_what_is_slower_stays_in_float(monkeypatch):
         ([1.0] * 30, [1.05] * 30, 1.05),
         ([1.0] * 30, [1.01] * 30, None),
         ([1.0] * 30, [1.05] * 18 + [0.95] * 12, None),
+        ([1.0] * 10 + [9.0] * 20, [1.2] * 10 + [9.5] * 20, 1.2),  # other work at half of the time
         ([1.0], [1.3], None),  # too few rounds
         ([1.0], [2.0], 2.0),
     ],
@@ -940,7 +941,7 @@ def test_times_are_taken_in_turns_and_a_loss_twice(monkeypatch):
 def test_parts_that_are_slower_stay_in_float(monkeypatch):
     slow: Any = None
     monkeypatch.setattr(speed, "can_tell", lambda: True)
-    monkeypatch.setattr(speed, "slower", lambda exact, *_: 3.0 if exact is slow else None)
+    monkeypatch.setattr(speed, "slower", lambda exact, *_, **__: 3.0 if exact is slow else None)
     model = Recurrent(nn.LSTM)
     prepared_slow: list[Any] = []
     by_part = speed.by_part
@@ -956,6 +957,25 @@ def test_parts_that_are_slower_stay_in_float(monkeypatch):
     assert "head" in prepared_slow
     assert "conv" in result.quantization.int8_layers
     assert "3.00 times" in result.quantization.float_layers["head"]
+
+
+@pytest.mark.parametrize("parts_lose", [True, False])
+def test_where_parts_lose_the_whole_must_not_lose_at_all(parts_lose, monkeypatch):
+    """All parts of a model may lose, and the whole so little that noise hides it."""
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    monkeypatch.setattr(
+        speed, "by_part", lambda *_: dict.fromkeys(_[3], 1.3 if parts_lose else None)
+    )
+    monkeypatch.setattr(speed, "slower", lambda *_, in_doubt: 1.01 if in_doubt else None)
+    result = quantized(Recurrent(nn.LSTM), [torch.randn(4, 4, 10)])
+    assert bool(result.quantization.int8_layers) is not parts_lose
+
+
+def test_any_loss_that_is_measured_counts_in_doubt():
+    exact, int8 = [1.0] * 30, [1.01] * 30
+    assert speed.verdict(exact, int8) is None
+    assert speed.verdict(exact, int8, speed._BOUNDS_IN_DOUBT) == 1.01
+    assert speed.verdict(exact, [0.99] * 30, speed._BOUNDS_IN_DOUBT) is None
 
 
 # --- nothing runs past a guard ---

@@ -374,6 +374,7 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
     if not outcome.int8_layers or weight_only or not speed.can_tell():
         return outcome, model
     reference = outcome.prepared.reference
+    in_doubt = False
     with state_kept(model), state_kept(reference):
         units = outcome.units()
         if set(units) != {""}:
@@ -382,11 +383,12 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
             left = outcome
             for name, ratio in slow.items():
                 left = left.without(units[name], f"int8 takes {ratio:.2f} times as long here")
+            in_doubt = bool(slow)
             if slow and left.int8_layers:
                 other, _ = _tried(left)
                 if other is not None:
                     outcome, model = _judged(left, other), other
-        loss = speed.slower(reference, model, call)
+        loss = speed.slower(reference, model, call, in_doubt=in_doubt)
     if loss is None:
         return outcome, model
     why = f"int8 takes {loss:.2f} times as long as float"
