@@ -986,3 +986,10 @@ def test_guarded_modules_are_not_traced_as_the_float_model():
     assert isinstance(result, GuardedModule)
     with pytest.raises(torch.fx.proxy.TraceError, match="GuardedModule"):
         torch.fx.symbolic_trace(result)
+
+
+def test_nested_tensors_are_refused_in_a_sentence():
+    rows = [torch.randn(3, 4), torch.randn(5, 4)]
+    batch = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with pytest.raises(InvalidInputError, match="to_padded_tensor"):
+        x86quant.quantize(nn.Linear(4, 4), [batch], progress=False)
