@@ -15,7 +15,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
-from tests.corruption import assembled, parts
+from tests.corruption import JUNK, assembled, parts, places
 from x86quant.artifacts import container, describe, forms
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes
@@ -469,19 +469,6 @@ def test_a_configuration_runs_nothing(change: Any, message: str) -> None:
 
 # --- damage ----------------------------------------------------------------------------------
 
-_JUNK: list[Any] = [None, True, -1, 2**70, 0.5, "", "x", "a.b", [], [[]], {}, {"a": 1}, {"leaf": 9}]
-
-
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every entry of nested JSON as (container, key)."""
-    found: list[tuple[Any, Any]] = []
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in list(pairs):
-        found.append((value, key))
-        if isinstance(item, dict | list):
-            found += _places(item)
-    return found
-
 
 @pytest.mark.parametrize("form", ["signature", "tree", "guarded", "on_copy", "sizes"])
 def test_damage_of_each_entry_is_refused_or_harmless(
@@ -511,12 +498,12 @@ def test_damage_of_each_entry_is_refused_or_harmless(
         return model.get("graph", model)["signature"] if form == "signature" else model
 
     manifest, header, tensors = parts(data)
-    count = len(_places(root(manifest)))
+    count = len(places(root(manifest)))
     refused = 0
     for number in range(0, count, 1 + count // 150):
         changed = copy.deepcopy(manifest)
-        place, key = _places(root(changed))[number]
-        place[key] = _JUNK[number % len(_JUNK)]
+        place, key = places(root(changed))[number]
+        place[key] = JUNK[number % len(JUNK)]
         if form == "guarded" and key in changed["model"]:
             changed["model"][key] = place[key]
         try:
