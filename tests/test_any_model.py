@@ -20,6 +20,9 @@ from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import Guard, GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import equalization, speed
+from x86quant.quantization import outcome as outcome_module
+from x86quant.quantization.batches import Call
+from x86quant.quantization.proof import run
 
 Forward = Callable[[Any, torch.Tensor], Any]
 
@@ -389,7 +392,7 @@ def test_nested_inputs():
 
 def test_hooks_of_layers_run():
     model = Net(lambda _, x: F.relu(x))
-    seen = []
+    seen: list[float] = []
     model.a.register_forward_hook(lambda m, a, r: (seen.append(1), r * 0.5)[1])
     result = quantized(model, images())
     x = images(seed=1)
@@ -401,7 +404,7 @@ def test_hooks_of_layers_run():
 
 def test_hooks_of_the_model_run_exactly_once():
     model = Net(lambda _, x: F.relu(x))
-    seen = []
+    seen: list[float] = []
     model.register_forward_pre_hook(lambda m, args: (seen.append("pre"), (args[0] / 3 + 1,))[1])
     model.register_forward_hook(lambda m, a, r: (seen.append("post"), r * 2)[1])
     result = quantized(model, images())
@@ -993,3 +996,45 @@ def test_nested_tensors_are_refused_in_a_sentence():
     batch = torch.nested.nested_tensor(rows, layout=torch.jagged)
     with pytest.raises(InvalidInputError, match="to_padded_tensor"):
         x86quant.quantize(nn.Linear(4, 4), [batch], progress=False)
+
+
+class Tokens(nn.Module):
+    """Marks padding with huge values, which nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x, attention_mask):
+        return self.a(x) * torch.where(attention_mask.bool(), 1.0, 1e4)[..., None]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_noise_of_padded_tokens_does_not_count(by_name, monkeypatch):
+    mask = torch.ones(4, 6, dtype=torch.long)
+    mask[:, 4:] = 0
+    x = torch.randn(4, 6, 8)
+    batch = {"x": x, "attention_mask": mask} if by_name else (x, mask)
+    result = quantized(Tokens(), [batch, batch], mode="dynamic")
+    call = Call((), batch) if by_name else Call(batch)
+    found = run(result, call)
+    wrong = found.clone()
+    wrong[:, 4:] = 0
+    seen: list[float] = []
+
+    class Prepared:
+        reference = Tokens()
+
+        def exact(self, call):
+            return found
+
+    for answer in (wrong, -found):
+        monkeypatch.setattr(outcome_module, "_result", lambda *_, answer=answer: answer)
+        seen += outcome_module.sqnrs(Prepared(), result, [call])
+    assert seen[0] == 200.0
+    assert seen[1] < 0
+
+
+def test_a_metric_that_gives_no_number_is_refused():
+    with pytest.raises(InvalidInputError, match="metric of the float model is a str"):
+        quantized(Net(lambda _, x: F.relu(x)), images(), metric=lambda _: "good")
