@@ -120,7 +120,8 @@ def _fill(structure: Structure, leaves: Any) -> Any:
     if issubclass(kind, Mapping):
         return kind(zip(structure.keys, parts, strict=True))  # type: ignore[call-arg]
     if hasattr(kind, "_fields"):
-        return kind(*parts)
+        # As they are: a packed sequence would look at what it is made of.
+        return kind._make(parts)  # type: ignore[attr-defined]
     return kind(parts)  # type: ignore[call-arg]
 
 

@@ -105,6 +105,11 @@ class Calibration:
             call = next(self._calls, None)
             if call is None:
                 break
+            if any(x.is_nested for x in call.leaves):
+                raise InvalidInputError(
+                    "the calibration data hold nested tensors, which no int8 graph takes: give "
+                    "padded ones, x.to_padded_tensor(0.0)"
+                )
             kept.append(call)
             size += sum(x.nbytes for x in call.leaves)
         if not kept:
