@@ -38,8 +38,9 @@ class Call:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, function: Callable[..., Any]) -> Any:
-        """``function`` of these arguments."""
-        return function(*self.args, **self.kwargs)
+        """``function`` of copies of these arguments, which it may overwrite."""
+        own = self.copied()
+        return function(*own.args, **own.kwargs)
 
     @property
     def leaves(self) -> list[torch.Tensor]:

@@ -82,7 +82,7 @@ def _loss(
             for function, taken in zip((exact, int8), times, strict=True):
                 given = call.copied()
                 start = perf_counter()
-                given(function)
+                function(*given.args, **given.kwargs)
                 taken.append(perf_counter() - start)
     return verdict(*times, bounds)
 
@@ -120,6 +120,6 @@ def by_part(
         for path, given in calls.items():
             forms = (exact.get_submodule(path), int8.get_submodule(path))
             for form in forms:  # copies may be laid out as the part has not seen them yet
-                given.copied()(form)
+                given(form)
             found[path] = slower(*forms, given, _PARTS / len(calls))
     return found
