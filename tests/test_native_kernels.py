@@ -244,6 +244,25 @@ def test_output_padding_of_a_transposed_kernel_of_one(
     free()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("side", [1, 3])
+def test_a_tile_of_few_rows_writes_no_more(lib: capi.Library, isa: str, side: int) -> None:
+    """Kernels compute several pixels at once; of the last ones there may be fewer."""
+    rng = np.random.default_rng(side)
+    for channels in (16, 32, 64):
+        weight = rng.integers(-127, 128, (channels, 32, 1, side, side)).astype(np.int8)
+        spec = capi.ConvSpec(weight, np.full(channels, 1e-3, np.float32))
+        packed, plain = lib.pack(spec, isa), lib.pack(spec, "reference")
+        for pixels in range(1, 36):
+            x = rng.integers(0, 256, (1, 1, side, pixels + side - 1, 32)).astype(np.uint8)
+            around = np.full((1, 1, 1, pixels + 40, channels), 77, np.uint8)
+            want = around.copy()
+            lib.conv(packed, x, around[:, :, :, :pixels])
+            lib.conv(plain, x, want[:, :, :, :pixels])
+            np.testing.assert_array_equal(around, want, f"{channels} channels, {pixels} pixels")
+            assert (around[:, :, :, pixels:] == 77).all()
+
+
 # A core's L1 and L2 in bytes: real ones, and sizes no core has.
 CACHES = [(48 << 10, 2 << 20), (32 << 10, 512 << 10), (32 << 10, 256 << 10), (1, 1), (1 << 30,) * 2]
 
