@@ -226,7 +226,7 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
     for (const Run& r : l.runs) h.order_stride += r.quads;
     h.order = place(h.n_blocks * h.order_stride * 4);
     if (h.n_runs == 1 && l.runs[0].bytes >= 16 && l.runs[0].bytes <= kMaxRegroup) {
-      h.regroup_stride = round_up(l.runs[0].bytes, kAlign);
+      h.regroup_stride = 2 * round_up(l.runs[0].bytes, kAlign);
       h.regroup = place(h.n_blocks * h.regroup_stride);
     }
   }
@@ -309,8 +309,15 @@ void pack_dense(const Layout& l, const Weights& w, char* base) {
         pack_quad(h, w, block, run, quad, at + quad * quad_bytes);
       if (h.order) {
         auto* from = reinterpret_cast<uint8_t*>(base + h.regroup) + static_cast<int64_t>(b) * h.regroup_stride;
-        const bool regroup = order_run(at, run, quad_bytes, order, h.regroup ? from : nullptr);
-        reinterpret_cast<Block*>(base + h.blocks)[b].regroup = regroup;
+        int32_t more[2 * kMaxLanes];
+        const Regroup to{from, from + h.regroup_stride / 2, more};
+        if (order_run(at, run, quad_bytes, order, h.regroup ? &to : nullptr)) {
+          reinterpret_cast<Block*>(base + h.blocks)[b].regroup = 1;
+          auto* corr = reinterpret_cast<int32_t*>(base + h.corr) + block.s_off;
+          // As unsigned: what is added leaves int32 no sooner than the products it stands for would.
+          for (int64_t i = 0; i < quad_bytes / 4; ++i)
+            corr[i] = static_cast<int32_t>(static_cast<uint32_t>(corr[i]) + static_cast<uint32_t>(more[i]));
+        }
         order += kClasses + run.quads;
       }
       at += run.quads * quad_bytes;

@@ -85,25 +85,36 @@ void dense_rows(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   }
 }
 
-// Rows of a block whose weights want the bytes of every 16 in another order.
+// ROWS rows of a block whose weights want the bytes of every 16 in another order, and some of them flipped.
+template <class V, int ROWS>
+void regroup_some(const xq::Packed& p, int64_t block, const uint8_t* a, int64_t lda, uint8_t* to, int64_t to_lda) {
+  using I = typename V::I;
+  const uint8_t *from = p.at<uint8_t>(p.regroup) + block * p.regroup_stride, *flip = from + p.regroup_stride / 2;
+  const int64_t bytes = p.at<xq::Run>(p.runs)->bytes, whole = bytes / 16 * 16, kStep = 4 * V::kLanes;
+  const auto at = [](const uint8_t* x) XQ_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); };
+  int64_t k = 0;
+  for (; k + kStep <= bytes; k += kStep) {
+    const I order = V::load(from + k), flips = V::load(flip + k);
+    unroll<ROWS>([&](int r) XQ_INLINE {
+      V::store(to + r * to_lda + k, V::exclusive_or(V::shuffle_windows(V::load(a + r * lda + k), order), flips));
+    });
+  }
+  for (; k < bytes; k += 16) {
+    // The last window is read so that it ends with the row.
+    const int64_t read = k < whole ? k : bytes - 16;
+    const __m128i order = at(from + k), flips = at(flip + k);
+    unroll<ROWS>([&](int r) XQ_INLINE {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + r * to_lda + k),
+                       _mm_xor_si128(_mm_shuffle_epi8(at(a + r * lda + read), order), flips));
+    });
+  }
+}
+
 template <class V>
 void regroup_rows(const xq::Packed& p, int64_t block, const uint8_t* a, int64_t lda, int64_t rows, uint8_t* to,
                   int64_t to_lda) {
-  const uint8_t* from = p.at<uint8_t>(p.regroup) + block * p.regroup_stride;
-  const int64_t bytes = p.at<xq::Run>(p.runs)->bytes, kStep = 4 * V::kLanes;
-  const auto at = [](const uint8_t* x) XQ_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); };
-  const auto put = [](uint8_t* x, __m128i v) XQ_INLINE { _mm_storeu_si128(reinterpret_cast<__m128i*>(x), v); };
-  for (; rows > 0; --rows, a += lda, to += to_lda) {
-    int64_t k = 0;
-    // What is left after the last window stays as it is; the window before is written again.
-    put(to + bytes - 16, at(a + bytes - 16));
-    const auto vector = [&](int64_t i) XQ_INLINE {
-      V::store(to + i, V::shuffle_windows(V::load(a + i), V::load(from + i)));
-    };
-    for (; k + 4 * kStep <= bytes; k += 4 * kStep) unroll<4>([&](int i) XQ_INLINE { vector(k + i * kStep); });
-    for (; k + kStep <= bytes; k += kStep) vector(k);
-    for (; k + 16 <= bytes; k += 16) put(to + k, _mm_shuffle_epi8(at(a + k), at(from + k)));
-  }
+  for (; rows >= 3; rows -= 3, a += 3 * lda, to += 3 * to_lda) regroup_some<V, 3>(p, block, a, lda, to, to_lda);
+  for (; rows > 0; --rows, a += lda, to += to_lda) regroup_some<V, 1>(p, block, a, lda, to, to_lda);
 }
 
 // Pixels that all blocks of channels pass over before the next ones. Few, so that their input takes half of L1

@@ -13,8 +13,9 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513802;
+constexpr uint32_t kMagic = 0x58513803;
 constexpr int64_t kAlign = 64;
+constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 
 static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 static inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -92,8 +93,9 @@ struct Packed {
   // be summed in 16 bits, how many quads are safe to multiply in saturating 16-bit pairs in each pairing, then
   // the quads in the order of the weights: couples, pairing by pairing, those that no pairing makes safe.
   int64_t order, order_stride;
-  // Such a block may have the 16 bytes of each window of its only run shuffled, so that more pairs are safe;
-  // `regroup_stride` bytes a block say from where in the window each comes. Else 0.
+  // Such a block may have the 16 bytes of each window of its only run shuffled, and some of them flipped to 255
+  // minus themselves, so that more products may be summed in 16 bits: half of the `regroup_stride` bytes of a block
+  // say from where in the window each byte comes, the other half what it is xored with. Else 0.
   // Grouped: `order` is the number of safe quads and the run of each quad, `regroup` where each lane's bytes are.
   int64_t regroup, regroup_stride;
   int64_t blocks, runs, corr, mult, bias, lut, weights, size;
