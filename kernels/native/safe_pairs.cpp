@@ -321,7 +321,6 @@ Ordered ordered(const std::vector<int8_t>& was, int64_t quads, int64_t quad_byte
 // The same with the bytes of every window arranged.
 std::vector<int8_t> regrouped(const std::vector<int8_t>& was, const Run& run, int64_t quad_bytes, const Regroup& to) {
   std::vector<int8_t> grouped = was;
-  std::fill(to.more, to.more + quad_bytes / 4, 0);
   for (int64_t first = 0; first < run.bytes; first += 16) {
     const int places = static_cast<int>(min64(16, run.quads * 4 - first));
     // The last window is read so that it ends with the run.
@@ -346,18 +345,26 @@ std::vector<int8_t> regrouped(const std::vector<int8_t>& was, const Run& run, in
 
 }  // namespace
 
-bool order_run(int8_t* w, const Run& run, int64_t quad_bytes, int32_t* order, const Regroup* to) {
-  const std::vector<int8_t> was(w, w + run.quads * quad_bytes);
-  Ordered best = ordered(was, run.quads, quad_bytes);
-  bool regroup = false;
-  if (to) {
-    const int64_t copying = 5 * run.quads / 2 + 32;
-    Ordered other = ordered(regrouped(was, run, quad_bytes, *to), run.quads, quad_bytes);
-    regroup = other.cost() + copying < best.cost();
-    if (regroup) best = std::move(other);
+bool order_block(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes, int32_t* order, const Regroup* to) {
+  std::vector<Ordered> as_it_is, arranged;
+  int64_t cost = 0, other_cost = 0;
+  if (to) std::fill(to->more, to->more + quad_bytes / 4, 0);
+  const int8_t* at = w;
+  for (int32_t i = 0; i < n_runs; at += runs[i++].quads * quad_bytes) {
+    const std::vector<int8_t> was(at, at + runs[i].quads * quad_bytes);
+    as_it_is.push_back(ordered(was, runs[i].quads, quad_bytes));
+    cost += as_it_is.back().cost();
+    if (!to) continue;
+    const int64_t first = i * regrouped_bytes(runs[i]), copying = 5 * runs[i].quads / 2 + 32;
+    const Regroup here{to->from + first, to->flip + first, to->more};
+    arranged.push_back(ordered(regrouped(was, runs[i], quad_bytes, here), runs[i].quads, quad_bytes));
+    other_cost += arranged.back().cost() + copying;
   }
-  memcpy(w, best.weights.data(), best.weights.size());
-  memcpy(order, best.order.data(), best.order.size() * sizeof(int32_t));
+  const bool regroup = to && other_cost < cost;
+  for (const Ordered& run : regroup ? arranged : as_it_is) {
+    memcpy(w, run.weights.data(), run.weights.size()), w += run.weights.size();
+    memcpy(order, run.order.data(), run.order.size() * sizeof(int32_t)), order += run.order.size();
+  }
   return regroup;
 }
 
