@@ -57,7 +57,9 @@ def random_model(name: str, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     if name == "googlenet":
         options = {"aux_logits": False, "init_weights": True, **options}
-    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options)
+    if name.startswith(("fcn_", "deeplabv3_", "lraspp_")):
+        options = {"weights_backbone": None, **options}
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
     return model
 
 
