@@ -10,6 +10,7 @@ One worker and two take turns. Needs a quiet machine with a core for each worker
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 import tempfile
 import time
@@ -69,6 +70,7 @@ def main() -> None:
     )
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     context.wait_for_min_actors_s = 120  # both workers are there when the first batch runs
     block = np.random.default_rng(0).standard_normal((2 * _BATCH, 3, 32, 32), dtype=np.float32)
     dataset = ray.data.from_numpy([block] * _BLOCKS)

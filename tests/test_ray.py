@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import json
 import os
 import runpy
@@ -41,7 +40,9 @@ from x86quant.ray.columns import arguments, results, to_tensor
 from x86quant.ray.cores import lease
 from x86quant.ray.requests import answer_all, read_body, read_sample, to_json
 from x86quant.ray.serving import ArtifactServer, check_free, deployment
+from x86quant.tables.table import Rule
 from x86quant.tables.table_reader import read_table
+from x86quant.tuning import user_table
 from x86quant.tuning.measurements import read
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")
@@ -450,17 +451,30 @@ def test_each_kind_is_measured_once_and_has_its_own_table(
 
 
 def test_another_kinds_table_is_not_replaced(tmp_path: Path) -> None:
-    user_table = importlib.import_module("x86quant.tuning.user_table")
     here = x86quant.cpu()
     other = dataclasses.replace(here, model=here.model + 1)
     installed = user_table.install(user_table.empty_table(other), other)
     try:
         mine = user_table.empty_table(here)
         with pytest.raises(TuningError, match="shares this folder"):
-            fleet.install_here(mine, (), here.isa)
+            fleet.install_here(mine, None, here.isa)
         with pytest.raises(TuningError, match="another kind of CPU"):
-            fleet.install_here(user_table.empty_table(other), (), here.isa)
+            fleet.install_here(user_table.empty_table(other), None, here.isa)
         assert user_table.users_table(here).entries == ()
+    finally:
+        installed.unlink()
+
+
+def test_entries_leave_the_rules_of_a_node() -> None:
+    here = x86quant.cpu()
+    empty = user_table.empty_table(here)
+    rule = Rule("linear", {}, ("onednn",), "measured before", "before#1")
+    installed = user_table.install(dataclasses.replace(empty, rules=(rule,)), here)
+    try:
+        assert fleet.install_here(empty, [], here.isa) == installed
+        assert [r.because for r in read_table(installed).rules] == ["measured before"]
+        fleet.install_here(empty, None, here.isa)
+        assert read_table(installed).rules == ()
     finally:
         installed.unlink()
 

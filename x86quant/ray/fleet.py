@@ -135,10 +135,11 @@ def tune_fleet(
         tell: told what happens.
     """
     found = kinds()
+    requests = {kind.name: request_for(kind) for kind in found}
     outcomes: dict[str, FleetOutcome] = {}
 
     def tune(kind: FleetKind) -> None:
-        request = request_for(kind)
+        request = requests[kind.name]
         try:
             with contextlib.closing(_HeldNode(kind, tell)) as node:
                 outcome = run(
@@ -288,10 +289,11 @@ def fleet_table_path(kind: FleetKind, level: str) -> Path:
     return user_folder() / "fleet" / f"{kind.name}{own}.toml"
 
 
-def install_here(table: RuleTable, measured: Sequence[Measurement], level: str) -> Path:
+def install_here(table: RuleTable, measured: Sequence[Measurement] | None, level: str) -> Path:
     """On a node: make ``table`` the user's own at a level, as ``x86quant tune`` does there.
 
-    Without ``measured`` entries of the table before it stay; with them they become such entries.
+    Entries of the table before it stay. Where ``measured`` is given, so do its rules, and these
+    become entries.
 
     Raises:
         TuningError: this CPU is of another kind, or the user's table is for one, since nodes of
@@ -306,7 +308,7 @@ def install_here(table: RuleTable, measured: Sequence[Measurement], level: str) 
             f"{before.path} is the table of another kind of CPU, which shares this folder: give "
             "each kind a folder of its own with XDG_CACHE_HOME, then tune again"
         )
-    if measured:
+    if measured is not None:
         return user_table.install(user_table.with_entries(measured, here), here)
     return user_table.install(user_table.keeping_entries(table, here), here)
 
@@ -319,11 +321,12 @@ def _with_table(done: FleetOutcome, levels: Sequence[str], as_entries: bool) -> 
     refused: dict[str, str] = {}
     for level in levels:
         here = done.kind.cpu.capped(level)
+        entries: list[Measurement] | None = None
         if as_entries:
             entries = [m for m in measured if m.case.isa == level]
             table = user_table.with_entries(entries, here, user_table.empty_table(here))
         else:
-            entries, table = [], user_table.rules_of(measured, here)
+            table = user_table.rules_of(measured, here)
         path = fleet_table_path(done.kind, level)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_table(table, path)
