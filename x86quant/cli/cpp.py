@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for, in one line; all flags if nothing was."""
-    from x86quant.serving import cpp_paths
+    from x86quant.cpp_library import cpp_paths
 
     paths = cpp_paths()
     wanted = {

@@ -1,12 +1,12 @@
-"""Where the C++ library and its header lie."""
+"""Where the C++ library and its header lie. To say so takes no torch, since builds ask."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
 from pathlib import Path
 
-import x86quant.kernels.serving
 from x86quant.errors import ExtensionError
 
 LIBRARY = "libx86quant_runtime.so"
@@ -42,8 +42,11 @@ def cpp_paths() -> CppPaths:
     Raises:
         ExtensionError: x86quant was installed without its compiled part.
     """
-    include = Path(x86quant.kernels.serving.__file__).with_name("include")
-    library = Path(__file__).parents[1] / LIBRARY
+    kernels = importlib.util.find_spec("x86quant.kernels")  # found, not imported
+    assert kernels is not None
+    assert kernels.submodule_search_locations is not None
+    include = Path(kernels.submodule_search_locations[0], "serving", "include")
+    library = Path(__file__).with_name(LIBRARY)
     if not library.exists():
         raise ExtensionError(
             f"x86quant was installed without its compiled part ({library} is missing). Install a "
