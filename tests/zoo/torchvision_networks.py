@@ -79,8 +79,8 @@ def _animal(name: str, *sizes: int, bound: float = 15.0, **options: Any) -> Anim
 #: results shrink 150 times from images of 80 pixels to those of 48, and no range holds both.
 _SIZES = (96, 112, 128)
 
-# Bounds below 15 dB: with random weights these networks make 7 to 17 dB out of noise of 35 dB in their
-# input, in float. MobileNet-v3's least results are a hundredth of its largest.
+# Bounds below 15 dB: with random weights these networks make 7 to 17 dB out of noise of 35 dB in
+# their input, in float. MobileNet-v3's results are small and vary a hundredfold with the size.
 TORCHVISION: tuple[Animal, ...] = (
     _animal("resnet18", *_SIZES),
     _animal("mobilenet_v2", *_SIZES),
