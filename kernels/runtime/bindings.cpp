@@ -58,12 +58,12 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       })
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
       .def("repeat", [](const ProgramPtr& p, int64_t times, const Words& input_bytes, const Words& output_bytes) {
-        p->steps->repeat(times, input_bytes, output_bytes);
+        with_value_errors([&] { p->steps->repeat(times, input_bytes, output_bytes); });
       })
       .def("of_parts", [](const ProgramPtr& p, int64_t times) {
-        return c10::make_intrusive<TorchProgram>(p->steps->of_parts(times));
+        return with_value_errors([&] { return c10::make_intrusive<TorchProgram>(p->steps->of_parts(times)); });
       })
-      .def("check_reach", [](const ProgramPtr& p) { p->steps->check_reach(); });
+      .def("check_reach", [](const ProgramPtr& p) { with_value_errors([&] { p->steps->check_reach(); }); });
   m.def("set_native_cpu(str isa, int l1, int l2) -> str",
         [](std::string isa, int64_t l1, int64_t l2) { return set_native_cpu(isa, l1, l2); });
   m.def("step_kinds() -> str[]", [] { return step_kinds(); });

@@ -81,11 +81,7 @@ PyObject* add_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const char* kind = PyUnicode_AsUTF8(args[1]);
   if (kind == nullptr) throw python_error();
-  try {
-    program->steps->add(kind, fields);
-  } catch (const std::invalid_argument& error) {
-    TORCH_CHECK_VALUE(false, error.what());
-  }
+  with_value_errors([&] { program->steps->add(kind, fields); });
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "errors.h"
 #include "program.h"
 
 namespace x86quant::runtime {
@@ -42,6 +43,16 @@ class ProgramHandles {
   static c10::intrusive_ptr<TorchProgram> find(int64_t handle);
   static void forget(int64_t handle);
 };
+
+// What `body` returns; of a Refused, Python gets a ValueError.
+template <class Body>
+auto with_value_errors(const Body& body) {
+  try {
+    return body();
+  } catch (const Refused& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
 
 // What Python holds of packed weights.
 struct TorchPack : torch::CustomClassHolder {

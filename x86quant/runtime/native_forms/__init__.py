@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from x86quant.runtime.native_form import NativeForm
 from x86quant.runtime.native_forms import (
-    attention,
+    attending,
+    code_rows,
     concatenation,
     float_border,
     per_channel,
     pointwise,
     pooling,
-    rows,
     upsampling,
     weighted,
 )
 
 _MODULES = (
-    attention, concatenation, float_border, per_channel, pointwise, pooling, rows, upsampling,
+    attending, code_rows, concatenation, float_border, per_channel, pointwise, pooling, upsampling,
     weighted,
 )  # fmt: skip
 

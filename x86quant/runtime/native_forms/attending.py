@@ -14,7 +14,7 @@ from x86quant.lowering.graph_tools import op_name
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.native_forms.rows import (
+from x86quant.runtime.native_forms.code_rows import (
     code_sizes,
     codes_step,
     has_constants,
