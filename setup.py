@@ -61,20 +61,8 @@ OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_ve
 
 SERVING = Path("kernels", "serving")
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)
-#: The library that serves program files without torch, and what it has of ``kernels/runtime``.
+#: The library that serves program files without torch.
 RUNTIME = "libx86quant_runtime.so"
-SHARED = (
-    "conv_kernel",
-    "glibc_floor",
-    "native_conv",
-    "native_cpu",
-    "program",
-    "reach",
-    "row_pack",
-    "scratch",
-    "step",
-    "strided_copy",
-)
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")
 
 
@@ -159,7 +147,7 @@ class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
 def without_torch() -> list[str]:
     """The sources of the extension that the library shares with it."""
     names = [*Path("kernels", "native").glob("*.cpp"), *Path("kernels", "steps").glob("*.cpp")]
-    names += [Path("kernels", "runtime", f"{name}.cpp") for name in SHARED]
+    names += [Path("kernels", "runtime", f"{name}.cpp") for name in toolchain().WITHOUT_TORCH]
     return sorted(map(str, names))
 
 

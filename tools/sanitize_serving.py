@@ -27,9 +27,6 @@ from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, bui
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 SERVING = KERNELS / "serving"
-RUNTIME = (
-    "conv_kernel native_conv native_cpu program reach scratch step strided_copy"  # see setup.py
-)
 
 
 class Variety(nn.Module):
@@ -74,7 +71,7 @@ def fuzzer(folder: Path) -> Path:
     flags = [*toolchain.flags(), *SANITIZE_FLAGS, "-I", str(SERVING / "include")]
     sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
     sources += [SERVING / "fuzz" / "fuzz.cpp"]
-    sources += [KERNELS / "runtime" / f"{name}.cpp" for name in RUNTIME.split()]
+    sources += [KERNELS / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
     objects = [folder / f"serving-{source.parent.name}-{source.stem}.o" for source in sources]
     compiler = shlex.split(toolchain.compiler())
 
