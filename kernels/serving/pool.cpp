@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <climits>
-#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -88,12 +90,14 @@ class Pool::Team {
     shares_ = shares;
     done_ = 0;
     failed_.clear();
-    error_ = nullptr;
+    out_of_memory_ = false;
+    error_.clear();
     next_.store(loop << 32, std::memory_order_seq_cst);
     work_.change();
     take(loop);
     for (uint32_t seen; seen = finished_.now(), done_.load(std::memory_order_acquire) < shares;) finished_.await(seen);
-    if (error_) std::rethrow_exception(error_);
+    if (out_of_memory_) throw std::bad_alloc();
+    if (!error_.empty()) throw std::runtime_error(error_);
   }
 
  private:
@@ -115,8 +119,10 @@ class Pool::Team {
       if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
       try {
         (*body)(static_cast<int>(next & 0xffffffff));
-      } catch (...) {
-        if (!failed_.test_and_set()) error_ = std::current_exception();
+      } catch (const std::bad_alloc&) {
+        if (!failed_.test_and_set()) out_of_memory_ = true;
+      } catch (const std::exception& error) {
+        if (!failed_.test_and_set()) error_ = error.what();
       }
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == shares) finished_.change();
       next = next_.load(std::memory_order_acquire);
@@ -133,7 +139,9 @@ class Pool::Team {
   std::atomic<const runtime::ThreadBody*> body_{nullptr};
   std::atomic<int> shares_{0}, done_{0};
   std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
-  std::exception_ptr error_;
+  // What the first share that failed threw. No std::exception_ptr: its symbols are younger than manylinux_2_28.
+  bool out_of_memory_ = false;
+  std::string error_;
 };
 
 Pool::Pool(int threads) : threads_(threads) {}
