@@ -26,17 +26,17 @@ import x86quant
 from benchmarks.environment import print_environment
 from x86quant.ray import predict
 
-_BATCH, _BLOCKS = 64, 48
+_BATCH, _BLOCKS = 64, 160
 
 
 def save(path: Path) -> None:
-    """A plain network of about 300 million multiply-adds a row."""
+    """A plain network of about 1.2 billion multiply-adds a row."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU()]
     for _ in range(8):
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).eval()
-    batches = [torch.randn(4, 3, 32, 32) for _ in range(2)]
+    batches = [torch.randn(4, 3, 64, 64) for _ in range(2)]
     x86quant.save(x86quant.quantize(model, batches, speed_check=False, progress=False), path)
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context.wait_for_min_actors_s = 120  # both workers are there when the first batch runs
-    block = np.random.default_rng(0).standard_normal((2 * _BATCH, 3, 32, 32), dtype=np.float32)
+    block = np.random.default_rng(0).standard_normal((2 * _BATCH, 3, 64, 64), dtype=np.float32)
     dataset = ray.data.from_numpy([block] * _BLOCKS)
     paces: dict[int, list[float]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,8 @@
 // Memory of a running program: where tensors lie, and buffers that are reused between runs.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -19,8 +21,12 @@ class Buffer {
 
  private:
   static void* allocated(size_t size) {
+    // Weights and arenas are read from end to end: huge pages, where there are some, save a walk every 4 KiB.
+    constexpr size_t kHugePage = size_t{2} << 20;
+    const bool is_huge = size >= kHugePage;
     void* memory = nullptr;
-    if (posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();
+    if (posix_memalign(&memory, is_huge ? kHugePage : 64, size) != 0) throw std::bad_alloc();
+    if (is_huge) (void)madvise(memory, size, MADV_HUGEPAGE);
     return memory;
   }
 
