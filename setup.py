@@ -1,17 +1,38 @@
 """Builds the extension; everything else is declared in pyproject.toml."""
 
 import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
-from setuptools import setup
+import setuptools
 
 #: What the compiled part is written for; pyproject.toml says the same.
 TORCH = "2.13"
+#: The first version that reads pyproject.toml as it is.
+SETUPTOOLS = 77
 
 
-def need_torch() -> None:
-    """End with what to do where the torch that the build needs is not there."""
+def need_tools() -> None:
+    """End with what to do where setuptools or pip are too old to install this."""
+    if int(setuptools.__version__.split(".")[0]) < SETUPTOOLS:
+        raise SystemExit(
+            f"x86quant: this build needs setuptools {SETUPTOOLS} or later, and finds "
+            f'{setuptools.__version__}: pip install "setuptools>={SETUPTOOLS}"'
+        )
+    if "develop" in sys.argv:
+        raise SystemExit(
+            "x86quant: this pip installs editable packages in a way that is gone: "
+            "pip install --upgrade pip (21.3 or later)"
+        )
+
+
+def need_torch() -> str:
+    """The version of torch; an end, with what to do, where it is not what the build needs."""
     wanted = f'pip install torch=={TORCH}.0 "setuptools>=77" ninja'
     then = "then install x86quant with --no-build-isolation"
     try:
@@ -22,9 +43,11 @@ def need_torch() -> None:
         raise SystemExit(
             f"x86quant: this build needs torch {TORCH}, and finds {version}: {wanted}; {then}"
         )
+    return str(version)
 
 
-need_torch()
+need_tools()
+torch_version = need_torch()
 
 from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be there
     BuildExtension,
@@ -32,32 +55,117 @@ from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be th
     include_paths,
 )
 
-SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp"))
+#: Where compiled files stay: a wheel does not compile again what `pip install -e` has. They depend
+#: on torch's headers, which no build looks at again.
+OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_version}")
+
+SERVING = Path("kernels", "serving")
+SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)
+#: The library that serves program files without torch, and what it has of ``kernels/runtime``.
+RUNTIME = "libx86quant_runtime.so"
+SHARED = (
+    "conv_kernel",
+    "glibc_floor",
+    "native_conv",
+    "native_cpu",
+    "program",
+    "reach",
+    "row_pack",
+    "scratch",
+    "step",
+    "strided_copy",
+)
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")
+
+
+def toolchain() -> ModuleType:
+    """What the C++ is compiled with."""
+    spec = importlib.util.spec_from_file_location("toolchain", TOOLCHAIN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def extension() -> list[CppExtension]:
     """The compiled part; nothing where there is no compiler that can make it."""
-    spec = importlib.util.spec_from_file_location("toolchain", TOOLCHAIN)
-    toolchain = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(toolchain)
-    reason = toolchain.why_not()
+    reason = toolchain().why_not()
     if reason is not None:
         print(
-            f"x86quant: {reason}. Installing without the compiled part: "
-            "compiled models will run in plain torch, slowly.",
+            f"x86quant: {reason}. Installing without the compiled part: compiled models will run "
+            "in plain torch, slowly. To change that, install a compiler (Debian, Ubuntu: apt-get "
+            "install g++), name another by CXX, or install a wheel that was built elsewhere "
+            "(python -m tools.wheel).",
             file=sys.stderr,
         )
         return []
     # The headers of torch are not ours to be warned of.
     system = [flag for path in include_paths() for flag in ("-isystem", path)]
-    flags = [*toolchain.flags(), "-g0", *system]
+    flags = [*toolchain().flags(), "-g0", *system]
     return [CppExtension("x86quant._C", SOURCES, extra_compile_args=flags)]
 
 
-setup(
+class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
+    """Builds the extension, and beside it, of the same objects, the library that needs no torch.
+
+    The objects stay in ``OBJECTS``; an editable install would throw them away.
+    """
+
+    def build_extensions(self) -> None:
+        """Compile what has changed, and link."""
+        self.build_temp = str(OBJECTS)
+        super().build_extensions()
+
+    def build_extension(self, ext: CppExtension) -> None:
+        """The extension, then the library."""
+        super().build_extension(ext)
+        self.link_runtime(Path(self.get_ext_fullpath(ext.name)).with_name(RUNTIME))
+
+    def link_runtime(self, library: Path) -> None:
+        """Compile what only the library has, and link it."""
+        compiler = shlex.split(toolchain().compiler())
+        folder = Path(self.build_temp, SERVING)
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = [*toolchain().flags(), *shlex.split(os.environ.get("CFLAGS", "")), "-g0"]
+        objects = [
+            str(Path(self.build_temp, source).with_suffix(".o")) for source in without_torch()
+        ]
+        for source in sorted(SERVING.glob("*.cpp")):
+            objects.append(str(folder / f"{source.stem}.o"))
+            headers = ["-I", str(SERVING / "include")]
+            command = [*compiler, *flags, *headers, "-c", str(source), "-o", objects[-1]]
+            subprocess.run(command, check=True)
+        exported = SERVING / "exported.map"
+        named = f"-Wl,--build-id=sha1,-soname,{RUNTIME},--version-script={exported}"
+        link = ["-shared", "-pthread", named]
+        link += shlex.split(os.environ.get("LDFLAGS", ""))
+        aside = library.with_suffix(".new")  # a process may have the old one mapped
+        subprocess.run([*compiler, *flags, *link, *objects, "-o", str(aside)], check=True)
+        aside.replace(library)
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the library too."""
+        super().copy_extensions_to_source()
+        library = Path(self.build_lib, "x86quant", RUNTIME)
+        if library.exists():
+            shutil.copy(library, Path("x86quant", f"{RUNTIME}.new"))
+            Path("x86quant", f"{RUNTIME}.new").replace(Path("x86quant", RUNTIME))
+
+    def get_outputs(self) -> list[str]:
+        """What an installation holds."""
+        library = [str(Path(self.build_lib, "x86quant", RUNTIME))] if self.extensions else []
+        return [*super().get_outputs(), *library]
+
+
+def without_torch() -> list[str]:
+    """The sources of the extension that the library shares with it."""
+    names = [*Path("kernels", "native").glob("*.cpp"), *Path("kernels", "steps").glob("*.cpp")]
+    names += [Path("kernels", "runtime", f"{name}.cpp") for name in SHARED]
+    return sorted(map(str, names))
+
+
+setuptools.setup(
     ext_modules=extension(),
     # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
-    # kernels/runtime/parallel.cpp.
-    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},
+    # kernels/runtime/torch_threads.cpp.
+    cmdclass={"build_ext": Build},
 )

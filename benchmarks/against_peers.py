@@ -5,17 +5,17 @@
     python -m benchmarks.against_peers --out results2 --batch 8 --threads 2
     python -m benchmarks.against_peers --out results3 --isa avx2 # as on a lesser CPU
 
-For each network a process of its own quantizes and compiles it with every peer from the same
-calibration images, checks the results, and times the peers in turn, round after round. Progress
-goes to stderr, the report to stdout; ``--out`` gets report.md, results.csv, results.json and
-plot.png, brought up to date after each network. Interrupted, the same command goes on.
-
-Weights are random, batch norms settled on noise with the spectrum of photographs: good for speed,
-and for the noise that int8 adds (SQNR), not for accuracy on real images.
+This is ``x86quant bench`` on ten networks of torchvision, and whether what x86quant aims at was
+met. Weights are random, batch norms settled on noise with the spectrum of photographs: good for
+speed, and for the noise that int8 adds (SQNR), not for accuracy on real images.
 
 All peers get the same contiguous NCHW float tensor and --threads threads. With more than one,
 each turn first waits for the threads of the one before to go idle, since thread pools spin for a
 while after their work and would take each other's cores.
+
+Progress goes to stderr, the report to stdout; ``--out`` gets report.html, report.md, results.json,
+results.csv and plot.png, brought up to date after each network. Interrupted, the same command goes
+on.
 """
 
 from __future__ import annotations
@@ -24,151 +24,137 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.networks import NETWORKS
-from benchmarks.peers import OURS, PEERS, report
-from benchmarks.peers.results import NetworkResult, Settings, SettingsDifferError, Store
-from benchmarks.peers.worker import STAGE_BYTES, Stage
+from x86quant.bench.backends import BACKENDS
+from x86quant.bench.campaign import Measure, check_folder, measure_apart, run_campaign
+from x86quant.bench.one_model import BenchRequest
+from x86quant.bench.pages import write_pages
+from x86quant.bench.results import (
+    OURS,
+    RESULTS_FILE,
+    BenchResults,
+    ModelRun,
+    RunSetting,
+    geometric_mean,
+)
+from x86quant.bench.summary_text import markdown, title_of
+from x86quant.errors import X86QuantError
+from x86quant.given_model import InputShape
 from x86quant.hardware import isa
 
-WORKER = (sys.executable, "-m", "benchmarks.peers.worker")
-HEARTBEAT_SECONDS = 15
+STOCK_ENGINES = ("x86", "fbgemm", "onednn")
+PEERS = (OURS, "openvino", "onnxruntime", "pt2e", *STOCK_ENGINES, "fp32")
+# SQNRs are averages over a few images; they agree to this many dB.
+SQNR_TOLERANCE = 0.1
 
 
-class WorkerError(Exception):
-    """The measuring process failed, and not by the fault of a peer."""
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One aim and what came of it; ``met`` is None where nothing could be judged."""
+
+    aim: str
+    found: str
+    met: bool | None
+
+    def __str__(self) -> str:
+        verdict = {True: "met", False: "MISSED", None: "not judged"}[self.met]
+        return f"{verdict}: {self.aim}: {self.found}"
 
 
-def environment(settings: Settings) -> dict[str, str]:
-    """The measuring process's: libraries read these before or when they load."""
-    variables = dict(os.environ)
-    variables["OMP_NUM_THREADS"] = str(settings.threads)
-    if settings.isa is not None:
-        variables[isa.VARIABLE] = settings.isa
-        variables.update(isa.LEVELS[settings.isa].environment)
-        # The older name, for a library with an older oneDNN in it.
-        variables["DNNL_MAX_CPU_ISA"] = variables["ONEDNN_MAX_CPU_ISA"]
-    return variables
+def targets(runs: Sequence[ModelRun], level: str | None = None) -> list[Target]:
+    """What the runtime aims at, at the CPU's own level or at a lower one."""
+    if level is None:
+        speed = [
+            _mean_target(runs, "openvino", 1.3),
+            _slower_target(runs, title_of("openvino"), ("openvino",)),
+            _mean_target(runs, "x86", 3.0),
+        ]
+    else:
+        speed = [_slower_target(runs, "the best stock engine", STOCK_ENGINES)]
+    return [*speed, _sqnr_target(runs)]
 
 
-def measure_network(
-    network: str,
-    *,
-    settings: Settings,
-    longest: float,
-    worker: Sequence[str] = WORKER,
-) -> NetworkResult:
-    """Measure one network, as often as peers take the process down, each time without those.
-
-    Args:
-        network: its name in torchvision.
-        settings: what to measure.
-        longest: seconds one peer may prepare.
-        worker: the command to start; REQUEST, RESULT and STAGE are appended.
-
-    Raises:
-        WorkerError: the process failed outside any peer.
-    """
-    excluded: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="against-peers-") as folder:
-        request, result, stage = (Path(folder) / name for name in ("request", "result", "stage"))
-        while True:
-            request.write_text(
-                json.dumps(
-                    {
-                        "network": network,
-                        "settings": dataclasses.asdict(settings),
-                        "excluded": excluded,
-                    }
-                )
-            )
-            stage.write_bytes(b" " * STAGE_BYTES)
-            command = [*worker, str(request), str(result), str(stage)]
-            ending = _run_worker(command, environment(settings), stage, longest)
-            if result.exists():
-                return NetworkResult.from_json(result.read_text())
-            what, peer = Stage.read(stage)
-            if peer not in settings.peers or peer in excluded:
-                raise WorkerError(f"{network}: the measuring process {ending} while {what} {peer}")
-            excluded[peer] = f"the process {ending} while {what}"
-            print(f"  {peer}: FAILED {excluded[peer]}; starting again without", file=sys.stderr)
+def _mean_target(runs: Sequence[ModelRun], peer: str, wanted: float) -> Target:
+    aim = f"geometric mean at least {wanted:g} times the speed of {title_of(peer)}"
+    ratios = [ratio for run in runs if (ratio := run.ratio(peer)) is not None]
+    if not ratios:
+        return Target(aim, "no network ran on both", None)
+    mean = geometric_mean(ratios)
+    return Target(aim, f"{mean:.2f} times{_coverage(runs, ratios)}", mean >= wanted)
 
 
-def _run_worker(
-    command: Sequence[str], variables: dict[str, str], stage: Path, longest: float
-) -> str:
-    """Run it to its end, saying now and then where it is; returns how it ended."""
-    # A session of its own: compilers it has started die with it.
-    process = subprocess.Popen(command, env=variables, start_new_session=True)
-    try:
-        now, since, said = ("", ""), time.monotonic(), time.monotonic()
-        while True:
-            try:
-                code = process.wait(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                pass
-            else:
-                return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-            if (stage_now := Stage.read(stage)) != now:
-                now, since = stage_now, time.monotonic()
-            lasted = time.monotonic() - since
-            if now[0] == "preparing" and lasted > longest:
-                return f"took longer than {longest:.0f} s"
-            if time.monotonic() - said > HEARTBEAT_SECONDS:
-                said = time.monotonic()
-                what, peer = now
-                print(f"  ... {peer}: {what}, {lasted:.0f} s", file=sys.stderr, flush=True)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _slower_target(runs: Sequence[ModelRun], title: str, among: Sequence[str]) -> Target:
+    aim = f"no network slower than {title}"
+    judged, slower = [], []
+    for run in runs:
+        rivals = [name for name in among if run.measured(name) is not None]
+        if not rivals:
+            continue
+        judged.append(run)
+        if run.measured(OURS) is None:
+            slower.append(f"{run.model} (did not run)")
+            continue
+        # Slower only if median and minimum agree: either alone may be noise.
+        ratios = [
+            max(run.ratio(name, OURS, s) or 0.0 for s in ("median", "minimum")) for name in rivals
+        ]
+        if min(ratios) < 1:
+            slower.append(f"{run.model} ({min(ratios):.2f} times its speed)")
+    if not judged:
+        return Target(aim, "no network ran on both", None)
+    found = f"slower on {', '.join(slower)}" if slower else "none"
+    return Target(aim, found + _coverage(runs, judged), not slower)
+
+
+def _sqnr_target(runs: Sequence[ModelRun]) -> Target:
+    aim = "SQNR on no network below the stock x86 engine's"
+    judged, worse = [], []
+    for run in runs:
+        ours, stock = run.measured(OURS), run.measured("x86")
+        if ours is None or stock is None or ours.sqnr_db is None or stock.sqnr_db is None:
+            continue
+        judged.append(run)
+        if ours.sqnr_db < stock.sqnr_db - SQNR_TOLERANCE:
+            worse.append(f"{run.model} ({ours.sqnr_db:.1f} dB against {stock.sqnr_db:.1f})")
+    if not judged:
+        return Target(aim, "no network ran on both", None)
+    found = f"below on {', '.join(worse)}" if worse else "none"
+    return Target(aim, found + _coverage(runs, judged), not worse)
+
+
+def _coverage(runs: Sequence[ModelRun], judged: Sequence[object]) -> str:
+    return "" if len(judged) == len(runs) else f", over {len(judged)} of {len(runs)} networks"
 
 
 def run(
-    networks: Sequence[str],
-    store: Store,
-    measure: Callable[[str], NetworkResult],
-    *,
-    json_output: bool = False,
+    requests: Sequence[BenchRequest], measure: Measure, out: Path, *, fresh: bool, as_json: bool
 ) -> int:
-    """Measure what is not there yet, reporting after each network; returns the exit status."""
-    results = store.load()
-    for number, network in enumerate(networks, 1):
-        if (kept := results.get(network)) is not None:
-            date = kept.environment.get("date", "earlier")
-            print(f"[{number}/{len(networks)}] {network}: kept from {date}", file=sys.stderr)
-            continue
-        print(f"[{number}/{len(networks)}] {network}", file=sys.stderr, flush=True)
-        results[network] = measure(network)
-        store.keep(results[network])
-        _write_report(_ordered(results), store)
-    chosen = [results[network] for network in networks]
-    _write_report(_ordered(results), store)
-    output = report.as_json if json_output else report.markdown
-    print(output(chosen, store.settings), end="")
-    return int(any(OURS in r.peers and r.measured(OURS) is None for r in chosen))
+    """Measure what is not there yet, and judge; returns the exit status."""
+    check_folder(out)
+    if fresh:
+        (out / RESULTS_FILE).unlink(missing_ok=True)
+    done = functools.partial(write_pages, folder=out)
+    results = run_campaign(requests, measure, folder=out, resume=True, done=done)
+    asked = [(request.name, request.setting) for request in requests]
+    runs = [run for run in results.runs if (run.model, run.setting) in asked]
+    chosen = dataclasses.replace(results, runs=tuple(runs))
+    judged = targets(runs, requests[0].setting.isa)
+    print(_json(chosen, judged) if as_json else _text(chosen, judged))
+    done(results)
+    return int(any(run.measured(OURS) is None for run in runs))
 
 
-def _ordered(results: dict[str, NetworkResult]) -> list[NetworkResult]:
-    """Known networks in their usual order, then any others."""
-    order = [*NETWORKS, *results]
-    return sorted(results.values(), key=lambda result: order.index(result.network))
+def _text(results: BenchResults, judged: Sequence[Target]) -> str:
+    return f"{markdown(results)}\n## Targets\n\n" + "\n".join(f"- {target}" for target in judged)
 
 
-def _write_report(results: Sequence[NetworkResult], store: Store) -> None:
-    report.write(results, store.settings, store.folder)
-    try:
-        report.plot(results, store.settings, store.folder / "plot.png")
-    except ImportError:
-        print("  no plot: pip install matplotlib", file=sys.stderr)
+def _json(results: BenchResults, judged: Sequence[Target]) -> str:
+    told = [dataclasses.asdict(target) for target in judged]
+    return json.dumps({**json.loads(results.to_json()), "targets": told}, indent=1)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -186,8 +172,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--peers",
         nargs="+",
-        default=tuple(PEERS),
-        choices=PEERS,
+        default=PEERS,
+        choices=BACKENDS,
         metavar="PEER",
         help="whom to measure; ours always",
     )
@@ -219,19 +205,17 @@ def _positive(text: str) -> int:
 def main() -> int:
     """Run the command line; returns the exit status."""
     options = parse()
-    settings = Settings(
-        tuple(name for name in PEERS if name in options.peers or name == OURS),
-        options.batch,
-        options.threads,
-        options.rounds,
-        options.isa,
-        options.size,
-    )
-    store = Store(options.out, settings, fresh=options.fresh)
-    measure = functools.partial(measure_network, settings=settings, longest=options.prepare_seconds)
+    peers = tuple(name for name in BACKENDS if name in options.peers or name == OURS)
+    setting = RunSetting(options.batch, options.threads, isa=options.isa)
+    picture = InputShape((options.batch, 3, options.size, options.size))
+    requests = [
+        BenchRequest(name, (picture,), setting, options.rounds, peers, alone=False)
+        for name in options.models
+    ]
+    measure = functools.partial(measure_apart, longest=options.prepare_seconds)
     try:
-        return run(options.models, store, measure, json_output=options.json)
-    except (SettingsDifferError, WorkerError) as error:
+        return run(requests, measure, options.out, fresh=options.fresh, as_json=options.json)
+    except X86QuantError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

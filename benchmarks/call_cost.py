@@ -106,13 +106,20 @@ def main() -> None:
     deep = compiled(nn.Sequential(nn.Conv2d(3, 8, 3), *(Block(8) for _ in range(49))), x)
     print_stages("99 convolutions", stages(deep, x))
     steps = len(deep.segments[0].plans[-1].steps)
-    new = []
-    for size in range(17, 37):
-        x = torch.randn(1, 3, size, 16)
-        start = time.process_time()
-        deep.segments[0].plan((x,))
-        new.append((time.process_time() - start) * 1e3)
-    print(f"\na new shape, {steps} steps: median {statistics.median(new):.1f} ms")
+    print(f"\n{f'planning a new shape, {steps} steps, ms':<44} {'median':>8} {'least':>8}")
+    for name, shapes in {
+        "another image": [(1, size, 16) for size in range(17, 47)],
+        "another batch, whole": [(batch, 8, 8) for batch in range(2, 32)],
+        "another batch, in parts": [(batch, 96, 96) for batch in range(2, 32)],
+        "another image of a batch": [(8, size, 64) for size in range(65, 95)],
+    }.items():
+        new = []
+        for batch, height, width in shapes:
+            x = torch.randn(batch, 3, height, width)
+            start = time.process_time()
+            deep.segments[0].plan((x,))
+            new.append((time.process_time() - start) * 1e3)
+        print(f"{name:<44} {statistics.median(new):8.2f} {min(new):8.2f}")
 
 
 if __name__ == "__main__":

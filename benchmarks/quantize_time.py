@@ -22,7 +22,9 @@ import torch
 
 import x86quant
 from benchmarks.environment import print_environment
-from benchmarks.fuzz_programs import Program, quantized, write
+from benchmarks.fuzz.drawing import write
+from benchmarks.fuzz.judging import quantized
+from benchmarks.fuzz.programs import Program
 from benchmarks.networks import images, network_for_images
 from x86quant.errors import X86QuantError
 

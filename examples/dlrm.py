@@ -1,6 +1,7 @@
 """Train a DLRM on a synthetic click log, quantize it, and see what that costs and gains.
 
     python examples/dlrm.py                  # a small form, about a minute
+    python examples/dlrm.py --quick          # to see it run, a few seconds
     python examples/dlrm.py --rows 1000000   # tables that overflow the caches
 
 The log has Zipf's skew: a few items are seen all the time, most hardly ever. Each item has a hidden
@@ -117,7 +118,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--test", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=30, help="timed calls of each model")
+    parser.add_argument("--quick", action="store_true", help="so small that figures mean little")
     options = parser.parse_args()
+    if options.quick:
+        options.tables, options.rows, options.size = 4, 200, 16
+        options.steps, options.batch, options.test, options.rounds = 60, 128, 2000, 3
     torch.manual_seed(0)
     log = ClickLog(options.tables, options.rows)
     model = Dlrm(options.tables, options.rows, options.size)
@@ -131,7 +137,8 @@ def main() -> None:
             model, batches, embedding_bits=bits, speed_check=False, progress=False
         )
     with torch.inference_mode():
-        times = interleaved({name: lambda m=m: m(*small) for name, m in models.items()}, rounds=30)
+        calls = {name: lambda m=m: m(*small) for name, m in models.items()}
+        times = interleaved(calls, rounds=options.rounds)
         for name, one in models.items():
             score = auc(one(*inputs), clicked)
             share = _megabytes(one) / _megabytes(model)

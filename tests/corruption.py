@@ -62,6 +62,48 @@ def corrupted(data: bytes, seed: int) -> tuple[bytes, str, str]:
             return assembled(manifest, header, tensors), expected, name
 
 
+def corrupted_anywhere(data: bytes, seed: int) -> tuple[bytes, str, str]:
+    """The same for a file of any form: blind damage, or one entry of the model is another."""
+    rng = random.Random(seed)
+    if rng.random() < 0.3:
+        name = rng.choice(sorted(_BLIND))
+        damaged = _BLIND[name](rng, data)
+        return damaged, "faithful" if damaged == data else "refuse", name
+    manifest, header, tensors = parts(data)
+    entries = places(manifest["model"])
+    for _ in range(rng.choice((1, 1, 2))):
+        container, key = rng.choice(entries)
+        how = rng.randrange(3)
+        if how == 0:
+            container[key] = copy.deepcopy(rng.choice(JUNK))
+        elif how == 1:  # what stands elsewhere is more often nearly right
+            other, its = rng.choice(entries)
+            container[key] = copy.deepcopy(other[its])
+        elif isinstance(container, dict) and isinstance(key, str):
+            container[rng.choice((f"{key}x", "__class__", "form"))] = container.pop(key)
+        elif key < len(container):
+            container.append(container.pop(key))
+        if how:
+            entries = places(manifest["model"])
+    return assembled(manifest, header, tensors), "faithful", "entry"
+
+
+JUNK: list[Any] = [
+    *(None, True, -1, 2**70, 0.5, "", "x", "a.b", "__import__", "os.system", "torch.load"),
+    *([], [[]], {}, {"a": 1}, {"leaf": 9}, {"node": 0}, {"named": ["tuple", "eval", {}]}),
+]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every entry of nested JSON as (container, key)."""
+    found: list[tuple[Any, Any]] = []
+    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        found.append((value, key))
+        if isinstance(item, dict | list):
+            found += places(item)
+    return found
+
+
 def parts(data: bytes) -> Parts:
     """The manifest, the tensors' header entries, and the tensors' bytes of an artifact."""
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")

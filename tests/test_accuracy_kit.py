@@ -514,10 +514,11 @@ def test_a_step_that_makes_most_of_the_noise_stays_float() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.large, self.small = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.head = nn.Linear(16, 16, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             large = self.large(x)
-            return (large + self.small(x) / 50) - large
+            return self.head((large + self.small(x) / 50) - large)
 
     torch.manual_seed(0)
     model = SmallBesideLarge().eval()
@@ -526,6 +527,34 @@ def test_a_step_that_makes_most_of_the_noise_stays_float() -> None:
     assert {"large", "small"} <= set(int8.quantization.int8_layers)
     assert "most of the noise" in int8.quantization.float_layers["add"]
     assert min(int8.quantization.sqnr_db) > 25
+
+
+def test_sums_with_floats_behind_the_last_layer_stay_float():
+    class Embedding(nn.Module):
+        """What a vision transformer does before its first block."""
+
+        def __init__(self, last: nn.Module) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 16, 4, stride=4), last
+            self.token = nn.Parameter(torch.randn(1, 1, 16))
+            self.position = nn.Parameter(torch.randn(1, 17, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = self.conv(x).flatten(2).transpose(1, 2)
+            tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), tokens], 1)
+            return self.last(tokens + self.position)
+
+    torch.manual_seed(0)
+    data = [torch.randn(4, 3, 16, 16) for _ in range(3)]
+    for last, feeds_a_layer in ((nn.Identity(), False), (nn.Linear(16, 16), True)):
+        int8 = x86quant.quantize(Embedding(last).eval(), data, progress=False, speed_check=False)
+        ours = {
+            node.target._opname
+            for node in int8.graph_module.graph.nodes
+            if str(node.target).startswith("x86quant")
+        }
+        assert bool(ours & {"cat", "add"}) == feeds_a_layer
+        assert "conv" in ours
 
 
 def test_a_batch_is_taken_apart_where_rows_are_computed_alone():

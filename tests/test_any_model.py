@@ -20,6 +20,9 @@ from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import Guard, GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import equalization, speed
+from x86quant.quantization import outcome as outcome_module
+from x86quant.quantization.batches import Call
+from x86quant.quantization.proof import run
 
 Forward = Callable[[Any, torch.Tensor], Any]
 
@@ -389,7 +392,7 @@ def test_nested_inputs():
 
 def test_hooks_of_layers_run():
     model = Net(lambda _, x: F.relu(x))
-    seen = []
+    seen: list[float] = []
     model.a.register_forward_hook(lambda m, a, r: (seen.append(1), r * 0.5)[1])
     result = quantized(model, images())
     x = images(seed=1)
@@ -401,7 +404,7 @@ def test_hooks_of_layers_run():
 
 def test_hooks_of_the_model_run_exactly_once():
     model = Net(lambda _, x: F.relu(x))
-    seen = []
+    seen: list[float] = []
     model.register_forward_pre_hook(lambda m, args: (seen.append("pre"), (args[0] / 3 + 1,))[1])
     model.register_forward_hook(lambda m, a, r: (seen.append("post"), r * 2)[1])
     result = quantized(model, images())
@@ -887,7 +890,7 @@ def test_the_summary_tells_the_noise_of_the_whole():
 
 
 def test_what_is_slower_stays_in_float(monkeypatch):
-    monkeypatch.setattr(speed, "slower", lambda *_: 1.5)
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: 1.5)
     monkeypatch.setattr(speed, "can_tell", lambda: True)
     model = Net(lambda _, x: F.relu(x))
     result = quantized(model, images())
@@ -908,6 +911,7 @@ def test_what_is_slower_stays_in_float(monkeypatch):
         ([1.0] * 30, [1.05] * 30, 1.05),
         ([1.0] * 30, [1.01] * 30, None),
         ([1.0] * 30, [1.05] * 18 + [0.95] * 12, None),
+        ([1.0] * 10 + [9.0] * 20, [1.2] * 10 + [9.5] * 20, 1.2),  # other work at half of the time
         ([1.0], [1.3], None),  # too few rounds
         ([1.0], [2.0], 2.0),
     ],
@@ -940,7 +944,7 @@ def test_times_are_taken_in_turns_and_a_loss_twice(monkeypatch):
 def test_parts_that_are_slower_stay_in_float(monkeypatch):
     slow: Any = None
     monkeypatch.setattr(speed, "can_tell", lambda: True)
-    monkeypatch.setattr(speed, "slower", lambda exact, *_: 3.0 if exact is slow else None)
+    monkeypatch.setattr(speed, "slower", lambda exact, *_, **__: 3.0 if exact is slow else None)
     model = Recurrent(nn.LSTM)
     prepared_slow: list[Any] = []
     by_part = speed.by_part
@@ -958,6 +962,25 @@ def test_parts_that_are_slower_stay_in_float(monkeypatch):
     assert "3.00 times" in result.quantization.float_layers["head"]
 
 
+@pytest.mark.parametrize("parts_lose", [True, False])
+def test_where_parts_lose_the_whole_must_not_lose_at_all(parts_lose, monkeypatch):
+    """All parts of a model may lose, and the whole so little that noise hides it."""
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    monkeypatch.setattr(
+        speed, "by_part", lambda *_: dict.fromkeys(_[3], 1.3 if parts_lose else None)
+    )
+    monkeypatch.setattr(speed, "slower", lambda *_, in_doubt: 1.01 if in_doubt else None)
+    result = quantized(Recurrent(nn.LSTM), [torch.randn(4, 4, 10)])
+    assert bool(result.quantization.int8_layers) is not parts_lose
+
+
+def test_any_loss_that_is_measured_counts_in_doubt():
+    exact, int8 = [1.0] * 30, [1.01] * 30
+    assert speed.verdict(exact, int8) is None
+    assert speed.verdict(exact, int8, speed._BOUNDS_IN_DOUBT) == 1.01
+    assert speed.verdict(exact, [0.99] * 30, speed._BOUNDS_IN_DOUBT) is None
+
+
 # --- nothing runs past a guard ---
 
 
@@ -966,3 +989,52 @@ def test_guarded_modules_are_not_traced_as_the_float_model():
     assert isinstance(result, GuardedModule)
     with pytest.raises(torch.fx.proxy.TraceError, match="GuardedModule"):
         torch.fx.symbolic_trace(result)
+
+
+def test_nested_tensors_are_refused_in_a_sentence():
+    rows = [torch.randn(3, 4), torch.randn(5, 4)]
+    batch = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with pytest.raises(InvalidInputError, match="to_padded_tensor"):
+        x86quant.quantize(nn.Linear(4, 4), [batch], progress=False)
+
+
+class Tokens(nn.Module):
+    """Marks padding with huge values, which nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x, attention_mask):
+        return self.a(x) * torch.where(attention_mask.bool(), 1.0, 1e4)[..., None]
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_noise_of_padded_tokens_does_not_count(by_name, monkeypatch):
+    mask = torch.ones(4, 6, dtype=torch.long)
+    mask[:, 4:] = 0
+    x = torch.randn(4, 6, 8)
+    batch = {"x": x, "attention_mask": mask} if by_name else (x, mask)
+    result = quantized(Tokens(), [batch, batch], mode="dynamic")
+    call = Call((), batch) if by_name else Call(batch)
+    found = run(result, call)
+    wrong = found.clone()
+    wrong[:, 4:] = 0
+    seen: list[float] = []
+
+    class Prepared:
+        reference = Tokens()
+
+        def exact(self, call):
+            return found
+
+    for answer in (wrong, -found):
+        monkeypatch.setattr(outcome_module, "_result", lambda *_, answer=answer: answer)
+        seen += outcome_module.sqnrs(Prepared(), result, [call])
+    assert seen[0] == 200.0
+    assert seen[1] < 0
+
+
+def test_a_metric_that_gives_no_number_is_refused():
+    with pytest.raises(InvalidInputError, match="metric of the float model is a str"):
+        quantized(Net(lambda _, x: F.relu(x)), images(), metric=lambda _: "good")

@@ -15,11 +15,12 @@ from torch import nn
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
-from tests.corruption import assembled, parts
+from tests.corruption import JUNK, assembled, parts, places
 from x86quant.artifacts import container, describe, forms
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes
 from x86quant.artifacts.stored_tensors import TensorWriter
+from x86quant.artifacts.structures import Named
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import GuardedModule
 from x86quant.compiled.guarded import Guard
@@ -468,19 +469,6 @@ def test_a_configuration_runs_nothing(change: Any, message: str) -> None:
 
 # --- damage ----------------------------------------------------------------------------------
 
-_JUNK: list[Any] = [None, True, -1, 2**70, 0.5, "", "x", "a.b", [], [[]], {}, {"a": 1}, {"leaf": 9}]
-
-
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every entry of nested JSON as (container, key)."""
-    found: list[tuple[Any, Any]] = []
-    pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, item in list(pairs):
-        found.append((value, key))
-        if isinstance(item, dict | list):
-            found += _places(item)
-    return found
-
 
 @pytest.mark.parametrize("form", ["signature", "tree", "guarded", "on_copy", "sizes"])
 def test_damage_of_each_entry_is_refused_or_harmless(
@@ -510,12 +498,12 @@ def test_damage_of_each_entry_is_refused_or_harmless(
         return model.get("graph", model)["signature"] if form == "signature" else model
 
     manifest, header, tensors = parts(data)
-    count = len(_places(root(manifest)))
+    count = len(places(root(manifest)))
     refused = 0
     for number in range(0, count, 1 + count // 150):
         changed = copy.deepcopy(manifest)
-        place, key = _places(root(changed))[number]
-        place[key] = _JUNK[number % len(_JUNK)]
+        place, key = places(root(changed))[number]
+        place[key] = JUNK[number % len(JUNK)]
         if form == "guarded" and key in changed["model"]:
             changed["model"][key] = place[key]
         try:
@@ -523,3 +511,58 @@ def test_damage_of_each_entry_is_refused_or_harmless(
         except ArtifactError:
             refused += 1
     assert refused > 20
+
+
+class Counting(nn.Module):
+    """Its result depends on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.a(x) * self.calls
+
+
+class Noisy(Counting):
+    """Draws random numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.a(x), 0.5, training=True)
+
+
+class Consuming(Counting):
+    """Writes into what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return self.a(x)
+
+
+@pytest.mark.parametrize("kind", [Counting, Noisy, Consuming])
+def test_what_is_no_function_of_its_inputs_needs_its_class(kind: type[Counting]) -> None:
+    torch.manual_seed(0)
+    calls = [(torch.randn(8, 4),) for _ in range(3)]
+    model = x86quant.quantize(kind().eval(), calls, progress=False, speed_check=False)
+    with pytest.warns(X86QuantWarning, match=rf"load it with .*model={kind.__name__}"):
+        data = to_bytes(model)
+    loaded = loaded_from(data, kind().eval())
+    loaded.calls = getattr(model, "calls", 0)
+    for _ in range(3):
+        x = torch.randn(8, 4)
+        results = []
+        for each in (model, loaded):
+            torch.manual_seed(1)
+            results.append(each(x.clone()))
+        assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", ["PackedSequence_", "Other"])
+def test_a_packed_sequence_is_one_or_refused(name: str) -> None:
+    fields = dict.fromkeys(nn.utils.rnn.PackedSequence._fields)
+    Named("packed", "PackedSequence", fields).check()
+    with pytest.raises(ArtifactError):
+        Named("packed", name, fields).check()
+    with pytest.raises(ArtifactError):
+        Named("packed", "PackedSequence", {"data": None}).check()

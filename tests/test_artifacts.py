@@ -20,9 +20,10 @@ from torch.fx import Graph, GraphModule
 import x86quant
 from benchmarks.fuzz_artifacts import outcome
 from tests import isa
-from tests.artifact_models import mixed, stock
-from tests.corruption import assembled, content, corrupted, parts
+from tests.artifact_models import FORMS, mixed, stock
+from tests.corruption import assembled, content, corrupted, corrupted_anywhere, parts
 from x86quant.artifacts import container, describe
+from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
@@ -425,6 +426,22 @@ def test_corruptions_are_refused(model: tuple[CompiledModule, torch.Tensor], sav
         if found not in ("refused", "loaded"):
             failures.append(f"seed {seed} ({name}): {found}")
     assert not failures
+
+
+@pytest.mark.filterwarnings("ignore::x86quant.X86QuantWarning")
+@pytest.mark.parametrize("form", FORMS)
+def test_corruptions_of_other_forms_are_refused_or_harmless(form: str) -> None:
+    """A part of ``python -m benchmarks.fuzz_artifacts --form``, from another seed."""
+    model, x, skeleton = FORMS[form]()
+    data = to_bytes(model)
+    expected = model(x)
+    loaded = from_bytes(data)[1].build(skeleton)(x)
+    assert str(loaded) == str(expected)
+    found = []
+    for seed in range(1_000_000, 1_000_050):
+        damaged, wanted, name = corrupted_anywhere(data, seed)
+        found.append(f"{outcome(damaged, wanted, None, skeleton, faithful=False)} {name} {seed}")
+    assert not [line for line in found if not line.startswith(("refused", "loaded"))]
 
 
 def test_fuzz_would_notice_an_unfaithful_load(saved: bytes) -> None:

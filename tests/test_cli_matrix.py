@@ -13,6 +13,7 @@ import pytest
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
+from tests.bench_samples import measure_in_this_process
 from x86quant.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,6 +71,7 @@ def wordy(model):
 """
 
 PICTURE, SEQUENCE = ["--shape", "1,3,8,8"], ["--shape", "2,5,8"]
+QUICK = ["--rounds", "1", "--no-cold-start", "--backends", "x86quant,x86,fp32"]
 IDS = ["--input", "input_ids=2x5:int64"]
 MODELS = {
     "conv": PICTURE,
@@ -88,6 +90,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cli_matrix", raising=False)
+    measure_in_this_process(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -110,7 +113,7 @@ def test_every_command_on_every_model(
 ) -> None:
     if name == "bert":
         pytest.importorskip("transformers")
-    more = ["--rounds", "1"] if command == "bench" else []
+    more = QUICK if command == "bench" else []
     code = check([command, f"cli_matrix.py:{name}", *MODELS[name], "--threads", "1", *more], capsys)
     if name in ("conv", "encoder", "bert", "converted", "weight_only"):
         assert code == 0
@@ -124,7 +127,7 @@ def test_saved_models_know_their_inputs(folder: Path, capsys: pytest.CaptureFixt
 
     compiled = x86quant.compile(cli_matrix.converted(), (torch.randn(1, 3, 8, 8),))
     x86quant.save(compiled, "net.x86q")
-    for arguments in (["explain"], ["bench", "--rounds", "1"], ["report"]):
+    for arguments in (["explain"], ["bench", *QUICK], ["report"]):
         assert check([arguments[0], "net.x86q", *arguments[1:]], capsys) == 0
     assert check(["explain", "nothing.x86q", *PICTURE], capsys) == 2
     (folder / "broken.x86q").write_bytes(b"x" * 100)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import x86quant
+from tests.bench_samples import measure_in_this_process
 from x86quant.cli import loading, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
 SHAPE = ["--shape", "1,3,8,8", "--threads", "1"]
+QUICK = ["--rounds", "2", "--no-cold-start", "--backends", "x86quant,x86,fp32"]
 SOURCE = """
 import torch
 from torch import nn
@@ -55,12 +57,13 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cli_test_broken.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # undone afterwards, with what loading adds
+    measure_in_this_process(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cli_test_models", "not of the form"),
+        ("cli_test_models", "there is no model 'cli_test_models'"),
         ("cli_test_nothing:x", "No module named 'cli_test_nothing'"),
         ("cli_test_broken:x", "ZeroDivisionError"),
         ("cli_test_models:missing", "no attribute 'missing'"),
@@ -119,27 +122,30 @@ def test_bench_as_text_with_profile_and_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.json"
-    arguments = ["--rounds", "2", "--profile", "--trace", str(trace)]
+    arguments = [*QUICK, "--profile", "--trace", str(trace)]
     assert main(["bench", "cli_test_models:plain", *SHAPE, *arguments]) == 0
     out = capsys.readouterr().out
-    for wanted in ("float", "stock int8", "x86quant", "between"):
+    for wanted in ("PyTorch fp32", "PyTorch int8, x86", "x86quant int8", "between"):
         assert wanted in out
     assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_bench_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--rounds", "2", "--profile", "--json"]
+    arguments = [*QUICK, "--json"]
     assert main(["bench", "cli_test_models:plain", *SHAPE, *arguments]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["timings"].keys() == {"float", "stock int8", "x86quant"}
-    assert facts["timings"]["x86quant"]["times_x86quant"] == 1
-    assert facts["threads"] == 1
-    assert facts["profile"]["runs"] == 2
+    (run,) = facts["runs"]
+    assert run["results"].keys() == {"x86quant", "x86", "fp32"}
+    assert [len(r["seconds"]) for r in run["results"].values()] == [4] * 3
+    assert run["setting"]["threads"] == 1
+    assert facts["rounds"] == 2
 
 
 def test_bench_times_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "cli_test_models:compiled", *SHAPE, "--rounds", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["timings"].keys() == {"x86quant"}
+    assert main(["bench", "cli_test_models:compiled", *SHAPE, *QUICK, "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [name for name, r in run["results"].items() if r["status"] == "ok"] == ["x86quant"]
+    assert "this one is int8" in run["results"]["fp32"]["reason"]
 
 
 def test_a_trace_without_a_folder_is_refused_before_measuring(
@@ -149,7 +155,7 @@ def test_a_trace_without_a_folder_is_refused_before_measuring(
     assert main(["bench", "cli_test_models:plain", *arguments]) == 2
     captured = capsys.readouterr()
     assert "there is no folder" in captured.err
-    assert "timing" not in captured.err
+    assert "[1/1]" not in captured.err
 
 
 def test_load_object_reaches_nested_attributes() -> None:

@@ -112,7 +112,7 @@ def test_errors_are_one_line(arguments, message, capsys):
 
 def test_a_model_that_is_faster_in_float_is_saved_in_float(capsys, monkeypatch):
     monkeypatch.setattr(speed, "can_tell", lambda: True)
-    monkeypatch.setattr(speed, "slower", lambda *_: 2.0)
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: 2.0)
     data = ("--data", "cli_quantize_source:batches")
     assert quantize("net", *data) == 0
     assert "this is the float model: int8 takes 2.00 times as long" in capsys.readouterr().out

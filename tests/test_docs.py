@@ -19,6 +19,8 @@ from x86quant.routing import in_force
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Runs where there is a cluster already: tests/test_ray.py.
+_ON_A_CLUSTER = "ray"
 _BLOCK = re.compile(
     r"^(<!-- not run: (?P<why>[^>]+) -->\n)?^```python\n(?P<code>.*?)^```", re.M | re.S
 )
@@ -84,7 +86,11 @@ def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::Warning")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page) and page.stem != _ON_A_CLUSTER],
+    ids=lambda page: page.stem,
+)
 def test_the_blocks_of_a_page_run(page: Path) -> None:
     names = given()
     for line, code in blocks(page):

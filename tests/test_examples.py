@@ -25,14 +25,20 @@ def _restored():
 
 @pytest.mark.filterwarnings("ignore::Warning")
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("command", "said"),
     [
         ("fx_static", "largest difference from the float model: 0.0"),
         ("fx_qat", "int8 gets 100% right"),
         ("torch_compile", "2 convolutions and matrix products in int8, 0 in float"),
+        ("dlrm --quick", "2 bits   AUC 0."),
+        ("lstm --epochs 1 --rounds 2", "dynamic int8, 2 layers"),
     ],
 )
-def test_an_example_runs(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_runs(
+    command: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *arguments = command.split()
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert said in capsys.readouterr().out
 

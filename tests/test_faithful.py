@@ -109,6 +109,31 @@ def test_hooks_are_called(where: str) -> None:
         assert decibels(model(x), int8(x)) > 20
 
 
+class OverwritesItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x.abs_())) + x
+
+
+def test_calibration_leaves_the_data_alone_and_inputs_are_overwritten_as_before() -> None:
+    """Were the data of later steps what the model made of them, no write would be seen."""
+    model = OverwritesItsInput().eval()
+    data = [torch.randn(8, 4, 8) for _ in range(4)]
+    before = [x.clone() for x in data]
+    fast = x86quant.quantize(model, data, speed_check=False)
+    assert all(map(torch.equal, before, data))
+    x86quant.sensitivity(model, data)
+    assert all(map(torch.equal, before, data))
+    x = torch.randn(2, 4, 8)
+    given = x.clone()
+    with torch.no_grad():
+        fast(given)
+    assert torch.equal(given, x.abs())
+
+
 def test_a_graph_that_differs_at_another_size_is_refused() -> None:
     model, frozen = Between(on_height).eval(), Between(lambda self, y: y).eval()
     frozen.load_state_dict(model.state_dict())

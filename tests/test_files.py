@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+import x86quant
 from x86quant.errors import InvalidInputError
 from x86quant.files import check_target, write_aside
 
@@ -58,6 +61,39 @@ def test_devices_stay_devices(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space"):
             write_aside(Path("/dev/full"), "too much")
         assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_loses_nothing_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").write_text("old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match=r"disk is full, what was there before is untouched.*old"):
+        write_aside(tmp_path / "old", "new")
+    with pytest.raises(OSError, match=r"disk is full, nothing was written.*new"):
+        write_aside(tmp_path / "new", "new")
+    assert (tmp_path / "old").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_model_is_not_lost_to_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(2, 16)
+    model = x86quant.to_dynamic(torch.nn.Sequential(torch.nn.Linear(16, 4)).eval())
+    path = tmp_path / "net.x86q"
+    x86quant.save(model, path, example_inputs=(x,))
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match=r"the disk is full.*net\.x86q"):
+            x86quant.save(model, path, example_inputs=(x,), metadata={"new": True})
+    assert path.read_bytes() == before
+    assert torch.equal(x86quant.load(path)(x), model(x))
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,11 @@ ROOT = Path(__file__).parents[1]
             "sys.modules['torch'] = types.SimpleNamespace(__version__='2.12.1+cpu')",
             "this build needs torch 2.13, and finds 2.12.1+cpu: pip install",
         ),
+        (
+            "import setuptools; setuptools.__version__ = '68.1.2'",
+            'needs setuptools 77 or later, and finds 68.1.2: pip install "setuptools>=77"',
+        ),
+        ("sys.argv = ['setup.py', 'develop', '--no-deps']", "pip install --upgrade pip"),
     ],
 )
 def test_a_source_install_says_what_it_needs(lie: str, words: str) -> None:
@@ -31,6 +37,20 @@ def test_a_source_install_says_what_it_needs(lie: str, words: str) -> None:
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_install_without_a_compiler_has_no_compiled_part_and_says_so() -> None:
+    code = "import sys; sys.argv = ['setup.py', '--version']; exec(open('setup.py').read())"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "CXX": "there-is-no-such-compiler"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "there is no C++ compiler (there-is-no-such-compiler). Installing without" in done.stderr
 
 
 def test_the_extension_knows_the_torch_it_was_built_for() -> None:

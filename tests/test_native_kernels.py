@@ -244,6 +244,25 @@ def test_output_padding_of_a_transposed_kernel_of_one(
     free()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("side", [1, 3])
+def test_a_tile_of_few_rows_writes_no_more(lib: capi.Library, isa: str, side: int) -> None:
+    """Kernels compute several pixels at once; of the last ones there may be fewer."""
+    rng = np.random.default_rng(side)
+    for channels in (16, 32, 64):
+        weight = rng.integers(-127, 128, (channels, 32, 1, side, side)).astype(np.int8)
+        spec = capi.ConvSpec(weight, np.full(channels, 1e-3, np.float32))
+        packed, plain = lib.pack(spec, isa), lib.pack(spec, "reference")
+        for pixels in range(1, 36):
+            x = rng.integers(0, 256, (1, 1, side, pixels + side - 1, 32)).astype(np.uint8)
+            around = np.full((1, 1, 1, pixels + 40, channels), 77, np.uint8)
+            want = around.copy()
+            lib.conv(packed, x, around[:, :, :, :pixels])
+            lib.conv(plain, x, want[:, :, :, :pixels])
+            np.testing.assert_array_equal(around, want, f"{channels} channels, {pixels} pixels")
+            assert (around[:, :, :, pixels:] == 77).all()
+
+
 # A core's L1 and L2 in bytes: real ones, and sizes no core has.
 CACHES = [(48 << 10, 2 << 20), (32 << 10, 512 << 10), (32 << 10, 256 << 10), (1, 1), (1 << 30,) * 2]
 
@@ -430,6 +449,59 @@ def test_sums_at_the_edge_of_16_bits(
     got = np.zeros((1, *spec.out_size((1, 7, 7)), out * groups), np.uint8)
     lib.conv(lib.pack(spec, isa), x, got)
     assert (got == 128).all()
+
+
+def adversarial(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Weights that are hard to sum in 16 bits, or whose order an algorithm might trust."""
+    rng = np.random.default_rng(7)
+    if name == "normal":
+        w = rng.standard_normal(shape)
+        biggest = np.abs(w).max(tuple(range(1, w.ndim)), keepdims=True)
+        return np.rint(w / biggest * 127).astype(np.int8)
+    size = int(np.prod(shape))
+    if name == "random":
+        flat = rng.integers(-128, 128, size)
+    elif name == "small":  # any order will do: fours everywhere
+        flat = rng.integers(-32, 33, size)
+    elif name == "alternating":
+        flat = np.resize([127, -128], size)
+    elif name == "sorted":
+        flat = np.sort(rng.integers(-128, 128, size))
+    else:
+        flat = np.full(size, int(name))
+    return flat.reshape(shape).astype(np.int8)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize(
+    "weights", ["normal", "random", "small", "alternating", "sorted", "127", "-128", "-127"]
+)
+def test_no_input_takes_sums_beyond_16_bits(
+    lib: capi.Library, isa: str, taps: int, weights: str
+) -> None:
+    """For each channel the inputs that make every partial sum as big, or as small, as can be."""
+    for channels in (16, 20, 24, 28, 31, 64, 200) if taps == 1 else (3, 5, 20, 36):
+        shape = (40, channels, 1, taps, taps)
+        weight = adversarial(weights, shape)
+        positive = weight.transpose(0, 2, 3, 4, 1) > 0
+        inputs = {sign: np.ascontiguousarray(positive == sign) for sign in (True, False)}
+        for sign, x in inputs.items():
+            ones = x & (weight.transpose(0, 2, 3, 4, 1) != 0)
+            reached = 255 * (ones * weight.transpose(0, 2, 3, 4, 1).astype(int)).sum((1, 2, 3, 4))
+            spec = capi.ConvSpec(
+                weight,
+                np.full(40, 1 / 32, np.float32),
+                (128 - reached / 32).astype(np.float32),
+                stride=(1, 2, 2) if taps > 1 else (1, 1, 1),
+            )
+            codes = x.astype(np.uint8) * np.uint8(255)
+            got, want = (np.zeros((40, 1, 1, 1, 40), np.uint8) for _ in range(2))
+            lib.conv(lib.pack(spec, isa, "dense"), codes, got)
+            lib.conv(lib.pack(spec, "reference"), codes, want)
+            case = f"{channels} channels, inputs at {255 * sign} where weights are positive"
+            assert (np.diagonal(got[:, 0, 0, 0]) == 128).all(), case
+            np.testing.assert_array_equal(got, want, err_msg=case)
 
 
 def test_winograd_serves_where_products_take_16_bits(lib: capi.Library) -> None:

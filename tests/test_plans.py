@@ -17,6 +17,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.routing.router import Routing
 from x86quant.runtime import Plan, shapes
+from x86quant.runtime import parts as parts_module
 from x86quant.runtime import segment as segment_module
 from x86quant.runtime.plan_cache import (
     DEFAULT_BYTES,
@@ -231,3 +232,45 @@ def test_a_number_among_the_results_is_that_of_the_whole_batch() -> None:
         assert torch.equal(result, module.graph_module(x)[0])
     finally:
         torch.set_num_threads(threads)
+
+
+class Images(nn.Module):
+    """Large enough that a batch runs image by image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(self.first(x))
+        return self.last(y), y.mean((2, 3))
+
+
+def test_one_plan_of_parts_serves_every_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "_part_size", lambda batch, threads, nbytes: 2 - batch % 2)
+    made = []
+
+    def counted(*args: Any) -> Plan:
+        made.append(args[1][0].shape[0])
+        return plan_segment(*args)
+
+    monkeypatch.setattr(parts_module, "plan_segment", counted)
+    x = torch.randn(2, 3, 40, 40)
+    module = x86quant.compile(stock(Images(), x), (x,))
+    for batch in (4, 3, 10, 6, 5, 4):
+        x = torch.randn(batch, 3, 40, 40)
+        for found, expected in zip(module(x), module.graph_module(x), strict=True):
+            assert torch.equal(found, expected)
+        assert module.segments[0].plans[-1].parts == batch // (2 - batch % 2)
+    assert made == [2, 1], "a plan for each size of a part"
+    with x86quant.override("onednn", op="conv2d"):
+        x = torch.randn(8, 3, 40, 40)
+        for found, expected in zip(module(x), module.graph_module(x), strict=True):
+            assert torch.equal(found, expected)
+    assert made == [2, 1, 2], "other rules, another plan"
+
+
+def test_a_program_of_no_parts_has_no_other_number_of_them(module: CompiledModule) -> None:
+    module(torch.randn(1, 3, 8, 8))
+    with pytest.raises(ValueError, match="parts"):
+        module.segments[0].plans[-1].program.of_parts(2)

@@ -215,8 +215,8 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
         )
         n = 1024
         program = torch.classes.x86quant.Program(0, 1)
-        program.expect([1, n, n, 128], [n * n * 128, n * 128, 128, 1], False)
-        program.add_output([1, n, n, 8], [n * n * 8, n * 8, 8, 1], False)
+        program.expect([1, n, n, 128], [n * n * 128, n * 128, 128, 1], "uint8")
+        program.add_output([1, n, n, 8], [n * n * 8, n * 8, 8, 1], "uint8")
         def words(base, c, of):
             return [base, 0, 1, 1, n, n, c, n * n * of, n * n * of, n * of, of]
         tensors = {"in": words(1, 64, 128), "out": words(2, 8, 8)}

@@ -36,9 +36,9 @@ from x86quant.runtime.check import check_ops
 from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.native_step import NativeStep
-from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer
 from x86quant.runtime.plan_cache import plan_bytes
+from x86quant.runtime.programs import Programs
 from x86quant.runtime.segment import Segment
 
 # Stock PyTorch warns of its own default observers.
@@ -297,7 +297,7 @@ def test_new_shapes_get_plans_of_their_own_up_to_a_bound() -> None:
 def test_weights_are_packed_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
     packed = []
-    monkeypatch.setattr(Packs, "_pack", lambda self, node, kernel: packed.append(node))
+    monkeypatch.setattr(Programs, "pack", lambda self, kernel, layer: packed.append(kernel))
     module(torch.randn(1, 4, 12, 8))
     assert packed == []
 
@@ -532,8 +532,8 @@ def test_a_handle_of_no_program_is_refused() -> None:
 def test_copies_move_whole_elements() -> None:
     x = torch.randn(3, 4, 5)
     program = torch.classes.x86quant.Program(0, 1)
-    program.expect([3, 4, 5], [20, 5, 1], True)
-    program.add_output([5, 3, 4], [12, 4, 1], True)
+    program.expect([3, 4, 5], [20, 5, 1], "float32")
+    program.add_output([5, 3, 4], [12, 4, 1], "float32")
     NativeStep("strided_copy", {
         "element_size": 4, "sizes": [5, 3, 4], "from": [1, 0], "from_strides": [4, 80, 20],
         "to": [2, 0], "to_strides": [48, 16, 4],
@@ -553,7 +553,16 @@ _STEPS: dict[str, dict[str, Any]] = {
     "max_pool": {**_TENSORS, **_WINDOW},
     "lut": {**_TENSORS, "lut": _TABLE},
     "affine": {**_TENSORS, **_CODES, "scale_c": _FLOATS, "shift_c": _FLOATS},
-}
+    "rows": {
+        "rows": 2, "features": 4, "x": [1, 0], "out_codes": [2, 0], "out_scale": [3, 0],
+        "out_zero_point": [4, 0],
+    },
+    "attention": {
+        "batch": 1, "queries": 2, "keys": 3, "heads": 2, "kv_heads": 1, "size": 8, "q": [1, 0],
+        "k": [2, 0], "v": [3, 0], "out": [4, 0], "q_strides": [32, 16, 8], "k_strides": [24, 8, 8],
+        "v_strides": [24, 8, 8], "causal": False, "scale": 0.5,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", _STEPS)
@@ -582,6 +591,14 @@ def test_steps_take_their_fields(kind: str) -> None:
         ("lut", {"lut": torch.zeros(256)}, "of type Byte, got 256 of type Float"),
         ("affine", {"shift_c": torch.ones(3)}, "takes a tensor of 4 elements"),
         ("affine", {"scale_c": torch.ones(4).double()}, "of type Float"),
+        ("rows", {"rows": -1}, "impossible sizes"),
+        ("rows", {"norm": 3, "eps": 1e-5}, "out-of-range argument"),
+        ("rows", {"norm": 1, "eps": float("nan")}, "out-of-range argument"),
+        ("rows", {"normed": [5, 0]}, "out-of-range argument"),
+        ("rows", {"norm": 1, "eps": 1e-5, "norm_bias": _TABLE}, "of 4 elements of type Float"),
+        ("attention", {"heads": 3, "kv_heads": 2}, "do not fit"),
+        ("attention", {"scale": float("inf")}, "not finite"),
+        ("attention", {"mask": [5, 0], "mask_is_bool": 1, "mask_strides": [0, 0, 0]}, "true or f"),
     ],
 )
 def test_a_wrong_step_is_one_clear_error(kind: str, change: dict[str, Any], message: str) -> None:
@@ -600,7 +617,7 @@ def test_a_field_of_no_type_is_refused(value: object) -> None:
 def test_every_field_of_a_step_must_be_there() -> None:
     program = torch.classes.x86quant.Program(0, 1)
     for kind, fields in _STEPS.items():
-        for name in fields:
+        for name in fields.keys() - {"out_codes"}:  # without it, no codes are wanted
             rest = {n: value for n, value in fields.items() if n != name}
             with pytest.raises(ValueError, match=f'"{kind}" .* "{name}" is missing'):
                 NativeStep(kind, rest).add_to(program)
@@ -609,8 +626,8 @@ def test_every_field_of_a_step_must_be_there() -> None:
 def test_every_kind_of_step_is_made_by_some_form() -> None:
     """The kinds the extension has: an op's of its name, and those that forms name otherwise."""
     extension.load()
-    by_name = set(FORMS) - {"linear", "cat", "upsample"}
-    others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear"}
+    by_name = {op for op in FORMS if "rows" not in op} - {"linear", "cat", "upsample"}
+    others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear", "rows"}
     assert set(torch.ops.x86quant.step_kinds()) == by_name | others
 
 

@@ -6,8 +6,8 @@ quantizing them and reading the result there are only integers and their requant
 rounds one float product a value. ``python -m tests.test_same_answers`` makes both anew, which is
 needed only if the network changes.
 
-Layers that quantize each row as it comes, and embedding tables, give the same bytes too. Models that
-hold float ops, recurrent layers and attention do not: bounded is what ``docs/numerics.md`` says.
+Layers that quantize each row as it comes, and embedding tables, give the same bytes too. Models
+that hold float ops, recurrent layers and attention are bounded, as ``docs/numerics.md`` says.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,18 @@ def test_weights_are_quantized_while_an_encoder_loads(folder: str, tmp_path: Pat
     reranker = CrossEncoder(folder, num_labels=1, device="cpu", model_kwargs=options)
     assert set(_linears(reranker)) == {x86quant.DynamicLinear}
     assert np.isfinite(reranker.predict(_PAIRS)).all()
+
+
+def test_the_example_searches(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[1] / "examples" / "sentence_search.py"
+    monkeypatch.setattr(sys, "argv", [example.name, "a cat slept", "--model", folder])
+    runpy.run_path(str(example), run_name="__main__")
+    said = capsys.readouterr().out
+    mean, least = re.findall(r"([\d.]+) (?:mean|least)", said)
+    assert float(mean) >= float(least) >= 0.99
+    assert len(re.findall(r"^  0\.\d{3}  [A-Z]", said, re.M)) == 3
 
 
 def test_a_real_encoder_keeps_its_embeddings() -> None:

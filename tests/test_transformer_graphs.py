@@ -235,6 +235,20 @@ def test_any_batch_and_length(fused: Any, batch: int, tokens: int, masked: int) 
         close(fused(**alone), by_layers(fused, **alone))
 
 
+def test_a_report_lists_the_steps_of_the_fused_graph(fused: Any, tmp_path: Path) -> None:
+    given = ids(2, 7, 1)
+    report = x86quant.report(fused, tmp_path / "r.html", kwargs=given, runs=2)
+    assert any("attention" in layer.op for layer in report.layers)
+    assert all(layer.microseconds is not None for layer in report.layers)
+    assert report.facts["fused blocks"].startswith("the whole model: ")
+    assert "fused blocks: the whole model" in report.summary()[2]
+    by_layer = x86quant.report(type(fused)(fused.config).eval(), tmp_path / "r.html", kwargs=given)
+    assert "fused blocks" not in by_layer.facts
+    with torch.no_grad(), counted(fused) as calls:
+        fused(**given)
+    assert calls == [1], "reporting left the graphs in force"
+
+
 def test_padding_does_not_reach_tokens(fused: Any) -> None:
     short = ids(1, 6, masked=0)
     padded = {name: nn.functional.pad(x, (0, 5)) for name, x in short.items()}

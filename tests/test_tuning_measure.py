@@ -553,7 +553,8 @@ import sys
 from pathlib import Path
 from tests.test_tuning_measure import fake_worker, request
 from x86quant.tuning import session
-session.run(request(Path(sys.argv[1]), Path(sys.argv[2])), worker=fake_worker("fast"))
+site = session.Site(worker=fake_worker("fast"))
+session.run(request(Path(sys.argv[1]), Path(sys.argv[2])), site=site)
 """
 
 
@@ -575,16 +576,18 @@ def test_killed_at_any_moment_nothing_is_lost_and_resume_goes_on(
     try:
         wait_until(lambda: journalled.exists() and journalled.read_bytes().count(b"\n") == 2)
         with pytest.raises(TuningError, match=f"process {running.pid}"):
-            session.run(request(shapes_csv, out), worker=fake_worker("fast"))
+            session.run(request(shapes_csv, out), site=session.Site(worker=fake_worker("fast")))
     finally:
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
     assert not out.exists()
     with pytest.raises(TuningError, match="unfinished run"):
-        session.run(request(shapes_csv, out), worker=fake_worker("fast"))
+        session.run(request(shapes_csv, out), site=session.Site(worker=fake_worker("fast")))
 
     # Another kernel now, so that what is old and what is new can be told apart.
-    outcome = session.run(request(shapes_csv, out, resume=True), worker=fake_worker("other"))
+    outcome = session.run(
+        request(shapes_csv, out, resume=True), site=session.Site(worker=fake_worker("other"))
+    )
     found = {m.case.spec.op: (m.kernel_name, m.status) for m in read(out)}
     assert found == {"linear": ("fast", "ok"), "conv2d": ("other", "ok")}
     assert outcome.unmeasured == 0
@@ -627,8 +630,25 @@ _run = session.run
 
 def run(asked: session.Request, worker: InstantWorker) -> session.Outcome:
     return _run(
-        asked, worker=worker, clock=lambda: worker.now, warn=lambda message: None  # type: ignore[arg-type]
+        asked, site=session.Site(worker=worker), clock=lambda: worker.now, warn=lambda message: None  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def test_a_full_disk_at_the_end_keeps_what_was_measured(
+    tmp_path: Path, shapes_csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    asked, worker = request(shapes_csv, tmp_path / "m.csv"), InstantWorker()
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "write", full)
+        with pytest.raises(TuningError, match=r"the disk is full.* go on with --resume"):
+            run(asked, worker)
+    measured = len(worker.limits)
+    outcome = run(dataclasses.replace(asked, resume=True), worker)
+    assert len(worker.limits) == measured  # nothing was measured again
+    assert len(read(asked.out)) == len(outcome.measured) == 2
 
 
 def test_the_budget_is_shared_between_levels_and_resume_does_the_rest(
@@ -855,6 +875,6 @@ def test_times_that_are_none(text: str) -> None:
 def test_all_levels_are_those_this_cpu_reaches() -> None:
     parser = argparse.ArgumentParser()
     tune.configure(parser)
-    levels = tune._levels(parser.parse_args(["--isa", "all"]).isa)
+    levels = tune._levels(parser.parse_args(["--isa", "all"]).isa, cpu())
     assert levels == tuple(level for level in isa.LEVELS if isa.has(level))
-    assert tune._levels(None) == (cpu().isa,)
+    assert tune._levels(None, cpu()) == (cpu().isa,)

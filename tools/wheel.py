@@ -26,7 +26,7 @@ OF_TORCH = ("libtorch*.so*", "libc10*.so*", "libshm*.so*")
 LARGEST = 10 * 2**20
 
 TRIAL = """
-import shutil, sys, tempfile
+import ctypes, shutil, sys, tempfile
 import torch
 import x86quant
 
@@ -43,6 +43,12 @@ assert {layer.kernel for layer in x86quant.explain(int8).layers} >= {"native"}
 with tempfile.TemporaryDirectory() as folder:
     x86quant.save(int8, folder + "/model.safetensors")
     assert torch.equal(x86quant.load(folder + "/model.safetensors")(x), int8(x))
+    x86quant.export_program(int8, folder + "/model.xq", [x])
+    paths = x86quant.cpp_paths()
+    assert (paths.include / "x86quant" / "runtime.h").exists()
+    program = ctypes.c_void_p()
+    path = (folder + "/model.xq").encode()
+    assert ctypes.CDLL(str(paths.library)).x86quant_load(path, None, ctypes.byref(program)) == 0
 print("x86quant", x86quant.__version__, "runs in", sys.prefix)
 """
 

@@ -24,6 +24,7 @@ from x86quant.version import __version__ as __version__
 if TYPE_CHECKING:
     from x86quant.artifacts import load, save
     from x86quant.compiled import CompiledModule, compile
+    from x86quant.cpp_library import cpp_paths
     from x86quant.dynamic import (
         DotInteraction,
         DynamicGRU,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from x86quant.routing.choice import Choice
     from x86quant.routing.in_force import current_rules, override, use_rules
     from x86quant.routing.router import choose
+    from x86quant.serving import export_program
     from x86quant.spec import OpSpec
     from x86quant.stock.hook import disable, enable, is_enabled
     from x86quant.stock.qconfig import (
@@ -146,6 +148,8 @@ _HOME = {
     "routing.router": ("choose",),
     "tables.table": ("Rule", "RuleTable"),
     "tables.table_reader": ("read_table",),
+    "cpp_library": ("cpp_paths",),
+    "serving": ("export_program",),
     "spec": ("OpSpec",),
     "stock.hook": ("disable", "enable", "is_enabled"),
 }
@@ -192,12 +196,14 @@ __all__ = [
     "compile",
     "compute_ops",
     "convert_qat",
+    "cpp_paths",
     "cpu",
     "current_rules",
     "disable",
     "enable",
     "explain",
     "explain_pack",
+    "export_program",
     "from_table_batched",
     "get_backend_config",
     "get_default_dynamic_qconfig_mapping",

@@ -6,6 +6,7 @@ and what it points to is written.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -23,7 +24,12 @@ def check_target(target: Path, what: str = "") -> None:
 
 
 def write_aside(target: Path, content: str | bytes) -> None:
-    """Write ``content`` to ``target``: a regular file as a whole or not at all."""
+    """Write ``content`` to ``target``: a regular file as a whole or not at all.
+
+    Raises:
+        OSError: it cannot be written, because the disk is full for instance.
+        InvalidInputError: ``target`` is nothing that can be written to.
+    """
     data = content.encode() if isinstance(content, str) else content
     file = _resolved(target, "")
     if file is None:
@@ -39,6 +45,11 @@ def write_aside(target: Path, content: str | bytes) -> None:
         if file.exists():
             os.chmod(temporary, stat.S_IMODE(file.stat().st_mode))
         os.replace(temporary, file)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        kept = "what was there before is untouched" if file.exists() else "nothing was written"
+        raise OSError(error.errno, f"the disk is full, {kept}", str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

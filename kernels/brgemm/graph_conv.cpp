@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "../runtime/conv_kernel.h"
+#include "../runtime/errors.h"
 #include "../runtime/memory.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
@@ -52,15 +53,15 @@ class BrgemmConv final : public PackedConv {
   }
 
   void check(const ConvCall& call) const override {
-    TORCH_CHECK_VALUE(call.in.c == d_.conv.in_channels && call.out.c == d_.conv.out_channels &&
-                          call.in.d == 1 && call.out.d == 1 && call.in.n == call.out.n &&
-                          (call.residual.data == nullptr || call.residual.c == call.out.c),
-                      "x86quant: brgemm: the tensors do not fit the convolution");
+    require(call.in.c == d_.conv.in_channels && call.out.c == d_.conv.out_channels && call.in.d == 1 &&
+                call.out.d == 1 && call.in.n == call.out.n &&
+                (call.residual.data == nullptr || call.residual.c == call.out.c),
+            "brgemm: the tensors do not fit the convolution");
     for (int axis : {1, 2}) {
       const int64_t in = axis == 1 ? call.in.h : call.in.w, out = axis == 1 ? call.out.h : call.out.w;
       const int64_t reach = int64_t{d_.conv.dilation[axis]} * (d_.conv.kernel[axis] - 1) + 1;
-      TORCH_CHECK_VALUE((out - 1) * d_.conv.stride[axis] + reach <= in + 2 * d_.conv.padding[axis],
-                        "x86quant: brgemm: the output is larger than the input allows");
+      require((out - 1) * d_.conv.stride[axis] + reach <= in + 2 * d_.conv.padding[axis],
+              "brgemm: the output is larger than the input allows");
     }
   }
 
@@ -87,7 +88,7 @@ class BrgemmConv final : public PackedConv {
  private:
   void pack() {
     const xq_conv& c = d_.conv;
-    const auto* weight = d_.weight.const_data_ptr<int8_t>();
+    const auto* weight = d_.weight.as<int8_t>();
     const int64_t kernel_w = c.kernel[2], kernel = int64_t{c.kernel[1]} * kernel_w;
     const int64_t size = depth_ * columns_;
     packed_ = Buffer(static_cast<size_t>(products_ * size));
@@ -206,8 +207,8 @@ class BrgemmConv final : public PackedConv {
   std::vector<int32_t> zero_sums_;  // what the input's zero point adds to each column
 };
 
-const RegisterConvKernel brgemm("brgemm", [](ConvDescription d) {
-  return c10::intrusive_ptr<PackedConv>(c10::make_intrusive<BrgemmConv>(std::move(d)));
+const RegisterConvKernel brgemm("brgemm", [](ConvDescription d) -> PackedConvPtr {
+  return std::make_shared<BrgemmConv>(std::move(d));
 });
 
 }  // namespace

@@ -6,15 +6,11 @@
 #include <algorithm>
 
 #include "../runtime/native_cpu.h"
-#include "../runtime/parallel.h"
-#include "../runtime/scratch.h"
+#include "../runtime/row_pack.h"
 #include "row_codes.h"
 
 namespace x86quant::dynamic {
 namespace {
-
-// Less work than these is not worth waking a thread for: some microseconds of it.
-constexpr int64_t kProductsEach = 500'000;
 
 // Heads as the kernel reads them: the features of each adjacent.
 at::Tensor heads_of(const at::Tensor& x) { return x.size(3) <= 1 || x.stride(3) == 1 ? x : x.contiguous(); }
@@ -56,13 +52,7 @@ at::Tensor native_attention(const at::Tensor& q, const at::Tensor& k, const at::
   }
   op.causal = causal, op.scale = static_cast<float>(scale);
   op.out = out.mutable_data_ptr<float>();
-  const int64_t products = 2 * op.batch * op.heads * op.queries * op.keys * op.size;
-  op.threads = runtime::useful_threads(products / kProductsEach);
-  succeed(xq_attention_check(&op));
-  runtime::split(xq_attention_items(&op), op.threads, [&](int64_t begin, int64_t end) {
-    const runtime::Scratch mine(xq_attention_scratch(&op));
-    xq_attention_run(&op, begin, end, mine.data());
-  });
+  runtime::run_attention(op);
   return out;
 }
 

@@ -1,45 +1,32 @@
 // Products of row codes as torch sees them, and what needs no product: see x86quant/ops/rows.py.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
-#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <limits>
 #include <tuple>
 #include <vector>
 
-#include "../runtime/memory.h"
 #include "../runtime/native_cpu.h"
-#include "../runtime/parallel.h"
-#include "../runtime/scratch.h"
 #include "activation.h"
 #include "row_codes.h"
+#include "row_linear.h"
 
 namespace x86quant::dynamic {
 namespace {
 
+using runtime::RowPack;
+using runtime::run_rows;
 using FiveTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using runtime::Buffer;
 
 // Bits of `outputs`.
 constexpr int64_t kTotal = 1, kNormed = 2, kCodes = 4;
-// Less work than these is not worth waking a thread for: some microseconds of it.
-constexpr int64_t kFloatsEach = 30'000;
-
-int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
-
 const float* floats_of(const std::optional<at::Tensor>& t) { return t ? t->const_data_ptr<float>() : nullptr; }
 
-void run(xq_rows& op, int64_t in_features) {
-  const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
-  op.threads = runtime::useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
-  succeed(xq_rows_check(&op));
-  const runtime::Scratch shared(xq_rows_shared(&op));
-  for (int phase = 0; phase < 2; ++phase)
-    runtime::split(xq_rows_items(&op, phase), op.threads, [&](int64_t begin, int64_t end) {
-      const runtime::Scratch mine(xq_rows_scratch(&op));
-      xq_rows_run(&op, phase, begin, end, shared.data(), mine.data());
-    });
+xq_rows call_on(const RowPack& linear, const Operand& operand) {
+  xq_rows op = linear.call(operand.rows());
+  op.in = operand.view();
+  return op;
 }
 
 // How a norm is asked for, with operands that live as long as this does.
@@ -68,7 +55,7 @@ struct Norm {
       if (outputs & kTotal) op.total = total.mutable_data_ptr<float>();
       if (outputs & kNormed) op.normed = normed.mutable_data_ptr<float>();
       if (outputs & kCodes) op.out = written(codes);
-      run(op, in_features);
+      run_rows(op, in_features);
     }
     return {total, normed, std::get<0>(codes), std::get<1>(codes), std::get<2>(codes)};
   }
@@ -82,94 +69,73 @@ struct Norm {
   }
 };
 
-// Weights packed once: of one product, or of two whose results are multiplied.
-class RowLinear final : public torch::CustomClassHolder {
+// The product of row codes, as float32 rows.
+at::Tensor floats(const RowPack& linear, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) {
+  RECORD_FUNCTION("x86quant::linear_rows", c10::ArrayRef<const c10::IValue>{});
+  const Operand operand(codes, scale, zp, linear.in_features());
+  at::Tensor out = at::empty(operand.shape_with(linear.out_features()), at::kFloat);
+  if (out.numel() == 0) return out;
+  xq_rows op = call_on(linear, operand);
+  op.total = out.mutable_data_ptr<float>();
+  run_rows(op, linear.in_features());
+  return out;
+}
+
+// The same as row codes.
+RowCodes row_codes(const RowPack& linear, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) {
+  RECORD_FUNCTION("x86quant::linear_rows_rows", c10::ArrayRef<const c10::IValue>{});
+  const Operand operand(codes, scale, zp, linear.in_features());
+  RowCodes out = new_row_codes(operand.shape_with(linear.out_features()));
+  if (operand.rows() == 0) return out;
+  xq_rows op = call_on(linear, operand);
+  op.out = written(out);
+  run_rows(op, linear.in_features());
+  return out;
+}
+
+FiveTensors normed(const RowPack& linear, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
+                   const Norm& norm) {
+  RECORD_FUNCTION("x86quant::linear_rows_norm", c10::ArrayRef<const c10::IValue>{});
+  const Operand operand(codes, scale, zp, linear.in_features());
+  xq_rows op = call_on(linear, operand);
+  return norm.run_on(op, operand.shape_with(linear.out_features()), linear.in_features());
+}
+
+using Pack = c10::intrusive_ptr<RowLinear>;
+
+// A linear's tensors, which live as long as this does.
+class Weights {
  public:
-  RowLinear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
-            const std::string& activation)
-      : isa_(native_isa()), in_(weight.size(1)), out_(weight.size(0)), packed_(pack(weight, scale, bias, activation)) {}
-
-  void multiply_by(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias) {
-    TORCH_CHECK_VALUE(weight.size(0) == out_ && weight.size(1) == in_, "x86quant: gate and up must have one shape");
-    up_ = pack(weight, scale, bias, "");
-  }
-
-  at::Tensor floats(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) const {
-    RECORD_FUNCTION("x86quant::linear_rows", c10::ArrayRef<const c10::IValue>{});
-    const Operand operand(codes, scale, zp, in_);
-    at::Tensor out = at::empty(operand.shape_with(out_), at::kFloat);
-    if (out.numel() == 0) return out;
-    xq_rows op = call(operand);
-    op.total = out.mutable_data_ptr<float>();
-    run(op, in_);
-    return out;
-  }
-
-  RowCodes codes(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp) const {
-    RECORD_FUNCTION("x86quant::linear_rows_rows", c10::ArrayRef<const c10::IValue>{});
-    const Operand operand(codes, scale, zp, in_);
-    RowCodes out = new_row_codes(operand.shape_with(out_));
-    if (operand.rows() == 0) return out;
-    xq_rows op = call(operand);
-    op.out = written(out);
-    run(op, in_);
-    return out;
-  }
-
-  FiveTensors normed(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp, const Norm& norm) const {
-    RECORD_FUNCTION("x86quant::linear_rows_norm", c10::ArrayRef<const c10::IValue>{});
-    const Operand operand(codes, scale, zp, in_);
-    xq_rows op = call(operand);
-    return norm.run_on(op, operand.shape_with(out_), in_);
-  }
-
-  int64_t bytes() const { return static_cast<int64_t>(packed_.size() + up_.size()); }
-
- private:
-  Buffer pack(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
-              const std::string& activation) const {
+  Weights(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias)
+      : weight_(weight.contiguous()), scale_(scale.contiguous()), bias_(bias ? bias->contiguous() : at::Tensor()) {
     TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.size(0) == scale.numel() &&
                           scale.scalar_type() == at::kFloat &&
                           (!bias || (bias->numel() == scale.numel() && bias->scalar_type() == at::kFloat)),
                       "x86quant: the weights of a linear do not fit each other");
-    const xq_linear linear{static_cast<int32_t>(weight.size(1)), static_cast<int32_t>(weight.size(0)),
-                           activation_code(activation)};
-    const size_t size = xq_linear_packed_size(&linear, isa_);
-    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
-    Buffer packed(size);
-    const at::Tensor w = weight.contiguous(), s = scale.contiguous();
-    const at::Tensor b = bias ? bias->contiguous() : at::Tensor();
-    succeed(xq_linear_pack(&linear, isa_, w.const_data_ptr<int8_t>(), s.const_data_ptr<float>(),
-                                      bias ? b.const_data_ptr<float>() : nullptr, packed.data()));
-    return packed;
+  }
+  runtime::RowWeights view() const {
+    return {weight_.const_data_ptr<int8_t>(), scale_.const_data_ptr<float>(),
+            bias_.defined() ? bias_.const_data_ptr<float>() : nullptr, weight_.size(1), weight_.size(0)};
   }
 
-  xq_rows call(const Operand& operand) const {
-    xq_rows op{};
-    op.isa = isa_, op.rows = operand.rows(), op.features = out_;
-    op.packed = packed_.data(), op.up = up_.data();
-    op.in = operand.view();
-    return op;
-  }
-
-  int isa_;
-  int64_t in_, out_;
-  Buffer packed_, up_;
+ private:
+  at::Tensor weight_, scale_, bias_;
 };
-
-using Pack = c10::intrusive_ptr<RowLinear>;
 
 Pack pack_row_linear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
                      const std::optional<std::string>& activation) {
-  return c10::make_intrusive<RowLinear>(weight, scale, bias, activation.value_or(""));
+  const Weights weights(weight, scale, bias);
+  return c10::make_intrusive<RowLinear>(
+      std::make_shared<RowPack>(weights.view(), activation_code(activation.value_or(""))));
 }
 
 Pack pack_gated_rows(const at::Tensor& gate, const at::Tensor& gate_scale, const std::optional<at::Tensor>& gate_bias,
                      const at::Tensor& up, const at::Tensor& up_scale, const std::optional<at::Tensor>& up_bias,
-                     std::string activation) {
-  Pack pack = c10::make_intrusive<RowLinear>(gate, gate_scale, gate_bias, activation);
-  pack->multiply_by(up, up_scale, up_bias);
-  return pack;
+                     const std::string& activation) {
+  const Weights first(gate, gate_scale, gate_bias), second(up, up_scale, up_bias);
+  const auto pack = std::make_shared<RowPack>(first.view(), activation_code(activation));
+  pack->multiply_by(second.view());
+  return c10::make_intrusive<RowLinear>(pack);
 }
 
 // Float32 rows, contiguous, at least one dimension.
@@ -197,7 +163,7 @@ RowCodes native_quantize_rows(const at::Tensor& x) {
   }
   xq_rows op = call_on(in);
   op.out = written(out);
-  run(op, 0);
+  run_rows(op, 0);
   return out;
 }
 
@@ -217,15 +183,15 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.class_<RowLinear>("RowLinear")
       // Methods, not ops: torch takes 8 us to pass an object to an op.
       .def("floats", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
-                        const at::Tensor& zp) { return p->floats(codes, scale, zp); })
+                        const at::Tensor& zp) { return floats(*p->pack, codes, scale, zp); })
       .def("codes", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
-                       const at::Tensor& zp) { return p->codes(codes, scale, zp); })
+                       const at::Tensor& zp) { return row_codes(*p->pack, codes, scale, zp); })
       .def("normed", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
                         const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& weight,
                         const std::optional<at::Tensor>& bias, double eps, std::string kind, int64_t outputs) {
-        return p->normed(codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
+        return normed(*p->pack, codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
       })
-      .def("bytes", [](const Pack& p) { return p->bytes(); });
+      .def("bytes", [](const Pack& p) { return p->pack->bytes(); });
   m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation) -> " PACK, pack_row_linear);
   m.def("pack_gated_rows(Tensor gate, Tensor gate_scale, Tensor? gate_bias, Tensor up, Tensor up_scale, "
         "Tensor? up_bias, str activation) -> " PACK, pack_gated_rows);

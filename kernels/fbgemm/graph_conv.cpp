@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <fbgemm/Fbgemm.h>
 
+#include "../runtime/torch_tables.h"
 #include "../runtime/whole_tensors.h"
 
 namespace x86quant::runtime {
@@ -28,22 +29,22 @@ class FbgemmConv final : public PackedConv {
       : d_(std::move(d)), finish_(d_.requant), packed_(parameters(1, sizes(1, 28, 28)), krsc()),
         zero_points_(static_cast<size_t>(d_.conv.out_channels), 0) {
     // Sums of the weights: what the input's zero point adds to each channel.
-    sums_ = d_.weight.flatten(1).sum(1, /*keepdim=*/false, at::kInt).contiguous();
+    sums_ = weight_of(d_).flatten(1).sum(1, /*keepdim=*/false, at::kInt).contiguous();
     // FBGEMM divides the bias by the multiplier, which is 0 where a weight scale is.
-    d_.mult = d_.mult.clamp_min(kLeastMultiplier);
+    mult_ = tensor_of(d_.mult, {d_.conv.out_channels}).clamp_min(kLeastMultiplier);
   }
 
   void check(const ConvCall& call) const override {
     check_conv_shapes("fbgemm", d_.conv, call);
-    TORCH_CHECK_VALUE(Dims == 3 || (call.in.d == 1 && call.out.d == 1),
-                      "x86quant: fbgemm: a convolution packed for images got a volume");
+    require(Dims == 3 || (call.in.d == 1 && call.out.d == 1),
+            "fbgemm: a convolution packed for images got a volume");
   }
 
   void run(const ConvCall& call) const override {
     const xq_conv& c = d_.conv;
     const int64_t results = size(call.out);
     const int threads =
-        threads_for(results * d_.weight[0].numel());
+        threads_for(results * d_.products());
     std::optional<Scratch> gathered, dense_out;
     const uint8_t* in = call.in.data;
     if (!dense(call.in)) {
@@ -57,11 +58,11 @@ class FbgemmConv final : public PackedConv {
     auto* sums = reinterpret_cast<int32_t*>(sums_memory.data());
 
     fbgemm::DoNothing<> nothing;
-    const auto* mult = d_.mult.template const_data_ptr<float>();
+    const auto* mult = mult_.template const_data_ptr<float>();
     using Output = fbgemm::ReQuantizeOutput<false, fbgemm::QuantizationGranularity::OUT_CHANNEL, float>;
     Output output(nothing, mult, d_.requant.out_zp, d_.requant.in_zp, zero_points_.data(),
                   /*row_offsets=*/nullptr, sums_.template const_data_ptr<int32_t>(),
-                  d_.bias ? d_.bias->template const_data_ptr<float>() : nullptr,
+                  d_.requant.bias,
                   static_cast<uint32_t>(c.out_channels), c.groups, mult);
     const auto shape = parameters(static_cast<int>(call.in.n), sizes(call.in.d, call.in.h, call.in.w));
     split(threads, threads, [&](int64_t begin, int64_t end) {
@@ -71,7 +72,7 @@ class FbgemmConv final : public PackedConv {
     if (!in_place || finish_.needed()) finish_.run(out, call.out, threads);
   }
 
-  int64_t bytes() const override { return d_.weight.numel(); }
+  int64_t bytes() const override { return d_.weight.count; }
 
  private:
   static std::array<int, Dims> sizes(int64_t d, int64_t h, int64_t w) {
@@ -88,24 +89,25 @@ class FbgemmConv final : public PackedConv {
 
   // The weight with channels last; FBGEMM copies what it needs.
   const int8_t* krsc() {
-    d_.weight = d_.weight.permute({0, 2, 3, 4, 1}).contiguous();
-    return d_.weight.template const_data_ptr<int8_t>();
+    weight_ = weight_of(d_).permute({0, 2, 3, 4, 1}).contiguous();
+    return weight_.template const_data_ptr<int8_t>();
   }
 
   ConvDescription d_;
   Finish finish_;
+  at::Tensor weight_, mult_;  // made before the pack
   mutable fbgemm::PackWeightsForConv<Dims> packed_;  // only read; the API lacks a const
   std::vector<int32_t> zero_points_;  // of the weights
   at::Tensor sums_;
 };
 
-c10::intrusive_ptr<PackedConv> pack(ConvDescription d) {
+PackedConvPtr pack(ConvDescription d) {
   const xq_conv& c = d.conv;
-  TORCH_CHECK_VALUE(!c.transposed && !d.requant.residual,
-                    "x86quant: fbgemm: neither transposed convolutions nor residuals");
+  require(!c.transposed && !d.requant.residual,
+          "fbgemm: neither transposed convolutions nor residuals");
   const bool deep = c.kernel[0] > 1 || c.stride[0] > 1 || c.padding[0] > 0;
-  if (deep) return c10::make_intrusive<FbgemmConv<3>>(std::move(d));
-  return c10::make_intrusive<FbgemmConv<2>>(std::move(d));
+  if (deep) return std::make_shared<FbgemmConv<3>>(std::move(d));
+  return std::make_shared<FbgemmConv<2>>(std::move(d));
 }
 
 const RegisterConvKernel fbgemm_conv("fbgemm", pack);

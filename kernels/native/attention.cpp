@@ -46,7 +46,9 @@ void attention_reference(const HeadTask& t) {
         shares[static_cast<size_t>(k)] = hidden ? -std::numeric_limits<double>::infinity() : s;
         most = std::fmax(most, shares[static_cast<size_t>(k)]);
       }
-      for (double& s : shares) sum += s = std::isinf(most) && most < 0 && !std::isnan(s) ? 0.0 : std::exp(s - most);
+      // Of long double, as exp of double needs glibc 2.29, and wheels run from 2.28 on.
+      for (double& s : shares)
+        sum += s = std::isinf(most) && most < 0 && !std::isnan(s) ? 0.0 : static_cast<double>(std::exp(static_cast<long double>(s - most)));
       for (int64_t d = 0; d < t.size; ++d) {
         double v = 0;
         for (int64_t k = 0; k < t.keys; ++k) v += shares[static_cast<size_t>(k)] * t.v[k * t.v_stride + d];

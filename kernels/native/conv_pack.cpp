@@ -225,8 +225,9 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
     h.order_stride = int64_t{kClasses} * h.n_runs;
     for (const Run& r : l.runs) h.order_stride += r.quads;
     h.order = place(h.n_blocks * h.order_stride * 4);
-    if (h.n_runs == 1 && l.runs[0].bytes >= 16 && l.runs[0].bytes <= kMaxRegroup) {
-      h.regroup_stride = round_up(l.runs[0].bytes, kAlign);
+    const int64_t row = h.n_runs * regrouped_bytes(l.runs[0]);
+    if (l.runs[0].bytes >= 16 && row <= (h.n_runs == 1 ? kMaxRegroup : kMaxRegroup / 2)) {  // all runs are alike
+      h.regroup_stride = 2 * round_up(row, kAlign);
       h.regroup = place(h.n_blocks * h.regroup_stride);
     }
   }
@@ -299,22 +300,25 @@ void pack_quad(const Packed& h, const Weights& w, const Block& block, const Run&
 void pack_dense(const Layout& l, const Weights& w, char* base) {
   const Packed& h = l.head;
   auto* to = reinterpret_cast<int8_t*>(base + h.weights);
-  auto* order = reinterpret_cast<int32_t*>(base + h.order);
   for (size_t b = 0; b < l.blocks.size(); ++b) {
     const Block& block = l.blocks[b];
     int8_t* at = to + block.w_off;
     const int64_t quad_bytes = int64_t{block.vecs} * h.lanes * 4;
-    for (const Run& run : l.runs) {
-      for (int64_t quad = 0; quad < run.quads; ++quad)
-        pack_quad(h, w, block, run, quad, at + quad * quad_bytes);
-      if (h.order) {
-        auto* from = reinterpret_cast<uint8_t*>(base + h.regroup) + static_cast<int64_t>(b) * h.regroup_stride;
-        const bool regroup = order_run(at, run, quad_bytes, order, h.regroup ? from : nullptr);
-        reinterpret_cast<Block*>(base + h.blocks)[b].regroup = regroup;
-        order += kClasses + run.quads;
-      }
-      at += run.quads * quad_bytes;
-    }
+    for (const Run& run : l.runs)
+      for (int64_t quad = 0; quad < run.quads; ++quad, at += quad_bytes) pack_quad(h, w, block, run, quad, at);
+    if (!h.order) continue;
+    const auto index = static_cast<int64_t>(b);
+    auto* order = reinterpret_cast<int32_t*>(base + h.order) + index * h.order_stride;
+    auto* from = reinterpret_cast<uint8_t*>(base + h.regroup) + index * h.regroup_stride;
+    int32_t more[2 * kMaxLanes];
+    const Regroup regroup{from, from + h.regroup_stride / 2, more};
+    if (!order_block(to + block.w_off, l.runs.data(), h.n_runs, quad_bytes, order, h.regroup ? &regroup : nullptr))
+      continue;
+    reinterpret_cast<Block*>(base + h.blocks)[b].regroup = 1;
+    auto* corr = reinterpret_cast<int32_t*>(base + h.corr) + block.s_off;
+    // As unsigned: what is added may leave int32, and the products that it stands for bring it back.
+    for (int64_t i = 0; i < quad_bytes / 4; ++i)
+      corr[i] = static_cast<int32_t>(static_cast<uint32_t>(corr[i]) + static_cast<uint32_t>(more[i]));
   }
 }
 

@@ -85,26 +85,57 @@ void dense_rows(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   }
 }
 
-// Rows of a block whose weights want the bytes of every 16 in another order.
-template <class V>
-void regroup_rows(const xq::Packed& p, int64_t block, const uint8_t* a, int64_t lda, int64_t rows, uint8_t* to,
-                  int64_t to_lda) {
-  const uint8_t* from = p.at<uint8_t>(p.regroup) + block * p.regroup_stride;
-  const int64_t bytes = p.at<xq::Run>(p.runs)->bytes, kStep = 4 * V::kLanes;
+// ROWS rows of a block whose weights want the bytes of every 16 in another order, and some of them flipped. Runs
+// come to lie one after the other.
+template <class V, int ROWS>
+void regroup_some(const xq::Packed& p, int64_t block, const uint8_t* a, int64_t lda, const int64_t* offsets,
+                  uint8_t* to, int64_t to_lda) {
+  using I = typename V::I;
+  const uint8_t *from = p.at<uint8_t>(p.regroup) + block * p.regroup_stride, *flip = from + p.regroup_stride / 2;
+  const xq::Run& run = *p.at<xq::Run>(p.runs);
+  const int64_t bytes = run.bytes, whole = bytes / 16 * 16, step = xq::regrouped_bytes(run), kStep = 4 * V::kLanes;
   const auto at = [](const uint8_t* x) XQ_INLINE { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x)); };
-  const auto put = [](uint8_t* x, __m128i v) XQ_INLINE { _mm_storeu_si128(reinterpret_cast<__m128i*>(x), v); };
-  for (; rows > 0; --rows, a += lda, to += to_lda) {
+  for (int i = 0; i < p.n_runs; ++i, from += step, flip += step, to += step) {
+    const uint8_t* row = a + offsets[i];
     int64_t k = 0;
-    // What is left after the last window stays as it is; the window before is written again.
-    put(to + bytes - 16, at(a + bytes - 16));
-    const auto vector = [&](int64_t i) XQ_INLINE {
-      V::store(to + i, V::shuffle_windows(V::load(a + i), V::load(from + i)));
-    };
-    for (; k + 4 * kStep <= bytes; k += 4 * kStep) unroll<4>([&](int i) XQ_INLINE { vector(k + i * kStep); });
-    for (; k + kStep <= bytes; k += kStep) vector(k);
-    for (; k + 16 <= bytes; k += 16) put(to + k, _mm_shuffle_epi8(at(a + k), at(from + k)));
+    for (; k + kStep <= bytes; k += kStep) {
+      const I order = V::load(from + k), flips = V::load(flip + k);
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        V::store(to + r * to_lda + k, V::exclusive_or(V::shuffle_windows(V::load(row + r * lda + k), order), flips));
+      });
+    }
+    for (; k < bytes; k += 16) {
+      // The last window is read so that it ends with the run.
+      const int64_t read = k < whole ? k : bytes - 16;
+      const __m128i order = at(from + k), flips = at(flip + k);
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + r * to_lda + k),
+                         _mm_xor_si128(_mm_shuffle_epi8(at(row + r * lda + read), order), flips));
+      });
+    }
   }
 }
+
+// Rows that regroup_some has copied for a tile.
+template <class V>
+struct Regrouped {
+  static constexpr int64_t kMostRuns = xq::kMaxRegroup / 16;
+  alignas(64) uint8_t rows[V::kRows * (xq::kMaxRegroup + 64)];
+  int64_t offsets[kMostRuns], lda;
+
+  explicit Regrouped(const xq::Packed& p) {
+    const int64_t step = xq::regrouped_bytes(*p.at<xq::Run>(p.runs));
+    for (int i = 0; i < p.n_runs; ++i) offsets[i] = i * step;
+    lda = xq::round_up(p.n_runs * step, 64) + 64;
+  }
+  void fill(const xq::DenseTask& t, int64_t block, const uint8_t* a, int64_t a_lda, int64_t count) {
+    uint8_t* to = rows;
+    const xq::Packed& p = *t.packed;
+    for (; count >= 3; count -= 3, a += 3 * a_lda, to += 3 * lda)
+      regroup_some<V, 3>(p, block, a, a_lda, t.offsets, to, lda);
+    for (; count > 0; --count, a += a_lda, to += lda) regroup_some<V, 1>(p, block, a, a_lda, t.offsets, to, lda);
+  }
+};
 
 // Pixels that all blocks of channels pass over before the next ones. Few, so that their input takes half of L1
 // and their output, which is written once, passes through no more than all of it. But weights that are too big
@@ -129,19 +160,23 @@ void dense_rows_of(const xq::DenseTask& t, const Out& epilogue, int b, int64_t s
   a += block.a_off;
   // Even tiles rather than full ones and a remnant.
   const int64_t tiles = xq::ceil_div(end - m, V::kRows), fewest = (end - m) / tiles, longer = (end - m) % tiles;
-  for (int64_t i = 0; i < tiles; ++i) {
-    const int64_t rows = fewest + (i < longer);
-    const Tile<Out> tile{epilogue, t, block, segment, m, rows};
-    if (!V::kVnni && block.regroup) {
-      alignas(64) uint8_t regrouped[V::kVnni ? 1 : V::kRows * (xq::kMaxRegroup + 64)];
-      const int64_t stride = xq::round_up(p.at<xq::Run>(p.runs)->bytes, 64) + 64, zero = 0;
-      regroup_rows<V>(p, b, a + t.offsets[0], lda, rows, regrouped, stride);
-      dense_rows<V, VECS>(tile, regrouped, stride, &zero);
-    } else {
-      dense_rows<V, VECS>(tile, a, lda, t.offsets);
+  const auto each_tile = [&](auto run) XQ_INLINE {
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t rows = fewest + (i < longer);
+      run(Tile<Out>{epilogue, t, block, segment, m, rows}, rows);
+      m += rows, a += rows * lda;
     }
-    m += rows, a += rows * lda;
+  };
+  if constexpr (!V::kVnni) {
+    if (block.regroup) {
+      Regrouped<V> regrouped(p);
+      return each_tile([&](const Tile<Out>& tile, int64_t rows) XQ_INLINE {
+        regrouped.fill(t, b, a, lda, rows);
+        dense_rows<V, VECS>(tile, regrouped.rows, regrouped.lda, regrouped.offsets);
+      });
+    }
   }
+  each_tile([&](const Tile<Out>& tile, int64_t) XQ_INLINE { dense_rows<V, VECS>(tile, a, lda, t.offsets); });
 }
 
 template <class V, class Out = Epilogue<V>>

@@ -13,8 +13,9 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513802;
+constexpr uint32_t kMagic = 0x58513803;
 constexpr int64_t kAlign = 64;
+constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 
 static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 static inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -66,8 +67,12 @@ constexpr uint8_t kPairing[kPairings][16] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 
 // Of quads: couples, pairings.
 constexpr int kClasses = 1 + kPairings;
 
-// The longest run that is regrouped: rows of it fit the stack.
+// The longest row that is regrouped: rows of it fit the stack. One of several runs is read where it lies by
+// neighbouring rows too; beyond half of that, copies that each row has for itself leave L1 too little for weights.
 constexpr int64_t kMaxRegroup = 4096;
+
+// From a run of a regrouped row to the next one.
+static inline int64_t regrouped_bytes(const Run& run) { return round_up(run.bytes, 16); }
 
 // One core's data caches, in bytes: what the size of every piece of work is derived from.
 struct Caches {
@@ -92,8 +97,9 @@ struct Packed {
   // be summed in 16 bits, how many quads are safe to multiply in saturating 16-bit pairs in each pairing, then
   // the quads in the order of the weights: couples, pairing by pairing, those that no pairing makes safe.
   int64_t order, order_stride;
-  // Such a block may have the 16 bytes of each window of its only run shuffled, so that more pairs are safe;
-  // `regroup_stride` bytes a block say from where in the window each comes. Else 0.
+  // Such a block may have the 16 bytes of each window of its runs shuffled, and some of them flipped to 255
+  // minus themselves, so that more products may be summed in 16 bits: half of the `regroup_stride` bytes of a block
+  // say from where in the window each byte comes, the other half what it is xored with. Else 0.
   // Grouped: `order` is the number of safe quads and the run of each quad, `regroup` where each lane's bytes are.
   int64_t regroup, regroup_stride;
   int64_t blocks, runs, corr, mult, bias, lut, weights, size;

@@ -68,7 +68,7 @@ bool pool_fits(const xq_op& op) {
   for (int i = 0; i < 3; ++i) {
     if (op.kernel[i] < 1 || op.stride[i] < 1 || op.padding[i] < 0 || op.dilation[i] < 1) return false;
     if (op.kind == XQ_OP_AVG_POOL && op.dilation[i] != 1) return false;
-    if (2 * op.padding[i] > op.kernel[i]) return false;
+    if (int64_t{2} * op.padding[i] > op.kernel[i]) return false;
     // Every window starts inside the input or its left padding, as with ceil_mode.
     if ((out[i] - 1) * op.stride[i] >= in[i] + op.padding[i]) return false;
   }

@@ -4,7 +4,10 @@
 // if its positive weights add up to at most 128, and its negative ones to at least -128.
 #include "safe_pairs.h"
 
+#include <emmintrin.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -45,106 +48,194 @@ class LaneSums {
   std::vector<int16_t> up_, down_;
 };
 
-// The bytes of 16 places of K, and which of them are safe together for all channels of a block.
+// For each channel of a block the sum of its positive weights, and of its negative ones without their sign, at some
+// places of K. Sums stay at 255 once they are too big for a byte, which is far beyond what is safe.
+template <int VECTORS>
+struct ChannelSums {
+  __m128i up[VECTORS], down[VECTORS];  // of 16 channels each
+  ChannelSums operator+(const ChannelSums& other) const {
+    ChannelSums sum;
+    for (int i = 0; i < VECTORS; ++i)
+      sum.up[i] = _mm_adds_epu8(up[i], other.up[i]), sum.down[i] = _mm_adds_epu8(down[i], other.down[i]);
+    return sum;
+  }
+  ChannelSums flipped() const {
+    ChannelSums other = *this;
+    std::swap(other.up, other.down);
+    return other;
+  }
+  bool safe() const {
+    __m128i worst = _mm_max_epu8(up[0], down[0]);
+    for (int i = 1; i < VECTORS; ++i) worst = _mm_max_epu8(worst, _mm_max_epu8(up[i], down[i]));
+    const __m128i beyond = _mm_subs_epu8(worst, _mm_set1_epi8(static_cast<char>(128)));
+    return _mm_movemask_epi8(_mm_cmpeq_epi8(beyond, _mm_setzero_si128())) == 0xffff;
+  }
+};
+
+// How the bytes of a window are to lie: from where each comes, and whether it is flipped.
+struct Arrangement {
+  uint8_t from[16];
+  bool flip[16];
+};
+
+// Up to 16 places of K, and which of them are safe together for all channels of a block. A place may be flipped:
+// its weights change their signs and its input becomes 255 minus what it was, which balances sums that would
+// otherwise grow in one direction. Places are numbered from the one with the biggest weight on.
+template <int VECTORS>
 class Window {
+  using Sums = ChannelSums<VECTORS>;
+
  public:
-  Window(const int8_t* w, int64_t quad_bytes) {
-    Sums single[16];
-    for (int i = 0; i < 16; ++i)
+  Window(const int8_t* w, int64_t quad_bytes, int places) : places_(places) {
+    int biggest[16] = {};
+    Sums found[16];
+    bool fixed[16] = {};
+    for (int i = 0; i < places; ++i) {
+      uint8_t sums[2][16 * VECTORS] = {};
       for (int64_t c = 0; c < quad_bytes / 4; ++c) {
-        const int16_t weight = w[i / 4 * quad_bytes + c * 4 + i % 4];
-        single[i].up[c] = std::max<int16_t>(weight, 0), single[i].down[c] = std::max<int16_t>(-weight, 0);
+        const int weight = w[i / 4 * quad_bytes + c * 4 + i % 4];
+        sums[0][c] = static_cast<uint8_t>(std::max(weight, 0)), sums[1][c] = static_cast<uint8_t>(std::max(-weight, 0));
+        biggest[i] = std::max(biggest[i], std::abs(weight));
+        fixed[i] |= weight == -128;  // has no int8 of the other sign
       }
-    for (int i = 0; i < 16; ++i)
-      for (int j = 0; j < i; ++j) {
-        Sums& sums = pair(i, j);
-        int16_t worst = 0;
-        for (int c = 0; c < 32; ++c) {
-          sums.up[c] = static_cast<int16_t>(single[i].up[c] + single[j].up[c]);
-          sums.down[c] = static_cast<int16_t>(single[i].down[c] + single[j].down[c]);
-          worst = std::max(worst, std::max(sums.up[c], sums.down[c]));
+      memcpy(found[i].up, sums[0], sizeof found[i].up), memcpy(found[i].down, sums[1], sizeof found[i].down);
+      place_[i] = static_cast<uint8_t>(i);
+    }
+    std::stable_sort(place_, place_ + places, [&](int a, int b) { return biggest[a] > biggest[b]; });
+    for (int i = 0; i < places; ++i) {
+      fixed_ |= uint32_t{fixed[place_[i]]} << i;
+      for (int j = 0; j < i; ++j)
+        for (const bool flip : {false, true}) {
+          const Sums& other = found[place_[j]];
+          Sums& both = pair(i, j, flip);
+          both = found[place_[i]] + (flip ? other.flipped() : other);
+          if (both.safe() && flips_allowed(1u << i | 1u << j, flip ? 1u << j : 0) != kNoFlips)
+            partners_[i] |= 1u << j, partners_[j] |= 1u << i;
         }
-        if (worst <= 128) partners_[i] |= 1u << j, partners_[j] |= 1u << i;
-      }
+    }
   }
 
   // An order of the places in which as many as are found are safe with their neighbours: two fours at a time,
   // which make a couple of quads, then pairs.
-  void arrange(uint8_t order[16]) const {
-    const std::vector<uint32_t> fours = safe_fours();
-    std::vector<uint32_t> best, chosen;
-    int most = -1, budget = 16;
-    for (size_t i = 0; i < fours.size() && most < 16 && budget; ++i)
-      for (size_t j = i + 1; j < fours.size() && most < 16 && budget; ++j) {
-        if (fours[i] & fours[j]) continue;
-        --budget;
-        chosen = {fours[i], fours[j]};
-        const uint32_t left = 0xffff & ~(fours[i] | fours[j]);
-        for (const uint32_t four : fours)
-          if ((four & left) == four && std::binary_search(fours.begin(), fours.end(), left & ~four)) {
-            chosen.push_back(four), chosen.push_back(left & ~four);
-            break;
-          }
-        // 8 places of couples are worth more than 8 of pairs.
-        const int worth = chosen.size() == 4 ? 16 : paired(left);
-        if (worth > most) most = worth, best = chosen;
-      }
-    uint32_t left = 0xffff;
-    for (size_t i = 0; i + 1 < best.size(); i += 2) {
-      uint32_t a = best[i], b = best[i + 1];
-      left &= ~(a | b);
+  Arrangement arrange() const {
+    constexpr int kBudget = 2000;  // fours that are tried
+    Four best[4];
+    int budget = kBudget, count = places_ / 8 * 2;
+    if (!(places_ % 8 == 0 && cover(everything(), best, budget)) && !two_fours(best, &count)) count = 0;
+    Arrangement result;
+    int at = 0;
+    uint32_t left = everything();
+    const auto put = [&](int place, bool flip) { result.from[at] = place_[place], result.flip[at++] = flip; };
+    for (int i = 0; i < count; i += 2) {
+      uint32_t four[2] = {best[i].places, best[i + 1].places};
+      left &= ~(four[0] | four[1]);
       for (int half = 0; half < 2; ++half)
-        for (uint32_t* four : {&a, &b})
-          for (int k = 0; k < 2; ++k) *order++ = lowest(four);
+        for (int k = 0; k < 2; ++k)
+          for (int n = 0; n < 2; ++n) {
+            const int place = __builtin_ctz(four[k]);
+            four[k] &= four[k] - 1;
+            put(place, best[i + k].flips >> place & 1);
+          }
     }
     int mate[16];
     match(left, mate);
     for (const bool wanted : {true, false})
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < places_; ++i) {
         if (!(left >> i & 1) || (mate[i] != kNone) != wanted || mate[i] > i) continue;
-        *order++ = static_cast<uint8_t>(i);
-        if (wanted) *order++ = static_cast<uint8_t>(mate[i]);
+        const uint32_t flips = wanted ? pair_flips(i, mate[i]) : 0;
+        put(i, flips >> i & 1);
+        if (wanted) put(mate[i], flips >> mate[i] & 1);
       }
+    return result;
   }
 
  private:
   static constexpr int kNone = -1;
-  struct Sums {
-    int16_t up[32] = {}, down[32] = {};  // of positive weights, and of negative ones
+  static constexpr uint32_t kNoFlips = ~0u;
+  struct Four {
+    uint32_t places = 0, flips = 0;
   };
 
-  Sums& pair(int i, int j) { return pairs_[i * (i - 1) / 2 + j]; }
-  const Sums& pair(int i, int j) const { return pairs_[i * (i - 1) / 2 + j]; }
+  uint32_t everything() const { return (1u << places_) - 1; }
+  Sums& pair(int i, int j, bool flip) { return pairs_[i * (i - 1) / 2 + j][flip]; }
+  const Sums& pair(int i, int j, bool flip) const { return pairs_[i * (i - 1) / 2 + j][flip]; }
 
-  static bool safe(const Sums& a, const Sums& b) {
-    int16_t worst = 0;
-    for (int c = 0; c < 32; ++c) {
-      worst = std::max<int16_t>(worst, static_cast<int16_t>(a.up[c] + b.up[c]));
-      worst = std::max<int16_t>(worst, static_cast<int16_t>(a.down[c] + b.down[c]));
-    }
-    return worst <= 128;
+  // The same flips, or all others instead, of which none is of a fixed place.
+  uint32_t flips_allowed(uint32_t places, uint32_t flips) const {
+    if (!(flips & fixed_)) return flips;
+    return (places ^ flips) & fixed_ ? kNoFlips : places ^ flips;
   }
 
-  static uint8_t lowest(uint32_t* places) {
-    const int i = __builtin_ctz(*places);
-    *places &= *places - 1;
-    return static_cast<uint8_t>(i);
+  uint32_t pair_flips(int i, int j) const {
+    return pair(i, j, false).safe() ? 0 : flips_allowed(1u << i | 1u << j, 1u << j);
   }
 
-  // In ascending order.
-  std::vector<uint32_t> safe_fours() const {
-    std::vector<uint32_t> found;
-    for (int d = 3; d < 16; ++d)
-      for (int c = 2; c < d; ++c) {
-        if (!(partners_[d] >> c & 1)) continue;
-        const uint32_t with = partners_[c] & partners_[d];
-        for (int b = 1; b < c; ++b)
-          for (int a = 0; a < b; ++a)
-            if (with >> a & 1 && with >> b & 1 && safe(pair(d, c), pair(b, a)))
-              found.push_back(1u << a | 1u << b | 1u << c | 1u << d);
+  // Flips with which the four are safe; d > c > b > a.
+  uint32_t four_flips(int d, int c, int b, int a) const {
+    const uint32_t all = 1u << a | 1u << b | 1u << c | 1u << d;
+    for (const bool flip_c : {false, true})
+      for (const bool flip_a : {false, true}) {
+        const Sums &high = pair(d, c, flip_c), &low = pair(b, a, flip_a);
+        const uint32_t flips = uint32_t{flip_c} << c | uint32_t{flip_a} << a;
+        for (const bool flip_low : {false, true}) {
+          if (!(high + (flip_low ? low.flipped() : low)).safe()) continue;
+          const uint32_t allowed = flips_allowed(all, flip_low ? flips ^ (1u << a | 1u << b) : flips);
+          if (allowed != kNoFlips) return allowed;
+        }
       }
-    std::sort(found.begin(), found.end());
-    return found;
+    return kNoFlips;
+  }
+
+  // Calls f with each safe four of the given places that has place `a`, until it answers true or the budget ends.
+  template <class F>
+  bool any_four(uint32_t places, int a, int& budget, F f) const {
+    for (int d = places_ - 1; d > a; --d) {
+      if (!(places & partners_[a] & 1u << d)) continue;
+      const uint32_t with_d = places & partners_[a] & partners_[d];
+      for (int c = d - 1; c > a; --c) {
+        if (!(with_d >> c & 1)) continue;
+        const uint32_t with_c = with_d & partners_[c];
+        for (int b = c - 1; b > a; --b) {
+          if (!(with_c >> b & 1)) continue;
+          if (--budget < 0) return false;
+          const uint32_t flips = four_flips(d, c, b, a);
+          if (flips != kNoFlips && f(Four{1u << a | 1u << b | 1u << c | 1u << d, flips})) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  // Fours for all of the given places. The first of them has the biggest weight, and is joined with the smallest
+  // that will do.
+  bool cover(uint32_t places, Four* chosen, int& budget) const {
+    if (places == 0) return true;
+    return any_four(places, __builtin_ctz(places), budget, [&](const Four& four) {
+      *chosen = four;
+      return cover(places & ~four.places, chosen + 1, budget);
+    });
+  }
+
+  // Two fours that leave places of which as many as are found can be paired.
+  bool two_fours(Four chosen[2], int* count) const {
+    constexpr int kBudget = 1000, kPairings = 16;
+    int most = -1, pairings = kPairings, budget = kBudget;
+    *count = 2;
+    for (int a = 0; a + 8 <= places_; ++a)
+      any_four(everything(), a, budget, [&](const Four& first) {
+        const uint32_t left = everything() & ~first.places;
+        for (int b = a + 1; b + 4 <= places_; ++b) {
+          if (!(left >> b & 1)) continue;
+          const bool done = any_four(left, b, budget, [&](const Four& second) {
+            if (const int worth = paired(left & ~second.places); worth > most)
+              most = worth, chosen[0] = first, chosen[1] = second;
+            return most == places_ - 8 || --pairings == 0;
+          });
+          if (done) return true;
+        }
+        return false;
+      });
+    return most >= 0;
   }
 
   // Pairs of the given places: first those with the fewest partners, then by exchanges.
@@ -173,8 +264,11 @@ class Window {
     return static_cast<int>(std::count_if(mate, mate + 16, [](int m) { return m != kNone; }));
   }
 
+  int places_;
+  uint8_t place_[16];
+  uint32_t fixed_ = 0;  // places that cannot be flipped
   uint32_t partners_[16] = {};
-  Sums pairs_[120];
+  Sums pairs_[120][2];
 };
 
 // A run's weights and their part of Packed::order.
@@ -224,34 +318,53 @@ Ordered ordered(const std::vector<int8_t>& was, int64_t quads, int64_t quad_byte
   return result;
 }
 
-// The same with the bytes of every whole window arranged.
-std::vector<int8_t> regrouped(const std::vector<int8_t>& was, int64_t windows, int64_t quad_bytes, uint8_t* from) {
+// The same with the bytes of every window arranged.
+std::vector<int8_t> regrouped(const std::vector<int8_t>& was, const Run& run, int64_t quad_bytes, const Regroup& to) {
   std::vector<int8_t> grouped = was;
-  for (int64_t i = 0; i < windows; ++i, from += 16) {
-    const int8_t* old = was.data() + 4 * i * quad_bytes;
-    int8_t* now = grouped.data() + 4 * i * quad_bytes;
-    Window(old, quad_bytes).arrange(from);
-    for (int64_t k = 0; k < 16; ++k)
-      for (int64_t c = 0; c < quad_bytes; c += 4)
-        now[k / 4 * quad_bytes + c + k % 4] = old[from[k] / 4 * quad_bytes + c + from[k] % 4];
+  for (int64_t first = 0; first < run.bytes; first += 16) {
+    const int places = static_cast<int>(min64(16, run.quads * 4 - first));
+    // The last window is read so that it ends with the run.
+    const int64_t shift = max64(0, first + 16 - run.bytes);
+    const int8_t* old = was.data() + first / 4 * quad_bytes;
+    int8_t* now = grouped.data() + first / 4 * quad_bytes;
+    const Arrangement order = quad_bytes <= 64 ? Window<1>(old, quad_bytes, places).arrange()
+                                               : Window<2>(old, quad_bytes, places).arrange();
+    for (int k = 0; k < places; ++k) {
+      const int from = order.from[k];
+      to.from[first + k] = static_cast<uint8_t>(min64(from + shift, 15));
+      to.flip[first + k] = order.flip[k] ? 255 : 0;
+      for (int64_t c = 0; c < quad_bytes; c += 4) {
+        const int8_t weight = old[from / 4 * quad_bytes + c + from % 4];
+        now[k / 4 * quad_bytes + c + k % 4] = static_cast<int8_t>(order.flip[k] ? -weight : weight);
+        to.more[c / 4] += order.flip[k] ? 255 * weight : 0;
+      }
+    }
   }
   return grouped;
 }
 
 }  // namespace
 
-bool order_run(int8_t* w, const Run& run, int64_t quad_bytes, int32_t* order, uint8_t* from) {
-  const std::vector<int8_t> was(w, w + run.quads * quad_bytes);
-  Ordered best = ordered(was, run.quads, quad_bytes);
-  bool regroup = false;
-  if (from) {
-    const int64_t copying = 2 * run.quads + 32;
-    Ordered other = ordered(regrouped(was, run.bytes / 16, quad_bytes, from), run.quads, quad_bytes);
-    regroup = other.cost() + copying < best.cost();
-    if (regroup) best = std::move(other);
+bool order_block(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes, int32_t* order, const Regroup* to) {
+  std::vector<Ordered> as_it_is, arranged;
+  int64_t cost = 0, other_cost = 0;
+  if (to) std::fill(to->more, to->more + quad_bytes / 4, 0);
+  const int8_t* at = w;
+  for (int32_t i = 0; i < n_runs; at += runs[i++].quads * quad_bytes) {
+    const std::vector<int8_t> was(at, at + runs[i].quads * quad_bytes);
+    as_it_is.push_back(ordered(was, runs[i].quads, quad_bytes));
+    cost += as_it_is.back().cost();
+    if (!to) continue;
+    const int64_t first = i * regrouped_bytes(runs[i]), copying = 5 * runs[i].quads / 2 + 32;
+    const Regroup here{to->from + first, to->flip + first, to->more};
+    arranged.push_back(ordered(regrouped(was, runs[i], quad_bytes, here), runs[i].quads, quad_bytes));
+    other_cost += arranged.back().cost() + copying;
   }
-  memcpy(w, best.weights.data(), best.weights.size());
-  memcpy(order, best.order.data(), best.order.size() * sizeof(int32_t));
+  const bool regroup = to && other_cost < cost;
+  for (const Ordered& run : regroup ? arranged : as_it_is) {
+    memcpy(w, run.weights.data(), run.weights.size()), w += run.weights.size();
+    memcpy(order, run.order.data(), run.order.size() * sizeof(int32_t)), order += run.order.size();
+  }
   return regroup;
 }
 

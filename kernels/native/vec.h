@@ -53,6 +53,7 @@ struct VecCommon {
   static I repeat(__m128i v) { return XQ_REPEAT_128(v); }
   // Each 16 bytes in the order given for them; `window` makes it the same for all.
   static I shuffle_windows(I v, I from) { return XQ_MM(shuffle_epi8)(v, from); }
+  static I exclusive_or(I a, I b) { return XQ_SI(xor)(a, b); }
   static I window(const uint8_t* places) { return repeat(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places))); }
 
   static I quarter(I v) { return XQ_MM(srai_epi32)(v, 2); }

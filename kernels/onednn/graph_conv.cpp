@@ -4,11 +4,11 @@
 // The ops allocate their results, which are then clamped and copied to where the plan wants them.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include <string_view>
 
+#include "../runtime/torch_tables.h"
 #include "../runtime/whole_tensors.h"
 
 namespace x86quant::runtime {
@@ -39,13 +39,17 @@ class OnednnConv : public PackedConv {
   explicit OnednnConv(ConvDescription d)
       : d_(std::move(d)),
         finish_(d_.requant),
-        zero_points_(at::zeros({d_.conv.out_channels}, at::kInt)) {}
+        weight_(weight_of(d_)),
+        mult_(tensor_of(d_.mult, {d_.conv.out_channels})),
+        zero_points_(at::zeros({d_.conv.out_channels}, at::kInt)) {
+    if (d_.bias) bias_ = tensor_of(*d_.bias, {d_.conv.out_channels});
+  }
 
   void check(const ConvCall& call) const override { check_conv_shapes("onednn", d_.conv, call); }
 
   void run(const ConvCall& call) const override {
     const at::AutoDispatchBelowADInplaceOrView below;  // plain memory: nothing to differentiate
-    const int threads = threads_for(size(call.out) * d_.weight[0].numel());
+    const int threads = threads_for(size(call.out) * d_.products());
     xq_tensor in = call.in;
     std::optional<Scratch> gathered;
     if (!dense(in)) {
@@ -56,7 +60,7 @@ class OnednnConv : public PackedConv {
     finish_.run(out.const_data_ptr<uint8_t>(), call.out, threads);
   }
 
-  int64_t bytes() const override { return d_.weight.numel(); }
+  int64_t bytes() const override { return d_.weight.count; }
 
  protected:
   // Of a dense input, dense.
@@ -64,6 +68,8 @@ class OnednnConv : public PackedConv {
 
   ConvDescription d_;
   Finish finish_;
+  at::Tensor weight_, mult_;
+  MaybeTensor bias_;
   at::Tensor zero_points_;  // of the weights
 };
 
@@ -72,14 +78,14 @@ class Pointwise final : public OnednnConv {
  public:
   explicit Pointwise(ConvDescription d) : OnednnConv(std::move(d)) {
     static const auto pack = find<PackLinearOp>("onednn::qlinear_prepack");
-    packed_ = pack.call(d_.weight.flatten(1), std::nullopt);
+    packed_ = pack.call(weight_.flatten(1), std::nullopt);
   }
 
  private:
   at::Tensor result(const xq_tensor& in) const override {
     static const auto multiply = find<LinearOp>("onednn::qlinear_pointwise");
     const at::Tensor rows = at::from_blob(in.data, {lines(in) * in.w, in.c}, at::kByte);
-    return multiply.call(rows, 1.0, d_.requant.in_zp, packed_, d_.mult, zero_points_, d_.bias, 1.0,
+    return multiply.call(rows, 1.0, d_.requant.in_zp, packed_, mult_, zero_points_, bias_, 1.0,
                          d_.requant.out_zp, at::kByte, "none", Scalars(), "");
   }
 
@@ -92,9 +98,9 @@ class Convolution final : public OnednnConv {
     const xq_conv& c = d_.conv;
     // Frames of a volume are images, if no weight reaches from one to the next.
     first_ = c.kernel[0] > 1 || c.stride[0] > 1 || c.padding[0] > 0 ? 0 : 1;
-    if (first_ == 1) d_.weight = d_.weight.squeeze(2);
+    if (first_ == 1) weight_ = weight_.squeeze(2);
     static const auto pack = find<PackConvOp>("onednn::qconv_prepack");
-    packed_ = pack.call(d_.weight, d_.mult, 1.0, d_.requant.in_zp, axes(c.stride), axes(c.padding),
+    packed_ = pack.call(weight_, mult_, 1.0, d_.requant.in_zp, axes(c.stride), axes(c.padding),
                         axes(c.dilation), c.groups, std::nullopt);
   }
 
@@ -115,7 +121,7 @@ class Convolution final : public OnednnConv {
             : at::from_blob(in.data, {in.n, in.c, in.d, in.h, in.w},
                             {in.d * image, 1, image, line, in.c}, at::kByte);
     const at::Tensor out = convolve.call(
-        x, 1.0, d_.requant.in_zp, packed_, d_.mult, zero_points_, d_.bias, axes(c.stride),
+        x, 1.0, d_.requant.in_zp, packed_, mult_, zero_points_, bias_, axes(c.stride),
         axes(c.padding), axes(c.dilation), c.groups, 1.0, d_.requant.out_zp, at::kByte, "none", Scalars(), "");
     return out.contiguous(first_ == 1 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d);
   }
@@ -124,15 +130,15 @@ class Convolution final : public OnednnConv {
   int first_;  // axis
 };
 
-c10::intrusive_ptr<PackedConv> pack(ConvDescription d) {
+PackedConvPtr pack(ConvDescription d) {
   const xq_conv& c = d.conv;
-  TORCH_CHECK_VALUE(!c.transposed && !d.requant.residual,
-                    "x86quant: onednn: neither transposed convolutions nor residuals");
+  require(!c.transposed && !d.requant.residual,
+          "onednn: neither transposed convolutions nor residuals");
   bool pointwise = c.groups == 1;
   for (int axis = 0; axis < 3; ++axis)
     pointwise = pointwise && c.kernel[axis] == 1 && c.stride[axis] == 1 && c.padding[axis] == 0;
-  if (pointwise) return c10::make_intrusive<Pointwise>(std::move(d));
-  return c10::make_intrusive<Convolution>(std::move(d));
+  if (pointwise) return std::make_shared<Pointwise>(std::move(d));
+  return std::make_shared<Convolution>(std::move(d));
 }
 
 const RegisterConvKernel onednn_conv("onednn", pack);

@@ -3,79 +3,31 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "conv_kernel.h"
-#include "program.h"
+#include "native_cpu.h"
+#include "torch_program.h"
+#include "torch_tables.h"
 
 namespace x86quant::runtime {
 namespace {
 
-using PackedConvPtr = c10::intrusive_ptr<PackedConv>;
-using ProgramPtr = c10::intrusive_ptr<Program>;
+using PackPtr = c10::intrusive_ptr<TorchPack>;
+using ProgramPtr = c10::intrusive_ptr<TorchProgram>;
 
-void put(const std::vector<int64_t>& from, int32_t (&to)[3], const char* what) {
-  TORCH_CHECK_VALUE(from.size() == 3, "x86quant: ", what, " has one entry a dimension, got ", from);
-  for (int i = 0; i < 3; ++i) to[i] = static_cast<int32_t>(from[i]);
-}
-
-bool finite(const at::Tensor& floats) {
-  const float* values = floats.const_data_ptr<float>();
-  return std::all_of(values, values + floats.numel(), [](float x) { return std::isfinite(x); });
-}
-
-// geometry: kernel, stride, padding and dilation, three entries each, then groups and transposed.
-// codes: in_zp, out_zp, lo, hi, residual, res_zp.
-PackedConvPtr pack(const std::string& kernel, at::Tensor weight, at::Tensor mult,
-                   std::optional<at::Tensor> bias, std::optional<at::Tensor> lut,
-                   const std::vector<int64_t>& geometry, const std::vector<int64_t>& codes,
-                   double res_mult) {
-  TORCH_CHECK_VALUE(geometry.size() == 14 && codes.size() == 6, "x86quant: malformed convolution");
-  TORCH_CHECK_VALUE(weight.dim() == 5 && weight.scalar_type() == at::kChar,
-                    "x86quant: weights are int8 of rank 5");
-  ConvDescription d;
-  d.weight = weight.contiguous();
-  d.mult = mult.contiguous();
-  TORCH_CHECK_VALUE(mult.scalar_type() == at::kFloat && mult.numel() == weight.size(0),
-                    "x86quant: one float multiplier an output channel");
-  if (bias.has_value()) {
-    d.bias = bias->contiguous();
-    TORCH_CHECK_VALUE(bias->scalar_type() == at::kFloat && bias->numel() == weight.size(0),
-                      "x86quant: one float bias an output channel");
-  }
-  if (lut.has_value()) {
-    d.lut = lut->contiguous();
-    TORCH_CHECK_VALUE(lut->scalar_type() == at::kByte && lut->numel() == 256,
-                      "x86quant: a table is 256 codes");
-  }
-  TORCH_CHECK_VALUE(finite(d.mult) && (!d.bias || finite(*d.bias)) && std::isfinite(static_cast<float>(res_mult)),
-                    "x86quant: a multiplier or a bias of a convolution is not finite; look for NaN, infinity or "
-                    "vanishing output scales in the layer's weights, bias and quantization parameters");
-  xq_conv& c = d.conv;
-  const auto dims = [&](size_t first) {
-    return std::vector<int64_t>(geometry.begin() + first, geometry.begin() + first + 3);
-  };
-  put(dims(0), c.kernel, "kernel");
-  put(dims(3), c.stride, "stride");
-  put(dims(6), c.padding, "padding");
-  put(dims(9), c.dilation, "dilation");
-  c.groups = static_cast<int32_t>(geometry[12]);
-  c.transposed = static_cast<int32_t>(geometry[13]);
-  c.out_channels = static_cast<int32_t>(weight.size(0));
-  c.in_channels = static_cast<int32_t>(weight.size(1)) * c.groups;
-  c.algo = XQ_ALGO_AUTO;
-  xq_requant& r = d.requant;
-  r.mult = d.mult.const_data_ptr<float>();
-  r.bias = d.bias ? d.bias->const_data_ptr<float>() : nullptr;
-  r.lut = d.lut ? d.lut->const_data_ptr<uint8_t>() : nullptr;
-  r.in_zp = static_cast<int32_t>(codes[0]);
-  r.out_zp = static_cast<int32_t>(codes[1]);
-  r.lo = static_cast<int32_t>(codes[2]);
-  r.hi = static_cast<int32_t>(codes[3]);
-  r.residual = static_cast<int32_t>(codes[4]);
-  r.res_zp = static_cast<int32_t>(codes[5]);
-  r.res_mult = static_cast<float>(res_mult);
-  return pack_conv(kernel, std::move(d));
+// As ConvFields has them.
+PackPtr pack(const std::string& kernel, const at::Tensor& weight, const at::Tensor& mult,
+             const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& lut,
+             std::vector<int64_t> geometry, std::vector<int64_t> codes, double res_mult) {
+  ConvFields fields;
+  fields.weight = table_of(weight);
+  fields.sizes = weight.sizes().vec();
+  fields.mult = table_of(mult);
+  if (bias.has_value()) fields.bias = table_of(*bias);
+  if (lut.has_value()) fields.lut = table_of(*lut);
+  fields.geometry = std::move(geometry);
+  fields.codes = std::move(codes);
+  fields.res_mult = res_mult;
+  return c10::make_intrusive<TorchPack>(pack_conv(kernel, describe_conv(std::move(fields))));
 }
 
 std::vector<at::Tensor> run_program(const ProgramPtr& program, const std::vector<at::Tensor>& inputs) {
@@ -95,13 +47,25 @@ std::tuple<std::vector<at::Tensor>, at::Tensor> run_program_timed(
 #define PROGRAM "__torch__.torch.classes.x86quant.Program program"
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
-  m.class_<PackedConv>("PackedConv").def("bytes", &PackedConv::bytes);
-  m.class_<Program>("Program")
+  m.class_<TorchPack>("PackedConv").def("bytes", [](const PackPtr& p) { return p->pack->bytes(); });
+  m.class_<TorchProgram>("Program")
       .def(torch::init<int64_t, int64_t>())
-      .def("add_output", &Program::add_output)
-      .def("expect", &Program::expect)
+      .def("add_output", [](const ProgramPtr& p, Words sizes, Words strides, std::string type) {
+        p->steps->add_output({std::move(sizes), std::move(strides), std::move(type)});
+      })
+      .def("expect", [](const ProgramPtr& p, Words sizes, Words strides, std::string type) {
+        p->steps->add_input({std::move(sizes), std::move(strides), std::move(type)});
+      })
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
-      .def("repeat", &Program::repeat);
+      .def("repeat", [](const ProgramPtr& p, int64_t times, const Words& input_bytes, const Words& output_bytes) {
+        with_value_errors([&] { p->steps->repeat(times, input_bytes, output_bytes); });
+      })
+      .def("of_parts", [](const ProgramPtr& p, int64_t times) {
+        return with_value_errors([&] { return c10::make_intrusive<TorchProgram>(p->steps->of_parts(times)); });
+      })
+      .def("check_reach", [](const ProgramPtr& p) { with_value_errors([&] { p->steps->check_reach(); }); });
+  m.def("set_native_cpu(str isa, int l1, int l2) -> str",
+        [](std::string isa, int64_t l1, int64_t l2) { return set_native_cpu(isa, l1, l2); });
   m.def("step_kinds() -> str[]", [] { return step_kinds(); });
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",

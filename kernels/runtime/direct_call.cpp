@@ -11,17 +11,19 @@
 #include <torch/csrc/utils/object_ptr.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "program.h"
+#include "../dynamic/row_linear.h"
+#include "torch_program.h"
+#include "torch_tables.h"
 #include "watch.h"
 
 namespace x86quant::runtime {
 namespace {
 
-c10::intrusive_ptr<Program> program_of(PyObject* number) {
+c10::intrusive_ptr<TorchProgram> program_of(PyObject* number) {
   if (!PyLong_Check(number)) throw torch::TypeError("a program's handle is a number");
   const int64_t handle = PyLong_AsLongLong(number);
   if (handle == -1 && PyErr_Occurred()) throw python_error();
-  c10::intrusive_ptr<Program> program = ProgramHandles::find(handle);
+  c10::intrusive_ptr<TorchProgram> program = ProgramHandles::find(handle);
   TORCH_CHECK_VALUE(program, "x86quant: ", handle, " is the handle of no program that is alive");
   return program;
 }
@@ -33,7 +35,7 @@ int64_t integer_of(PyObject* number) {
 }
 
 // Of integers unless the first is a real; the rest must be like it.
-c10::IValue list_of(PyObject* list) {
+Field list_of(PyObject* list) {
   const Py_ssize_t size = PyList_GET_SIZE(list);
   const bool reals = size > 0 && PyFloat_Check(PyList_GET_ITEM(list, 0));
   Words integers;
@@ -44,18 +46,21 @@ c10::IValue list_of(PyObject* list) {
       throw torch::TypeError("x86quant: a list of a step holds integers or reals alone");
     reals ? doubles.push_back(PyFloat_AS_DOUBLE(item)) : integers.push_back(integer_of(item));
   }
-  return reals ? c10::IValue(doubles) : c10::IValue(integers);
+  return reals ? Field(std::move(doubles)) : Field(std::move(integers));
 }
 
-c10::IValue field_of(PyObject* value) {
-  if (PyBool_Check(value)) return value == Py_True;
+Field field_of(PyObject* value) {
+  if (PyBool_Check(value)) return Field(value == Py_True);
   if (PyLong_Check(value)) return integer_of(value);
   if (PyFloat_Check(value)) return PyFloat_AS_DOUBLE(value);
   if (PyList_Check(value)) return list_of(value);
-  if (THPVariable_Check(value)) return THPVariable_Unpack(value);
+  if (THPVariable_Check(value)) return table_of(THPVariable_Unpack(value));
   if (value == Py_None) return {};
   try {
-    return py::cast<torch::jit::Object>(py::handle(value))._ivalue();
+    const c10::IValue object(py::cast<torch::jit::Object>(py::handle(value))._ivalue());
+    if (object.type() == c10::getCustomClassType<c10::intrusive_ptr<dynamic::RowLinear>>())
+      return object.toCustomClass<dynamic::RowLinear>()->pack;
+    return object.toCustomClass<TorchPack>()->pack;
   } catch (const py::cast_error&) {
     throw torch::TypeError(std::string("x86quant: a field of a step cannot be of type ") + Py_TYPE(value)->tp_name);
   }
@@ -66,7 +71,7 @@ PyObject* add_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 3 || !PyUnicode_Check(args[1]) || !PyDict_Check(args[2]))
     throw torch::TypeError("add_step takes a program's handle, a kind and a dictionary");
-  const c10::intrusive_ptr<Program> program = program_of(args[0]);
+  const c10::intrusive_ptr<TorchProgram> program = program_of(args[0]);
   StepFields::Values fields;
   PyObject *key = nullptr, *value = nullptr;
   for (Py_ssize_t at = 0; PyDict_Next(args[2], &at, &key, &value);) {
@@ -76,7 +81,7 @@ PyObject* add_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const char* kind = PyUnicode_AsUTF8(args[1]);
   if (kind == nullptr) throw python_error();
-  program->add(kind, fields);
+  with_value_errors([&] { program->steps->add(kind, fields); });
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -92,7 +97,7 @@ bool somebody_watches() {
 PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (count != 2 || !PyTuple_Check(args[1])) throw torch::TypeError("try_run takes a program's handle and a tuple");
-  const c10::intrusive_ptr<Program> program = program_of(args[0]);
+  const c10::intrusive_ptr<TorchProgram> program = program_of(args[0]);
   std::vector<at::Tensor> inputs;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
     PyObject* input = PyTuple_GET_ITEM(args[1], i);
@@ -100,7 +105,7 @@ PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
     inputs.push_back(THPVariable_Unpack(input));
   }
   if (somebody_watches()) Py_RETURN_NONE;
-  if (!program->takes(inputs) || program->threads() != at::get_num_threads()) Py_RETURN_NONE;
+  if (!program->takes(inputs) || program->steps->threads() != at::get_num_threads()) Py_RETURN_NONE;
   std::vector<at::Tensor> outputs;
   {
     pybind11::gil_scoped_release no_gil;

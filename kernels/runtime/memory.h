@@ -1,10 +1,9 @@
 // Memory of a running program: where tensors lie, and buffers that are reused between runs.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/impl/alloc_cpu.h>
-
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "../native/native.h"
@@ -14,18 +13,40 @@ namespace x86quant::runtime {
 // 64-byte aligned memory.
 class Buffer {
  public:
-  explicit Buffer(size_t size = 0)
-      : size_(size), memory_(size ? c10::alloc_cpu(size) : nullptr, &c10::free_cpu) {}
+  explicit Buffer(size_t size = 0) : size_(size), memory_(size ? allocated(size) : nullptr, &std::free) {}
   uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
   size_t size() const { return size_; }
 
  private:
+  static void* allocated(size_t size) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();
+    return memory;
+  }
+
   size_t size_;
   std::unique_ptr<void, void (*)(void*)> memory_;
 };
 
 // The addresses a run works on: the arena, then the call's inputs, then its outputs.
 using Bases = std::vector<uint8_t*>;
+
+// Where a tensor of a program begins, for steps that know its shape.
+struct Address {
+  int32_t base = -1;  // none
+  int64_t offset = 0;
+
+  explicit operator bool() const { return base >= 0; }
+  // Without bases, any address: checks look whether there is one.
+  template <class T>
+  T* any() const {
+    return base < 0 ? nullptr : reinterpret_cast<T*>(uintptr_t{64});
+  }
+  template <class T>
+  T* at(const Bases& bases) const {
+    return base < 0 ? nullptr : reinterpret_cast<T*>(bases[base] + offset);
+  }
+};
 
 // A tensor of a program: what it looks like, and the base and offset of its first byte.
 struct Place {

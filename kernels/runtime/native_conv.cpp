@@ -1,5 +1,6 @@
 // The native kernels as a provider of the runtime.
 #include "conv_kernel.h"
+#include "errors.h"
 #include "memory.h"
 #include "native_cpu.h"
 #include "parallel.h"
@@ -13,10 +14,14 @@ class NativeConv final : public PackedConv {
   explicit NativeConv(const ConvDescription& d) : conv_(d.conv) {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
-    TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this convolution");
-    packed_ = Buffer(size);
-    succeed(xq_conv_pack(&d.conv, isa, d.weight.const_data_ptr<int8_t>(), &d.requant,
-                         packed_.data()));
+    require(size > 0, "the native kernel refuses this convolution");
+    if (d.packed && d.packed->count == static_cast<int64_t>(size)) {
+      packed_ = *d.packed;
+      return;
+    }
+    const auto fresh = std::make_shared<Buffer>(size);
+    succeed(xq_conv_pack(&d.conv, isa, d.weight.as<int8_t>(), &d.requant, fresh->data()));
+    packed_ = {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};
   }
 
   void check(const ConvCall& call) const override {
@@ -33,7 +38,8 @@ class NativeConv final : public PackedConv {
     });
   }
 
-  int64_t bytes() const override { return static_cast<int64_t>(packed_.size()); }
+  int64_t bytes() const override { return packed_.count; }
+  Table blob() const override { return packed_; }
 
  private:
   int64_t multiply_adds(const xq_tensor& out) const {
@@ -43,7 +49,7 @@ class NativeConv final : public PackedConv {
 
   xq_conv_call native_call(const ConvCall& call) const {
     xq_conv_call native{};
-    native.packed = packed_.data();
+    native.packed = packed_.data;
     native.in = call.in;
     native.out = call.out;
     native.residual = call.residual;
@@ -52,11 +58,11 @@ class NativeConv final : public PackedConv {
   }
 
   xq_conv conv_;
-  Buffer packed_;
+  Table packed_;
 };
 
-const RegisterConvKernel native("native", [](ConvDescription d) {
-  return c10::intrusive_ptr<PackedConv>(c10::make_intrusive<NativeConv>(d));
+const RegisterConvKernel native("native", [](ConvDescription d) -> PackedConvPtr {
+  return std::make_shared<NativeConv>(d);
 });
 
 }  // namespace

@@ -1,12 +1,10 @@
 #include "program.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty_strided.h>
-
 #include <atomic>
 #include <chrono>
-#include <unordered_map>
+#include <map>
 
+#include "errors.h"
 #include "parallel.h"
 
 namespace x86quant::runtime {
@@ -37,101 +35,75 @@ class Program::Lease {
   Buffer buffer_;
 };
 
-Program::Program(int64_t arena_bytes, int64_t inputs)
-    : arena_bytes_(static_cast<size_t>(arena_bytes)),
-      inputs_(static_cast<size_t>(inputs)),
-      threads_(at::get_num_threads()) {
-  TORCH_CHECK_VALUE(arena_bytes >= 0 && inputs >= 0, "x86quant: negative sizes in a plan");
+int64_t Layout::element_size() const {
+  static const std::map<std::string, int64_t> sizes = {
+      {"bool", 1},  {"uint8", 1},   {"int8", 1},    {"int16", 2}, {"float16", 2}, {"bfloat16", 2},
+      {"int32", 4}, {"float32", 4}, {"int64", 8},   {"float64", 8},
+  };
+  const auto found = sizes.find(type);
+  require(found != sizes.end(), "a program takes no tensors of type ", type);
+  return found->second;
 }
 
-namespace {
-
-struct Handles {
-  std::mutex lock;
-  std::unordered_map<int64_t, c10::weak_intrusive_ptr<Program>> programs;
-  int64_t last = 0;
-};
-
-Handles& handles() {
-  static auto* const all = new Handles;  // programs may outlive static objects
-  return *all;
+int64_t Layout::bytes() const {
+  Reach reach;
+  Words in_bytes = strides;
+  for (int64_t& stride : in_bytes)
+    require(!__builtin_mul_overflow(stride, element_size(), &stride) && stride >= 0, "a plan has an impossible tensor");
+  reach.add(0, 0, element_size(), sizes, in_bytes);
+  return reach.ranges().at(0).last;
 }
 
-}  // namespace
-
-int64_t ProgramHandles::of(const c10::intrusive_ptr<Program>& program) {
-  const std::lock_guard<std::mutex> guard(handles().lock);
-  if (!program->handle_) {
-    program->handle_ = ++handles().last;
-    handles().programs.emplace(program->handle_, c10::weak_intrusive_ptr<Program>(program));
-  }
-  return program->handle_;
-}
-
-c10::intrusive_ptr<Program> ProgramHandles::find(int64_t handle) {
-  const std::lock_guard<std::mutex> guard(handles().lock);
-  const auto found = handles().programs.find(handle);
-  return found == handles().programs.end() ? c10::intrusive_ptr<Program>() : found->second.lock();
-}
-
-void ProgramHandles::forget(int64_t handle) {
-  const std::lock_guard<std::mutex> guard(handles().lock);
-  handles().programs.erase(handle);
-}
-
-void Program::release_resources() {
-  if (handle_) ProgramHandles::forget(handle_);
+Program::Program(int64_t arena_bytes) : arena_bytes_(static_cast<size_t>(arena_bytes)), threads_(all_threads()) {
+  require(arena_bytes >= 0, "negative sizes in a plan");
 }
 
 void Program::add(const std::string& kind, const StepFields::Values& fields) {
-  steps_.push_back(make_step(kind, fields));
-}
-
-void Program::add_output(const Words& sizes, const Words& strides, bool is_float) {
-  outputs_.push_back({sizes, strides, is_float ? at::kFloat : at::kByte});
-}
-
-void Program::expect(const Words& sizes, const Words& strides, bool is_float) {
-  expected_.push_back({sizes, strides, is_float ? at::kFloat : at::kByte});
-}
-
-bool Program::takes(const std::vector<at::Tensor>& inputs) const {
-  if (inputs.size() != inputs_ || inputs_ != expected_.size()) return false;
-  for (size_t i = 0; i < inputs_; ++i) {
-    const at::Tensor& x = inputs[i];
-    const Layout& wanted = expected_[i];
-    if (!x.is_cpu() || x.layout() != at::kStrided || x.scalar_type() != wanted.dtype ||
-        x.sizes() != wanted.sizes || x.strides() != wanted.strides || x.is_neg())
-      return false;
-  }
-  return true;
-}
-
-std::vector<at::Tensor> Program::new_outputs() const {
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(outputs_.size());
-  for (const Layout& output : outputs_)
-    outputs.push_back(at::empty_strided(output.sizes, output.strides, output.dtype));
-  return outputs;
-}
-
-Bases Program::bases(const std::vector<at::Tensor>& inputs,
-                     const std::vector<at::Tensor>& outputs) const {
-  TORCH_CHECK_VALUE(takes(inputs), "x86quant: the plan is for other inputs");
-  Bases bases;
-  bases.reserve(1 + inputs.size() + outputs.size());
-  bases.push_back(nullptr);  // the arena
-  for (const at::Tensor& x : inputs) bases.push_back(static_cast<uint8_t*>(x.data_ptr()));
-  for (const at::Tensor& y : outputs) bases.push_back(static_cast<uint8_t*>(y.data_ptr()));
-  return bases;
+  steps_.push_back(make_step(kind, fields, reach_));
 }
 
 void Program::repeat(int64_t times, const Words& input_bytes, const Words& output_bytes) {
-  TORCH_CHECK_VALUE(times >= 1 && input_bytes.size() == inputs_ && output_bytes.size() == outputs_.size(),
-                    "x86quant: the parts of a plan are malformed");
+  require(times >= 1 && input_bytes.size() == inputs_.size() && output_bytes.size() == outputs_.size(),
+          "the parts of a plan are malformed");
   parts_ = times;
   advance_ = input_bytes;
   advance_.insert(advance_.end(), output_bytes.begin(), output_bytes.end());
+}
+
+std::unique_ptr<Program> Program::of_parts(int64_t times) const {
+  require(times >= 1 && !advance_.empty(), "the plan is not one of parts");
+  auto other = std::make_unique<Program>(static_cast<int64_t>(arena_bytes_));
+  const auto resized = [&](std::vector<Layout> layouts) {
+    for (Layout& layout : layouts) layout.sizes[0] = layout.sizes[0] / parts_ * times;
+    return layouts;
+  };
+  other->threads_ = threads_;
+  other->parts_ = times;
+  other->advance_ = advance_;
+  other->inputs_ = resized(inputs_);
+  other->outputs_ = resized(outputs_);
+  other->steps_ = steps_;
+  other->reach_ = reach_;
+  other->check_reach();
+  return other;
+}
+
+void Program::check_reach() const {
+  const auto bases = static_cast<int64_t>(inputs_.size() + outputs_.size());
+  for (const auto& [base, range] : reach_.ranges()) {
+    require(base >= 0 && base <= bases, "a step of a plan has no base ", base);
+    int64_t size = static_cast<int64_t>(arena_bytes_), last = range.last;
+    if (base > 0) {
+      const auto index = static_cast<size_t>(base - 1);
+      size = (index < inputs_.size() ? inputs_[index] : outputs_[index - inputs_.size()]).bytes();
+      int64_t moved = 0;
+      const int64_t advance = advance_.empty() ? 0 : advance_[index];
+      require(advance >= 0 && !__builtin_mul_overflow(advance, parts_ - 1, &moved) &&
+                  !__builtin_add_overflow(last, moved, &last),
+              "the parts of a plan are malformed");
+    }
+    require(range.first >= 0 && last <= size, "a step of a plan reaches bytes ", range.first, " to ", last, " of ", size);
+  }
 }
 
 template <class Body>
@@ -165,25 +137,20 @@ void Program::run_steps_timed(const Bases& bases, std::vector<double>& microseco
   }
 }
 
-std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs) const {
-  std::vector<at::Tensor> outputs = new_outputs();
-  for_each_part(bases(inputs, outputs), [&](const Bases& where) { run_steps(where); });
-  return outputs;
+void Program::run(const Bases& bases) const {
+  for_each_part(bases, [&](const Bases& where) { run_steps(where); });
 }
 
-std::vector<at::Tensor> Program::run_timed(const std::vector<at::Tensor>& inputs,
-                                           std::vector<double>& microseconds) const {
-  std::vector<at::Tensor> outputs = new_outputs();
+void Program::run_timed(const Bases& bases, std::vector<double>& microseconds) const {
   microseconds.assign(steps_.size(), 0.0);
   std::mutex guard;
-  for_each_part(bases(inputs, outputs), [&](const Bases& where) {
+  for_each_part(bases, [&](const Bases& where) {
     std::vector<double> part(steps_.size());
     run_steps_timed(where, part);
     const std::lock_guard<std::mutex> lock(guard);
     for (size_t i = 0; i < part.size(); ++i) microseconds[i] += part[i];
   });
   for (double& time : microseconds) time /= useful_threads(parts_);
-  return outputs;
 }
 
 }  // namespace x86quant::runtime

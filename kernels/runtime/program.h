@@ -1,7 +1,5 @@
-// A planned segment of a graph: steps on an arena, run in one call without Python.
+// A planned segment of a graph: steps on an arena, run in one call on plain memory.
 #pragma once
-
-#include <torch/custom_class.h>
 
 #include <memory>
 #include <mutex>
@@ -13,74 +11,65 @@
 
 namespace x86quant::runtime {
 
+// An input or an output: its shape and strides, in elements, and its type by torch's name, such as "float32".
+struct Layout {
+  Words sizes, strides;
+  std::string type;
+  int64_t element_size() const;
+  // From the first byte to behind the last one.
+  int64_t bytes() const;
+};
+
 // Built step by step, then run any number of times, from any number of threads at a time.
-class Program : public torch::CustomClassHolder {
+class Program {
  public:
-  Program(int64_t arena_bytes, int64_t inputs);
+  explicit Program(int64_t arena_bytes);
 
   // The next step; see step.h.
   void add(const std::string& kind, const StepFields::Values& fields);
-  // An output of this shape and these strides, in elements.
-  void add_output(const Words& sizes, const Words& strides, bool is_float);
-
-  // The next input is of this shape and these strides, in elements; float32, else uint8.
-  void expect(const Words& sizes, const Words& strides, bool is_float);
-  // Whether the program is for inputs like these.
-  bool takes(const std::vector<at::Tensor>& inputs) const;
-  // As many as torch had when the plan was made.
-  int threads() const { return threads_; }
+  void add_input(Layout layout) { inputs_.push_back(std::move(layout)); }
+  void add_output(Layout layout) { outputs_.push_back(std::move(layout)); }
 
   // The steps are for one part of a batch: run them for each of `times` parts, side by side. From
   // one part to the next, inputs and outputs move on by so many bytes. Outputs are of whole batches.
   void repeat(int64_t times, const Words& input_bytes, const Words& output_bytes);
 
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
+  // The same steps for another number of parts, each as large as here: they are shared, not copied.
+  std::unique_ptr<Program> of_parts(int64_t times) const;
+
+  // Throws a Refused unless all that the steps read and write lies within the arena, the inputs and the outputs.
+  void check_reach() const;
+
+  const std::vector<Layout>& inputs() const { return inputs_; }
+  const std::vector<Layout>& outputs() const { return outputs_; }
+  // As many as there were when the plan was made.
+  int threads() const { return threads_; }
+
+  // On the addresses of the inputs, then of the outputs, with nothing for the arena before them.
+  void run(const Bases& bases) const;
   // The same; `microseconds` receives the time of every step. Of parts that run side by side it is
   // the sum over all parts divided by the number of threads.
-  std::vector<at::Tensor> run_timed(const std::vector<at::Tensor>& inputs,
-                                    std::vector<double>& microseconds) const;
-
-  void release_resources() override;  // once nobody holds the program any more
+  void run_timed(const Bases& bases, std::vector<double>& microseconds) const;
 
  private:
-  friend class ProgramHandles;
-
-  struct Layout {
-    Words sizes, strides;
-    at::ScalarType dtype;
-  };
-
   // An arena lent to one run.
   class Lease;
 
-  Bases bases(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) const;
   // Calls body(bases) for every part, on this thread or on several.
   template <class Body>
   void for_each_part(const Bases& bases, const Body& body) const;
   void run_steps(const Bases& bases) const;
   void run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const;
-  std::vector<at::Tensor> new_outputs() const;
 
   size_t arena_bytes_;
-  size_t inputs_;
-  std::vector<Layout> expected_;
   int threads_;
   int64_t parts_ = 1;
   Words advance_;  // of every base but the arena, from part to part
-  std::vector<Layout> outputs_;
-  std::vector<std::unique_ptr<Step>> steps_;
+  std::vector<Layout> inputs_, outputs_;
+  std::vector<std::shared_ptr<const Step>> steps_;
+  Reach reach_;
   mutable std::mutex lock_;
   mutable std::vector<Buffer> idle_;  // arenas no run is using, at most one for each thread
-  int64_t handle_ = 0;
-};
-
-// Numbers that stand for programs where torch's own objects cannot be passed.
-class ProgramHandles {
- public:
-  static int64_t of(const c10::intrusive_ptr<Program>& program);
-  // Null when the number stands for no program, or for one that is gone.
-  static c10::intrusive_ptr<Program> find(int64_t handle);
-  static void forget(int64_t handle);
 };
 
 }  // namespace x86quant::runtime

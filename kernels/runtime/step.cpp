@@ -1,5 +1,7 @@
 #include "step.h"
 
+#include "errors.h"
+
 namespace x86quant::runtime {
 namespace {
 
@@ -10,18 +12,24 @@ std::map<std::string, Make>& kinds() {
   return all;
 }
 
+const char* type_of(const Field& field) {
+  static constexpr const char* kNames[] = {"None", "Bool", "Int", "Double", "IntList", "DoubleList", "Tensor", "Object", "Object"};
+  return kNames[field.index()];
+}
+
 }  // namespace
 
 RegisterStep::RegisterStep(const char* kind, Make make) {
-  TORCH_INTERNAL_ASSERT(kinds().emplace(kind, make).second, "two steps are called ", kind);
+  if (!kinds().emplace(kind, make).second) throw std::logic_error(joined("two steps are called ", kind));
 }
 
-StepPtr make_step(const std::string& kind, const StepFields::Values& values) {
+StepPtr make_step(const std::string& kind, const StepFields::Values& values, Reach& reach) {
   const auto found = kinds().find(kind);
-  TORCH_CHECK_VALUE(found != kinds().end(), "x86quant: there is no kind of step \"", kind, "\"");
+  require(found != kinds().end(), "there is no kind of step \"", kind, "\"");
   StepFields fields(kind, values);
   StepPtr step = found->second(fields);
   fields.finish();
+  reach.add(fields.reach());
   return step;
 }
 
@@ -32,10 +40,10 @@ std::vector<std::string> step_kinds() {
 }
 
 void StepFields::refuse(const std::string& name, const std::string& why) const {
-  TORCH_CHECK_VALUE(false, "x86quant: step \"", kind_, "\" of a plan: field \"", name, "\" ", why);
+  throw Refused(joined("step \"", kind_, "\" of a plan: field \"", name, "\" ", why));
 }
 
-c10::IValue StepFields::get(const char* name) {
+const Field& StepFields::get(const char* name) {
   const auto found = values_.find(name);
   if (found == values_.end()) refuse(name, "is missing");
   read_.insert(name);
@@ -47,11 +55,15 @@ void StepFields::finish() const {
     if (!read_.count(item.first)) refuse(item.first, "is not one of this kind's");
 }
 
-Words StepFields::integers(const char* name) {
-  const c10::IValue value = get(name);
-  if (!value.isIntList()) refuse(name, "takes integers, got " + value.tagKind());
-  return value.toIntVector();
+template <class T>
+const T& StepFields::as(const char* name, const char* wanted) {
+  const Field& value = get(name);
+  const T* found = std::get_if<T>(&value);
+  if (found == nullptr) refuse(name, std::string("takes ") + wanted + ", got " + type_of(value));
+  return *found;
 }
+
+Words StepFields::integers(const char* name) { return as<Words>(name, "integers"); }
 
 Words StepFields::integers(const char* name, size_t count) {
   Words words = integers(name);
@@ -60,20 +72,14 @@ Words StepFields::integers(const char* name, size_t count) {
   return words;
 }
 
-std::vector<double> StepFields::reals(const char* name, size_t count) {
-  const c10::IValue value = get(name);
-  if (!value.isDoubleList()) refuse(name, "takes reals, got " + value.tagKind());
-  std::vector<double> all = value.toDoubleVector();
+std::vector<double> StepFields::reals_of(const char* name, size_t count) {
+  std::vector<double> all = as<std::vector<double>>(name, "reals");
   if (all.size() != count)
     refuse(name, "takes " + std::to_string(count) + " reals, got " + std::to_string(all.size()));
   return all;
 }
 
-int64_t StepFields::integer(const char* name) {
-  const c10::IValue value = get(name);
-  if (!value.isInt()) refuse(name, "takes an integer, got " + value.tagKind());
-  return value.toInt();
-}
+int64_t StepFields::integer(const char* name) { return as<int64_t>(name, "an integer"); }
 
 int32_t StepFields::small(const char* name) {
   const int64_t value = integer(name);
@@ -81,51 +87,63 @@ int32_t StepFields::small(const char* name) {
   return static_cast<int32_t>(value);
 }
 
-bool StepFields::flag(const char* name) {
-  const c10::IValue value = get(name);
-  if (!value.isBool()) refuse(name, "takes true or false, got " + value.tagKind());
-  return value.toBool();
-}
+bool StepFields::flag(const char* name) { return as<bool>(name, "true or false"); }
 
-float StepFields::real(const char* name) {
-  const c10::IValue value = get(name);
-  if (!value.isDouble()) refuse(name, "takes a real, got " + value.tagKind());
-  return static_cast<float>(value.toDouble());
-}
+float StepFields::real(const char* name) { return static_cast<float>(as<double>(name, "a real")); }
 
 void StepFields::triple(const char* name, int32_t (&to)[3]) {
   const Words words = integers(name, 3);
-  for (int i = 0; i < 3; ++i) {
+  for (size_t i = 0; i < 3; ++i) {
     if (words[i] != static_cast<int32_t>(words[i])) refuse(name, "is too large: " + std::to_string(words[i]));
     to[i] = static_cast<int32_t>(words[i]);
   }
 }
 
 void StepFields::triple(const char* name, float (&to)[3]) {
-  const std::vector<double> all = reals(name, 3);
-  for (int i = 0; i < 3; ++i) to[i] = static_cast<float>(all[i]);
+  const std::vector<double> all = reals_of(name, 3);
+  for (size_t i = 0; i < 3; ++i) to[i] = static_cast<float>(all[i]);
 }
 
-at::Tensor StepFields::table(const char* name, at::ScalarType type, int64_t count) {
-  const c10::IValue value = get(name);
-  if (!value.isTensor()) refuse(name, "takes a tensor, got " + value.tagKind());
-  const at::Tensor& table = value.toTensor();
-  if (table.scalar_type() != type || table.numel() != count || !table.is_cpu())
-    refuse(name, "takes a tensor of " + std::to_string(count) + " elements of type " + c10::toString(type) + ", got " +
-                     std::to_string(table.numel()) + " of type " + c10::toString(table.scalar_type()));
-  return table.contiguous();
+Table StepFields::table(const char* name, Type type, int64_t count) {
+  const Table& table = as<Table>(name, "a tensor");
+  if (table.type != type || table.count != count)
+    refuse(name, "takes a tensor of " + std::to_string(count) + " elements of type " + name_of(type) + ", got " +
+                     std::to_string(table.count) + " of type " + name_of(table.type));
+  return table;
 }
 
-Place StepFields::tensor(const char* name) {
+PackedConvPtr StepFields::pack(const char* name) {
+  const PackedConvPtr& pack = as<PackedConvPtr>(name, "packed weights");
+  if (pack == nullptr) refuse(name, "is empty");
+  return pack;
+}
+
+RowPackPtr StepFields::row_pack(const char* name) {
+  const RowPackPtr& pack = as<RowPackPtr>(name, "packed weights of rows");
+  if (pack == nullptr) refuse(name, "is empty");
+  return pack;
+}
+
+Address StepFields::address(const char* name, int64_t element_size, const Words& sizes, const Words& strides) {
+  const Words found = integers(name, 2);
+  if (found[0] < 0 || found[0] != static_cast<int32_t>(found[0])) refuse(name, "has no base " + std::to_string(found[0]));
+  reach_.add(found[0], found[1], element_size, sizes, strides);
+  return {static_cast<int32_t>(found[0]), found[1]};
+}
+
+Place StepFields::place(const char* name, int64_t stride_c, int64_t element_size) {
   const Words words = integers(name, 11);
   Place place;
   place.base = static_cast<int32_t>(words[0]);
+  if (place.base != words[0] || place.base < 0) refuse(name, "has no base " + std::to_string(words[0]));
   place.offset = words[1];
   xq_tensor& t = place.view;
   t.n = words[2], t.d = words[3], t.h = words[4], t.w = words[5], t.c = words[6];
   t.stride_n = words[7], t.stride_d = words[8], t.stride_h = words[9], t.stride_w = words[10];
   // Stands for the address that a run will fill in: checks look whether there is one.
   t.data = reinterpret_cast<uint8_t*>(uintptr_t{64});
+  reach_.add(words[0], words[1], element_size, {t.n, t.d, t.h, t.w, t.c},
+             {t.stride_n, t.stride_d, t.stride_h, t.stride_w, stride_c});
   return place;
 }
 

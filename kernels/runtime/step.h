@@ -5,33 +5,38 @@
 // or not read by the kind are refused, with the names of the kind and the field.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
-
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "conv_kernel.h"
 #include "memory.h"
+#include "reach.h"
+#include "row_pack.h"
+#include "table.h"
 
 namespace x86quant::runtime {
 
 class Step {
  public:
   virtual ~Step() = default;
-  // From any number of threads at a time. Shares its work among torch's threads where that is worth it.
+  // From any number of threads at a time. Shares its work among the pool's threads where that is worth it.
   virtual void run(const Bases& bases) const = 0;
 };
 
 using StepPtr = std::unique_ptr<Step>;
 using Words = std::vector<int64_t>;
 
+// What a field of a step may be.
+using Field = std::variant<std::monostate, bool, int64_t, double, Words, std::vector<double>, Table, PackedConvPtr, RowPackPtr>;
+
 // Of one step of a plan, by name.
 class StepFields {
  public:
-  using Values = std::map<std::string, c10::IValue>;
+  using Values = std::map<std::string, Field>;
 
   StepFields(std::string kind, Values values) : kind_(std::move(kind)), values_(std::move(values)) {}
 
@@ -39,9 +44,13 @@ class StepFields {
   bool has(const char* name) const { return values_.count(name) > 0; }
 
   // A tensor of the plan: base, offset, n, d, h, w, c, and the strides of n, d, h and w in bytes. Base 0 is the
-  // arena, then come the inputs, then the outputs.
-  Place tensor(const char* name);
+  // arena, then come the inputs, then the outputs. Of codes, whose channels are adjacent, or of reals whose channels
+  // are so many bytes apart.
+  Place tensor(const char* name) { return place(name, 1, 1); }
   Place optional_tensor(const char* name) { return has(name) ? tensor(name) : Place{}; }
+  Place reals(const char* name, int64_t stride_c) { return place(name, stride_c, sizeof(float)); }
+  // The same without what it looks like: elements of so many bytes, with strides in bytes.
+  Address address(const char* name, int64_t element_size, const Words& sizes, const Words& strides);
   int64_t integer(const char* name);
   int32_t small(const char* name);  // an integer of 32 bits
   bool flag(const char* name);
@@ -50,28 +59,29 @@ class StepFields {
   Words integers(const char* name);  // of any number
   void triple(const char* name, int32_t (&to)[3]);
   void triple(const char* name, float (&to)[3]);
-  // Contiguous, of so many elements. The step keeps it alive.
-  at::Tensor table(const char* name, at::ScalarType type, int64_t count);
-
-  template <class T>
-  c10::intrusive_ptr<T> object(const char* name) {
-    const c10::IValue value = get(name);
-    if (!value.isObject()) refuse(name, "is an object of the extension");
-    return value.toCustomClass<T>();
-  }
+  // Of so many elements. The step keeps it.
+  Table table(const char* name, Type type, int64_t count);
+  PackedConvPtr pack(const char* name);
+  RowPackPtr row_pack(const char* name);
 
   // Throws: field `name` of this step is wrong, and how.
   [[noreturn]] void refuse(const std::string& name, const std::string& why) const;
   // Throws if there is a field that nobody has read.
   void finish() const;
+  // All that the step may read or write, by its tensors.
+  const Reach& reach() const { return reach_; }
 
  private:
-  c10::IValue get(const char* name);
-  std::vector<double> reals(const char* name, size_t count);
+  const Field& get(const char* name);
+  Place place(const char* name, int64_t stride_c, int64_t element_size);
+  std::vector<double> reals_of(const char* name, size_t count);
+  template <class T>
+  const T& as(const char* name, const char* wanted);
 
   std::string kind_;
   Values values_;
   std::set<std::string> read_;
+  Reach reach_;
 };
 
 // Declared once for each kind, by a static object in its file.
@@ -79,8 +89,8 @@ struct RegisterStep {
   RegisterStep(const char* kind, StepPtr (*make)(StepFields& fields));
 };
 
-// Throws a ValueError that names the kind, and the field, of whatever is wrong.
-StepPtr make_step(const std::string& kind, const StepFields::Values& fields);
+// Throws a Refused that names the kind, and the field, of whatever is wrong. `reach` grows by that of the step.
+StepPtr make_step(const std::string& kind, const StepFields::Values& fields, Reach& reach);
 std::vector<std::string> step_kinds();
 
 }  // namespace x86quant::runtime

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "conv_kernel.h"
+#include "errors.h"
 #include "memory.h"
 #include "parallel.h"
 #include "scratch.h"
@@ -82,8 +83,8 @@ inline void check_conv_shapes(const char* kernel, const xq_conv& conv, const Con
     const int64_t room = sizes[axis][0] + 2 * conv.padding[axis] - reach;
     fits = fits && room >= 0 && sizes[axis][1] == room / conv.stride[axis] + 1;
   }
-  TORCH_CHECK_VALUE(fits, "x86quant: ", kernel, ": the tensors do not fit the convolution");
-  TORCH_CHECK_VALUE(call.residual.data == nullptr, "x86quant: ", kernel, " adds no residual");
+  require(fits, kernel, ": the tensors do not fit the convolution");
+  require(call.residual.data == nullptr, kernel, " adds no residual");
 }
 
 }  // namespace x86quant::runtime

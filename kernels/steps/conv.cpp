@@ -8,7 +8,7 @@ namespace {
 class Conv final : public Step {
  public:
   explicit Conv(StepFields& fields)
-      : pack_(fields.object<PackedConv>("pack")),
+      : pack_(fields.pack("pack")),
         in_(fields.tensor("in")),
         out_(fields.tensor("out")),
         residual_(fields.optional_tensor("residual")) {
@@ -17,7 +17,7 @@ class Conv final : public Step {
   void run(const Bases& bases) const override { pack_->run({in_.at(bases), out_.at(bases), residual_.at(bases)}); }
 
  private:
-  c10::intrusive_ptr<PackedConv> pack_;
+  PackedConvPtr pack_;
   Place in_, out_, residual_;
 };
 

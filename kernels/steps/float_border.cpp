@@ -5,16 +5,18 @@ namespace x86quant::runtime {
 namespace {
 
 StepPtr quantize(StepFields& fields) {
-  NativeOp op(XQ_OP_QUANTIZE, fields);
-  op.op.a_stride_c = fields.integer("a_stride_c");
+  const int64_t stride_c = fields.integer("a_stride_c");
+  NativeOp op(XQ_OP_QUANTIZE, fields, fields.reals("a", stride_c), fields.tensor("out"));
+  op.op.a_stride_c = stride_c;
   op.op.a_mult = fields.real("a_mult");
   op.read_rounding();
   return std::move(op).step();
 }
 
 StepPtr dequantize(StepFields& fields) {
-  NativeOp op(XQ_OP_DEQUANTIZE, fields);
-  op.op.out_stride_c = fields.integer("out_stride_c");
+  const int64_t stride_c = fields.integer("out_stride_c");
+  NativeOp op(XQ_OP_DEQUANTIZE, fields, fields.tensor("a"), fields.reals("out", stride_c));
+  op.op.out_stride_c = stride_c;
   op.op.a_zp = fields.small("a_zp");
   op.op.a_mult = fields.real("a_mult");
   return std::move(op).step();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../runtime/errors.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 
@@ -10,7 +11,7 @@ namespace {
 
 class NativeOpStep final : public Step {
  public:
-  NativeOpStep(const xq_op& op, const Place& a, const Place& b, const Place& out, std::vector<at::Tensor> kept)
+  NativeOpStep(const xq_op& op, const Place& a, const Place& b, const Place& out, std::vector<Table> kept)
       : op_(op), a_(a), b_(b), out_(out), kept_(std::move(kept)) {
     const xq_tensor& t = out.view;
     threads_worth_ = t.n * t.d * t.h * t.w * t.c * passes() / kBytesEach;
@@ -38,13 +39,13 @@ class NativeOpStep final : public Step {
 
   xq_op op_;
   Place a_, b_, out_;
-  std::vector<at::Tensor> kept_;
+  std::vector<Table> kept_;
   int64_t threads_worth_;
 };
 
 }  // namespace
 
-NativeOp::NativeOp(xq_op_kind kind, StepFields& given) : fields(given), a(given.tensor("a")), out(given.tensor("out")) {
+NativeOp::NativeOp(xq_op_kind kind, StepFields& given, Place from, Place to) : fields(given), a(from), out(to) {
   op.kind = kind;
   op.isa = native_isa();
   op.a = a.view;
@@ -66,18 +67,18 @@ void NativeOp::read_rounding() {
 }
 
 const uint8_t* NativeOp::codes(const char* name) {
-  kept_.push_back(fields.table(name, at::kByte, 256));
-  return kept_.back().const_data_ptr<uint8_t>();
+  kept_.push_back(fields.table(name, Type::kByte, 256));
+  return kept_.back().as<uint8_t>();
 }
 
 const float* NativeOp::one_a_channel(const char* name) {
-  kept_.push_back(fields.table(name, at::kFloat, out.view.c));
-  return kept_.back().const_data_ptr<float>();
+  kept_.push_back(fields.table(name, Type::kFloat, out.view.c));
+  return kept_.back().as<float>();
 }
 
 StepPtr NativeOp::step() && {
   const int status = xq_op_check(&op);
-  TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: step \"", fields.kind(), "\" of a plan: ", xq_status_text(status));
+  require(status == XQ_OK, "step \"", fields.kind(), "\" of a plan: ", xq_status_text(status));
   return std::make_unique<NativeOpStep>(op, a, b, out, std::move(kept_));
 }
 

@@ -5,10 +5,11 @@
 
 namespace x86quant::runtime {
 
-// Filled by a kind from its fields, then made a step. It starts with tensors "a" and "out".
+// Filled by a kind from its fields, then made a step. It starts with tensors "a" and "out", of codes unless given.
 class NativeOp {
  public:
-  NativeOp(xq_op_kind kind, StepFields& fields);
+  NativeOp(xq_op_kind kind, StepFields& fields) : NativeOp(kind, fields, fields.tensor("a"), fields.tensor("out")) {}
+  NativeOp(xq_op_kind kind, StepFields& fields, Place a, Place out);
 
   StepFields& fields;
   xq_op op{};
@@ -23,7 +24,7 @@ class NativeOp {
   StepPtr step() &&;
 
  private:
-  std::vector<at::Tensor> kept_;  // what op points to
+  std::vector<Table> kept_;  // what op points to
 };
 
 }  // namespace x86quant::runtime

@@ -8,21 +8,23 @@ namespace {
 
 class StridedCopyStep final : public Step {
  public:
-  explicit StridedCopyStep(StepFields& fields)
-      : copy_(copy_of(fields)), from_(fields.integers("from", 2)), to_(fields.integers("to", 2)) {}
-  void run(const Bases& bases) const override { copy_.run(bases[from_[0]] + from_[1], bases[to_[0]] + to_[1]); }
+  explicit StridedCopyStep(StepFields& fields) : copy_(copy_of(fields)) {}
+  void run(const Bases& bases) const override { copy_.run(from_.at<uint8_t>(bases), to_.at<uint8_t>(bases)); }
 
  private:
-  static StridedCopy copy_of(StepFields& fields) {
+  StridedCopy copy_of(StepFields& fields) {
     const int64_t element_size = fields.integer("element_size");
     if (element_size < 1) fields.refuse("element_size", "is not positive");
     const Words sizes = fields.integers("sizes");
-    return {element_size, sizes, fields.integers("from_strides", sizes.size()),
-            fields.integers("to_strides", sizes.size())};
+    const Words from_strides = fields.integers("from_strides", sizes.size());
+    const Words to_strides = fields.integers("to_strides", sizes.size());
+    from_ = fields.address("from", element_size, sizes, from_strides);
+    to_ = fields.address("to", element_size, sizes, to_strides);
+    return {element_size, sizes, from_strides, to_strides};
   }
 
+  Address from_, to_;
   StridedCopy copy_;  // strides in bytes
-  Words from_, to_;   // base and offset
 };
 
 const RegisterStep strided_copy("strided_copy", [](StepFields& fields) -> StepPtr {

@@ -44,10 +44,10 @@ class Animal:
     slow: bool = False
 
     def model(self) -> nn.Module:
-        """The float model: evaluation mode, batch norms settled on inputs of the usual size."""
+        """The float model: evaluation mode, batch norms settled on inputs of all sizes."""
         torch.manual_seed(0)
         model = self.build()
-        settle(model, [self.sample(6, 1, seed) for seed in (1, 2)])
+        settle(model, [self.sample(6, size, seed) for seed in (1, 2) for size in self.sizes])
         return model
 
     def sample(self, batch: int, size: int, seed: int) -> Inputs:

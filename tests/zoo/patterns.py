@@ -974,6 +974,82 @@ def optional_mask(batch: int, size: int) -> Inputs:
     return {"x": torch.randn(batch, length, 16), "mask": torch.rand(batch, length).round()}
 
 
+# ------------------------------------------------------------------------- seldom seen
+
+
+class Fourier(Clamped):
+    """A filter in the frequency domain between two convolutions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.a(x))
+        waves = torch.fft.rfft2(y)
+        return self.b(torch.fft.irfft2(waves * torch.exp(-waves.abs() / 10), s=y.shape[-2:]))
+
+
+class ComplexTurn(nn.Module):
+    """Pairs of features turned as complex numbers, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex(self.a(x).reshape(-1, 8, 2)) * self.turns
+        return self.b(torch.view_as_real(turned).flatten(1))
+
+
+class SortedAndTop(nn.Module):
+    """Fields of the named tuples that sort and topk return, and a norm that has ``out=None``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.a(x)
+        top, order = y.topk(3, dim=1).values, x.sort(1).indices
+        return F.normalize(self.b(top), dim=-1), self.b(y.gather(1, order))
+
+
+class PackedLinears(nn.Module):
+    """Layers on the data of a packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: nn.utils.rnn.PackedSequence) -> nn.utils.rnn.PackedSequence:
+        return nn.utils.rnn.PackedSequence(self.b(torch.relu(self.a(x.data))), x.batch_sizes)
+
+
+def packed_rows(batch: int, size: int) -> Inputs:
+    length = (9, 12, 19)[size]
+    return (nn.utils.rnn.pack_sequence([torch.randn(length - i, 16) for i in range(batch)]),)
+
+
+class HeadByNumber(nn.Module):
+    """Its second argument says which head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.heads = conv(3, 8), nn.ModuleList([conv(8, 4), conv(8, 4)])
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return self.heads[number](torch.relu(self.a(x)))
+
+
+class ListOfImages(nn.Module):
+    """Images of any number, each of its own size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = conv(3, 8), conv(8, 4)
+
+    def forward(self, images: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.b(torch.relu(self.a(x[None])))[0] for x in images]
+
+
 ONE = (1,)  #: for models of one input size
 
 PATTERNS: tuple[Animal, ...] = (
@@ -1119,4 +1195,19 @@ PATTERNS: tuple[Animal, ...] = (
     Animal("unfold_patches", unfolded, images()),
     Animal("instance_norm", instance_normed, images()),
     Animal("batch_norm_without_statistics", untracked, images()),
+    Animal("fourier", Fourier, images(sizes=(12, 16, 20))),
+    Animal("complex_turn", ComplexTurn, rows(), sizes=ONE),
+    Animal("sorted_and_top", SortedAndTop, sequences()),
+    Animal("packed_linears", PackedLinears, packed_rows),
+    Animal(
+        "head_by_number",
+        HeadByNumber,
+        lambda batch, size: (torch.randn(batch, 3, 12, 12), size % 2),
+    ),
+    Animal(
+        "list_of_images",
+        ListOfImages,
+        lambda batch, size: ([torch.randn(3, 8 + 4 * i, 8 + 4 * i) for i in range(batch)],),
+        sizes=ONE,
+    ),
 )

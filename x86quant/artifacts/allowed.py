@@ -55,9 +55,20 @@ _PRODUCTS = """
     tensordot vdot
 """
 
+_COMPLEX = """
+    angle complex conj_physical imag is_complex isreal polar real resolve_conj resolve_neg
+    view_as_complex view_as_real
+"""
+_FOURIER = """
+    fft fft2 fftn fftfreq fftshift hfft hfft2 hfftn ifft ifft2 ifftn ifftshift ihfft ihfft2 ihfftn
+    irfft irfft2 irfftn rfft rfft2 rfftn rfftfreq
+"""
+
 # fmt: off
 _TORCH = f"""
-    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
+    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
+    affine_grid_generator bartlett_window blackman_window conj grid_sampler hamming_window
+    hann_window istft kaiser_window stft
     adaptive_avg_pool1d arange avg_pool1d batch_norm bilinear bucketize celu celu conv1d conv2d
     conv3d conv_transpose1d conv_transpose2d conv_transpose3d cdist channel_shuffle
     cosine_similarity cross detach diag diagonal diff embedding empty_like eye finfo full full_like
@@ -82,7 +93,10 @@ _OPERATOR = """
     neg not_ or_ pos pow rshift sub truediv truth xor
 """
 _ATEN = f"""
-    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
+    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
+    {" ".join(f"fft_{name}" for name in _FOURIER.split())}
+    _conj _fft_c2c _fft_c2r _fft_r2c _neg_view affine_grid_generator bartlett_window blackman_window
+    conj grid_sampler_3d hamming_window hann_window istft kaiser_window stft
     _adaptive_avg_pool2d _adaptive_avg_pool3d _native_batch_norm_legit _prelu_kernel _safe_softmax
     _trilinear _unsafe_index _weight_norm_interface _assert_scalar _assert_tensor_metadata
     _native_batch_norm_legit_no_training
@@ -108,6 +122,7 @@ _ATEN = f"""
 #: Methods of tensors.
 METHODS: frozenset[str] = frozenset(f"""
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
+    angle cfloat conj conj_physical is_complex isreal istft resolve_conj resolve_neg stft
     bfloat16 bool byte char contiguous cpu dequantize detach dim double element_size float half
     hardshrink int int_repr is_contiguous is_floating_point item log_softmax long ndimension
     new_full new_ones new_zeros nelement numel short size softmax split_with_sizes stride to type_as
@@ -116,7 +131,11 @@ METHODS: frozenset[str] = frozenset(f"""
 
 #: What ``getattr`` may read off a value.
 ATTRIBUTES: frozenset[str] = frozenset(
-    {"T", "device", "dtype", "H", "mH", "mT", "ndim", "shape", "layout", "is_quantized"}
+    {
+        *("T", "device", "dtype", "H", "mH", "mT", "ndim", "shape", "layout", "is_quantized"),
+        *("real", "imag"),
+        *("values", "indices"),  # of what topk, sort and max return
+    }
 )
 
 
@@ -127,6 +146,7 @@ def _table() -> dict[str, Target]:
         ("operator", operator, _OPERATOR),
         ("torch", torch, _TORCH),
         ("torch.nn.functional", F, _FUNCTIONAL),
+        ("torch.fft", torch.fft, _FOURIER),
     ):
         table.update({f"{prefix}.{n}": getattr(home, n) for n in names.split() if hasattr(home, n)})
     for name in SCHEMAS:

@@ -37,6 +37,7 @@ _MAX_SIZE = 1 << 48
 
 #: What a tensor may hold, by its name in the file, and its bytes an element.
 DTYPES: dict[str, tuple[torch.dtype, int]] = {
+    "C64": (torch.complex64, 8),
     "F64": (torch.float64, 8),
     "F32": (torch.float32, 4),
     "F16": (torch.float16, 2),

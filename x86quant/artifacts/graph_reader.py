@@ -152,7 +152,7 @@ class _GraphReader:
         if bad := [k for k in kwargs if not _NAME.fullmatch(k) or keyword.iskeyword(k)]:
             raise ArtifactError(f"{bad[0][:80]!r} is not the name of an argument")
         _check_arity(op, target, args, kwargs)
-        if "out" in kwargs:
+        if kwargs.get("out") is not None:
             raise ArtifactError("it writes to an argument")
         node = self._graph.create_node(op, target, args, kwargs, name=name)
         if node.name != name:

@@ -37,7 +37,7 @@ _MAX_RANK = 64
 def write_guarded(module: GuardedModule, tensors: TensorWriter, write: Write) -> dict[str, Any]:
     """``module`` as JSON; ``write`` gives the records of the modules in it."""
     guard, original = module.guard, module.original
-    outside = guard.conditions or any(x.fixed for x in guard.inputs) or _has_numbers(module.form)
+    outside = guard.conditions or any(x.fixed for x in guard.inputs) or takes_others(module.form)
     kept = original if outside and not module.strict else None
     return {
         "compiled": write(module.compiled, tensors),
@@ -81,11 +81,11 @@ def read_guarded(content: dict[str, Any], read: Read) -> Content:
     return Content(build, parts=(compiled,))
 
 
-def _has_numbers(form: CallForm) -> bool:
-    """Whether a number is given that is no default: it may be a size, which varies."""
+def takes_others(form: CallForm) -> bool:
+    """Whether a list is given, or a number that is no default: lengths and sizes vary."""
 
     def found(structure: Structure) -> bool:
-        return structure.kind in (int, float) or any(map(found, structure.parts))
+        return structure.kind in (int, float, list) or any(map(found, structure.parts))
 
     defaults = {name: p.default for name, p in form.signature.parameters.items()}
     arguments = zip(form.arguments.keys, form.arguments.parts, strict=True)

@@ -21,6 +21,8 @@ from x86quant.artifacts.saved import SavedBySizes
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering.from_export import flat
+from x86quant.quantization.batches import Call
+from x86quant.quantization.proof import run
 
 _REMEDY = (
     "export it yourself, torch.export.export(model, inputs, dynamic_shapes=...), "
@@ -154,8 +156,8 @@ def _described(gm: GraphModule, example: Example | None) -> GraphModule:
 
 def gives_the_same(model: nn.Module, other: nn.Module, example: Example) -> bool | None:
     """Whether ``other`` computes what the model does; None where it returns another class."""
-    with torch.no_grad():
-        one, two = (m(*example.args, **example.kwargs) for m in (model, other))
+    call = Call(example.args, example.kwargs)
+    one, two = run(model, call), run(other, call)
     if type(one) is not type(two):
         return None
     try:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from x86quant.errors import ArtifactError, InvalidInputError
 
@@ -38,8 +39,8 @@ class Named:
     """An object of a class with named fields, which is known by its name alone.
 
     Attributes:
-        kind: "tuple" for a named tuple, "dataclass", or "transformers" for an output class of
-            that package.
+        kind: "tuple" for a named tuple, "packed" for torch's ``PackedSequence``, "dataclass", or
+            "transformers" for an output class of that package.
         name: the class's.
         fields: the content, by name.
     """
@@ -51,12 +52,14 @@ class Named:
     def filled(self, values: Sequence[Any]) -> Any:
         """An object with these fields: of a class of the same name and fields, made here."""
         cls = _class(self.kind, self.name, tuple(self.fields))
+        if self.kind in ("tuple", "packed"):
+            return cls._make(values)
         return cls(**dict(zip(self.fields, values, strict=True)))
 
     def check(self) -> None:
         """Raise ArtifactError unless there can be such a class."""
         names = [self.name, *self.fields]
-        if self.kind not in ("tuple", "dataclass", "transformers") or not all(
+        if self.kind not in ("tuple", "packed", "dataclass", "transformers") or not all(
             name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
             for name in names
         ):
@@ -70,6 +73,10 @@ def _class(kind: str, name: str, fields: tuple[str, ...]) -> Any:
         return collections.namedtuple(name, fields)
     if kind == "dataclass":
         return dataclasses.make_dataclass(name, fields)
+    if kind == "packed":
+        if (name, fields) != (PackedSequence.__name__, PackedSequence._fields):
+            raise ArtifactError(f"there is no packed sequence of the fields {', '.join(fields)}")
+        return PackedSequence
     try:
         found = getattr(importlib.import_module(_OUTPUTS), name, None)
     except ImportError as error:
@@ -84,7 +91,8 @@ def _named(value: Any) -> Named | None:
     """``value`` as fields, if it has them; the file's reader need not have the class."""
     kind: Any = type(value)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return Named("tuple", type(value).__name__, dict(zip(kind._fields, value, strict=True)))
+        form = "packed" if kind is PackedSequence else "tuple"
+        return Named(form, kind.__name__, dict(zip(kind._fields, value, strict=True)))
     if not hasattr(kind, "__dataclass_fields__"):
         return None
     package = sys.modules.get(_OUTPUTS)

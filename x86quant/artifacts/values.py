@@ -36,7 +36,7 @@ _DTYPES = {
     name: getattr(torch, name)
     for name in (
         "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
-        "float64", "quint8", "qint8", "qint32",
+        "float64", "complex64", "complex128", "quint8", "qint8", "qint32",
     )
 }  # fmt: skip
 _MEMORY_FORMATS = {

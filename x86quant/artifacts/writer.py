@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from x86quant.artifacts import container, forms
+from x86quant.artifacts.guarded_form import takes_others
 from x86quant.artifacts.prepared_model import (
     Example,
     example_of,
@@ -99,10 +100,10 @@ def _bytes_of(
 def _takes_more(model: nn.Module, whole: nn.Module | None) -> bool:
     """Whether a quantized ``model`` has arguments that its graph only takes as in the example.
 
-    The graph in a guarded one holds for those arguments alone, too.
+    The graph in a guarded one holds for those arguments alone, too; its float model takes others.
     """
     if isinstance(model, GuardedModule):
-        return False
+        return not model.strict and takes_others(model.form)
     first = whole.models[0] if isinstance(whole, SavedBySizes) else whole
     return isinstance(first, SavedModule) and bool(first.signature.fixed) and was_quantized(model)
 

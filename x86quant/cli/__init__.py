@@ -19,7 +19,17 @@ from x86quant.hardware.isa import forced_level
 from x86quant.version import __version__
 
 #: Modules of this package, in the order ``--help`` lists them.
-COMMANDS: tuple[str, ...] = ("info", "quantize", "explain", "bench", "report", "tune", "rules")
+COMMANDS: tuple[str, ...] = (
+    "info",
+    "quantize",
+    "explain",
+    "bench",
+    "report",
+    "tune",
+    "rules",
+    "export-program",
+    "cpp",
+)
 
 
 #: The environment variable that shows tracebacks of what nobody foresaw.
@@ -32,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"x86quant {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        module = importlib.import_module(f"x86quant.cli.{name}")
+        module = importlib.import_module(f"x86quant.cli.{name.replace('-', '_')}")
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         module.configure(command)

@@ -64,7 +64,7 @@ def _report(model: nn.Module, call: loading.Arguments, options: argparse.Namespa
     from x86quant.reporting import model_report
 
     title = f"x86quant report: {options.model}"
-    if loading.is_quantized(model):
+    if loading.form_of(model) != "float":
         compiled = loading.compile_model(model, call.args, call.kwargs).compiled
         return model_report(compiled, call.args, kwargs=call.kwargs, title=title)
     batches = _batches(options, call)

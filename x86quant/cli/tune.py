@@ -24,6 +24,8 @@ from x86quant.hardware.isa import LEVELS
 from x86quant.spec import OP_KINDS
 
 if TYPE_CHECKING:
+    from x86quant.hardware.cpu import Cpu
+    from x86quant.ray.fleet import FleetKind, FleetOutcome
     from x86quant.tuning.cases import Grid, Shape
     from x86quant.tuning.quick import Quick
     from x86quant.tuning.session import Outcome, Request
@@ -91,15 +93,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE.csv", help="write measurements here, install nothing"
     )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="measure one node of each kind of CPU in a Ray cluster, and install a table on each "
+        "(without an address: the cluster that runs here)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure, write, and unless --out is given install a table."""
+    from x86quant.hardware.cpu import cpu
     from x86quant.tuning.session import run as tune
+    from x86quant.tuning.user_table import user_measurements_path
 
+    if options.ray is not None:
+        return _fleet(options)
     if options.quick:
         return _quick(options)
-    request = _request(options)
+    out = Path(options.out) if options.out else user_measurements_path()
+    request = _request(options, _selected(options), out, cpu())
     try:
         outcome = tune(request)
     except KeyboardInterrupt:
@@ -157,18 +172,93 @@ def _quick_as_json(found: Quick, installed: Path | None) -> dict[str, Any]:
     }
 
 
-def _request(options: argparse.Namespace) -> Request:
-    from x86quant.tuning.cases import select
-    from x86quant.tuning.session import Request
+def _fleet(options: argparse.Namespace) -> int:
+    """Measure and install on every kind of CPU in a Ray cluster."""
+    from x86quant.tuning.measurements import merge, write
     from x86quant.tuning.user_table import user_measurements_path
+
+    try:
+        from x86quant.ray import fleet
+    except ImportError as error:
+        raise InvalidInputError(str(error)) from None
+    if options.quick:
+        raise InvalidInputError("--quick is for this machine alone: leave out --ray, or --quick")
+    fleet.connect(options.ray)
+    wanted = Path(options.out) if options.out else user_measurements_path()
+    shapes = _selected(options)
+
+    def request_for(kind: FleetKind) -> Request:
+        out = wanted.with_name(f"{wanted.stem}-{kind.name}.csv")
+        return _request(options, shapes, out, kind.cpu)
+
+    try:
+        outcomes = fleet.tune_fleet(
+            request_for, as_entries=bool(options.model), install=options.out is None
+        )
+    except KeyboardInterrupt:
+        print("\nwhat was measured is kept; --resume goes on", file=sys.stderr)
+        raise
+    measured = [one.outcome.measured for one in outcomes if one.outcome is not None]
+    if options.out and len(measured) == len(outcomes):
+        write(wanted, merge(measured))
+    failed = [one for one in outcomes if one.outcome is None or one.refused]
+    if options.json:
+        print(json.dumps([_kind_as_json(one) for one in outcomes], indent=2))
+    else:
+        for one in outcomes:
+            _print_kind(one)
+    return 1 if failed else 0
+
+
+def _print_kind(one: FleetOutcome) -> None:
+    print(f"{one.kind.name}: {one.kind.cpu.name}, {len(one.kind.nodes)} nodes")
+    if one.outcome is None:
+        print(f"  failed: {one.error}")
+        return
+    print(f"  {one.out}: {len(one.outcome.measured.cases())} cases")
+    if one.outcome.unmeasured:
+        print(f"  out of time: {one.outcome.unmeasured} cases left; --resume goes on")
+    if not one.outcome.quiet.enough:
+        print(f"  the node was not quiet: {one.outcome.quiet}; the file says so too")
+    for path in one.tables:
+        print(f"  {path}: installed on {', '.join(one.installed) or 'no node'}")
+    for name, why in one.refused.items():
+        print(f"  not installed on {name}: {why}")
+
+
+def _kind_as_json(one: FleetOutcome) -> dict[str, Any]:
+    return {
+        "kind": one.kind.name,
+        "cpu": one.kind.cpu.name,
+        "nodes": len(one.kind.nodes),
+        "measurements": str(one.out),
+        "cases": 0 if one.outcome is None else len(one.outcome.measured.cases()),
+        "unmeasured": None if one.outcome is None else one.outcome.unmeasured,
+        "error": one.error,
+        "tables": [str(path) for path in one.tables],
+        "installed": list(one.installed),
+        "refused": one.refused,
+    }
+
+
+def _selected(options: argparse.Namespace) -> tuple[Shape, ...]:
+    from x86quant.tuning.cases import select
 
     if options.shape and not options.model:
         raise InvalidInputError("--shape is the input of a --model; give that too")
+    return select(_shapes(options), ops=options.ops, nets=options.nets)
+
+
+def _request(
+    options: argparse.Namespace, shapes: tuple[Shape, ...], out: Path, here: Cpu
+) -> Request:
+    from x86quant.tuning.session import Request
+
     return Request(
-        shapes=select(_shapes(options), ops=options.ops, nets=options.nets),
+        shapes=shapes,
         grid=_grid(options),
-        levels=_levels(options.isa),
-        out=Path(options.out) if options.out else user_measurements_path(),
+        levels=_levels(options.isa, here),
+        out=out,
         budget=options.budget,
         resume=options.resume,
         accumulate=options.out is None,
@@ -205,10 +295,7 @@ def _grid(options: argparse.Namespace) -> Grid:
     )
 
 
-def _levels(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    from x86quant.hardware.cpu import cpu
-
-    here = cpu()
+def _levels(wanted: Sequence[str] | None, here: Cpu) -> tuple[str, ...]:
     reached = tuple(name for name, level in LEVELS.items() if level.features <= here.features)
     if wanted is None:
         return (here.isa,)

@@ -7,7 +7,7 @@ import functools
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,19 @@ class CompiledModule(nn.Module):
                 "call it with the whole batch, outside of the transform"
             )
         return in_float_type(self.run(values), self._float_type)
+
+    def arguments(self, positional: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call in order, each as the graph takes it.
+
+        Raises:
+            InvalidInputError: one is missing, unknown, given twice, or nothing like its example.
+        """
+        return self._inputs.bound(positional, named, self._float_type)
+
+    @property
+    def float_type(self) -> torch.dtype:
+        """The floating type that it takes and returns."""
+        return self._float_type
 
     def run(self, inputs: tuple[Any, ...]) -> Any:
         """Run the graph on inputs that are as it takes them: nothing is checked or converted."""

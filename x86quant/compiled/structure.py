@@ -120,8 +120,15 @@ def _fill(structure: Structure, leaves: Any) -> Any:
     if issubclass(kind, Mapping):
         return kind(zip(structure.keys, parts, strict=True))  # type: ignore[call-arg]
     if hasattr(kind, "_fields"):
-        return kind(*parts)
+        # As they are: a packed sequence would look at what it is made of.
+        return kind._make(parts)  # type: ignore[attr-defined]
     return kind(parts)  # type: ignore[call-arg]
+
+
+#: How many arguments a call gives by position, and the names of the others.
+Spelling = tuple[Any, ...]
+#: Arguments by their number among those given, and what each must be.
+_Places = tuple[tuple[int, Structure], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,6 +147,9 @@ class CallForm:
     signature: inspect.Signature
     arguments: Structure
     names: tuple[str, ...]
+    _places: dict[Spelling, _Places | None] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @staticmethod
     def of(
@@ -163,6 +173,54 @@ class CallForm:
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """The tensors of a call of this form; None if it is of another."""
+        spelling = (len(args), *kwargs)
+        if spelling not in self._places:
+            self._places[spelling] = self._places_of(spelling)
+        places = self._places[spelling]
+        if places is None:
+            return self._tensors_inside(args, kwargs)
+        given = (*args, *kwargs.values())
+        tensors = []
+        for number, part in places:
+            value = given[number]
+            if part.kind is None and is_tensor(value):
+                tensors.append(value)
+            elif type(value) is not part.kind or not _is_value(part, value):
+                return None
+        return tensors
+
+    def _places_of(self, spelling: Spelling) -> _Places | None:
+        """What each argument of such a call must be; None where that is not one tensor or number.
+
+        Binding arguments takes as long as a small network.
+        """
+        count, names = spelling[0], spelling[1:]
+        given = [object() for _ in range(count + len(names))]
+        try:
+            bound = _bound(
+                self.signature, given[:count], dict(zip(names, given[count:], strict=True))
+            )
+        except TypeError:
+            return None
+        places = []
+        for value, part in zip(bound.values(), self.arguments.parts, strict=True):
+            number = next((i for i, mark in enumerate(given) if mark is value), None)
+            if number is None:
+                try:
+                    structure, leaves = take_apart(value)
+                except UnsupportedError:
+                    return None
+                if leaves or not _same(structure, part):
+                    return None
+            elif part.parts or not (part.kind is None or issubclass(part.kind, _CONSTANTS)):
+                return None
+            else:
+                places.append((number, part))
+        return tuple(places)
+
+    def _tensors_inside(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[torch.Tensor] | None:
         try:
             structure, leaves = take_apart(_bound(self.signature, args, kwargs))
         except (TypeError, UnsupportedError):
@@ -224,6 +282,10 @@ def _same(one: Structure, other: Structure) -> bool:
     """Whether they are equal, and constants of the same type: True is not 1."""
     if one.kind is not other.kind or one.keys != other.keys or len(one.parts) != len(other.parts):
         return False
-    if one.value is not other.value and not bool(one.value == other.value):
+    if not _is_value(one, other.value):
         return False
     return all(_same(a, b) for a, b in zip(one.parts, other.parts, strict=True))
+
+
+def _is_value(constant: Structure, value: Any) -> bool:
+    return constant.value is value or bool(constant.value == value)

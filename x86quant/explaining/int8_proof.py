@@ -234,8 +234,11 @@ class _Steps:
         if threading.get_ident() != self._thread:
             return
         for step in plan.steps:
-            if step.choice is not None:
-                self._ran.append(ComputeOp(step.op, step.layer or step.name, True, step.kernel))
+            routed = step.choice is not None
+            name = step.op if routed else f"x86quant::{step.op}"
+            int8 = True if routed else _arithmetic(name)
+            if int8 is not None:
+                self._ran.append(ComputeOp(name, step.layer or step.name, int8, step.kernel))
 
 
 # --- modules ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ merely ends at zero, and bounds must move when the output's scale does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -78,8 +79,15 @@ def is_op(node: object, *names: str) -> bool:
     """Whether ``node`` calls one of our ops ``names`` (any of our ops when none is given)."""
     if not isinstance(node, Node) or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    namespace, name = node.target._schema.name.split("::")
+    namespace, name = _qualified_name(node.target)
     return namespace == "x86quant" and (not names or name in names)
+
+
+@functools.cache
+def _qualified_name(target: torch._ops.OpOverload) -> tuple[str, str]:
+    """Namespace and name; asking torch takes far longer, and plans ask for every node."""
+    namespace, name = target._schema.name.split("::")
+    return namespace, name
 
 
 def own_call(node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]] | None:
@@ -99,7 +107,7 @@ def own_call(node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]] | None:
 def op_name(node: Node) -> str:
     """``conv`` for a node that calls ``x86quant::conv``."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    return node.target._schema.name.split("::")[1]
+    return _qualified_name(node.target)[1]
 
 
 def emit(graph: Graph, name: str, like: Node | None = None, /, **kwargs: Any) -> Node:

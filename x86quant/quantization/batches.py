@@ -38,8 +38,9 @@ class Call:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, function: Callable[..., Any]) -> Any:
-        """``function`` of these arguments."""
-        return function(*self.args, **self.kwargs)
+        """``function`` of copies of these arguments, which it may overwrite."""
+        own = self.copied()
+        return function(*own.args, **own.kwargs)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -105,6 +106,11 @@ class Calibration:
             call = next(self._calls, None)
             if call is None:
                 break
+            if any(x.is_nested for x in call.leaves):
+                raise InvalidInputError(
+                    "the calibration data hold nested tensors, which no int8 graph takes: give "
+                    "padded ones, x.to_padded_tensor(0.0)"
+                )
             kept.append(call)
             size += sum(x.nbytes for x in call.leaves)
         if not kept:

@@ -21,6 +21,7 @@ from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.from_export import exported_layer, flat
+from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.wording import first_line, quiet
 from x86quant.terminal.silence import silent
 
@@ -150,18 +151,51 @@ def _exported(
                     tuple(example),
                     dynamic_shapes=None if dims is None else {"tensors": dims},
                     strict=False,
-                ).run_decompositions({})
-            gm = flat(program.module(check_guards=False))
+                )
+                gm = None if spell is None else _rewritten(program, example)
+                if gm is None:
+                    program = program.run_decompositions({})
+                    gm = flat(program.module(check_guards=False))
             guard = _guard(program, form, leaves)
         # Export wraps and raises nearly anything, among it errors of the model's own code.
         except Exception as error:
             reasons.append(first_line(error))
+            if type(error).__name__ == _DATA_DEPENDENT or reasons[-1] in reasons[:-1]:
+                break  # it has nothing to do with which sizes are free
             continue
         if spell is not None:
             spell(gm, flat_form)
         _name_inputs(gm, form.names)
         return Exported(gm, results[0], guard)
     raise UnsupportedError(f"nor can torch.export ({reasons[0]})")
+
+
+def _rewritten(
+    program: torch.export.ExportedProgram, example: Sequence[torch.Tensor]
+) -> GraphModule | None:
+    """The graph of ``program`` without writes in place, as :mod:`x86quant.lowering.mutation` does
+    it; None if it cannot.
+
+    torch's own way traces all of it again, which takes longer than the export itself.
+    """
+    if not all(map(_is_simple, program.graph.nodes)):
+        return None
+    gm = flat(program.module(check_guards=False))
+    try:
+        return without_mutations(gm, example)
+    except UnsupportedError:
+        return None
+
+
+def _is_simple(node: Node) -> bool:
+    """Whether ``node`` computes on its arguments: it calls no graphs, and updates no statistics."""
+    target = node.target
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") in ("_operator", "math", "torch")
+    switches = (True in node.args[5:6]) if target is aten.batch_norm.default else ()
+    return target is not aten.instance_norm.default and not switches
 
 
 def _two_rows(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -193,6 +227,9 @@ def _batch_and_tokens(leaves: Sequence[torch.Tensor]) -> Any:
 
     return tuple(dict.fromkeys(range(min(x.dim(), free(x))), torch.export.Dim.AUTO) for x in leaves)
 
+
+#: What torch.export raises where the code depends on values: no choice of free sizes mends that.
+_DATA_DEPENDENT = "GuardOnDataDependentSymNode"
 
 #: How the guards of an exported ``_FlatForm`` spell a size, and how ours do.
 _SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")

@@ -70,6 +70,9 @@ _TABLES: tuple[tuple[Origin, Any], ...] = (
 )  # fmt: skip
 ORIGINS: dict[Any, Origin] = {kind: origin for origin, kinds in _TABLES for kind in kinds}
 
+#: What makes one tensor of several.
+JOINS: frozenset[Any] = frozenset({*_OPERANDS, torch.cat, torch.stack})
+
 #: What a ReLU behind is computed as one with.
 BEFORE_RELU: frozenset[Any] = frozenset(
     {*_PLAIN_LAYERS, *_PLAIN_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import logging
 import math
 import warnings
@@ -254,11 +255,15 @@ def _unlike(expected: Any, actual: Any) -> str | None:
 
 
 def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
-    """Signal to noise in dB of each float tensor in the result, over all of ``calls``."""
+    """Signal to noise in dB of each float tensor in the result, over all of ``calls``.
+
+    Where an attention mask is given, what the model makes of padding does not count.
+    """
     pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     for call in calls:
-        exact = _floats(prepared.exact(call))
-        actual = _floats(_result(model, call))
+        mask = _padding_mask(prepared.reference, call)
+        exact = [_unpadded(x, mask) for x in _floats(prepared.exact(call))]
+        actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
         if [x.shape for x in exact] != [x.shape for x in actual]:
             continue  # a number of found objects, say
         for number, (x, y) in enumerate(zip(exact, actual, strict=True)):
@@ -267,6 +272,23 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
             pairs[number][0].append(x)
             pairs[number][1].append(y)
     return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
+
+
+def _padding_mask(model: nn.Module, call: Call) -> torch.Tensor | None:
+    """Which tokens are real, by the argument that transformers call so: [batch, tokens]."""
+    try:
+        given = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    mask = {**given, **given.get("kwargs", {})}.get("attention_mask")
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or not mask.any():
+        return None
+    return mask.bool() if mask.bool().eq(mask).all() else None  # a mask of sums has other values
+
+
+def _unpadded(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """``x`` of the real tokens alone, if it is of all."""
+    return x if mask is None or x.shape[:2] != mask.shape else x[mask]
 
 
 def _judged(outcome: Choices, model: nn.Module) -> Choices:
@@ -374,6 +396,7 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
     if not outcome.int8_layers or weight_only or not speed.can_tell():
         return outcome, model
     reference = outcome.prepared.reference
+    in_doubt = False
     with state_kept(model), state_kept(reference):
         units = outcome.units()
         if set(units) != {""}:
@@ -382,11 +405,12 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
             left = outcome
             for name, ratio in slow.items():
                 left = left.without(units[name], f"int8 takes {ratio:.2f} times as long here")
+            in_doubt = bool(slow)
             if slow and left.int8_layers:
                 other, _ = _tried(left)
                 if other is not None:
                     outcome, model = _judged(left, other), other
-        loss = speed.slower(reference, model, call)
+        loss = speed.slower(reference, model, call, in_doubt=in_doubt)
     if loss is None:
         return outcome, model
     why = f"int8 takes {loss:.2f} times as long as float"

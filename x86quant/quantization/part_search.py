@@ -199,6 +199,8 @@ def _find(
     Raises:
         UnsupportedError: none does; says why.
     """
+    if any(one.changes_inputs for one in seen):
+        raise UnsupportedError("it changes its inputs in place")
     reasons: list[str] = []
     for way in WAYS:
         try:

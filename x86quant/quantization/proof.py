@@ -99,7 +99,7 @@ def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
         # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
         torch.default_generator.manual_seed(seed)
-        return call.copied()(function)
+        return call(function)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

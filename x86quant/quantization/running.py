@@ -81,14 +81,14 @@ def feed(
             handle = module.register_forward_pre_hook(show, with_kwargs=True)
             stack.callback(handle.remove)
         for call in calls:
-            call.copied()(model)
+            call(model)
 
 
 def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
     with torch.no_grad():
         for call in calls:
-            tensors = [x for x in _leaves(call.copied()(model)) if x.is_floating_point()]
+            tensors = [x for x in _leaves(call(model)) if x.is_floating_point()]
             yield torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
 
 

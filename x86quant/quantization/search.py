@@ -194,7 +194,13 @@ def rank(step: Trial) -> tuple[float, ...]:
 
 def _score(metric: Metric, model: nn.Module, what: str) -> float:
     with torch.no_grad():
-        score = float(metric(model))
+        given = metric(model)
+    try:
+        score = float(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInputError(
+            f"the metric of the {what} model is a {type(given).__name__}; it must be a number"
+        ) from None
     if not math.isfinite(score):
         raise InvalidInputError(f"the metric of the {what} model is {score}; it must be a number")
     return score

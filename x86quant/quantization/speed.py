@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ class _Bound(NamedTuple):
 
     Attributes:
         rounds: how many.
-        ratio: its median and its least time are so many times those of float.
+        ratio: its lower quartile and its least time are so many times those of float. Other work
+            on the machine only ever adds time, so what is low is what to trust.
         share: and it took longer in such a share of the rounds.
     """
 
@@ -31,8 +31,10 @@ class _Bound(NamedTuple):
 
 
 #: The fewer rounds there are to trust, the more it must lose by. Small models have many.
-_BOUNDS = (_Bound(20, 1.02, 0.7), _Bound(3, 1.1, 0.8), _Bound(1, 1.5, 0.8))
-_MOST_ROUNDS = 40
+_BOUNDS = (_Bound(20, 1.02, 0.6), _Bound(3, 1.1, 0.8), _Bound(1, 1.5, 0.8))
+#: The same where parts of the model have lost: the rest must not lose at all.
+_BOUNDS_IN_DOUBT = (_Bound(20, 1.0, 0.3), *_BOUNDS[1:])
+_MOST_ROUNDS = 100
 #: Seconds for the whole model, and for all of its parts together; a loss is measured once more.
 _WHOLE, _PARTS = 0.25, 0.25
 
@@ -47,21 +49,31 @@ def can_tell() -> bool:
 
 
 def slower(
-    exact: Callable[..., Any], int8: Callable[..., Any], call: Call, seconds: float = _WHOLE
+    exact: Callable[..., Any],
+    int8: Callable[..., Any],
+    call: Call,
+    seconds: float = _WHOLE,
+    in_doubt: bool = False,
 ) -> float | None:
     """How many times as long ``int8`` takes as ``exact``, if it clearly takes longer.
 
-    Both have run on ``call`` before.
+    Both have run on ``call`` before. With ``in_doubt``, parts of the model have lost, and any loss
+    counts that can be measured.
     """
-    first = _loss(exact, int8, call, seconds)
+    bounds = _BOUNDS_IN_DOUBT if in_doubt else _BOUNDS
+    first = _loss(exact, int8, call, seconds, bounds)
     if first is None:
         return None
-    second = _loss(exact, int8, call, seconds)
+    second = _loss(exact, int8, call, seconds, bounds)
     return None if second is None else min(first, second)
 
 
 def _loss(
-    exact: Callable[..., Any], int8: Callable[..., Any], call: Call, seconds: float
+    exact: Callable[..., Any],
+    int8: Callable[..., Any],
+    call: Call,
+    seconds: float,
+    bounds: Sequence[_Bound],
 ) -> float | None:
     times: tuple[list[float], list[float]] = ([], [])
     started = perf_counter()
@@ -70,20 +82,23 @@ def _loss(
             for function, taken in zip((exact, int8), times, strict=True):
                 given = call.copied()
                 start = perf_counter()
-                given(function)
+                function(*given.args, **given.kwargs)
                 taken.append(perf_counter() - start)
-    return verdict(*times)
+    return verdict(*times, bounds)
 
 
-def verdict(exact: Sequence[float], int8: Sequence[float]) -> float | None:
+def verdict(
+    exact: Sequence[float], int8: Sequence[float], bounds: Sequence[_Bound] = _BOUNDS
+) -> float | None:
     """How many times as long int8 takes by the times of both in turns, if it clearly does."""
-    ratio = min(
-        statistics.median(int8) / statistics.median(exact),
-        min(int8) / min(exact),
-    )
+    ratio = min(_lower_quartile(int8) / _lower_quartile(exact), min(int8) / min(exact))
     lost = sum(b > a for a, b in zip(exact, int8, strict=True)) / len(exact)
-    bound = next(bound for bound in _BOUNDS if len(exact) >= bound.rounds)
+    bound = next(bound for bound in bounds if len(exact) >= bound.rounds)
     return ratio if ratio > bound.ratio and lost >= bound.share else None
+
+
+def _lower_quartile(times: Sequence[float]) -> float:
+    return sorted(times)[len(times) // 4]
 
 
 def by_part(
@@ -105,6 +120,6 @@ def by_part(
         for path, given in calls.items():
             forms = (exact.get_submodule(path), int8.get_submodule(path))
             for form in forms:  # copies may be laid out as the part has not seen them yet
-                given.copied()(form)
+                given(form)
             found[path] = slower(*forms, given, _PARTS / len(calls))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +27,13 @@ from x86quant.observing.weights import (
 )
 from x86quant.quantization.batches import Call
 from x86quant.quantization.conversion import converted, weight_observer
-from x86quant.quantization.int8_forms import ORIGINS, PRODUCTS, WEIGHTED_FUNCTIONS, kind_of
+from x86quant.quantization.int8_forms import (
+    JOINS,
+    ORIGINS,
+    PRODUCTS,
+    WEIGHTED_FUNCTIONS,
+    kind_of,
+)
 from x86quant.quantization.observation import Observation, core, is_observer, observed
 from x86quant.quantization.proof import difference
 from x86quant.quantization.settings import Settings
@@ -305,7 +311,27 @@ class StaticPart:
         linked = {node for node in groups if any(self._multiplies(one) for one in groups[node])}
         if not linked:
             return set()
-        return {n.name for n in groups if n not in linked}
+        apart = {node for node in groups if node not in linked}
+        return {node.name for node in (*apart, *self._joined_behind(groups.keys() - apart))}
+
+    def _joined_behind(self, int8: Set[Node]) -> list[Node]:
+        """Steps behind the last product that join ``int8`` with what torch computes in float.
+
+        In int8 they would round that for nobody: the sum with a position embedding, say, on which a
+        whole transformer builds.
+        """
+        feeding: set[Node] = set()  # a product
+        for node in reversed(self.prepared.graph.nodes):
+            if node in feeding or is_weighted(self.module(node)) or node.target in PRODUCTS:
+                feeding.update(node.all_input_nodes)
+        found: list[Node] = []
+        for node in self.prepared.graph.nodes:
+            if node not in int8 or node in feeding or kind_of(node, self.module(node)) not in JOINS:
+                continue
+            sources = map(self._unobserved, node.all_input_nodes)
+            if any(x.op != "placeholder" and (x not in int8 or x in found) for x in sources):
+                found.append(node)
+        return found
 
     def _is_known(self, node: Node) -> bool:
         """Whether ``node`` becomes int8; what has no int8 form is float."""

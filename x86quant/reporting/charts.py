@@ -1,37 +1,48 @@
-"""Bar charts as inline SVG: nothing to load, nothing to run."""
+"""Bar charts of plain HTML: they bend to the width of the screen, and details show on hover."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Sequence
 
-_ROW, _BAR, _LABEL, _VALUE, _WIDTH = 18, 12, 260, 90, 900
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        label: before it.
+        value: its length.
+        text: behind it.
+        kind: "ours", which stands out; "good", "poor", or nothing.
+        details: lines that show when one points at it.
+    """
+
+    label: str
+    value: float
+    text: str
+    kind: str = ""
+    details: str = ""
 
 
-def bars(
-    labels: Sequence[str],
-    values: Sequence[float],
-    texts: Sequence[str],
-    classes: Sequence[str] | None = None,
-) -> str:
-    """A horizontal bar a value, longest for the largest; ``texts`` stand behind the bars."""
-    largest = max(values, default=0.0) or 1.0
-    room = _WIDTH - _LABEL - _VALUE
-    rows = []
-    for i, (label, value, text) in enumerate(zip(labels, values, texts, strict=True)):
-        y, length = i * _ROW, max(0.0, value) / largest * room
-        style = html.escape(classes[i]) if classes else "bar"
-        name = html.escape(_short(label))
-        rows.append(
-            f"<g><title>{html.escape(f'{label}: {text}')}</title>"
-            f'<text x="{_LABEL - 8}" y="{y + 12}" text-anchor="end">{name}</text>'
-            f'<rect class="{style}" x="{_LABEL}" y="{y + 3}" width="{length:.1f}" height="{_BAR}"/>'
-            f'<text x="{_LABEL + length + 6:.1f}" y="{y + 12}">{html.escape(text)}</text></g>'
-        )
-    height = max(1, len(rows)) * _ROW
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{"".join(rows)}</svg>'
+def bars(drawn: Sequence[Bar], mark: float | None = None) -> str:
+    """One under the other, longest for the largest; a dashed line goes through all at ``mark``."""
+    largest = max((bar.value for bar in drawn), default=0.0) or 1.0
+    style = "" if mark is None else f' style="--mark:{_share(mark, largest)}"'
+    rows = "".join(_row(bar, largest) for bar in drawn)
+    return f'<div class="chart{"" if mark is None else " marked"}"{style}>{rows}</div>'
 
 
-def _short(label: str, most: int = 38) -> str:
-    """The end of a long name says more than its start."""
-    return label if len(label) <= most else "…" + label[1 - most :]
+def _row(bar: Bar, largest: float) -> str:
+    label, text = html.escape(bar.label), html.escape(bar.text)
+    tip = html.escape(bar.details or f"{bar.label}: {bar.text}")
+    return (
+        f'<div class="row {bar.kind}" tabindex="0"><span class="name">{label}</span>'
+        f'<span class="track"><span class="fill" style="width:{_share(bar.value, largest)}">'
+        f'</span></span><span class="value">{text}</span><span class="tip">{tip}</span></div>'
+    )
+
+
+def _share(value: float, largest: float) -> str:
+    return f"{max(0.0, value) / largest:.2%}"

@@ -91,6 +91,33 @@ class ModelReport:
     layers: tuple[LayerFacts, ...]
     notes: tuple[tuple[str, str], ...] = ()
 
+    def summary(self) -> list[str]:
+        """At most five lines: speed, what dominates, what is int8, precision, the machine."""
+        facts = self.facts
+        speed = f"Speed: {facts.get('time', 'not timed')}"
+        if "roofline" in facts:
+            speed += f"; {facts['roofline']}"
+        int8 = f"Int8: {facts['int8 really ran']}; {facts['steps']}"
+        lines = [speed, self._dominating(), int8]
+        if "fused blocks" in facts:
+            lines[2] += f"; fused blocks: {facts['fused blocks'].partition(':')[0]}"
+        worst = facts.get("least precise layer")
+        precision = f"least in {worst}" if worst else "not compared with a float model"
+        lines.append(f"Precision: {precision}")
+        lines.append(f"Measured on: {facts['CPU']}; {facts['versions']}; inputs {facts['inputs']}")
+        return [line for line in lines if line]
+
+    def _dominating(self, most: int = 3) -> str:
+        """The steps that take most of the time."""
+        timed = [layer for layer in self.layers if layer.microseconds]
+        total = sum(layer.microseconds or 0.0 for layer in timed)
+        if not timed:
+            return ""
+        longest = sorted(timed, key=lambda layer: -(layer.microseconds or 0.0))[:most]
+        told = [f"{x.layer} {(x.microseconds or 0.0) / total:.0%} ({x.op})" for x in longest]
+        in_float = sum(layer.microseconds or 0.0 for layer in timed if layer.in_float) / total
+        return f"Most time: {', '.join(told)}; float ops {in_float:.0%}"
+
     def to_html(self) -> str:
         """One self-contained page."""
         return page(self)
@@ -104,10 +131,17 @@ class ModelReport:
         write_aside(Path(path), self.to_html())
 
     def __str__(self) -> str:
+        summary = "\n".join(self.summary())
         facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items())
         header = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
         table = text_table(header, [layer.cells() for layer in self.layers], right=header[4:])
-        return f"{self.title}\n\n{facts}\n\n{table}"
+        return f"{self.title}\n\n{summary}\n\n{table}\n\n{facts}"
+
+
+def duration(seconds: float, runs: int, threads: int) -> str:
+    """How long a call takes."""
+    used = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{seconds * 1e3:.3f} ms a call (median of {runs}, {used})"
 
 
 def with_precision(layer: LayerFacts, precision: Precision | None) -> LayerFacts:
@@ -136,7 +170,7 @@ def facts_of(
         ),
         "int8 really ran": f"{len(proof.int8)} convolutions and matrix products in int8, "
         f"{in_float} in float",
-        "steps": f"{len(layers)}, {sum(layer.in_float for layer in layers)} of them float ops",
+        "steps": f"{len(layers)} steps, {sum(x.in_float for x in layers)} of them float ops",
     }
     judged = [layer for layer in layers if layer.sqnr_db is not None]
     if judged:

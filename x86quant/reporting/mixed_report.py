@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import blocks_of
 from x86quant.dynamic import (
     DynamicCell,
     DynamicMultiheadAttention,
@@ -24,7 +25,14 @@ from x86quant.dynamic import (
 from x86quant.explaining.explanation import LayerChoice, explain
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling.recorder import TORCH
-from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
+from x86quant.reporting.facts import (
+    LayerFacts,
+    ModelReport,
+    Precision,
+    duration,
+    facts_of,
+    with_precision,
+)
 from x86quant.reporting.model_report import compiled_layers
 
 _INT8 = (
@@ -49,16 +57,20 @@ def mixed_report(
 ) -> ModelReport:
     """Run ``model`` and list its compiled parts step by step, and its other layers, in order."""
     call: Callable[[], Any] = _WithArguments(model, tuple(inputs), dict(kwargs))
-    watched = dict(_layers(model))
     with torch.no_grad():
+        graphs = _fused_graphs(model, call)
+        watched = dict(_layers(model, graphs))
         first_calls = _first_calls(watched, call)
         call()
         walls, times = _timed(watched, call, runs)
     choices = _choices(model)
     layers: list[LayerFacts] = []
-    for name, arguments in first_calls.items():
+    for name, (arguments, _) in first_calls.items():
         module = watched[name]
-        if isinstance(module, CompiledModule):
+        if name in graphs:
+            steps, _ = compiled_layers(*graphs[name], {}, runs)
+            layers += [_within(name, step) for step in steps]
+        elif isinstance(module, CompiledModule):
             steps, _ = compiled_layers(module, arguments, {}, runs)
             layers += [_within(name, step) for step in steps]
         else:
@@ -68,8 +80,12 @@ def mixed_report(
     facts = facts_of(proof, inputs or tuple(kwargs.values()), layers)
     if walls:
         threads = torch.get_num_threads()
-        facts["time"] = (
-            f"{statistics.median(walls) * 1e3:.3f} ms (median of {runs}, {threads} threads)"
+        facts["time"] = duration(statistics.median(walls), runs, threads)
+    if graphs:
+        names = ", ".join(name or "the whole model" for name in graphs)
+        facts["fused blocks"] = (
+            f"{names}: what is listed of {'it' if len(graphs) == 1 else 'them'} are the steps of "
+            "the fused graph, which take the place of the layers"
         )
     return ModelReport(title, facts, tuple(layers), tuple(notes))
 
@@ -85,26 +101,44 @@ class _WithArguments(nn.Module):
         return self.model(*self._args, **self._kwargs)
 
 
-def _layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Compiled parts, int8 layers, and float layers that have weights of their own."""
-    whole = isinstance(module, (CompiledModule, *_INT8))
+_FusedGraphs = Mapping[str, tuple[CompiledModule, tuple[torch.Tensor, ...]]]
+
+
+def _fused_graphs(model: nn.Module, call: Callable[[], Any]) -> _FusedGraphs:
+    """The graphs that run in the place of layers in this call, by path, and their inputs."""
+    blocks = {name: found for name, m in model.named_modules() if (found := blocks_of(m))}
+    graphs = {}
+    modules = {name: found.module for name, found in blocks.items()}
+    for name, (args, kwargs) in (_first_calls(modules, call) if modules else {}).items():
+        if (graph := blocks[name].graph_for(args, kwargs)) is not None:
+            graphs[name] = (graph[0].compiled, graph[1])
+    return graphs
+
+
+def _layers(
+    module: nn.Module, graphs: _FusedGraphs, path: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    """Fused and compiled parts, int8 layers, and float layers with weights of their own."""
+    whole = path in graphs or isinstance(module, (CompiledModule, *_INT8))
     if whole or next(module.parameters(recurse=False), None) is not None:
         yield path, module
     if not whole:
         for name, child in module.named_children():
-            yield from _layers(child, f"{path}.{name}" if path else name)
+            yield from _layers(child, graphs, f"{path}.{name}" if path else name)
 
 
 @contextmanager
 def _hooks(
     watched: Mapping[str, nn.Module],
-    before: Callable[[str, tuple[Any, ...]], None],
+    before: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
     after: Callable[[str], None],
 ) -> Iterator[None]:
     handles = []
     for name, module in watched.items():
         handles.append(
-            module.register_forward_pre_hook(lambda _, args, name=name: before(name, args))
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs, name=name: before(name, args, kwargs), with_kwargs=True
+            )
         )
         handles.append(module.register_forward_hook(lambda *_, name=name: after(name)))
     try:
@@ -116,12 +150,12 @@ def _hooks(
 
 def _first_calls(
     watched: Mapping[str, nn.Module], call: Callable[[], Any]
-) -> dict[str, tuple[Any, ...]]:
-    """The positional arguments that each layer gets first, in the order of the calls."""
-    found: dict[str, tuple[Any, ...]] = {}
+) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments that each layer gets first, in the order of the calls."""
+    found: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    def before(name: str, args: tuple[Any, ...]) -> None:
-        found.setdefault(name, args)
+    def before(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.setdefault(name, (args, kwargs))
 
     with _hooks(watched, before, lambda _: None):
         call()
@@ -136,7 +170,7 @@ def _timed(
     spent: dict[str, list[float]] = {}
     began: dict[str, float] = {}
 
-    def before(name: str, _: tuple[Any, ...]) -> None:
+    def before(name: str, *_: object) -> None:
         began[name] = perf_counter()
 
     def after(name: str) -> None:
@@ -164,7 +198,7 @@ def _choices(model: nn.Module) -> dict[str, LayerChoice]:
 
 
 def _within(part: str, step: LayerFacts) -> LayerFacts:
-    return dataclasses.replace(step, layer=f"{part}.{step.layer}")
+    return dataclasses.replace(step, layer=f"{part}.{step.layer}" if part else step.layer)
 
 
 def _layer(

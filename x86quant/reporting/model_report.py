@@ -11,7 +11,14 @@ from x86quant.compiled import CompiledModule
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling import Profile, profile
 from x86quant.profiling.recorder import RunStep, record
-from x86quant.reporting.facts import LayerFacts, ModelReport, Precision, facts_of, with_precision
+from x86quant.reporting.facts import (
+    LayerFacts,
+    ModelReport,
+    Precision,
+    duration,
+    facts_of,
+    with_precision,
+)
 
 
 def model_report(
@@ -79,8 +86,8 @@ def _layer(step: RunStep, microseconds: float | None, precision: Precision | Non
 
 def _times(timed: Profile) -> dict[str, str]:
     return {
-        "time": f"{timed.wall_us / 1e3:.3f} ms (median of {timed.runs}, {timed.threads} threads); "
+        "time": f"{duration(timed.wall_us / 1e6, timed.runs, timed.threads)}; "
         f"between kernels {timed.between_share:.1%}",
-        "roofline": f"{timed.bound_us / timed.run_us:.0%} of what this CPU allows",
+        "roofline": f"{timed.bound_us / timed.run_us:.0%} of the speed that this CPU allows",
         "memory": f"{timed.peak_bytes / 1024:.0f} KiB for activations",
     }

@@ -1,12 +1,13 @@
-"""A report as one page of HTML that needs nothing else."""
+"""A report on a model as a page: five lines that say it all, what dominates, then every layer."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from x86quant.reporting.charts import bars
+from x86quant.reporting.charts import Bar, bars
+from x86quant.reporting.document import definitions, document, head_row
 
 if TYPE_CHECKING:
     from x86quant.reporting.facts import LayerFacts, ModelReport
@@ -17,99 +18,144 @@ LOW_SQNR = 20.0
 #: Above this share of clipped values a layer is marked.
 HIGH_SATURATION = 0.01
 
-_STYLE = """
-:root { color-scheme: light dark; --accent: #2f6fde; --warn: #d9662b; --line: #8884; }
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1100px;
-  padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; }
-dt { opacity: .7; } dd { margin: 0; }
-table { border-collapse: collapse; width: 100%; font-size: 12.5px; }
-th, td { text-align: left; padding: .2rem .5rem; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-th { position: sticky; top: 0; background: Canvas; cursor: default; }
-td.warn { color: var(--warn); font-weight: 600; } tr.float td { font-style: italic; }
-svg { width: 100%; font: 11px system-ui, sans-serif; } svg text { fill: currentColor; }
-.bar { fill: var(--accent); } .warn { fill: var(--warn); } pre { overflow-x: auto; }
-"""
+#: A chart shows so many bars; the table has the rest.
+_MOST_BARS = 15
 
 
 def page(report: ModelReport) -> str:
     """The whole document."""
-    title = html.escape(report.title)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        + "".join(_sections(report))
-        + "</body></html>\n"
-    )
+    return document(report.title, _parts(report))
 
 
-def _sections(report: ModelReport) -> Iterator[str]:
-    yield _facts(report)
-    timed = [layer for layer in report.layers if layer.microseconds is not None]
-    if timed:
-        yield _chart("Time, µs", timed, [layer.microseconds or 0.0 for layer in timed], "{:.1f}")
+def _parts(report: ModelReport) -> Iterator[str]:
+    yield f"<h1>{html.escape(report.title)}</h1>"
+    told = [line.partition(": ") for line in report.summary()]
+    lines = "".join(f"<li><b>{html.escape(a)}</b>: {html.escape(c)}</li>" for a, _, c in told)
+    yield f'<ul class="summary">{lines}</ul>'
+    yield from _times(report.layers)
     judged = [layer for layer in report.layers if layer.sqnr_db is not None]
-    if judged:
-        values = [layer.sqnr_db or 0.0 for layer in judged]
-        low = [value < LOW_SQNR for value in values]
-        yield _chart("Signal to quantization noise, dB", judged, values, "{:.1f}", low)
+    yield _chart(
+        "Signal to quantization noise, dB: the least precise first",
+        sorted(judged, key=_sqnr),
+        _sqnr,
+        "{:.1f} dB",
+        lambda layer: _sqnr(layer) < LOW_SQNR,
+    )
     clipped = [layer for layer in report.layers if layer.saturation]
-    if clipped:
-        shares = [100 * (layer.saturation or 0.0) for layer in clipped]
-        high = [share > 100 * HIGH_SATURATION for share in shares]
-        yield _chart("Saturated values, %", clipped, shares, "{:.2f}", high)
+    yield _chart(
+        "Saturated values",
+        sorted(clipped, key=_saturated, reverse=True),
+        _saturated,
+        "{:.2%}",
+        lambda layer: _saturated(layer) > HIGH_SATURATION,
+    )
     yield _table(report.layers)
     for heading, text in report.notes:
         yield f"<h2>{html.escape(heading)}</h2><pre>{html.escape(text)}</pre>"
+    yield f"<h2>Facts</h2>{definitions(report.facts.items())}"
 
 
-def _facts(report: ModelReport) -> str:
-    rows = "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
-        for name, value in report.facts.items()
+def _microseconds(layer: LayerFacts) -> float:
+    return layer.microseconds or 0.0
+
+
+def _sqnr(layer: LayerFacts) -> float:
+    return layer.sqnr_db or 0.0
+
+
+def _saturated(layer: LayerFacts) -> float:
+    return layer.saturation or 0.0
+
+
+def _times(layers: Sequence[LayerFacts]) -> Iterator[str]:
+    """What takes the time: by kind of step, and the longest steps."""
+    timed = sorted((x for x in layers if x.microseconds is not None), key=_microseconds)[::-1]
+    kinds: dict[str, list[LayerFacts]] = {}
+    for layer in timed:
+        kinds.setdefault(layer.op, []).append(layer)
+    total = sum(map(_microseconds, timed)) or 1.0
+    if len(kinds) > 1:
+        sums = {kind: sum(map(_microseconds, found)) for kind, found in kinds.items()}
+        drawn = [
+            Bar(
+                f"{kind} ({len(kinds[kind])})",
+                spent,
+                f"{spent:.1f} µs · {spent / total:.0%}",
+                "poor" if all(layer.in_float for layer in kinds[kind]) else "good",
+            )
+            for kind, spent in sorted(sums.items(), key=lambda item: -item[1])[:_MOST_BARS]
+        ]
+        yield f"<section><h2>Time by kind of step</h2>{bars(drawn)}</section>"
+    yield _chart(
+        "Time: the longest first",
+        timed,
+        _microseconds,
+        "{:.1f} µs",
+        lambda layer: layer.in_float,
+        "In orange what runs in float." if any(layer.in_float for layer in timed) else "",
     )
-    return f"<dl>{rows}</dl>"
 
 
 def _chart(
     heading: str,
     layers: Sequence[LayerFacts],
-    values: Sequence[float],
+    value: Callable[[LayerFacts], float],
     form: str,
-    marked: Sequence[bool] | None = None,
+    poor: Callable[[LayerFacts], bool],
+    caption: str = "",
 ) -> str:
-    classes = ["warn" if mark else "bar" for mark in marked] if marked else None
-    labels = [layer.layer for layer in layers]
-    drawn = bars(labels, values, [form.format(value) for value in values], classes)
-    return f"<h2>{html.escape(heading)}</h2>{drawn}"
+    if not layers:
+        return ""
+    shown = layers[:_MOST_BARS]
+    drawn = [
+        Bar(
+            layer.layer,
+            value(layer),
+            form.format(value(layer)),
+            "poor" if poor(layer) else "good",
+            f"{layer.layer}\n{layer.op}, kernel {layer.kernel}\n{layer.reason}",
+        )
+        for layer in shown
+    ]
+    more = len(layers) - len(shown)
+    told = " ".join(filter(None, [caption, f"{more} more are in the table." if more else ""]))
+    note = f'<p class="soft">{told}</p>' if told else ""
+    return f"<section><h2>{html.escape(heading)}</h2>{bars(drawn)}{note}</section>"
 
 
-_COLUMNS = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
-_NUMBERS = frozenset(_COLUMNS[4:])
+_COLUMNS = ("step", "layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
+_NUMBERS = frozenset((_COLUMNS[0], *_COLUMNS[5:]))
 
 
 def _table(layers: Sequence[LayerFacts]) -> str:
-    head = "".join(f"<th{_align(name)}>{html.escape(name)}</th>" for name in _COLUMNS)
-    body = "".join(map(_row, layers))
-    return f"<h2>Layers</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    body = "".join(_row(number, layer) for number, layer in enumerate(layers, 1))
+    return (
+        "<h2>Layers</h2>"
+        '<p class="soft">In the order they run; a heading sorts. Pointing at a row tells why it '
+        "has its kernel; in italics what runs in float.</p>"
+        f'<div class="wide"><table>{head_row(_COLUMNS, _NUMBERS)}<tbody>{body}</tbody>'
+        "</table></div>"
+    )
 
 
-def _row(layer: LayerFacts) -> str:
-    cells = dict(zip(_COLUMNS, layer.cells(), strict=True))
+def _row(number: int, layer: LayerFacts) -> str:
+    cells = dict(zip(_COLUMNS, (str(number), *layer.cells()), strict=True))
+    values = (layer.microseconds, layer.sqnr_db, layer.low, layer.high, layer.saturation)
+    exact = {"step": number, **dict(zip(_COLUMNS[5:], values, strict=True))}
     marked = {
         "SQNR dB": layer.sqnr_db is not None and layer.sqnr_db < LOW_SQNR,
-        "saturated": (layer.saturation or 0.0) > HIGH_SATURATION,
+        "saturated": _saturated(layer) > HIGH_SATURATION,
     }
     inner = "".join(
-        f"<td{_align(name, marked.get(name, False))}>{html.escape(text)}</td>"
+        f"<td{_attributes(name, exact.get(name), marked.get(name, False))}>{html.escape(text)}</td>"
         for name, text in cells.items()
     )
     title = html.escape(layer.reason)
     return f'<tr{" class=float" if layer.in_float else ""} title="{title}">{inner}</tr>'
 
 
-def _align(name: str, marked: bool = False) -> str:
-    classes = [*(["n"] if name in _NUMBERS else []), *(["warn"] if marked else [])]
-    return f' class="{" ".join(classes)}"' if classes else ""
+def _attributes(name: str, exact: float | None, marked: bool) -> str:
+    if name not in _NUMBERS:
+        return ""
+    value = "" if exact is None else f"{exact:g}"
+    return f' class="n{" warn" if marked else ""}" data-value="{value}"'

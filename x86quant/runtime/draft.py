@@ -12,6 +12,7 @@ from x86quant.lowering.graph_tools import attribute, label
 from x86quant.runtime import layout
 from x86quant.runtime.cat_placement import Placement, place_cats
 from x86quant.runtime.copying import copying
+from x86quant.runtime.memory import assign_offsets
 from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer, Step, Value
@@ -96,6 +97,14 @@ class Draft:
                 order = [0, *(i for i in order if i != 0)]
         return self.new(node.name, layout.like(self.shapes[node], order, dtype), base)
 
+    def leaves(self, node: Node) -> bool:
+        """Whether the value of ``node`` is one of the graph's outputs."""
+        return node in self._output_nodes
+
+    def is_input(self, value: Value) -> bool:
+        """Whether ``value`` is an input of the graph, or part of one."""
+        return 1 <= value.buffer.base <= self._tensors
+
     def _base_of_output(self, node: Node) -> int:
         """Outputs that are tensors come after the arena and the inputs."""
         before = self._output_nodes[: self._output_nodes.index(node)]
@@ -123,7 +132,12 @@ class Draft:
         order = layout.channels_last_order(value.meta.dim())
         if value.meta.dim() < 4:
             order = list(range(value.meta.dim()))
-        return self.copy(node, value, self.new(node.name, layout.like(value.shape, order), base))
+        target = layout.like(value.shape, order, value.meta.dtype)
+        return self.copy(node, value, self.new(node.name, target, base))
+
+    def lay_out(self) -> int:
+        """Give the arena's buffers their places; the size of the arena."""
+        return assign_offsets([buffer for buffer in self.buffers if buffer.base == 0])
 
     # ---------------------------------------------------------------- steps
 
@@ -134,6 +148,7 @@ class Draft:
         inputs: Sequence[Value],
         output: Value,
         op: str | None = None,
+        others: Sequence[Value] = (),
         **facts: Any,
     ) -> Value:
         """Append ``step``, which reads ``inputs`` and writes ``output``, and return the latter.
@@ -144,14 +159,17 @@ class Draft:
             inputs: every value it reads, so that their memory lasts.
             output: the value it writes.
             op: its name in reports, where that is not the step's kind.
+            others: further values that it writes.
             facts: further attributes of ``Step``.
         """
         index = len(self.steps)
-        for value in (*inputs, output):
+        for value in (*inputs, output, *others):
             value.buffer.first = min(value.buffer.first, index)
             value.buffer.last = max(value.buffer.last, index)
         name = op or step.kind
-        self.steps.append(Step(node.name, label(node), name, tuple(inputs), output, **facts))
+        self.steps.append(
+            Step(node.name, label(node), name, tuple(inputs), output, tuple(others), **facts)
+        )
         self.native_steps.append(step)
         return output
 

@@ -37,6 +37,9 @@ class KnownSizes:
 #: complain.
 SizeRule = Callable[[KnownSizes, Any], "Sequence[int] | None"]
 
+#: The same for several results: tensors without data.
+ResultsRule = Callable[[KnownSizes, Any], "tuple[torch.Tensor, ...] | None"]
+
 
 @dataclasses.dataclass(frozen=True)
 class NativeForm:
@@ -45,18 +48,22 @@ class NativeForm:
     Attributes:
         op: the name under ``torch.ops.x86quant``.
         sizes: the sizes of its result.
-        lower: adds its steps to a draft and returns its result.
+        lower: adds its steps to a draft and returns its result, or its results.
         takes: whether a node of this op has a native form.
-        reads: the type of the tensors it computes from.
-        gives: the type of its result; float32 results are no codes.
+        reads: the type of the tensors it computes from; None if they are of several types.
+        gives: the type of its result.
+        viewed: whether views of its result run natively, too.
+        results: of an op with several results, instead of ``sizes``.
     """
 
     op: str
     sizes: SizeRule
-    lower: Callable[[Draft, Node], Value]
+    lower: Callable[[Draft, Node], Value | tuple[Value | None, ...]]
     takes: Callable[[Node], bool] = lambda node: True
-    reads: torch.dtype = torch.uint8
+    reads: torch.dtype | None = torch.uint8
     gives: torch.dtype = torch.uint8
+    viewed: bool = True
+    results: ResultsRule | None = None
 
 
 def same_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int]:

@@ -40,10 +40,13 @@ class NativeStep:
     kind: str
     fields: Mapping[str, Any]
 
+    def plain_fields(self) -> dict[str, Any]:
+        """The fields, a base and an offset for each tensor: its buffers have places by now."""
+        return {name: _plain(field) for name, field in self.fields.items()}
+
     def add_to(self, program: Any) -> None:
-        """Append the step to ``program``; its buffers have their places by now."""
-        fields = {name: _plain(field) for name, field in self.fields.items()}
-        extension.direct().add_step(program.handle(), self.kind, fields)
+        """Append the step to ``program``."""
+        extension.direct().add_step(program.handle(), self.kind, self.plain_fields())
 
 
 def _plain(field: Any) -> Any:
@@ -60,7 +63,7 @@ def address(value: Value) -> list[int]:
 
 def as_image(value: Value) -> NativeTensor:
     """A tensor [N, C, *spatial]."""
-    return NativeTensor(value, *layout.image(value.meta))
+    return NativeTensor(value, *value.image)
 
 
 def as_rows(values: Sequence[Value], channel: int) -> list[NativeTensor]:

@@ -16,6 +16,7 @@ from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.router import Routing
 from x86quant.routing.sizes import SizeRanges, Sizes
+from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
@@ -53,11 +54,18 @@ class _Op:
 
 
 class Packs:
-    """The packed weights of ``graph_module``; plans for different input shapes share them."""
+    """The packed weights of ``graph_module``; plans for different input shapes share them.
 
-    def __init__(self, graph_module: GraphModule) -> None:
+    Attributes:
+        rules_seen: how many times other rules came into force, as far as ``follow_rules`` saw.
+    """
+
+    def __init__(self, graph_module: GraphModule, programs: Programs | None = None) -> None:
+        self.programs = programs or Programs()
         self._root = graph_module
+        self.rules_seen = 0
         self._facts: dict[Node, WeightFacts] = {}
+        self._weights: dict[Node, torch.Tensor] = {}
         self._routing = routing_in_force(graph_kernels())
         self._ops: dict[tuple[Node, int], _Op] = {}
         self._handles: dict[tuple[Node, str], Any] = {}
@@ -68,6 +76,7 @@ class Packs:
         if not _is_same(routing, self._routing):
             self._routing = routing
             self._ops.clear()
+            self.rules_seen += 1
 
     def get(self, node: Node, sizes: Sizes, threads: int) -> Packed:
         """The pack for a conv or linear ``node`` on an input of these ``sizes``."""
@@ -82,9 +91,10 @@ class Packs:
         return packed
 
     def _packed(self, node: Node, choice: Choice) -> Packed:
-        key = (node, choice.kernel)
+        kernel = self.programs.kernel(choice.kernel)
+        key = (node, kernel)
         if key not in self._handles:
-            self._handles[key] = self._pack(node, choice.kernel)
+            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
         handle = self._handles[key]
         return Packed(choice, handle, handle.bytes())
 
@@ -98,8 +108,11 @@ class Packs:
 
     def weight(self, node: Node) -> torch.Tensor:
         """The plain int8 weight of ``node``."""
-        weight = self._tensor(node, "weight")
-        assert weight is not None
+        weight = self._weights.get(node)
+        if weight is None:
+            weight = self._tensor(node, "weight")
+            assert weight is not None
+            self._weights[node] = weight
         return weight
 
     def _spec(self, node: Node, threads: int) -> OpSpec:
@@ -136,7 +149,7 @@ class Packs:
             **common,
         )
 
-    def _pack(self, node: Node, kernel: str) -> Any:
+    def _layer_weights(self, node: Node) -> LayerWeights:
         kwargs: Any = node.kwargs
         weight = self.weight(node)
         convolution = op_name(node) == "conv"
@@ -157,8 +170,7 @@ class Packs:
         # As the op defines them: products in double, then rounded to float.
         mult = (scales.double() * (kwargs["x_scale"] / out_scale)).float()
         residual = kwargs["residual"] is not None
-        return torch.ops.x86quant.pack_graph_conv(
-            kernel,
+        return LayerWeights(
             weight.reshape(weight.shape[0], weight.shape[1], *kernel_size),
             mult.expand(weight.shape[0]).contiguous(),
             _bias_in_steps(self._tensor(node, "bias"), mult, out_scale),

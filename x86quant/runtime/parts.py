@@ -7,6 +7,7 @@ parts of their own wait for each other once a run instead of once a layer.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.fx import GraphModule, Node
 from x86quant.hardware.cpu import cpu
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Plan
-from x86quant.runtime.planner import plan_segment
+from x86quant.runtime.planner import draft_segment, plan_segment
 from x86quant.runtime.shapes import infer_shapes
 
 #: Products for each byte of weights that a part must do. With fewer, loading weights again for each
@@ -37,6 +38,8 @@ class BatchParts:
         self._root = graph_module
         self._packs = packs
         self._images: dict[Hashable, _Image | None] = {}
+        # The last plan of each kind of part, for as long as somebody keeps it.
+        self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
         self._outputs = output.all_input_nodes
 
@@ -58,12 +61,24 @@ class BatchParts:
             return None
         if not _images_are_apart(image.shapes, shapes, batch):
             return None
-        first = [x[:size] for x in inputs]
-        return plan_segment(self._root, first, self._packs, 1, batch // size)
+        return self._plan_of_parts([x[:size] for x in inputs], batch // size, threads)
+
+    def _plan_of_parts(self, first: list[torch.Tensor], parts: int, threads: int) -> Plan:
+        """One part after another: a plan for other numbers of such parts serves, with its steps."""
+        self._packs.follow_rules()
+        key = (threads, self._packs.rules_seen, *map(_kind, first))
+        similar = self._of_parts.get(key)
+        if similar is None:
+            plan = plan_segment(self._root, first, self._packs, 1, parts)
+        else:
+            program = similar.program.of_parts(parts)
+            plan = dataclasses.replace(similar, parts=parts, program=program)
+        self._of_parts[key] = plan
+        return plan
 
     def _image(self, inputs: Sequence[torch.Tensor]) -> _Image | None:
         """What running one image takes; None where it needs the others of its batch."""
-        key = tuple((tuple(x.shape), x.stride(), x.dtype) for x in inputs)
+        key = tuple(map(_kind, inputs))
         if key not in self._images:
             if len(self._images) >= _MAX_IMAGES:
                 self._images.clear()
@@ -72,15 +87,14 @@ class BatchParts:
 
     def _new_image(self, inputs: Sequence[torch.Tensor]) -> _Image | None:
         try:
-            shapes = infer_shapes(self._root, inputs)
-            plan = plan_segment(self._root, inputs, self._packs, 1)
+            draft = draft_segment(self._root, inputs, self._packs, 1)
         except (RuntimeError, ValueError, IndexError):
             return None
         return _Image(
-            shapes,
-            plan.peak_bytes,
-            sum(step.weight_bytes for step in plan.steps),
-            sum(step.multiply_adds for step in plan.steps),
+            draft.shapes,
+            draft.lay_out(),
+            sum(step.weight_bytes for step in draft.steps),
+            sum(step.multiply_adds for step in draft.steps),
         )
 
 
@@ -92,6 +106,10 @@ class _Image:
     peak_bytes: int
     weight_bytes: int
     multiply_adds: int
+
+
+def _kind(x: torch.Tensor) -> Hashable:
+    return tuple(x.shape), x.stride(), x.dtype
 
 
 def _batch(inputs: Sequence[Any]) -> int:

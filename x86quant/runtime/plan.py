@@ -12,6 +12,7 @@ import torch
 from x86quant.errors import UnsupportedError
 from x86quant.routing.choice import Choice
 from x86quant.routing.sizes import Sizes
+from x86quant.runtime import layout
 
 
 class NoNativeFormError(UnsupportedError):
@@ -54,10 +55,15 @@ class Value:
     buffer: Buffer
     meta: torch.Tensor
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Its logical shape."""
         return tuple(self.meta.shape)
+
+    @functools.cached_property
+    def image(self) -> tuple[layout.Words, layout.Words]:
+        """Sizes and strides as of a tensor [N, C, *spatial]; what writes and what reads it asks."""
+        return layout.image(self.meta)
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +83,8 @@ class Step:
         name: the node of the graph.
         layer: the module of the model it came from.
         op: "conv", "linear", "add", "copy", …
-        inputs: what it reads; the output comes apart.
+        inputs: what it reads.
+        output, others: what it writes; most steps have one output.
         answer: for convolutions and linears, what the router chose for inputs of such sizes.
         sizes: the sizes of this one's input.
         multiply_adds: products of the op, for its share of the roofline.
@@ -89,6 +96,7 @@ class Step:
     op: str
     inputs: tuple[Value, ...]
     output: Value
+    others: tuple[Value, ...] = ()
     answer: Choice | None = None
     sizes: Sizes | None = None
     multiply_adds: int = 0
@@ -109,7 +117,8 @@ class Step:
     @property
     def moved_bytes(self) -> int:
         """Bytes read and written once."""
-        return self.weight_bytes + self.output.nbytes + sum(value.nbytes for value in self.inputs)
+        tensors = (*self.inputs, self.output, *self.others)
+        return self.weight_bytes + sum(value.nbytes for value in tensors)
 
     def __str__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))

@@ -14,7 +14,7 @@ from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.views import is_reshape
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
-from x86quant.runtime.memory import aligned, assign_offsets
+from x86quant.runtime.memory import aligned
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer, NoNativeFormError, Plan, Value
@@ -28,12 +28,20 @@ def plan_segment(
 
     With ``parts`` these are the first of so many equal parts of a batch; outputs are of all.
     """
+    draft = draft_segment(graph_module, inputs, packs, threads, parts)
+    return _finish(draft, [x for x in inputs if isinstance(x, torch.Tensor)], parts)
+
+
+def draft_segment(
+    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int, parts: int = 1
+) -> Draft:
+    """The steps and buffers of that plan, without places in memory and without a program."""
     packs.follow_rules()
     shapes = infer_shapes(graph_module, inputs)
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    draft = Draft(graph_module, shapes, packs, threads, len(tensors), parts)
+    tensors = sum(isinstance(x, torch.Tensor) for x in inputs)
+    draft = Draft(graph_module, shapes, packs, threads, tensors, parts)
     _fill(draft, inputs)
-    return _finish(draft, tensors, parts)
+    return draft
 
 
 def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
@@ -57,19 +65,20 @@ def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
 def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
     """Lay out memory, build the program."""
     results = draft.results()
-    arena = [b for b in draft.buffers if b.base == 0]
-    peak = assign_offsets(arena)
-    program = torch.classes.x86quant.Program(peak, len(inputs))
+    peak = draft.lay_out()
+    programs = draft.packs.programs
+    program = programs.new(peak, len(inputs))
     for x in inputs:
-        program.expect(*_whole_batch(x, parts), x.dtype != torch.uint8)
+        program.expect(*_whole_batch(x, parts), _type_name(x))
     outputs = [result.meta for result in results if isinstance(result, Value)]
     for meta in outputs:
-        program.add_output(*_whole_batch(meta, parts), meta.dtype != torch.uint8)
+        program.add_output(*_whole_batch(meta, parts), _type_name(meta))
     for step in draft.native_steps:
-        step.add_to(program)
+        programs.add(program, step)
     if parts > 1:
         program.repeat(parts, [*map(_advance, inputs)], [*map(_advance, outputs)])
-    naive = sum(aligned(b.nbytes) for b in arena)
+    program.check_reach()
+    naive = sum(aligned(b.nbytes) for b in draft.buffers if b.base == 0)
     numbers = tuple(None if isinstance(r, Value) else (r,) for r in results)
     return Plan(tuple(draft.steps), peak, naive, numbers, program, parts)
 
@@ -85,6 +94,11 @@ def _whole_batch(part: torch.Tensor, parts: int) -> tuple[list[int], list[int]]:
 def _advance(part: torch.Tensor) -> int:
     """Bytes from one part of a batch to the next."""
     return part.shape[0] * part.stride(0) * part.element_size()
+
+
+def _type_name(x: torch.Tensor) -> str:
+    """The type of ``x`` as a program is told."""
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _input(draft: Draft, node: Node, given: Any, bases: Any) -> Any:
@@ -126,11 +140,12 @@ def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Val
     if not is_reshape(node):
         raise NoKernelError("it is no view of its input")
     order = layout.channels_last_order(result.dim())
-    target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()))
+    dtype = result.dtype
+    target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()), dtype)
     try:
         as_source = target.view(source.shape)
     except RuntimeError:  # only memory in logical order can be seen in both shapes
-        target = layout.like(result.shape, range(result.dim()))
+        target = layout.like(result.shape, range(result.dim()), dtype)
         as_source = target.view(source.shape)
     value = draft.new(node.name, target)
     draft.copy(node, source, Value(value.buffer, as_source))

@@ -49,10 +49,7 @@ class _Shapes(KnownSizes):
     def _call(self, node: Node) -> None:
         if is_op(node):
             form = FORMS.get(op_name(node))
-            size = None if form is None else self._by_rule(node, form)
-            if form is not None and size is not None:
-                self.values[node] = torch.Size(size)
-                self.dtypes[node] = form.gives
+            if form is not None and self._by_rule(node, form):
                 return
         args = map_arg(node.args, self._meta)
         kwargs = map_arg(node.kwargs, self._meta)
@@ -61,12 +58,20 @@ class _Shapes(KnownSizes):
         else:
             self._set(node, node.target(*args, **kwargs))  # type: ignore[operator]
 
-    def _by_rule(self, node: Node, form: NativeForm) -> Sequence[int] | None:
-        """None where the op itself should say, or complain."""
+    def _by_rule(self, node: Node, form: NativeForm) -> bool:
+        """False where the op itself should say, or complain."""
         tensors = [self.dtypes.get(n) for n in node.all_input_nodes if n in self.values]
-        if any(dtype is not form.reads for dtype in tensors):
-            return None
-        return form.sizes(self, node.kwargs)
+        if form.reads is not None and any(dtype is not form.reads for dtype in tensors):
+            return False
+        if form.results is not None:
+            results = form.results(self, node.kwargs)
+            self.values[node] = results
+            return results is not None
+        size = form.sizes(self, node.kwargs)
+        if size is not None:
+            self.values[node] = torch.Size(size)
+            self.dtypes[node] = form.gives
+        return size is not None
 
     def _meta(self, node: Node) -> Any:
         """A tensor without data as ops of ours return it, or the value itself."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch.fx import Node
 
 from x86quant.lowering.graph_tools import is_op, op_name
@@ -18,19 +17,11 @@ Runner = Literal["native", "torch", "either"]
 #: Ops of ours without a native form whose results are no codes with one scale.
 _YIELD_FLOATS = frozenset(
     {
-        "attention",
-        "attention_rows",
         "embedding_bags",
         "embedding_rows",
-        "gated_rows_rows",
         "interact",
         "linear_dynamic",
-        "linear_rows",
-        "linear_rows_norm",
-        "linear_rows_rows",
         "linear_weight_only",
-        "norm_rows",
-        "quantize_rows",
     }
 )
 
@@ -41,7 +32,7 @@ def runner(node: Node) -> Runner:
         return "native" if _is_native(node) else "torch"
     if computes_a_size(node):
         return "either"
-    return "either" if _codes(node) else "torch"
+    return "either" if _is_viewed(node) else "torch"
 
 
 def _is_native(node: Node) -> bool:
@@ -49,13 +40,13 @@ def _is_native(node: Node) -> bool:
     return form is not None and form.takes(node)
 
 
-def _codes(node: Node) -> bool:
-    """Whether ``node`` yields codes: an op's, or a view of such.
+def _is_viewed(node: Node) -> bool:
+    """Whether ``node`` yields what an op of ours computed, or a view of it, in native memory.
 
     Read from the graph itself, because a graph that was pickled comes back without ``meta``.
     """
     if is_op(node):
         form = FORMS.get(op_name(node))
-        return form.gives is torch.uint8 if form else op_name(node) not in _YIELD_FLOATS
+        return form.viewed if form else op_name(node) not in _YIELD_FLOATS
     source = node.args[0] if node.args and is_view(node) else None
-    return isinstance(source, Node) and _codes(source)
+    return isinstance(source, Node) and _is_viewed(source)

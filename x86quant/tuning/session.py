@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol
 
 from x86quant.terminal.progress import Progress
 from x86quant.tuning.cases import Grid, Shape, jobs
@@ -71,6 +73,44 @@ class Outcome:
         return tuple(m for m in self.measured if m.status in statuses)
 
 
+class Measurer(Protocol):
+    """What measures at one ISA level, as ``worker.Worker`` does."""
+
+    def __enter__(self) -> Measurer: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def measure(self, cases: Sequence[Case], limit: float) -> list[Measurement]:
+        """Measure cases of one op."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The machine that is measured: this one, unless said otherwise.
+
+    Attributes:
+        machine: the class of its CPU, as cases name it.
+        provenance: the head of the file, for ISA levels and numbers of threads.
+        look: is it quiet?
+        worker: starts what measures at an ISA level.
+        name: what the user knows it by; nothing for this machine.
+    """
+
+    machine: Callable[[], str] = this_machine
+    provenance: Callable[[Sequence[str], Sequence[int]], dict[str, str]] = provenance
+    look: Callable[[], Quiet] = look
+    worker: Callable[[str], Measurer] = Worker
+    name: str = ""
+
+
+HERE = Site()
+
+
 def journal_of(out: Path) -> Path:
     """Where a run into ``out`` keeps its journal."""
     return out.with_name(f"{out.name}.journal")
@@ -79,7 +119,7 @@ def journal_of(out: Path) -> Path:
 def run(
     request: Request,
     *,
-    worker: Callable[[str], Worker] = Worker,
+    site: Site = HERE,
     clock: Callable[[], float] = time.monotonic,
     warn: Callable[[str], None] = lambda message: print(message, file=sys.stderr),
 ) -> Outcome:
@@ -87,7 +127,7 @@ def run(
 
     Args:
         request: what to measure.
-        worker: starts the process for an ISA level.
+        site: the machine that is measured.
         clock: seconds.
         warn: told at once when the machine is too busy for times to mean much.
 
@@ -96,14 +136,14 @@ def run(
             full, or what is there was measured otherwise.
     """
     start = clock()
-    head = provenance(request.levels, request.grid.threads)
+    head = site.provenance(request.levels, request.grid.threads)
     with locked(request.out):
         earlier = _earlier(request, head)
         with Journal(journal_of(request.out), head, resume=request.resume) as journal:
             known = {m.case for m in journal.measurements}
             if request.resume and earlier is not None:
                 known |= {m.case for m in earlier}
-            quiet = look()
+            quiet = site.look()
             if not quiet.enough:
                 warn(f"the machine is not quiet: {quiet}; stop other work for times that hold")
             unmeasured = 0
@@ -112,9 +152,9 @@ def run(
                 if request.budget is not None:
                     left = request.budget - (clock() - start)
                     deadline = clock() + left / (len(request.levels) - number)
-                todo = _todo(request, level, known)
-                unmeasured += _measure_level(level, todo, journal, worker, deadline, clock)
-            quiet = quiet.worse(look())
+                todo = _todo(request, site.machine(), level, known)
+                unmeasured += _measure_level(level, todo, journal, site, deadline, clock)
+            quiet = quiet.worse(site.look())
             head |= {"quiet": str(quiet)}
             measured = _written(request, MeasurementSet(tuple(journal.measurements), head), earlier)
         if not unmeasured:
@@ -131,8 +171,8 @@ def _earlier(request: Request, head: dict[str, str]) -> MeasurementSet | None:
     return found
 
 
-def _todo(request: Request, level: str, known: set[Case]) -> tuple[Job, ...]:
-    every = jobs(request.shapes, request.grid, machine=this_machine(), isa=level)
+def _todo(request: Request, machine: str, level: str, known: set[Case]) -> tuple[Job, ...]:
+    every = jobs(request.shapes, request.grid, machine=machine, isa=level)
     left = (tuple(case for case in job if case not in known) for job in every)
     return tuple(job for job in left if job)
 
@@ -141,13 +181,14 @@ def _measure_level(
     level: str,
     todo: Sequence[Job],
     journal: Journal,
-    worker: Callable[[str], Worker],
+    site: Site,
     deadline: float | None,
     clock: Callable[[], float],
 ) -> int:
     """Measure until done or ``deadline``; the number of cases left out."""
-    progress = Progress(sum(map(_work, todo)), level, clock=clock, deadline=deadline)
-    with worker(level) as process:
+    what = f"{site.name} at {level}" if site.name else level
+    progress = Progress(sum(map(_work, todo)), what, clock=clock, deadline=deadline)
+    with site.worker(level) as process:
         for number, job in enumerate(todo):
             rest = todo[number:]
             if deadline is not None and clock() >= deadline:

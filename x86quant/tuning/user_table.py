@@ -37,22 +37,34 @@ def user_measurements_path() -> Path:
 
 
 def fitted(measured: MeasurementSet, cpu: Cpu) -> RuleTable:
-    """The table that the fit makes of all measurements at the level of ``cpu``."""
+    """The table that the fit makes of all measurements at the level of ``cpu``; entries stay."""
+    return keeping_entries(rules_of(measured, cpu), cpu)
+
+
+def rules_of(measured: MeasurementSet, cpu: Cpu) -> RuleTable:
+    """What ``fitted`` makes where there was no table before: rules alone, for CPUs like ``cpu``."""
     table = fit(
         measured.where(lambda case: case.isa == cpu.isa),
         name=user_table_path(cpu.isa).stem,
         base=shipped_table(cpu),
     ).table
-    installed = _installed(cpu)
-    entries = installed.entries if installed else ()
-    return dataclasses.replace(table, entries=entries, hardware=_hardware(cpu))
+    return dataclasses.replace(table, hardware=_hardware(cpu))
 
 
-def with_entries(measured: Iterable[Measurement], cpu: Cpu) -> RuleTable:
-    """The user's table, or a new one that extends the shipped one, with these shapes as entries."""
+def keeping_entries(table: RuleTable, cpu: Cpu) -> RuleTable:
+    """``table`` with the entries of the user's table that it is to replace."""
+    installed = installed_table(cpu)
+    kept = installed.entries if installed and installed.fits(cpu) else ()
+    return dataclasses.replace(table, entries=kept)
+
+
+def with_entries(
+    measured: Iterable[Measurement], cpu: Cpu, table: RuleTable | None = None
+) -> RuleTable:
+    """``table`` with these shapes as entries; by default the user's, or a new one."""
     here = [m for m in measured if m.case.isa == cpu.isa]
     new = entries(here)
-    table = users_table(cpu)
+    table = table or users_table(cpu)
     kept = tuple(e for e in table.entries if e.spec not in {entry.spec for entry in new})
     # What was measured now replaces what was said of the same kernel on the same shape.
     wrong = denials_of(m for m in here if m.status == "wrong")
@@ -68,7 +80,7 @@ def install(table: RuleTable, cpu: Cpu) -> Path:
         raise writing_failed(user_table_path(cpu.isa), error) from error
 
 
-def _installed(cpu: Cpu) -> RuleTable | None:
+def installed_table(cpu: Cpu) -> RuleTable | None:
     """The user's table as it is; None where there is none, or a broken one to be replaced."""
     try:
         return read_table(user_table_path(cpu.isa))
@@ -78,10 +90,13 @@ def _installed(cpu: Cpu) -> RuleTable | None:
 
 def users_table(cpu: Cpu) -> RuleTable:
     """The user's table, or a new one with nothing in it that extends the shipped one."""
-    return _installed(cpu) or _empty(cpu)
+    installed = installed_table(cpu)
+    # A folder that machines share may hold the table of another kind of CPU.
+    return installed if installed and installed.fits(cpu) else empty_table(cpu)
 
 
-def _empty(cpu: Cpu) -> RuleTable:
+def empty_table(cpu: Cpu) -> RuleTable:
+    """A table with nothing in it, for CPUs like ``cpu``, that extends the shipped one."""
     name = user_table_path(cpu.isa).stem
     return RuleTable(
         name,

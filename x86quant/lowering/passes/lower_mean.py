@@ -57,7 +57,8 @@ def _pooled_input(mean: Node) -> Node | None:
         why(mean, "its input is not quantized")
         return None
     rank = len(codes.meta["shape"])
-    dims = {dim % rank for dim in mean.args[1]}  # type: ignore[operator,union-attr]
+    # The one dimension that torch allows for a number has no rank to be counted by.
+    dims = {dim % max(rank, 1) for dim in mean.args[1]}  # type: ignore[operator,union-attr]
     if rank not in (3, 4, 5) or dims != set(range(2, rank)):
         why(mean, f"a mean over dimensions {sorted(dims)} of {rank} is not over all positions")
         return None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from x86quant.runtime.native_form import NativeForm
 from x86quant.runtime.native_forms import (
+    attending,
+    code_rows,
     concatenation,
     float_border,
     per_channel,
@@ -16,7 +18,10 @@ from x86quant.runtime.native_forms import (
     weighted,
 )
 
-_MODULES = (concatenation, float_border, per_channel, pointwise, pooling, upsampling, weighted)
+_MODULES = (
+    attending, code_rows, concatenation, float_border, per_channel, pointwise, pooling, upsampling,
+    weighted,
+)  # fmt: skip
 
 #: By the name of the op.
 FORMS: dict[str, NativeForm] = {form.op: form for module in _MODULES for form in module.FORMS}

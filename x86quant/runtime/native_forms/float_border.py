@@ -74,5 +74,5 @@ def _float_and_codes(real: Value, codes: Value) -> tuple[int, NativeTensor, Nati
 
 FORMS = (
     NativeForm("quantize", same_sizes, _quantize, reads=torch.float32),
-    NativeForm("dequantize", same_sizes, _dequantize, gives=torch.float32),
+    NativeForm("dequantize", same_sizes, _dequantize, gives=torch.float32, viewed=False),
 )

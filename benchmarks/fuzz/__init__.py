@@ -1,0 +1,1 @@
+"""Random programs of torch ops: their source, and the judge of what x86quant makes of them."""

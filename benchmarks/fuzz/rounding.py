@@ -1,0 +1,120 @@
+"""What 8 bits explain: eager float with each op's result rounded, as noise or to known ranges."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from benchmarks.fuzz.programs import Inputs
+
+
+class _ResultsMode(TorchDispatchMode):
+    """Shows ``changed`` each float tensor that an op computed, which it may overwrite."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        aliases = any(
+            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+        )
+        name = schema.name.partition("::")[2]
+        if aliases or name in ("clone", "detach", "lift_fresh", "_to_copy"):
+            return result
+        for x in pytree.tree_leaves(result):
+            self.seen(x)
+        return result
+
+    def seen(self, x: Any) -> Any:
+        """``x``, changed."""
+        if isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel():
+            with _disable_current_modes():
+                self.changed(x)
+        return x
+
+    def changed(self, x: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class _Noise(_ResultsMode):
+    """Adds noise of so many steps of rounding to ``levels``."""
+
+    def __init__(self, seed: int, steps: float, levels: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.share = steps / levels
+
+    def changed(self, x: torch.Tensor) -> None:
+        size = float(x.max() - x.min()) * self.share
+        if math.isfinite(size):
+            x.add_(torch.rand(x.shape, generator=self.generator) - 0.5, alpha=size)
+
+
+class _Ranges(_ResultsMode):
+    """Notes the range of each result, in the order in which they are computed."""
+
+    def __init__(self, found: list[tuple[float, float]]) -> None:
+        super().__init__()
+        self.found = found
+        self.number = 0
+
+    def changed(self, x: torch.Tensor) -> None:
+        low, high = map(float, torch.aminmax(x.nan_to_num()))
+        if self.number == len(self.found):
+            self.found.append((0.0, 0.0))
+        before = self.found[self.number]
+        self.found[self.number] = (min(before[0], low), max(before[1], high))
+        self.number += 1
+
+
+class _Clipped(_ResultsMode):
+    """Rounds each result to ``levels`` of the range noted for it."""
+
+    def __init__(self, ranges: list[tuple[float, float]], levels: int) -> None:
+        super().__init__()
+        self.ranges = iter(ranges)
+        self.levels = levels
+
+    def changed(self, x: torch.Tensor) -> None:
+        low, high = next(self.ranges, (-math.inf, math.inf))
+        step = (high - low) / self.levels
+        if 0 < step < math.inf:
+            x.copy_(((x / step).round() * step).clamp(low, high))
+
+
+def _run(model: nn.Module, inputs: Inputs, mode: _ResultsMode) -> Any:
+    with torch.no_grad(), mode:
+        return model(*(mode.seen(x.clone()) for x in inputs))
+
+
+#: How much worse, in dB, an answer may be than with noise of the usual size, and with more of it.
+#: More noise shows what jumps: roundings, comparisons, the order of values.
+_ALLOWANCE, _LITTLE = 15.0, 5.0
+
+
+def rounded_results(
+    model: nn.Module, inputs: Inputs, calibration: list[Inputs], bits: int
+) -> list[tuple[Any, float]]:
+    """What ``model`` gives for ``inputs`` with its results rounded in several ways, each with how
+    much worse in dB than that an answer may be.
+    """
+    levels = 2**bits - 1
+    ranges: list[tuple[float, float]] = []
+    with contextlib.suppress(Exception):
+        for batch in calibration:
+            _run(copy.deepcopy(model), batch, _Ranges(ranges))
+    modes: list[tuple[_ResultsMode, float]] = [(_Clipped(ranges, levels), _ALLOWANCE)]
+    modes += [(_Noise(seed, 1.5, levels), _ALLOWANCE) for seed in range(3)]
+    modes += [(_Noise(seed, 5.0, levels), _LITTLE) for seed in range(5)]
+    found = []
+    for mode, allowed in modes:
+        # Indices that are computed may be out of bounds with noise on them.
+        with contextlib.suppress(Exception):
+            found.append((_run(copy.deepcopy(model), inputs, mode), allowed))
+    return found

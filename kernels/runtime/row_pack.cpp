@@ -1,0 +1,68 @@
+#include "row_pack.h"
+
+#include <stdexcept>
+
+#include "errors.h"
+#include "native_cpu.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace x86quant::runtime {
+namespace {
+
+// Less work than these is not worth waking a thread for: some microseconds of it.
+constexpr int64_t kFloatsEach = 30'000;
+constexpr int64_t kAttentionProductsEach = 500'000;
+
+int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
+
+}  // namespace
+
+RowPack::RowPack(const RowWeights& weights, int32_t activation)
+    : isa_(native_isa()), in_(weights.in_features), out_(weights.out_features), packed_(pack(weights, activation)) {}
+
+void RowPack::multiply_by(const RowWeights& up) {
+  require(up.out_features == out_ && up.in_features == in_, "gate and up must have one shape");
+  up_ = pack(up, XQ_ACT_NONE);
+}
+
+xq_rows RowPack::call(int64_t rows) const {
+  xq_rows op{};
+  op.isa = isa_, op.rows = rows, op.features = out_;
+  op.packed = packed_.data(), op.up = up_.data();
+  return op;
+}
+
+Buffer RowPack::pack(const RowWeights& weights, int32_t activation) const {
+  const xq_linear linear{static_cast<int32_t>(weights.in_features), static_cast<int32_t>(weights.out_features),
+                         activation};
+  const size_t size = xq_linear_packed_size(&linear, isa_);
+  if (size == 0) throw std::runtime_error(joined("the native kernel refuses this linear"));
+  Buffer packed(size);
+  succeed(xq_linear_pack(&linear, isa_, weights.weight, weights.scale, weights.bias, packed.data()));
+  return packed;
+}
+
+void run_rows(xq_rows& op, int64_t in_features) {
+  const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
+  op.threads = useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
+  succeed(xq_rows_check(&op));
+  const Scratch shared(xq_rows_shared(&op));
+  for (int phase = 0; phase < 2; ++phase)
+    split(xq_rows_items(&op, phase), op.threads, [&](int64_t begin, int64_t end) {
+      const Scratch mine(xq_rows_scratch(&op));
+      xq_rows_run(&op, phase, begin, end, shared.data(), mine.data());
+    });
+}
+
+void run_attention(xq_attention& op) {
+  const int64_t products = 2 * op.batch * op.heads * op.queries * op.keys * op.size;
+  op.threads = useful_threads(products / kAttentionProductsEach);
+  succeed(xq_attention_check(&op));
+  split(xq_attention_items(&op), op.threads, [&](int64_t begin, int64_t end) {
+    const Scratch mine(xq_attention_scratch(&op));
+    xq_attention_run(&op, begin, end, mine.data());
+  });
+}
+
+}  // namespace x86quant::runtime

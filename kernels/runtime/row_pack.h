@@ -1,0 +1,50 @@
+// Packed weights of products of row codes, and running what the native kernels do to rows and heads.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "../native/native_rows.h"
+#include "memory.h"
+
+namespace x86quant::runtime {
+
+// A linear: int8 weight (out, in), a scale and perhaps a bias for each output.
+struct RowWeights {
+  const int8_t* weight;
+  const float* scale;
+  const float* bias;  // or null
+  int64_t in_features, out_features;
+};
+
+// Weights packed once: of one product, or of two whose results are multiplied.
+class RowPack {
+ public:
+  RowPack(const RowWeights& weights, int32_t activation);  // an xq_activation
+
+  void multiply_by(const RowWeights& up);
+
+  int64_t in_features() const { return in_; }
+  int64_t out_features() const { return out_; }
+  int64_t bytes() const { return static_cast<int64_t>(packed_.size() + up_.size()); }
+
+  // A call on so many rows, without its operands and results.
+  xq_rows call(int64_t rows) const;
+
+ private:
+  Buffer pack(const RowWeights& weights, int32_t activation) const;
+
+  int isa_;
+  int64_t in_, out_;
+  Buffer packed_, up_;
+};
+
+using RowPackPtr = std::shared_ptr<const RowPack>;
+
+// Runs a call that has its operands, on as many threads as it is worth. Without a product `in_features` is 0.
+void run_rows(xq_rows& op, int64_t in_features);
+
+// The same for attention.
+void run_attention(xq_attention& op);
+
+}  // namespace x86quant::runtime

@@ -1,0 +1,1 @@
+"""The C++ library that runs program files without Python and without torch."""

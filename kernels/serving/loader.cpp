@@ -1,0 +1,146 @@
+#include "loader.h"
+
+#include <cstring>
+#include <optional>
+
+#include "../runtime/errors.h"
+#include "../runtime/parallel.h"
+#include "packed_cache.h"
+#include "program_file.h"
+#include "this_cpu.h"
+#include "x86quant/runtime.h"
+
+namespace x86quant::serving {
+namespace {
+
+using runtime::Field;
+using runtime::Layout;
+using runtime::PackedConvPtr;
+using runtime::Table;
+
+// A copy that outlives the file; floats in a file may lie anywhere.
+Table kept(const Table& table) {
+  const size_t size = static_cast<size_t>(table.count) * (table.type == runtime::Type::kFloat ? 4 : 1);
+  const auto memory = std::make_shared<runtime::Buffer>(size);
+  if (size > 0) std::memcpy(memory->data(), table.data, size);
+  return {memory->data(), table.type, table.count, memory};
+}
+
+class Loader {
+ public:
+  Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path) {
+    pack(cache, {level, l1_bytes(), l2_bytes(), file_.checksum(), file_.size()});
+  }
+
+  std::vector<std::unique_ptr<runtime::Program>> programs() {
+    std::vector<std::unique_ptr<runtime::Program>> all;
+    for (const Json& plan : file_.manifest().at("plans").list("the plans")) all.push_back(program(plan));
+    require(!all.empty(), "the file has no plan");
+    return all;
+  }
+
+ private:
+  void pack(const std::string& cache, const CacheKey& key) {
+    const Json::List& wanted = file_.manifest().at("packs").list("the packs");
+    std::optional<std::vector<Table>> before;
+    if (!cache.empty()) before = read_packed(cache, key);
+    if (before && before->size() != wanted.size()) before.reset();
+    packs_.resize(wanted.size());
+    const auto one = [&](int i) {
+      const auto at = static_cast<size_t>(i);
+      packs_[at] = packed(wanted[at], before ? std::optional<Table>((*before)[at]) : std::nullopt);
+    };
+    const int count = static_cast<int>(wanted.size());
+    if (runtime::useful_threads(count) > 1) {
+      runtime::run_on_threads(count, one);
+    } else {
+      for (int i = 0; i < count; ++i) one(i);
+    }
+    if (cache.empty() || before) return;
+    std::vector<Table> blobs;
+    for (const PackedConvPtr& pack : packs_) blobs.push_back(pack->blob());
+    write_packed(cache, key, blobs);
+  }
+
+  PackedConvPtr packed(const Json& pack, std::optional<Table> before) const {
+    const ProgramFile::Tensor& weight = file_.tensor(pack.at("weight").text("a weight"));
+    runtime::ConvFields fields;
+    fields.weight = weight.table;
+    fields.sizes = weight.sizes;
+    fields.mult = table(pack.at("mult"));
+    if (!pack.at("bias").is_null()) fields.bias = table(pack.at("bias"));
+    if (!pack.at("lut").is_null()) fields.lut = table(pack.at("lut"));
+    fields.geometry = pack.at("geometry").integers("a geometry");
+    fields.codes = pack.at("codes").integers("a code");
+    fields.res_mult = pack.at("res_mult").real("a multiplier");
+    runtime::ConvDescription description = runtime::describe_conv(std::move(fields));
+    description.packed = std::move(before);
+    return runtime::pack_conv("native", std::move(description));
+  }
+
+  Table table(const Json& name) const { return kept(file_.tensor(name.text("a tensor's name")).table); }
+
+  std::unique_ptr<runtime::Program> program(const Json& plan) const {
+    auto made = std::make_unique<runtime::Program>(plan.at("arena").integer("an arena"));
+    for (const Json& input : plan.at("inputs").list("inputs")) made->add_input(layout(input));
+    for (const Json& output : plan.at("outputs").list("outputs")) made->add_output(layout(output));
+    for (const Json& step : plan.at("steps").list("steps")) {
+      runtime::StepFields::Values fields;
+      for (const auto& [name, value] : step.at("fields").object("fields")) fields.emplace(name, field(value));
+      made->add(step.at("kind").text("a kind of step"), fields);
+    }
+    const Json& parts = plan.at("parts");
+    if (!parts.is_null())
+      made->repeat(parts.at("times").integer("a number of parts"), parts.at("inputs").integers("a part"),
+                   parts.at("outputs").integers("a part"));
+    made->check_reach();
+    return made;
+  }
+
+  static Layout layout(const Json& json) {
+    Layout found{json.at("sizes").integers("a size"), json.at("strides").integers("a stride"),
+                 json.at("type").text("a type")};
+    require(found.type == "float32" || found.type == "uint8", "a plan has inputs or outputs of type ", found.type);
+    require(found.sizes.size() == found.strides.size() && found.sizes.size() <= X86QUANT_MAX_RANK,
+            "a tensor of a plan has a bad shape");
+    found.bytes();  // which refuses sizes that no memory has
+    return found;
+  }
+
+  Field field(const Json& json) const {
+    if (const auto* object = std::get_if<Json::Object>(&json.value)) {
+      if (object->count("table")) return table(object->find("table")->second);
+      const auto index = json.at("pack").integer("a pack");
+      require(index >= 0 && index < static_cast<int64_t>(packs_.size()), "the file has no pack ", index);
+      return packs_[static_cast<size_t>(index)];
+    }
+    if (const auto* list = std::get_if<Json::List>(&json.value)) return numbers(*list);
+    if (const auto* flag = std::get_if<bool>(&json.value)) return *flag;
+    if (const auto* real = std::get_if<double>(&json.value)) return *real;
+    return json.integer("a field of a step");
+  }
+
+  // Of integers unless the first is a real.
+  static Field numbers(const Json::List& list) {
+    if (list.empty() || std::get_if<double>(&list[0].value) == nullptr) {
+      runtime::Words words;
+      for (const Json& item : list) words.push_back(item.integer("a number of a step"));
+      return words;
+    }
+    std::vector<double> reals;
+    for (const Json& item : list) reals.push_back(item.real("a number of a step"));
+    return reals;
+  }
+
+  ProgramFile file_;
+  std::vector<PackedConvPtr> packs_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<runtime::Program>> load_programs(const std::string& path, const std::string& level,
+                                                             const std::string& cache) {
+  return Loader(path, level, cache).programs();
+}
+
+}  // namespace x86quant::serving

@@ -1,0 +1,139 @@
+#include "packed_cache.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "crc32.h"
+#include "whole_file.h"
+
+namespace x86quant::serving {
+namespace {
+
+constexpr uint64_t kAlign = 64;
+constexpr char kMagic[8] = {'x', '8', '6', 'q', 'p', 'a', 'c', '1'};
+
+// The file: this, the key, the sizes, then from a multiple of 64 on each the packed weights.
+struct Head {
+  char magic[8];
+  uint32_t crc;  // of everything behind the head
+  uint32_t key_bytes;
+  uint64_t count;
+};
+
+uint64_t aligned(uint64_t size) { return (size + kAlign - 1) / kAlign * kAlign; }
+
+// A number that the linker makes of all that this library is; empty where it has none.
+std::string build_id() {
+  std::string found;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* to) {
+        const auto here = reinterpret_cast<uintptr_t>(&build_id);
+        bool mine = false;
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const ElfW(Phdr)& part = info->dlpi_phdr[i];
+          const uintptr_t first = info->dlpi_addr + part.p_vaddr;
+          mine |= part.p_type == PT_LOAD && here >= first && here < first + part.p_memsz;
+        }
+        for (int i = 0; mine && i < info->dlpi_phnum; ++i) {
+          const ElfW(Phdr)& part = info->dlpi_phdr[i];
+          if (part.p_type != PT_NOTE) continue;
+          const auto* at = reinterpret_cast<const char*>(info->dlpi_addr + part.p_vaddr);
+          for (const char* end = at + part.p_memsz; at + sizeof(ElfW(Nhdr)) <= end;) {
+            ElfW(Nhdr) note;
+            std::memcpy(&note, at, sizeof(note));
+            const char* name = at + sizeof(note);
+            const char* text = name + (note.n_namesz + 3) / 4 * 4;
+            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0)
+              static_cast<std::string*>(to)->assign(text, note.n_descsz);
+            at = text + (note.n_descsz + 3) / 4 * 4;
+          }
+        }
+        return mine ? 1 : 0;
+      },
+      &found);
+  return found;
+}
+
+// Whether only this user, or root, can have written it.
+bool is_ours(const FileFacts& facts) {
+  return facts.is_regular && (facts.owner == geteuid() || facts.owner == 0) && (facts.mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+}  // namespace
+
+std::string CacheKey::text() const {
+  std::string hex;
+  for (const char byte : build_id()) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned char>(byte));
+    hex += digits;
+  }
+  return hex + " " + level + " " + std::to_string(l1) + " " + std::to_string(l2) + " " + std::to_string(program) + " " +
+         std::to_string(program_size);
+}
+
+std::optional<std::vector<runtime::Table>> read_packed(const std::string& path, const CacheKey& key) {
+  if (build_id().empty()) return std::nullopt;
+  const auto file = std::make_shared<WholeFile>();
+  if (!file->read(path, is_ours) || file->size() < sizeof(Head)) return std::nullopt;
+  const uint8_t* data = file->data();
+  Head head;
+  std::memcpy(&head, data, sizeof(head));
+  const std::string wanted = key.text();
+  const uint64_t room = file->size() - sizeof(head);
+  if (std::memcmp(head.magic, kMagic, sizeof(kMagic)) != 0 || head.key_bytes != wanted.size() || wanted.size() > room ||
+      std::memcmp(data + sizeof(head), wanted.data(), wanted.size()) != 0 ||
+      head.count > (room - wanted.size()) / sizeof(uint64_t) ||
+      crc32(data + sizeof(head), file->size() - sizeof(head)) != head.crc)
+    return std::nullopt;
+  std::vector<runtime::Table> found;
+  const uint64_t sizes = sizeof(head) + wanted.size();
+  uint64_t at = aligned(sizes + head.count * sizeof(uint64_t));
+  for (uint64_t i = 0; i < head.count; ++i) {
+    uint64_t size;
+    std::memcpy(&size, data + sizes + i * sizeof(size), sizeof(size));
+    if (at > file->size() || size > file->size() - at) return std::nullopt;
+    found.push_back({data + at, runtime::Type::kByte, static_cast<int64_t>(size), file});
+    at += aligned(size);
+  }
+  return found;
+}
+
+bool write_packed(const std::string& path, const CacheKey& key, const std::vector<runtime::Table>& packed) {
+  if (build_id().empty()) return false;
+  const std::string text = key.text();
+  std::string all(sizeof(Head), '\0');
+  all += text;
+  for (const runtime::Table& blob : packed) {
+    const auto size = static_cast<uint64_t>(blob.count);
+    all.append(reinterpret_cast<const char*>(&size), sizeof(size));
+  }
+  for (const runtime::Table& blob : packed) {
+    all.resize(aligned(all.size()));
+    all.append(blob.as<char>(), static_cast<size_t>(blob.count));
+  }
+  Head head{};
+  std::memcpy(head.magic, kMagic, sizeof(kMagic));
+  head.key_bytes = static_cast<uint32_t>(text.size());
+  head.count = packed.size();
+  head.crc = crc32(all.data() + sizeof(head), all.size() - sizeof(head));
+  std::memcpy(&all[0], &head, sizeof(head));
+  // Written aside and moved into place: no reader sees half of it.
+  std::string aside = path + ".XXXXXX";
+  const int file = mkstemp(&aside[0]);
+  if (file < 0) return false;
+  size_t done = 0;
+  for (ssize_t count; done < all.size() && (count = write(file, all.data() + done, all.size() - done)) > 0;)
+    done += static_cast<size_t>(count);
+  const bool written = close(file) == 0 && done == all.size() && rename(aside.c_str(), path.c_str()) == 0;
+  if (!written) unlink(aside.c_str());
+  return written;
+}
+
+}  // namespace x86quant::serving

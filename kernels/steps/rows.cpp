@@ -1,0 +1,97 @@
+// Row codes between the products of a transformer: products, residuals, norms and quantization in one step.
+#include "../runtime/errors.h"
+#include "../runtime/native_cpu.h"
+#include "../runtime/step.h"
+
+namespace x86quant::runtime {
+namespace {
+
+// Contiguous rows: elements of so many bytes.
+Address rows_at(StepFields& fields, const char* name, int64_t size, int64_t rows, int64_t features) {
+  return fields.address(name, size, {rows, features}, {features * size, size});
+}
+
+// Codes, scales and zero points of rows.
+struct CodesAddress {
+  Address codes, scale, zp;
+
+  // With a prefix before the names of the fields.
+  static CodesAddress of(StepFields& fields, const std::string& prefix, int64_t rows, int64_t features) {
+    const auto address = [&](const char* name, int64_t size, int64_t each) {
+      return rows_at(fields, (prefix + name).c_str(), size, rows, each);
+    };
+    return {address("codes", 1, features), address("scale", sizeof(float), 1), address("zero_point", sizeof(int32_t), 1)};
+  }
+};
+
+class Rows final : public Step {
+ public:
+  explicit Rows(StepFields& fields) {
+    const int64_t rows = fields.integer("rows"), features = fields.integer("features");
+    const auto floats = [&](const char* name) {
+      return fields.has(name) ? rows_at(fields, name, sizeof(float), rows, features) : Address{};
+    };
+    if (fields.has("pack")) {
+      pack_ = fields.row_pack("pack");
+      op_ = pack_->call(rows);
+      if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
+      in_ = CodesAddress::of(fields, "", rows, pack_->in_features());
+    } else {
+      op_.isa = native_isa(), op_.rows = rows, op_.features = features;
+      x_ = rows_at(fields, "x", sizeof(float), rows, features);
+    }
+    residual_ = floats("residual");
+    total_ = floats("total");
+    normed_ = floats("normed");
+    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_", rows, features);
+    read_norm(fields);
+    xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });
+    op.threads = 1;
+    const int status = xq_rows_check(&op);
+    require(status == XQ_OK, "step \"rows\" of a plan: ", xq_status_text(status));
+  }
+
+  void run(const Bases& bases) const override {
+    xq_rows op = with_addresses(
+        [&](const Address& a, auto* type) { return a.at<std::remove_pointer_t<decltype(type)>>(bases); });
+    run_rows(op, pack_ ? pack_->in_features() : 0);
+  }
+
+ private:
+  void read_norm(StepFields& fields) {
+    if (!fields.has("norm")) return;
+    op_.norm = fields.small("norm");
+    op_.eps = fields.real("eps");
+    const auto table = [&](const char* name) -> const float* {
+      if (!fields.has(name)) return nullptr;
+      kept_.push_back(fields.table(name, Type::kFloat, op_.features));
+      return kept_.back().as<float>();
+    };
+    op_.norm_weight = table("norm_weight");
+    op_.norm_bias = table("norm_bias");
+  }
+
+  // The call with every address as `at(address, pointer of its type)` says.
+  template <class At>
+  xq_rows with_addresses(const At& at) const {
+    xq_rows op = op_;
+    const auto set = [&](auto*& pointer, const Address& address) { pointer = at(address, pointer); };
+    const auto set_codes = [&](xq_codes& codes, const CodesAddress& from) {
+      set(codes.codes, from.codes), set(codes.scale, from.scale), set(codes.zp, from.zp);
+    };
+    set_codes(op.in, in_), set_codes(op.out, out_);
+    set(op.x, x_), set(op.residual, residual_), set(op.total, total_), set(op.normed, normed_);
+    return op;
+  }
+
+  RowPackPtr pack_;
+  std::vector<Table> kept_;  // what op_ points to
+  xq_rows op_{};
+  CodesAddress in_, out_;
+  Address x_, residual_, total_, normed_;
+};
+
+const RegisterStep rows("rows", [](StepFields& fields) -> StepPtr { return std::make_unique<Rows>(fields); });
+
+}  // namespace
+}  // namespace x86quant::runtime

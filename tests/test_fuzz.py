@@ -1,0 +1,141 @@
+"""Random programs, a few of those of ``python -m benchmarks.fuzz_programs``, and their judge."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.fuzz import judging
+from benchmarks.fuzz.drawing import write
+from benchmarks.fuzz.judging import Judge, judged
+from benchmarks.fuzz.programs import Program
+from benchmarks.fuzz.shrinking import shrunk
+from x86quant.compiled import CompiledModule
+from x86quant.quantization import outcome, part_search, proof, tracing
+
+SHAPE = (2, 8, 6)
+
+
+def program(*body: str, result: str = "y") -> Program:
+    made = ("self.a = nn.Linear(6, 6)", "self.b = nn.Linear(6, 6)")
+    return Program(made, ("y = self.a(x0)", *body, "y = self.b(y)"), result, (SHAPE,), seed=1)
+
+
+def test_random_programs_quantized() -> None:
+    verdicts = [judged(write(seed, most=6), "quantize") for seed in range(100)]
+    failed = {n: x.reason for n, x in enumerate(verdicts) if x.kind == "failed"}
+    assert not failed
+    forms = collections.Counter(x.form for x in verdicts)
+    assert forms["whole"] >= 60
+    assert sum(x.int8_calls > 0 for x in verdicts) >= 80
+
+
+def test_random_programs_converted_and_compiled() -> None:
+    verdicts = [judged(write(seed, most=6), "compile") for seed in range(20)]
+    assert not {n: x.reason for n, x in enumerate(verdicts) if x.kind == "failed"}
+    assert sum(x.kind == "passed" for x in verdicts) >= 8
+
+
+#: What random programs found, shrunk: lines of ``__init__`` and ``forward``, and the result.
+FOUND = {
+    "a mean of a number": (
+        ("self.a = nn.Conv1d(8, 4, 3)",),
+        ("y = F.hardshrink(self.a(x0))", "y = torch.nanmedian(y).mean(0, keepdim=True)"),
+        "y",
+    ),
+}
+
+
+@pytest.mark.parametrize("through", judging.THROUGH)
+@pytest.mark.parametrize("case", FOUND)
+def test_found(case: str, through: str) -> None:
+    made, body, result = FOUND[case]
+    verdict = judged(Program(made, body, result, (SHAPE,), seed=1), through)
+    assert verdict.kind == "passed", verdict.reason
+
+
+def test_a_seed_is_one_program() -> None:
+    assert [write(seed) for seed in range(3)] == [write(seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda y: y + 0.3,
+        lambda y: y.double(),
+        lambda y: y[:, :1],
+        lambda y: (y,),
+        lambda y: y.where(y < 0, torch.nan),
+        torch.zeros_like,
+        lambda y: y.flip(0),
+    ],
+)
+def test_wrong_answers_are_noticed(spoilt: Any) -> None:
+    one = program()
+    model = one.build()
+    inputs = one.data(10, 3)
+    with torch.no_grad():
+        expected = model(*inputs)
+    assert Judge(model, one).wrong(expected, expected, inputs) is None
+    assert Judge(model, one).wrong(spoilt(expected), expected, inputs) is not None
+
+
+def test_a_wrong_zero_point_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = judging.quantized
+    assert judged(program(), "quantize").kind == "passed"
+
+    def shifted(model: nn.Module, one: Program) -> Any:
+        fast, reference = right(model, one)
+        for node in fast.graph_module.graph.nodes:  # type: ignore[union-attr]
+            if node.target is torch.ops.x86quant.linear.default:
+                node.kwargs = {**node.kwargs, "x_zp": node.kwargs["x_zp"] + 12}
+        fast.graph_module.recompile()  # type: ignore[union-attr]
+        return CompiledModule(fast.graph_module), reference
+
+    monkeypatch.setitem(judging._THROUGH, "quantize", shifted)
+    verdict = judged(program(), "quantize")
+    assert verdict.kind == "failed"
+    assert "dB" in verdict.reason
+
+
+@pytest.mark.parametrize("write_in_place", ["y.clamp_(-0.1, 0.1)", "y[:, :4].mul_(0.0)"])
+def test_a_lost_write_fails(monkeypatch: pytest.MonkeyPatch, write_in_place: str) -> None:
+    one = program("torch.tanh(y)", write_in_place)
+    assert judged(one, "quantize").kind == "passed"
+
+    def kept(gm: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+        for node in [n for n in gm.graph.nodes if n.target in ("clamp_", "mul_")]:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+        return gm
+
+    monkeypatch.setattr(tracing, "without_mutations", kept)
+    assert judged(one, "quantize").form == "whole"  # the proof refuses that graph; export is right
+    monkeypatch.setattr(proof, "difference", lambda *_: None)
+    assert judged(one, "quantize").form == "float"  # nor is it as good as it has to be
+    monkeypatch.setattr(outcome, "ENOUGH_DB", -1000.0)
+    verdict = judged(one, "quantize")
+    assert verdict.kind == "failed"
+    small = shrunk(one, "quantize", verdict.reason).body
+    assert write_in_place in small
+    assert "torch.tanh(y)" not in small
+
+
+def test_an_overwritten_input_that_is_not_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = program("x0.mul_(0.5)")
+    assert judged(one, "quantize").kind == "passed"
+    blind = part_search.observe
+
+    def unseen(*arguments: Any) -> Any:
+        found = blind(*arguments)
+        return {
+            path: [proof.Observed(x.call, x.result, False) for x in seen]
+            for path, seen in found.items()
+        }
+
+    monkeypatch.setattr(part_search, "observe", unseen)
+    assert "inputs" in judged(one, "quantize").reason

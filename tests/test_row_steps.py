@@ -1,0 +1,264 @@
+"""Row codes and attention as steps of a program: the bytes of the ops, in one native call."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from tests.row_samples import NORM, QKV, SAMPLES, WEIGHT, floats, int8s
+from x86quant.compiled.module import CompiledModule
+from x86quant.ops.rows import CODES, NORMED, TOTAL
+
+ops = torch.ops.x86quant
+
+#: What a graph holds as constants; all else are inputs.
+_CONSTANT = ("weight", "weight_scale", "bias", "gate", "up", "norm_weight", "norm_bias")
+
+
+#: Tokens of a sentence.
+_SEQUENCE = 6
+
+
+class _Net:
+    """A graph under construction."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.root = nn.Module()
+
+    def input(self, name: str) -> Any:
+        return self.graph.placeholder(name)
+
+    def constant(self, tensor: torch.Tensor) -> Any:
+        name = f"c{len(list(self.root.buffers()))}"
+        self.root.register_buffer(name, tensor)
+        return self.graph.get_attr(name)
+
+    def call(self, op: str, **kwargs: Any) -> Any:
+        given = {
+            k: self.constant(v) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()
+        }
+        return self.graph.call_function(getattr(ops, op).default, (), given)
+
+    def items(self, node: Any, *numbers: int) -> list[Any]:
+        return [self.graph.call_function(operator.getitem, (node, n)) for n in numbers]
+
+    def rows(self, x: Any) -> dict[str, Any]:
+        names = ("codes", "scale", "zero_point")
+        found = self.items(self.call("quantize_rows", x=x), 0, 1, 2)
+        return dict(zip(names, found, strict=True))
+
+    def compiled(self, *outputs: Any) -> CompiledModule:
+        self.graph.output(outputs)
+        return CompiledModule(GraphModule(self.root, self.graph).eval())
+
+
+def _steps(module: CompiledModule) -> list[list[str]]:
+    """The ops of each segment's latest plan."""
+    return [[step.op for step in segment.plans[-1].steps] for segment in module.segments]
+
+
+def _same(module: CompiledModule, *inputs: Any) -> None:
+    """Assert that what runs gives the bytes of the graph's own ops."""
+    with torch.no_grad():
+        actual, expected = module(*inputs), module.graph_module(*inputs)
+    for x, y in zip(actual, expected, strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def _layer(net: _Net, x: Any, heads: int = 4, size: int = 8, mask: Any = None) -> Any:
+    """A block of an encoder: attention and feed-forward, with norms after each."""
+    width = heads * size
+    view = torch.ops.aten.reshape.default
+    total = net.call(
+        "norm_rows", x=x, residual=None, norm_weight=floats(width), norm_bias=None, eps=1e-5,
+        kind="layer", outputs=NORMED | CODES,
+    )  # fmt: skip
+    normed, *codes = net.items(total, 1, 2, 3, 4)
+    given = dict(zip(("codes", "scale", "zero_point"), codes, strict=True))
+    parts = net.call("linear_rows", **given, **_weights(3 * width, width), activation=None)
+    heads_of = [
+        net.graph.call_function(
+            view,
+            (
+                net.graph.call_function(
+                    torch.ops.aten.slice.Tensor, (parts, -1, i * width, (i + 1) * width)
+                ),
+                [-1, _SEQUENCE, heads, size],
+            ),
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    attended = net.call(
+        "attention_rows", **dict(zip("qkv", heads_of, strict=True)), mask=mask, causal=mask is None,
+        scale=0.35,
+    )  # fmt: skip
+    given = dict(zip(("codes", "scale", "zero_point"), net.items(attended, 0, 1, 2), strict=True))
+    more = net.call(
+        "linear_rows_norm", **given, **_weights(width, width), residual=normed,
+        norm_weight=floats(width), norm_bias=floats(width), eps=1e-6, kind="rms",
+        outputs=TOTAL | CODES,
+    )  # fmt: skip
+    total, *codes = net.items(more, 0, 2, 3, 4)
+    given = dict(zip(("codes", "scale", "zero_point"), codes, strict=True))
+    gate, up = _weights(2 * width, width), _weights(2 * width, width)
+    names = {"weight": "weight", "weight_scale": "scale", "bias": "bias"}
+    gated = net.call(
+        "gated_rows_rows", **given, activation="silu",
+        **{f"gate_{names[k]}": v for k, v in gate.items()},
+        **{f"up_{names[k]}": v for k, v in up.items()},
+    )  # fmt: skip
+    given = dict(zip(("codes", "scale", "zero_point"), net.items(gated, 0, 1, 2), strict=True))
+    wide = net.call("linear_rows_rows", **given, **_weights(width, 2 * width), activation="gelu")
+    given = dict(zip(("codes", "scale", "zero_point"), net.items(wide, 0, 1, 2), strict=True))
+    last = net.call(
+        "linear_rows_norm", **given, **_weights(width, width), residual=total, norm_weight=None,
+        norm_bias=None, eps=1e-5, kind="layer", outputs=NORMED,
+    )  # fmt: skip
+    return net.items(last, 1)[0]
+
+
+def _weights(n: int, k: int) -> dict[str, Any]:
+    return {"weight": int8s(n, k), "weight_scale": torch.rand(n) / 300, "bias": floats(n)}
+
+
+def test_blocks_are_one_native_call() -> None:
+    net = _Net()
+    x = net.input("x")
+    module = net.compiled(_layer(net, _layer(net, x)))
+    for batch in (1, 3, 2):
+        _same(module, floats(batch, _SEQUENCE, 32))
+    (steps,) = _steps(module)
+    assert len(steps) == 2 * 8
+    assert steps.count("gated_rows_rows") == 2
+    (segment,) = module.segments
+    assert len(segment.plans) == 3
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "one for all", "expanded"])
+def test_masks_of_each_kind(kind: str) -> None:
+    net = _Net()
+    x, mask = net.input("x"), net.input("mask")
+    module = net.compiled(_layer(net, x, mask=mask))
+    sees = torch.rand(3, 1, _SEQUENCE, _SEQUENCE) < 0.6
+    sees[1, :, 2] = False  # a query that sees nothing
+    given = {
+        "bool": sees,
+        "float": torch.where(sees, 0.0, -torch.inf) + floats(3, 4, _SEQUENCE, _SEQUENCE),
+        "one for all": sees[:1, :, :1],
+        "expanded": sees[:, :, :1].expand(3, 4, _SEQUENCE, _SEQUENCE),
+    }[kind]
+    _same(module, floats(3, _SEQUENCE, 32), given)
+    assert len(module.segments) == 1
+    assert not module.float_nodes
+
+
+def test_masks_whose_cells_lie_apart_are_left_to_torch() -> None:
+    net = _Net()
+    x, mask = net.input("x"), net.input("mask")
+    module = net.compiled(_layer(net, x, mask=mask))
+    apart = floats(_SEQUENCE, _SEQUENCE).t()[None, None]
+    _same(module, floats(2, _SEQUENCE, 32), apart)
+    assert "not adjacent" in module.float_nodes[0].reason
+
+
+@pytest.mark.parametrize("op", [name for name in SAMPLES if name != "linear_rows"])
+def test_each_op_alone(op: str) -> None:
+    """As a graph of its own: results that nobody wants, codes that come from outside."""
+    net = _Net()
+    given = {}
+    inputs = []
+    for name, value in SAMPLES[op].items():
+        if isinstance(value, torch.Tensor) and not name.startswith(_CONSTANT):
+            given[name] = net.input(name)
+            inputs.append(value)
+        else:
+            given[name] = value
+    node = net.call(op, **given)
+    count = len(getattr(ops, op).default._schema.returns)
+    module = net.compiled(*(net.items(node, *range(count)) if count > 1 else [node]))
+    _same(module, *inputs)
+    from_outside = "zero_point" in given
+    assert [reason for n in module.float_nodes if "outside" in (reason := n.reason)] or (
+        not from_outside and len(module.segments) == 1
+    )
+
+
+@pytest.mark.parametrize("outputs", range(1, 8))
+def test_results_of_a_norm_that_are_wanted(outputs: int) -> None:
+    net = _Net()
+    x, residual = net.input("x"), net.input("residual")
+    norm = {**NORM, "outputs": outputs}
+    node = net.call("linear_rows_norm", **net.rows(x), **WEIGHT, residual=residual, **norm)
+    wanted = [0] * bool(outputs & TOTAL) + [1] * bool(outputs & NORMED)
+    wanted += [2, 3, 4] * bool(outputs & CODES)
+    module = net.compiled(*net.items(node, *wanted))
+    _same(module, floats(2, 3, 16), floats(2, 3, 7))
+    assert _steps(module) == [["quantize_rows", "linear_rows_norm"]]
+
+
+def test_rows_that_lie_apart_are_copied() -> None:
+    net = _Net()
+    x = net.input("x")
+    select = net.graph.call_function(torch.ops.aten.select.int, (x, 1, 0))
+    product = net.call("linear_rows", **net.rows(select), **WEIGHT, activation=None)
+    module = net.compiled(product)
+    _same(module, floats(4, 3, 16))
+    _same(module, floats(3, 4, 16).transpose(0, 1))
+    _same(module, floats(4, 3, 32)[..., ::2])
+
+
+def test_views_of_what_leaves() -> None:
+    net = _Net()
+    x = net.input("x")
+    product = net.call("linear_rows", **net.rows(x), **WEIGHT, activation="relu")
+    flat = net.graph.call_function(torch.ops.aten.reshape.default, (product, [-1, 7]))
+    last = net.graph.call_function(torch.ops.aten.select.int, (product, 1, -1))
+    turned = net.graph.call_function(torch.ops.aten.transpose.int, (product, 0, 1))
+    module = net.compiled(product, flat, last, turned)
+    _same(module, floats(2, 3, 16))
+
+
+def test_rows_that_are_not_finite_give_nan() -> None:
+    net = _Net()
+    x = net.input("x")
+    module = net.compiled(_layer(net, x))
+    bad = floats(2, _SEQUENCE, 32)
+    bad[1, 3, 5] = torch.inf
+    _same(module, bad)
+    with torch.no_grad():
+        assert not module(bad)[0][0].isnan().any()
+
+
+def test_empty_batches_and_written_weights() -> None:
+    net = _Net()
+    x = net.input("x")
+    module = net.compiled(_layer(net, x))
+    _same(module, floats(2, _SEQUENCE, 32))
+    _same(module, floats(0, _SEQUENCE, 32))
+    before = module(given := floats(2, _SEQUENCE, 32))[0]
+    for buffer in module.graph_module.buffers():
+        if buffer.dtype is torch.int8:
+            buffer.neg_()
+    _same(module, given)
+    assert not torch.equal(before, module(given)[0])
+    twin = copy.deepcopy(module)
+    _same(twin, given)
+
+
+def test_operands_that_do_not_fit_are_refused_by_the_op() -> None:
+    net = _Net()
+    q, k, v = (net.input(name) for name in "qkv")
+    module = net.compiled(net.call("attention", **{**QKV, "q": q, "k": k, "v": v, "mask": None}))
+    _same(module, QKV["q"], QKV["k"], QKV["v"])
+    with pytest.raises(ValueError, match="one shape"):
+        module(QKV["q"], QKV["k"], QKV["v"][:, :3])
+    with pytest.raises(ValueError, match="float32"):
+        module(QKV["q"].double(), QKV["k"], QKV["v"])

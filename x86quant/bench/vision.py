@@ -1,0 +1,78 @@
+"""Networks for pictures, with weights that keep activations in a sane range."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def network_for_images(name: str, size: int = 224) -> nn.Module:
+    """torchvision's network, settled on :func:`images`, with every block's share felt."""
+    model = random_model(name)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("layer_scale"):
+            # A fresh ConvNeXt's is 1e-6: its blocks could compute anything, unnoticed.
+            nn.init.constant_(parameter, 0.3)
+    settle(model, [images(8, size, seed) for seed in (1, 2)])
+    return model
+
+
+def images(count: int, size: int, seed: int) -> torch.Tensor:
+    """Noise with the spectrum of photographs, of unit variance: ``(count, 3, size, size)``.
+
+    White noise looks the same everywhere, and so do the results of a network on it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.fft.rfft2(torch.randn(count, 3, size, size, generator=generator))
+    rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)[None]
+    frequency = (rows.square() + columns.square()).sqrt().clamp(min=1 / size)
+    pictures: torch.Tensor = torch.fft.irfft2(white / frequency, s=(size, size))
+    return pictures / pictures.std()
+
+
+def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
+    """Give batch norms the statistics of ``batches``, and leave the model in eval mode.
+
+    Without, random weights blow the activations up layer by layer.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    model.train()
+    for norm in norms:
+        norm.momentum = None  # a plain average over the batches
+    with torch.no_grad():
+        for batch in batches if norms else ():
+            model(batch)
+    model.eval()
+
+
+def random_model(name: str, **options: Any) -> nn.Module:
+    """The float network with random weights, as torchvision makes it from ``options``."""
+    declare_missing_ops()
+    import torchvision
+
+    torch.manual_seed(0)
+    if name == "googlenet":
+        options = {"aux_logits": False, "init_weights": True, **options}
+    if name.startswith(("fcn_", "deeplabv3_", "lraspp_")):
+        options = {"weights_backbone": None, **options}
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
+    return model
+
+
+def declare_missing_ops() -> None:
+    """Declare two operators that torchvision registers fakes for but may come without.
+
+    A torchvision whose C++ part does not load lacks them, and its import fails. Where that part
+    loads, or the ops are there, this does nothing.
+    """
+    for op in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, op):
+            with contextlib.suppress(RuntimeError):
+                torch.library.define(
+                    f"torchvision::{op}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )

@@ -1,0 +1,104 @@
+"""Attention: heads as they lie among the results of a product, without copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from x86quant.errors import NoKernelError
+from x86quant.lowering.graph_tools import op_name
+from x86quant.runtime import layout
+from x86quant.runtime.draft import Draft
+from x86quant.runtime.native_form import KnownSizes, NativeForm
+from x86quant.runtime.native_forms.code_rows import (
+    code_sizes,
+    codes_step,
+    has_constants,
+    new_codes,
+)
+from x86quant.runtime.native_step import NativeStep
+from x86quant.runtime.plan import Value
+
+
+def _attention(draft: Draft, node: Node) -> Value:
+    out = draft.output_of(node, range(4), torch.float32)
+    return _attend(draft, node, out)
+
+
+def _attention_rows(draft: Draft, node: Node) -> tuple[Value, ...]:
+    q = draft.value(node.kwargs["q"])
+    batch, queries, heads, size = q.shape
+    meta = layout.like(q.shape, range(4), torch.float32)
+    out = _attend(draft, node, draft.new(f"{node.name}_floats", meta))
+    codes = new_codes(draft, node)
+    step = codes_step(batch * queries, heads * size, out, codes)
+    draft.add(node, step, [out], codes[0], "quantize_rows", others=codes[1:])
+    return codes
+
+
+def _attend(draft: Draft, node: Node, out: Value) -> Value:
+    kwargs: Any = node.kwargs
+    heads = {name: _heads(draft.value(kwargs[name])) for name in "qkv"}
+    batch, queries, count, size = heads["q"].shape
+    _, keys, kv_count, _ = heads["k"].shape
+    fields: dict[str, Any] = {
+        "batch": batch, "queries": queries, "keys": keys, "heads": count, "kv_heads": kv_count,
+        "size": size, "causal": kwargs["causal"], "scale": float(kwargs["scale"]), "out": out,
+        **heads, **{f"{name}_strides": [*x.meta.stride()[:3]] for name, x in heads.items()},
+    }  # fmt: skip
+    read = [*heads.values()]
+    if kwargs["mask"] is not None:
+        mask = draft.value(kwargs["mask"])
+        if mask.meta.stride(3) != 1 and mask.shape[3] != 1:
+            raise NoKernelError("the cells of its mask for one query are not adjacent")
+        strides = [
+            0 if size == 1 else stride
+            for size, stride in zip(mask.shape[:3], mask.meta.stride()[:3], strict=True)
+        ]
+        is_bool = mask.meta.dtype == torch.bool
+        fields.update(mask=mask, mask_is_bool=is_bool, mask_strides=strides)
+        read.append(mask)
+    products = 2 * batch * count * queries * keys * size
+    step = NativeStep("attention", fields)
+    return draft.add(node, step, read, out, op_name(node), multiply_adds=products)
+
+
+def _heads(value: Value) -> Value:
+    if value.meta.stride(3) != 1 and value.shape[3] != 1:
+        raise NoKernelError("the features of its heads are not adjacent")
+    return value
+
+
+def _as_q(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    q, k, v = (known.size(kwargs[name]) for name in "qkv")
+    fits = len(q) == len(k) == 4 and k == v and q[0] == k[0] and q[3] == k[3]
+    fits = fits and k[2] > 0 and q[2] % k[2] == 0 and _mask_fits(known, kwargs["mask"], q, k)
+    floats = all(known.dtypes[kwargs[name]] is torch.float32 for name in "qkv")
+    return q if fits and floats else None
+
+
+def _mask_fits(known: KnownSizes, mask: Node | None, q: torch.Size, k: torch.Size) -> bool:
+    if mask is None:
+        return True
+    sizes, scores = known.size(mask), (q[0], q[2], q[1], k[1])
+    return (
+        known.dtypes.get(mask) in (torch.bool, torch.float32)
+        and len(sizes) == 4
+        and sizes[3] == scores[3]
+        and all(size in (1, score) for size, score in zip(sizes, scores, strict=True))
+    )
+
+
+def _as_rows(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    q = _as_q(known, kwargs)
+    return None if q is None else code_sizes((*q[:2], math.prod(q[2:])))
+
+
+FORMS = (
+    NativeForm("attention", _as_q, _attention, has_constants, None, gives=torch.float32),
+    NativeForm("attention_rows", _as_q, _attention_rows, has_constants, None, results=_as_rows),
+)

@@ -1,0 +1,297 @@
+"""Rows of codes between the products of a transformer, and those products: one step each."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from x86quant.errors import NoKernelError
+from x86quant.lowering.graph_tools import op_name
+from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
+from x86quant.packing.row_linears import Weights
+from x86quant.runtime.draft import Draft
+from x86quant.runtime.native_form import KnownSizes, NativeForm
+from x86quant.runtime.native_step import NativeStep
+from x86quant.runtime.plan import Value
+
+Results = tuple[Value | None, ...]
+
+#: The types of codes, scales and zero points.
+CODE_TYPES = (torch.uint8, torch.float32, torch.int32)
+
+
+# --- what several ops share ---
+
+
+def code_sizes(sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Row codes of rows of these sizes, without data."""
+    shapes = (sizes, sizes[:-1], sizes[:-1])
+    return tuple(map(_like, shapes, CODE_TYPES))
+
+
+def _like(sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def contiguous(draft: Draft, node: Node, name: str, dtype: torch.dtype = torch.float32) -> Value:
+    """The argument ``name`` of ``node`` as rows one behind another: itself, or a copy."""
+    value = draft.value(node.kwargs[name])
+    if value.meta.dtype != dtype:
+        raise NoKernelError(f"{name} is {value.meta.dtype} instead of {dtype}")
+    if value.meta.is_contiguous():
+        return value
+    copy = draft.new(f"{node.name}_{name}", _like(value.shape, dtype))
+    return draft.copy(node, value, copy)
+
+
+def result_of(draft: Draft, node: Node, index: int, dtype: torch.dtype) -> Value:
+    """Where result ``index`` of ``node`` is to be written."""
+    found = [n for n in node.users if n.target is operator.getitem and n.args[1] == index]
+    sizes = draft.shapes[node][index].shape
+    leaving = [n for n in found if draft.leaves(n)]
+    if leaving:
+        return draft.output_of(leaving[0], range(len(sizes)), dtype)
+    return draft.new(f"{node.name}_{index}", _like(sizes, dtype))
+
+
+def new_codes(draft: Draft, node: Node, first: int = 0) -> tuple[Value, Value, Value]:
+    """Where ``node`` writes row codes, which are its results from ``first`` on."""
+    codes, scale, zp = (result_of(draft, node, first + i, t) for i, t in enumerate(CODE_TYPES))
+    return codes, scale, zp
+
+
+def codes_step(rows: int, features: int, source: Value, out: Sequence[Value]) -> NativeStep:
+    """The step that quantizes each of the rows of ``source``."""
+    return NativeStep("rows", {"rows": rows, "features": features, "x": source, **written(out)})
+
+
+def written(out: Sequence[Value]) -> dict[str, Value]:
+    """The fields for row codes that a step writes."""
+    return dict(zip(("out_codes", "out_scale", "out_zero_point"), out, strict=True))
+
+
+def _codes_read(draft: Draft, node: Node) -> tuple[dict[str, Value], int]:
+    """The row codes that a product reads, as fields, and how many rows they are."""
+    names = ("codes", "scale", "zero_point")
+    found = {
+        name: contiguous(draft, node, name, dtype)
+        for name, dtype in zip(names, CODE_TYPES, strict=True)
+    }
+    if any(draft.is_input(value) for value in found.values()):
+        raise NoKernelError("its zero points come from outside and would have to be checked")
+    return found, math.prod(found["scale"].shape)
+
+
+def _weights(draft: Draft, node: Node, weight: str, scale: str, bias: str) -> Weights:
+    kwargs = node.kwargs
+    given = None if kwargs[bias] is None else draft.table(node, bias)
+    return draft.table(node, weight), draft.table(node, scale), given
+
+
+def _linear(draft: Draft, node: Node, activation: str | None) -> tuple[Any, dict[str, Any]]:
+    """The pack of a linear, and what its step says of it."""
+    weights = _weights(draft, node, "weight", "weight_scale", "bias")
+    return _pack(draft.packs.programs.row_linear(weights, activation)), _facts(
+        draft, node, [weights]
+    )
+
+
+def _pack(found: Any) -> Any:
+    if found is None:
+        raise NoKernelError("it has no weights to pack")
+    return found
+
+
+def _facts(draft: Draft, node: Node, weights: Sequence[Weights]) -> dict[str, Any]:
+    rows = math.prod(draft.value(node.kwargs["scale"]).shape)
+    count = sum(w[0].numel() for w in weights)
+    return {"multiply_adds": rows * count, "weight_bytes": count}
+
+
+def _features(node: Node, draft: Draft, weight: str = "weight") -> int:
+    return int(draft.table(node, weight).shape[0])
+
+
+# --- lowering ---
+
+
+def _quantize_rows(draft: Draft, node: Node) -> Results:
+    x = contiguous(draft, node, "x")
+    out = new_codes(draft, node)
+    features = x.shape[-1]
+    step = codes_step(math.prod(x.shape[:-1]), features, x, out)
+    return _added(draft, node, step, [x], out)
+
+
+def _added(
+    draft: Draft,
+    node: Node,
+    step: NativeStep,
+    read: Sequence[Value],
+    results: Results,
+    **facts: Any,
+) -> Results:
+    """Append a step with several results."""
+    values = [value for value in results if value is not None]
+    draft.add(node, step, read, values[0], op_name(node), others=values[1:], **facts)
+    return results
+
+
+def _linear_rows(draft: Draft, node: Node) -> Value:
+    activation: Any = node.kwargs["activation"]
+    read, rows = _codes_read(draft, node)
+    pack, facts = _linear(draft, node, activation)
+    out = draft.output_of(node, range(len(draft.shapes[node])), torch.float32)
+    fields = {"rows": rows, "features": _features(node, draft), "pack": pack, "total": out, **read}
+    return draft.add(
+        node, NativeStep("rows", fields), [*read.values()], out, op_name(node), **facts
+    )
+
+
+def _linear_rows_rows(draft: Draft, node: Node) -> Results:
+    activation: Any = node.kwargs["activation"]
+    pack, facts = _linear(draft, node, activation)
+    return _product_as_codes(draft, node, pack, _features(node, draft), facts)
+
+
+def _gated_rows_rows(draft: Draft, node: Node) -> Results:
+    activation: Any = node.kwargs["activation"]
+    both = [_weights(draft, node, f"{x}_weight", f"{x}_scale", f"{x}_bias") for x in ("gate", "up")]
+    pack = _pack(draft.packs.programs.gated_rows(both[0], both[1], activation))
+    features = _features(node, draft, "up_weight")
+    return _product_as_codes(draft, node, pack, features, _facts(draft, node, both))
+
+
+def _product_as_codes(
+    draft: Draft, node: Node, pack: Any, features: int, facts: dict[str, Any]
+) -> Results:
+    read, rows = _codes_read(draft, node)
+    out = new_codes(draft, node)
+    fields = {"rows": rows, "features": features, "pack": pack, **read, **written(out)}
+    return _added(draft, node, NativeStep("rows", fields), [*read.values()], out, **facts)
+
+
+def _linear_rows_norm(draft: Draft, node: Node) -> Results:
+    read, rows = _codes_read(draft, node)
+    pack, facts = _linear(draft, node, None)
+    fields = {"rows": rows, "features": _features(node, draft), "pack": pack, **read}
+    return _normed(draft, node, fields, [*read.values()], facts)
+
+
+def _norm_rows(draft: Draft, node: Node) -> Results:
+    x = contiguous(draft, node, "x")
+    fields = {"rows": math.prod(x.shape[:-1]), "features": x.shape[-1], "x": x}
+    return _normed(draft, node, fields, [x], {})
+
+
+def _normed(
+    draft: Draft, node: Node, fields: dict[str, Any], read: list[Value], facts: dict[str, Any]
+) -> Results:
+    """A step that ends with a norm; which of its five results are wanted is in ``outputs``."""
+    kwargs: Any = node.kwargs
+    if kwargs["residual"] is not None:
+        residual = contiguous(draft, node, "residual")
+        fields["residual"] = residual
+        read.append(residual)
+    fields["norm"] = 1 + NORM_KINDS.index(kwargs["kind"])
+    fields["eps"] = float(kwargs["eps"])
+    for name in ("norm_weight", "norm_bias"):
+        if kwargs[name] is not None:
+            fields[name] = draft.table(node, name)
+    wanted = kwargs["outputs"]
+    total = result_of(draft, node, 0, torch.float32) if wanted & TOTAL else None
+    normed = result_of(draft, node, 1, torch.float32) if wanted & NORMED else None
+    codes: tuple[Value | None, ...] = (None, None, None)
+    if total is not None:
+        fields["total"] = total
+    if normed is not None:
+        fields["normed"] = normed
+    if wanted & CODES:
+        new = new_codes(draft, node, 2)
+        fields.update(written(new))
+        codes = new
+    return _added(draft, node, NativeStep("rows", fields), read, (total, normed, *codes), **facts)
+
+
+# --- sizes ---
+
+
+def _as_x(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    return code_sizes(known.size(kwargs["x"]))
+
+
+def _product_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    return _product(known, kwargs, kwargs["weight"])
+
+
+def _product(known: KnownSizes, kwargs: Any, weight: Node) -> Sequence[int] | None:
+    codes, sizes = known.size(kwargs["codes"]), known.size(weight)
+    return (*codes[:-1], sizes[0]) if codes[-1] == sizes[1] else None
+
+
+def _product_codes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    sizes = _product(known, kwargs, kwargs["weight"])
+    return None if sizes is None else code_sizes(sizes)
+
+
+def _gated_codes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    sizes = _product(known, kwargs, kwargs["up_weight"])
+    return None if sizes is None else code_sizes(sizes)
+
+
+def _norm_sizes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    return _norm_results(known, kwargs, known.size(kwargs["x"]))
+
+
+def _product_norm_sizes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    sizes = _product(known, kwargs, kwargs["weight"])
+    return None if sizes is None else _norm_results(known, kwargs, sizes)
+
+
+def _norm_results(
+    known: KnownSizes, kwargs: Any, sizes: Sequence[int]
+) -> tuple[torch.Tensor, ...] | None:
+    residual = kwargs["residual"]
+    if residual is not None and tuple(known.size(residual)) != tuple(sizes):
+        return None
+    wanted = kwargs["outputs"]
+    floats = [_like(sizes if wanted & bit else (0,), torch.float32) for bit in (TOTAL, NORMED)]
+    return (*floats, *(code_sizes(sizes) if wanted & CODES else map(_like, [(0,)] * 3, CODE_TYPES)))
+
+
+# --- what is taken ---
+
+_CONSTANTS = (
+    "weight", "weight_scale", "bias", "gate_weight", "gate_scale", "gate_bias", "up_weight",
+    "up_scale", "up_bias", "norm_weight", "norm_bias",
+)  # fmt: skip
+
+
+def has_constants(node: Node) -> bool:
+    """Whether what is to be packed is in the graph, and all else is computed or given."""
+    return all(
+        (x.op == "get_attr") == (name in _CONSTANTS)
+        for name, x in node.kwargs.items()
+        if isinstance(x, Node)
+    )
+
+
+def _form(op: str, lower: Any, results: Any) -> NativeForm:
+    return NativeForm(op, _product_sizes, lower, has_constants, None, results=results)
+
+
+FORMS = (
+    NativeForm(
+        "linear_rows", _product_sizes, _linear_rows, has_constants, None, gives=torch.float32
+    ),
+    _form("quantize_rows", _quantize_rows, _as_x),
+    _form("linear_rows_rows", _linear_rows_rows, _product_codes),
+    _form("gated_rows_rows", _gated_rows_rows, _gated_codes),
+    _form("norm_rows", _norm_rows, _norm_sizes),
+    _form("linear_rows_norm", _linear_rows_norm, _product_norm_sizes),
+)

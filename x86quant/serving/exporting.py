@@ -1,0 +1,152 @@
+"""``export_program``: the plans of a compiled model as a file that C++ runs."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from x86quant.compiled import CompiledModule
+from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.files import check_target, write_aside
+from x86quant.runtime import Segment
+from x86quant.runtime.packs import Packs
+from x86quant.runtime.parts import BatchParts
+from x86quant.runtime.planner import plan_segment
+from x86quant.serving.program_file import StoredPlan, StoredPrograms
+
+#: One call of a model: a tensor, its inputs in order, or its inputs by name.
+Call = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+
+_INSTEAD = "serve it from Python, or export the parts of the model that are all int8"
+
+
+def export_program(module: nn.Module, path: str | os.PathLike[str], inputs: Sequence[Call]) -> None:
+    """Write a file that ``libx86quant_runtime.so`` runs without Python and without torch.
+
+    Args:
+        module: a compiled model, as ``quantize``, ``compile`` and ``load`` return it, all of whose
+            steps run natively.
+        path: the file to write; by custom it ends in ``.xq``.
+        inputs: for each set of shapes that the file is to run, an example: a tensor, or a sequence
+            or mapping of tensors for a model with several inputs. Their values do not matter. A
+            batch is a shape as well: give one example for each size of batch.
+
+    Plans are made for the number of threads that torch has now; the library runs them on any number
+    with the same answers, which are those of ``module``.
+
+    Raises:
+        UnsupportedError: a part of the model runs in torch; the message names it.
+        InvalidInputError: there are no inputs, or they do not fit the model.
+    """
+    target = Path(path)
+    check_target(target)
+    calls = [inputs] if isinstance(inputs, torch.Tensor | Mapping) else list(inputs)
+    if not calls:
+        raise InvalidInputError("export_program needs an example of inputs for each set of shapes")
+    write_aside(target, program_bytes(module, calls))
+
+
+def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
+    """The file for these calls."""
+    if not isinstance(module, CompiledModule):
+        inside = sum(isinstance(part, CompiledModule) for part in module.modules())
+        raise UnsupportedError(
+            f"export_program takes a model that is compiled as a whole, got {type(module).__name__}"
+            f" with {inside} compiled parts: what is around them runs in Python; {_INSTEAD}"
+        )
+    if module.float_type is not torch.float32:
+        raise UnsupportedError(
+            f"the model takes and returns {module.float_type}, and a program file float32 or "
+            "uint8: export it before .half() or .to(), or after .float()"
+        )
+    arguments = [_arguments(module, call) for call in calls]
+    with torch.no_grad():
+        for values in arguments:
+            module(*values)  # what turns out to have no native form for these shapes goes to torch
+    segment, taken = _whole_segment(module)
+    programs = StoredPrograms()
+    packs = Packs(segment.graph_module, programs)
+    parts = BatchParts(segment.graph_module, packs)
+    plans = [
+        _plan(segment, [values[i].contiguous() for i in taken], packs, parts)
+        for values in arguments
+    ]
+    return programs.to_bytes(plans)
+
+
+def _arguments(module: CompiledModule, call: Call) -> tuple[torch.Tensor, ...]:
+    """The inputs of a call in order."""
+    positional = [call] if isinstance(call, torch.Tensor) else call
+    named = positional if isinstance(positional, Mapping) else {}
+    values = module.arguments(() if named else tuple(positional), named)
+    if not all(isinstance(x, torch.Tensor) and x.numel() for x in values):
+        raise InvalidInputError("export_program takes tensors that are not empty as inputs")
+    return values
+
+
+def _whole_segment(module: CompiledModule) -> tuple[Segment, list[int]]:
+    """The segment that does all that ``module`` does, and which inputs of the model it takes.
+
+    Raises:
+        UnsupportedError: something else runs as well.
+    """
+    runtime = module.runtime
+    nodes = list(runtime.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    calls = [node for node in nodes if _segment_of(runtime, node) is not None]
+    others = [
+        node
+        for node in nodes
+        if node.op not in ("placeholder", "output")
+        and node not in calls
+        and not (node.target is operator.getitem and node.args[0] in calls)
+    ]
+    if others or len(calls) != 1:
+        raise UnsupportedError(_why_not(module, others, len(calls)))
+    results: list[Node] = []
+    map_arg(nodes[-1].args, lambda node: results.append(node))
+    wanted = [node.args for node in results if node not in placeholders]
+    if wanted != [(calls[0], i) for i in range(len(results))]:
+        raise UnsupportedError(
+            "the model returns an input, a constant or a result twice, which a program file cannot "
+            "do: return only what it computes, each once"
+        )
+    segment = _segment_of(runtime, calls[0])
+    assert segment is not None
+    return segment, [placeholders.index(node) for node in calls[0].args]
+
+
+def _segment_of(runtime: nn.Module, node: Node) -> Segment | None:
+    module = runtime.get_submodule(str(node.target)) if node.op == "call_module" else None
+    return module if isinstance(module, Segment) else None
+
+
+def _why_not(module: CompiledModule, others: Sequence[Node], segments: int) -> str:
+    found = [f"{node.layer}: {node.op} ({node.reason})" for node in module.float_nodes]
+    found = found or [str(node.target) for node in others] or [f"{segments} separate parts"]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        "a program file holds native steps alone, and this model runs in torch: "
+        f"{'; '.join(found[:3])}{more}; {_INSTEAD}"
+    )
+
+
+def _plan(
+    segment: Segment, inputs: list[torch.Tensor], packs: Packs, parts: BatchParts
+) -> StoredPlan:
+    threads = torch.get_num_threads()
+    plan = parts.plan(inputs, threads)
+    plan = plan or plan_segment(segment.graph_module, inputs, packs, threads)
+    if any(plan.numbers):
+        raise UnsupportedError(
+            "the model returns a size as a number, which a program file cannot do: return tensors"
+        )
+    stored: StoredPlan = plan.program
+    return stored

@@ -1,0 +1,160 @@
+"""The file that the C++ library runs: plans, and the weights that they share.
+
+::
+
+    __metadata__ = {"x86quant": "x86quant-program <version> <crc32>\\n<manifest>"}
+
+It is a safetensors file. The checksum covers every byte, its own 8 digits taken as zeros. What a
+manifest holds is what ``kernels/serving/loader.cpp`` reads. Weights are stored as they are: the
+library packs them for the CPU at hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import zlib
+from typing import Any
+
+import torch
+
+from x86quant.errors import UnsupportedError
+from x86quant.packing.row_linears import Weights
+from x86quant.runtime.native_step import NativeStep
+from x86quant.runtime.programs import LayerWeights, Programs
+from x86quant.version import __version__
+
+VERSION = 1
+
+_MAGIC = "x86quant-program"
+_NO_CRC = "0" * 8
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLayer:
+    """Weights by their number in the file, in place of packed ones."""
+
+    number: int
+    nbytes: int
+
+    def bytes(self) -> int:
+        """Memory of the weights."""
+        return self.nbytes
+
+
+@dataclasses.dataclass(eq=False)
+class StoredPlan:
+    """One plan, which has the methods of the extension's programs that planning calls."""
+
+    arena: int
+    inputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    parts: dict[str, Any] | None = None
+
+    def expect(self, sizes: list[int], strides: list[int], type_name: str) -> None:
+        """The next input."""
+        self.inputs.append({"sizes": sizes, "strides": strides, "type": type_name})
+
+    def add_output(self, sizes: list[int], strides: list[int], type_name: str) -> None:
+        """The next output."""
+        self.outputs.append({"sizes": sizes, "strides": strides, "type": type_name})
+
+    def repeat(self, times: int, inputs: list[int], outputs: list[int]) -> None:
+        """The steps are those of one of so many parts of a batch."""
+        self.parts = {"times": times, "inputs": inputs, "outputs": outputs}
+
+    def of_parts(self, times: int) -> StoredPlan:
+        """The same steps for another number of parts, each as large as here."""
+        assert self.parts is not None
+        before = self.parts["times"]
+
+        def resized(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [
+                {**x, "sizes": [x["sizes"][0] // before * times, *x["sizes"][1:]]} for x in layouts
+            ]
+
+        return dataclasses.replace(
+            self,
+            inputs=resized(self.inputs),
+            outputs=resized(self.outputs),
+            parts={**self.parts, "times": times},
+        )
+
+    def check_reach(self) -> None:
+        """Whoever loads the file checks it."""
+
+
+class StoredPrograms(Programs):
+    """Gathers plans for a file; all their convolutions and linears run on the native kernels."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[bytes, str] = {}
+        self._packs: list[dict[str, Any]] = []
+
+    def kernel(self, chosen: str) -> str:
+        """The library has no other."""
+        return "native"
+
+    def pack(self, kernel: str, layer: LayerWeights) -> StoredLayer:
+        """Store the weights as they are."""
+        tables = {name: getattr(layer, name) for name in ("weight", "mult", "bias", "lut")}
+        stored = {name: None if x is None else self._stored(x) for name, x in tables.items()}
+        numbers = {"geometry": layer.geometry, "codes": layer.codes}
+        self._packs.append({**stored, **numbers, "res_mult": float(layer.residual_mult)})
+        return StoredLayer(len(self._packs) - 1, layer.weight.numel())
+
+    def row_linear(self, weights: Weights, activation: str | None) -> Any:
+        """Refuse: the file has no form for them."""
+        raise UnsupportedError("a program file holds no layers of transformers yet")
+
+    def gated_rows(self, gate: Weights, up: Weights, activation: str) -> Any:
+        """Refuse, as for ``row_linear``."""
+        return self.row_linear(gate, activation)
+
+    def new(self, arena_bytes: int, inputs: int) -> StoredPlan:
+        """A plan without steps."""
+        return StoredPlan(arena_bytes)
+
+    def add(self, program: Any, step: NativeStep) -> None:
+        """Append ``step``."""
+        fields = {name: self._plain(value) for name, value in step.plain_fields().items()}
+        program.steps.append({"kind": step.kind, "fields": fields})
+
+    def to_bytes(self, plans: list[StoredPlan]) -> bytes:
+        """The file that holds ``plans``."""
+        from safetensors.torch import save
+
+        manifest = {
+            "made_by": f"x86quant {__version__}",
+            "packs": self._packs,
+            "plans": [vars(plan) for plan in plans],
+        }
+        text = json.dumps(manifest, separators=(",", ":"), allow_nan=False)
+        data = save(self._tensors, {"x86quant": f"{_MAGIC} {VERSION} {_NO_CRC}\n{text}"})
+        return sealed(data)
+
+    def _plain(self, field: Any) -> Any:
+        if isinstance(field, torch.Tensor):
+            return {"table": self._stored(field)}
+        return {"pack": field.number} if isinstance(field, StoredLayer) else field
+
+    def _stored(self, tensor: torch.Tensor) -> str:
+        """The name of ``tensor`` in the file, where equal ones are one."""
+        tensor = tensor.detach().contiguous()
+        facts = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
+        key = hashlib.sha256(facts + tensor.numpy().tobytes()).digest()
+        if key not in self._names:
+            self._names[key] = f"t{len(self._names)}"
+            self._tensors[self._names[key]] = tensor.clone()
+        return self._names[key]
+
+
+def sealed(data: bytes) -> bytes:
+    """``data`` with the right checksum in place of the one in it."""
+    mark = f"{_MAGIC} {VERSION} ".encode()
+    at = data.index(mark) + len(mark)
+    blank = b"".join((data[:at], _NO_CRC.encode(), data[at + len(_NO_CRC) :]))
+    return b"".join((data[:at], f"{zlib.crc32(blank):08x}".encode(), data[at + len(_NO_CRC) :]))
