@@ -262,3 +262,13 @@ def test_operands_that_do_not_fit_are_refused_by_the_op() -> None:
         module(QKV["q"], QKV["k"], QKV["v"][:, :3])
     with pytest.raises(ValueError, match="float32"):
         module(QKV["q"].double(), QKV["k"], QKV["v"])
+
+
+def test_row_codes_of_different_tensors_are_refused_by_the_op() -> None:
+    net = _Net()
+    x, y = net.input("x"), net.input("y")
+    mixed = {**net.rows(x), **{n: v for n, v in net.rows(y).items() if n != "codes"}}
+    module = net.compiled(net.call("linear_rows", **mixed, **WEIGHT, activation=None))
+    _same(module, floats(2, 3, 16), floats(2, 3, 16))
+    with pytest.raises(ValueError, match="scale"):
+        module(floats(2, 3, 16), floats(4, 3, 16))

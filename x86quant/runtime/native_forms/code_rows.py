@@ -96,9 +96,8 @@ def _weights(draft: Draft, node: Node, weight: str, scale: str, bias: str) -> We
 def _linear(draft: Draft, node: Node, activation: str | None) -> tuple[Any, dict[str, Any]]:
     """The pack of a linear, and what its step says of it."""
     weights = _weights(draft, node, "weight", "weight_scale", "bias")
-    return _pack(draft.packs.programs.row_linear(weights, activation)), _facts(
-        draft, node, [weights]
-    )
+    pack = _pack(draft.packs.programs.row_linear(weights, activation))
+    return pack, _facts(draft, node, [weights])
 
 
 def _pack(found: Any) -> Any:
@@ -231,7 +230,9 @@ def _product_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 def _product(known: KnownSizes, kwargs: Any, weight: Node) -> Sequence[int] | None:
     codes, sizes = known.size(kwargs["codes"]), known.size(weight)
-    return (*codes[:-1], sizes[0]) if codes[-1] == sizes[1] else None
+    of_rows = [known.size(kwargs[name]) for name in ("scale", "zero_point")]
+    fits = codes[-1] == sizes[1] and all(size == codes[:-1] for size in of_rows)
+    return (*codes[:-1], sizes[0]) if fits else None
 
 
 def _product_codes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
