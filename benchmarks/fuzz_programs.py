@@ -134,6 +134,7 @@ def main() -> int:
         if done == 20:  # what torch imports and caches at its first use is there to stay
             gc.collect()
             gc.freeze()
+            gc.set_threshold(100_000, 50, 100)  # traces are many small objects: a tenth of the time
         verdict = verdict_of(seed, arguments.through)
         tally.add(verdict)
         if verdict.kind == "failed":

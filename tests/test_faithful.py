@@ -226,3 +226,43 @@ def test_ranks_are_those_of_the_example() -> None:
         assert torch.equal(traced(other), model(other))
     with pytest.raises(UnsupportedError, match="fx"):
         by_fx(DropsDimensions().eval(), Call((x,)))
+
+
+def test_as_strided_reads_the_values_that_it_reads_in_float() -> None:
+    # A convolution in int8 returns its channels last, and this picks elements out of memory.
+    torch.manual_seed(0)
+    model = Between(lambda _, y: y.as_strided((y.shape[0], 8, 6, 6), (512, 36, 6, 1))).eval()
+    data = [(torch.randn(4, 3, 8, 8),) for _ in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", X86QuantWarning)
+        int8 = x86quant.quantize(model, data, speed_check=False)
+    x = data[0][0]
+    with torch.no_grad():
+        expected, actual = model(x), int8(x)
+    assert float((expected - actual).norm() / expected.norm()) < 0.05
+    assert "a in float: in int8 the model fails: as_strided" in str(int8.quantization)
+    assert int8.quantization.int8_layers == ("b",)
+
+
+class BranchesOnValues(Between):
+    """Of no fixed graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        return self.b(y) if y.mean() > 0 else self.b(-y)
+
+
+def test_what_branches_on_values_is_exported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    export = torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(kwargs["dynamic_shapes"])
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    data = [(torch.randn(4, 3, 8, 8),) for _ in range(2)]
+    model = BranchesOnValues(lambda _, y: y).eval()
+    int8 = x86quant.quantize(model, data, speed_check=False)
+    assert len(int8.quantization.int8_layers) == 2
+    assert sizes == [None]  # with no size free, which takes least time

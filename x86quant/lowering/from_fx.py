@@ -355,7 +355,7 @@ def from_fx(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -
         walk.convert(node)
     builder = walk.builder
     canonical = GraphModule(builder.root, builder.graph, class_name="CanonicalGraph")
-    canonical.graph.eliminate_dead_code()
-    canonical.recompile()
+    if canonical.graph.eliminate_dead_code():
+        canonical.recompile()
     canonical.graph.lint()
     return canonical.eval()

@@ -160,11 +160,13 @@ def nodes_of(gm: GraphModule, *names: str) -> Iterator[Node]:
 
 
 def finish(gm: GraphModule, changed: int) -> int:
-    """Drop dead nodes and recompile after ``changed`` rewrites; returns ``changed``."""
+    """Drop dead nodes after ``changed`` rewrites; returns ``changed``.
+
+    ``gm`` is not recompiled, which takes longer than most passes: ``run_passes`` does so once.
+    """
     if changed:
         gm.graph.eliminate_dead_code()
         gm.graph.lint()
-        gm.recompile()
     return changed
 
 

@@ -84,8 +84,8 @@ def converted(
         if node.op in ("get_attr", "call_module") and str(node.target) not in root:
             root[str(node.target)] = attribute(source, str(node.target))
     result = GraphModule(root, graph).eval()
-    result.graph.eliminate_dead_code()
-    result.recompile()
+    if result.graph.eliminate_dead_code():
+        result.recompile()
     return result
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, take_apart
@@ -141,33 +142,82 @@ def _exported(
 ) -> Exported:
     example = _two_rows(leaves)
     reasons: list[str] = []
-    for dims in [sizes(example) for sizes in tries]:
-        results: list[Structure] = []
-        flat_form = _FlatForm(module, form, results)
+    if tries != (_no_size,) and _reads_values(module, form, example):
+        # It fails in any way, or in none: so the way that takes least time tells.
         try:
-            with silent(), quiet(), torch.no_grad():
-                program = torch.export.export(
-                    flat_form,
-                    tuple(example),
-                    dynamic_shapes=None if dims is None else {"tensors": dims},
-                    strict=False,
-                )
-                gm = None if spell is None else _rewritten(program, example)
-                if gm is None:
-                    program = program.run_decompositions({})
-                    gm = flat(program.module(check_guards=False))
-            guard = _guard(program, form, leaves)
-        # Export wraps and raises nearly anything, among it errors of the model's own code.
-        except Exception as error:
-            reasons.append(first_line(error))
-            if type(error).__name__ == _DATA_DEPENDENT or reasons[-1] in reasons[:-1]:
+            _exported_once(module, form, leaves, _no_size, spell)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"nor can torch.export ({error})") from error
+    for sizes in tries:
+        try:
+            return _exported_once(module, form, leaves, sizes, spell)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            if type(error.__cause__).__name__ == _DATA_DEPENDENT or reasons[-1] in reasons[:-1]:
                 break  # it has nothing to do with which sizes are free
-            continue
-        if spell is not None:
-            spell(gm, flat_form)
-        _name_inputs(gm, form.names)
-        return Exported(gm, results[0], guard)
     raise UnsupportedError(f"nor can torch.export ({reasons[0]})")
+
+
+def _exported_once(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    sizes: Sizes,
+    spell: Callable[[GraphModule, _FlatForm], None] | None,
+) -> Exported:
+    """``module`` as torch.export traces it with the free sizes ``sizes``.
+
+    Raises:
+        UnsupportedError: it cannot be exported; the cause is what torch.export raised.
+    """
+    example = _two_rows(leaves)
+    dims = sizes(example)
+    results: list[Structure] = []
+    flat_form = _FlatForm(module, form, results)
+    try:
+        with silent(), quiet(), torch.no_grad():
+            program = torch.export.export(
+                flat_form,
+                tuple(example),
+                dynamic_shapes=None if dims is None else {"tensors": dims},
+                strict=False,
+            )
+            gm = None if spell is None else _rewritten(program, example)
+            if gm is None:
+                program = program.run_decompositions({})
+                gm = flat(program.module(check_guards=False))
+        guard = _guard(program, form, leaves)
+    # Export wraps and raises nearly anything, among it errors of the model's own code.
+    except Exception as error:
+        raise UnsupportedError(first_line(error)) from error
+    if spell is not None:
+        spell(gm, flat_form)
+    _name_inputs(gm, form.names)
+    return Exported(gm, results[0], guard)
+
+
+class _ReadsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether the value of a tensor was read: by bool(), float() or item(), say."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.reads = self.reads or func is aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def _reads_values(module: nn.Module, form: CallForm, example: Sequence[torch.Tensor]) -> bool:
+    """Whether ``module`` computes with values that only its inputs tell."""
+    args, kwargs = form.call([x.clone() for x in example])
+    mode = _ReadsMode()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode:
+            module(*args, **kwargs)
+    except Exception:  # it may not take two rows; export says so
+        return False
+    return mode.reads
 
 
 def _rewritten(
@@ -195,7 +245,9 @@ def _is_simple(node: Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__module__", "") in ("_operator", "math", "torch")
     switches = (True in node.args[5:6]) if target is aten.batch_norm.default else ()
-    return target is not aten.instance_norm.default and not switches
+    if target is aten.instance_norm.default:
+        return node.args[3] is None and node.args[4] is None
+    return not switches
 
 
 def _two_rows(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -57,6 +57,7 @@ def fused(gm: GraphModule) -> GraphModule:
     A module that is called more than once is fused where that holds of every call.
     """
     found = _copied(gm)
+    stale = False
     modules = dict(found.named_modules(remove_duplicate=False))
     calls: dict[str, list[Node]] = {}
     for node in found.graph.nodes:
@@ -72,7 +73,9 @@ def fused(gm: GraphModule) -> GraphModule:
             assert relu is not None
             relu.replace_all_uses_with(node)
             found.graph.erase_node(relu)
-    found.recompile()
+        stale = True
+    if stale:
+        found.recompile()
     return found
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
@@ -30,6 +32,7 @@ from x86quant.quantization.fused_blocks import (
     with_block_graphs,
 )
 from x86quant.quantization.harm import harms, sqnr_between
+from x86quant.quantization.memory_reads import reads_otherwise
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import run
 from x86quant.quantization.search import SearchResult
@@ -228,6 +231,11 @@ def _tried(outcome: Choices) -> tuple[nn.Module | None, str]:
             return None, first_line(error)
         if (reason := _unlike(expected, actual)) is not None:
             return None, reason
+    if outcome.prepared.parts and not isinstance(model, CompiledModule | GuardedModule):
+        for call in outcome.prepared.sample[:1]:
+            reason = reads_otherwise(outcome.prepared.reference, model, call)
+            if reason is not None:
+                return None, reason
     return model, ""
 
 

@@ -139,12 +139,40 @@ def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
         except UnsupportedError as error:
             reasons.append(str(error))
             continue
+        if (node := _read_from_memory(found.graph_module)) is not None:
+            raise UnsupportedError(
+                f"{node.name} depends on how a tensor lies in memory, and in int8 it lies "
+                "otherwise; call contiguous() on the tensor first"
+            )
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
         _part_shared(found.graph_module)
         found.graph_module.recompile()
         return found
     raise UnsupportedError("; ".join(reasons))
+
+
+#: What sees how its first argument lies in memory.
+_READS = frozenset(["as_strided", "as_strided_", "is_contiguous", "storage_offset", "stride"])
+
+
+def _read_from_memory(gm: GraphModule) -> Node | None:
+    """The first node that sees how a tensor lies in memory, where the code does not say how."""
+    for node in gm.graph.nodes:
+        if not node.op.startswith("call_") or _plain_name(node) not in _READS:
+            continue
+        read = node.args[0] if node.args else node.kwargs.get("input")
+        if not isinstance(read, Node) or _plain_name(read) != "contiguous":
+            found: Node = node
+            return found
+    return None
+
+
+def _plain_name(node: Node) -> str:
+    """``stride`` for the method, the function and the op."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name.partition("::")[2]
+    return str(getattr(node.target, "__name__", node.target))
 
 
 class _LayerTracer(RankedTracer):
@@ -273,7 +301,8 @@ def fold_batch_norms(gm: GraphModule) -> int:
         gm.graph.erase_node(node)
         folded += 1
     gm.delete_all_unused_submodules()
-    gm.recompile()
+    if folded:
+        gm.recompile()
     return folded
 
 

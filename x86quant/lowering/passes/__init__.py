@@ -97,4 +97,6 @@ def run_passes(gm: GraphModule, passes: tuple[ModuleType, ...] = PASSES) -> list
     for module in passes:
         description = (module.__doc__ or "").split("\n", 1)[0]
         reports.append(Report(name_of(module), module.run(gm), description))
+    if any(report.changed for report in reports):
+        gm.recompile()
     return reports
