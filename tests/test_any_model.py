@@ -811,6 +811,12 @@ def test_batches_of_a_wrong_shape_are_named():
         quantized(Net(lambda _, x: x), torch.randn(4, 5, 8, 8))
 
 
+def test_later_batches_that_the_model_does_not_take_are_named():
+    data = [torch.randn(4, 3, 8, 8)] * 3 + [torch.randn(4, 5, 8, 8)]
+    with pytest.raises(InvalidInputError, match=r"fails on a calibration batch, of .*4, 5, 8, 8"):
+        quantized(Net(lambda _, x: x), data)
+
+
 def test_data_of_zeros_is_warned_about():
     with pytest.warns(X86QuantWarning, match="zero"):
         quantized(Net(lambda _, x: x), torch.zeros(4, 3, 8, 8))

@@ -226,3 +226,12 @@ def test_reals_have_no_scale_of_codes() -> None:
     for node in lowered.graph.nodes:
         if str(node.target) == "x86quant.dequantize.default":
             assert "qparams" not in node.meta
+
+
+def test_ranges_of_each_call_are_refused() -> None:
+    class Dynamic(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.quantize_per_tensor_dynamic(x, torch.quint8, False).dequantize()
+
+    with pytest.raises(UnsupportedError, match="at each call"):
+        compile(Dynamic(), (torch.randn(2, 4),))

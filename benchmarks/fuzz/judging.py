@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 import x86quant
 from benchmarks.fuzz.programs import Inputs, Program
-from benchmarks.fuzz.rounding import rounded_results
+from benchmarks.fuzz.rounding import raises_too, rounded_results
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import X86QuantError
@@ -88,7 +88,9 @@ class Judge:
         self.sharp = True
 
     def wrong(self, actual: Any, expected: Any, inputs: Inputs) -> str | None:
-        """What is wrong with ``actual`` in place of ``expected``, the model's result."""
+        """What is wrong with ``actual`` in place of ``expected``: the model's result, and what it
+        made of its inputs.
+        """
         one, spec = pytree.tree_flatten(expected)
         other, other_spec = pytree.tree_flatten(actual)
         if spec != other_spec:
@@ -98,6 +100,13 @@ class Judge:
             if (found := self._wrong_leaf(a, b, index, rounded)) is not None:
                 return f"output {index}: {found}"
         return None
+
+    def explains(self, error: Exception, inputs: Inputs) -> bool:
+        """Whether the model itself may raise ``error`` once its results are rounded."""
+        self.sharp = False
+        program = self._program
+        bits = program.settings.get("activation_bits", 8)
+        return raises_too(self._model, inputs, program.calibration(), bits, error)
 
     def _wrong_leaf(
         self, a: Any, b: Any, index: int, rounded: Callable[[], list[list[_Rounded]]]
@@ -220,18 +229,23 @@ def _judged(program: Program, through: str) -> Verdict:
             if through == "quantize":  # such calls are answered in float
                 raise _Failed(f"{shapes}: {error}") from error
             raise _Refused(str(error)) from error
-        except Exception:
+        except Exception as error:
+            if judge.explains(error, inputs):
+                continue
             raise _Failed(f"{shapes}: {traceback.format_exc(limit=-4)}") from None
-        found = judge.wrong(actual, expected, inputs)
-        if found is None and through == "quantize" and not _alike(inputs, ours, theirs):
-            found = "its inputs were not left as eager torch leaves them"
+        if through == "quantize":
+            found = judge.wrong((actual, ours), (expected, theirs), inputs)
+            if found is None and not _alike(inputs, ours, theirs):
+                found = "its inputs were not left as eager torch leaves them"
+        else:  # whose models leave their inputs as they are
+            found = judge.wrong((actual, ()), (expected, ()), inputs)
         if found is not None:
             raise _Failed(f"{shapes}: {found}")
     return Verdict("passed", "", _form(fast), judge.sharp, calls.count)
 
 
 def _alike(given: Inputs, ours: Inputs, theirs: Inputs) -> bool:
-    """Whether the same inputs were overwritten; with what may be a matter of rounding."""
+    """Whether the same inputs were overwritten; with what, ``Judge.wrong`` has seen."""
     return all(
         b.shape == c.shape and torch.equal(a, b) == torch.equal(a, c)
         for a, b, c in zip(given, ours, theirs, strict=True)

@@ -74,17 +74,21 @@ class Program:
         return [self._drawn(number, ROWS) for number in range(BATCHES)]
 
     def data(self, number: int, batch: int) -> Inputs:
-        """Inputs with ``batch`` rows that were not among the calibration data, but between them.
+        """Inputs with ``batch`` rows, at most :data:`ROWS`, that were not among the calibration
+        data, but between them: each row between the rows of that number.
 
-        Values that are further out are cut off by any static range: that would be no mistake.
+        Values that are further out are cut off by any static range: that would be no mistake. Nor
+        would it be where a program looks at the first row only.
         """
         generator = torch.Generator().manual_seed(self.seed * 1000 + 500 + number)
-        rows = torch.randint(ROWS, (2, batch), generator=generator)
-        first, second = self._drawn(0, ROWS), self._drawn(1, ROWS)
-        return tuple(
-            0.7 * x[rows[0]] + 0.3 * y[rows[1]] if x.is_floating_point() else x[rows[0]]
-            for x, y in zip(first, second, strict=True)
-        )
+        share = torch.rand(batch, generator=generator)
+        mixed = []
+        for x, y in zip(self._drawn(0, ROWS), self._drawn(1, ROWS), strict=True):
+            part = share.reshape(-1, *[1] * (x.dim() - 1))
+            first, second = x[:batch], y[:batch]
+            is_float = x.is_floating_point()
+            mixed.append(second.lerp(first, part) if is_float else first.where(part > 0.5, second))
+        return tuple(mixed)
 
     def _drawn(self, number: int, batch: int) -> Inputs:
         generator = torch.Generator().manual_seed(self.seed * 1000 + number)

@@ -88,9 +88,24 @@ class _Clipped(_ResultsMode):
             x.copy_(((x / step).round() * step).clamp(low, high))
 
 
-def _run(model: nn.Module, inputs: Inputs, mode: _ResultsMode) -> Any:
+class _Zeroed(_ResultsMode):
+    """Makes zero of what is closer to it than a step, as rounding may: 1 / x is infinite then."""
+
+    def __init__(self, levels: int) -> None:
+        super().__init__()
+        self.levels = levels
+
+    def changed(self, x: torch.Tensor) -> None:
+        step = float(x.max() - x.min()) / self.levels
+        if math.isfinite(step):
+            x.masked_fill_(x.abs() < step, 0.0)
+
+
+def _run(model: nn.Module, inputs: Inputs, mode: _ResultsMode) -> tuple[Any, Inputs]:
+    """What ``model`` returns, and what its inputs are then."""
     with torch.no_grad(), mode:
-        return model(*(mode.seen(x.clone()) for x in inputs))
+        given = tuple(mode.seen(x.clone()) for x in inputs)
+        return model(*given), given
 
 
 #: How much worse, in dB, an answer may be than with noise of the usual size, and with more of it.
@@ -101,20 +116,40 @@ _ALLOWANCE, _LITTLE = 15.0, 5.0
 def rounded_results(
     model: nn.Module, inputs: Inputs, calibration: list[Inputs], bits: int
 ) -> list[tuple[Any, float]]:
-    """What ``model`` gives for ``inputs`` with its results rounded in several ways, each with how
-    much worse in dB than that an answer may be.
+    """What ``model`` gives for ``inputs`` and makes of them, with its results rounded in several
+    ways, each with how much worse in dB than that an answer may be.
     """
+    found = []
+    for mode, allowed in _modes(model, calibration, bits):
+        # Indices that are computed may be out of bounds with noise on them.
+        with contextlib.suppress(Exception):
+            found.append((_run(copy.deepcopy(model), inputs, mode), allowed))
+    return found
+
+
+def raises_too(
+    model: nn.Module, inputs: Inputs, calibration: list[Inputs], bits: int, error: Exception
+) -> bool:
+    """Whether rounding explains that ``error`` is raised: a mask with more ones, say."""
+    for mode, _ in _modes(model, calibration, bits):
+        try:
+            _run(copy.deepcopy(model), inputs, mode)
+        except Exception as other:
+            if type(other) is type(error) and str(other) == str(error):
+                return True
+    return False
+
+
+def _modes(
+    model: nn.Module, calibration: list[Inputs], bits: int
+) -> list[tuple[_ResultsMode, float]]:
     levels = 2**bits - 1
     ranges: list[tuple[float, float]] = []
     with contextlib.suppress(Exception):
         for batch in calibration:
             _run(copy.deepcopy(model), batch, _Ranges(ranges))
     modes: list[tuple[_ResultsMode, float]] = [(_Clipped(ranges, levels), _ALLOWANCE)]
+    modes += [(_Zeroed(levels), _LITTLE)]
     modes += [(_Noise(seed, 1.5, levels), _ALLOWANCE) for seed in range(3)]
     modes += [(_Noise(seed, 5.0, levels), _LITTLE) for seed in range(5)]
-    found = []
-    for mode, allowed in modes:
-        # Indices that are computed may be out of bounds with noise on them.
-        with contextlib.suppress(Exception):
-            found.append((_run(copy.deepcopy(model), inputs, mode), allowed))
-    return found
+    return modes

@@ -210,6 +210,12 @@ class _Walk:
             return converter(self.builder, node, *args, **kwargs)
         if float_forms.is_quantized_op(target):
             return self._stock_op(node)
+        if target is torch.quantize_per_tensor_dynamic:
+            raise UnsupportedError(
+                f"{node.name} (quantize_per_tensor_dynamic) gives a tensor a range of its own at "
+                "each call, and ranges in a compiled graph are fixed; keep the dynamic layer around "
+                "it in float, or quantize the float model with x86quant.quantize"
+            )
         if target in _VIEWS:
             target = torch.ops.aten.reshape.default
         elif target in _STRIDED and isinstance(node.args[0], Node):

@@ -89,12 +89,12 @@ def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], s
             yield (part.path, part.traced.method), str(error)
 
 
-def _check_runs(model: nn.Module, example: Call) -> None:
+def _check_runs(model: nn.Module, example: Call, which: str = "the first") -> None:
     try:
         settle(model, lambda: run(model, example))
     except Exception as error:  # whatever the user's model raises at wrong inputs
         raise InvalidInputError(
-            "the float model fails on the first calibration batch, of "
+            f"the float model fails on {which} calibration batch, of "
             f"{str(example) or 'no tensors'}: {first_line(error)}"
         ) from error
 
@@ -239,6 +239,7 @@ def _calibrate(
     noted, and tells how well ranges do on data that they were not chosen by.
     """
     batches = len(data.sample)
+    shown: list[Call] = []
     first_of_last = len(halves.calls) - len(halves.held_back)
 
     def counted() -> Iterator[Call]:
@@ -248,9 +249,15 @@ def _calibrate(
                 for part in parts:
                     part.note_ranges()
             batches += number >= len(halves.calls)
+            shown[:] = [call]
             yield call
 
-    feed_parts(model, counted(), {part: part.calibrate for part in parts})
+    try:
+        feed_parts(model, counted(), {part: part.calibrate for part in parts})
+    except Exception:
+        for call in shown:
+            _check_runs(model, call, "a")
+        raise
     return batches
 
 

@@ -315,6 +315,8 @@ def _folded(layer: nn.Module, norm: Any) -> nn.Module | None:
     if type(layer) in _TRANSPOSED and getattr(layer, "groups", 1) == 1:
         return fuse_conv_bn_eval(layer, norm, transpose=True)  # type: ignore[type-var]
     if type(layer) is nn.Linear and type(norm) is nn.BatchNorm1d:
+        if norm.num_features not in (1, layer.out_features):
+            return None  # it is of rows with channels before the linear's features
         return fuse_linear_bn_eval(layer, norm)
     return None
 
