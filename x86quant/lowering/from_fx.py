@@ -213,8 +213,8 @@ class _Walk:
         if target is torch.quantize_per_tensor_dynamic:
             raise UnsupportedError(
                 f"{node.name} (quantize_per_tensor_dynamic) gives a tensor a range of its own at "
-                "each call, and ranges in a compiled graph are fixed; keep the dynamic layer around "
-                "it in float, or quantize the float model with x86quant.quantize"
+                "each call, and ranges in a compiled graph are fixed; keep the dynamic layer "
+                "around it in float, or quantize the float model with x86quant.quantize"
             )
         if target in _VIEWS:
             target = torch.ops.aten.reshape.default
