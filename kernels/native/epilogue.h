@@ -140,17 +140,28 @@ struct Tile {
   const xq::DenseTask& task;
   const xq::Block& block;
   int64_t segment, first, rows;
+  int64_t passed = 0;  // rows of sums before the first one that is wanted
 };
 
 // Sums of a tile in registers, of which there may be more than it has rows.
 template <class V, int ROWS, int VECS, class Out>
 XQ_INLINE inline void put_tile(const Tile<Out>& tile, const typename V::I acc[ROWS * VECS]) {
-  if (ROWS == tile.rows &&
+  if (ROWS == tile.rows && !tile.passed &&
       put_vectors<ROWS, VECS>(tile.epilogue, tile.task, tile.block, tile.segment, tile.first, acc))
     return;
   alignas(64) int32_t sums[ROWS * VECS * V::kLanes];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
-  put_rows<V, VECS>(tile.epilogue, tile.task, tile.block, tile.segment, tile.first, tile.rows, sums, VECS * V::kLanes);
+  put_rows<V, VECS>(tile.epilogue, tile.task, tile.block, tile.segment, tile.first, tile.rows,
+                    sums + tile.passed * VECS * V::kLanes, VECS * V::kLanes);
+}
+
+// Sums of two rows of an image, one after the other.
+template <class V, int ROWS, int VECS, class Out>
+XQ_INLINE inline void put_halves(const Tile<Out>& tile, const typename V::I acc[ROWS * VECS]) {
+  unroll<2>([&](int half) XQ_INLINE {
+    put_vectors<ROWS / 2, VECS>(tile.epilogue, tile.task, tile.block, tile.segment,
+                                tile.first + half * tile.task.row_len, acc + half * ROWS / 2 * VECS);
+  });
 }
 
 }  // namespace

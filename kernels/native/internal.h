@@ -224,6 +224,7 @@ static inline bool b_is_wide(const xq_op& op) {
 }
 
 static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+static inline void prefetch_to_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // What an ISA file provides. In pixelwise ops the stride_w of a tensor with one pixel a row must have
 // been settled: it is the step to the next row's.

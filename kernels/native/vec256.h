@@ -18,6 +18,7 @@ template <bool VNNI>
 struct Vec256 : VecCommon {
   static constexpr bool kVnni = VNNI;
   static constexpr int kRows = 6;
+  static constexpr bool kFitRows = false;
   static constexpr int kWinogradRows = 6;
   static constexpr int kGroupedRows = VNNI ? 4 : 6;
   static constexpr int kStripPixels = VNNI ? 2 : 3;

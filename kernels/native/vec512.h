@@ -20,7 +20,8 @@ namespace {
 template <bool VNNI, bool VBMI>
 struct Vec512 : VecCommon {
   static constexpr bool kVnni = VNNI;
-  static constexpr int kRows = VNNI ? 12 : 8;  // pixels of a register block, two vectors each
+  static constexpr int kRows = VNNI ? 14 : 8;  // pixels of a register block, two vectors each
+  static constexpr bool kFitRows = VNNI;       // whether tiles keep to rows of the image
   static constexpr int kWinogradRows = 12;
   static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
