@@ -77,7 +77,7 @@ Band band_for(const Shape& s) {
   auto bytes = [&](int64_t rows) {
     return planes_for(s, rows).bytes + (s.p.mode == kIm2col ? im2col_bytes(s, rows) : 0);
   };
-  const int64_t whole = bytes(s.out.h), most = band_bytes(s.p);
+  const int64_t whole = bytes(s.out.h), most = s.p.mode == kIm2col ? lines_bytes(s.p) : band_bytes(s.p);
   if (whole <= most) return {s.out.h, max64(1, most / max64(whole, 1))};
   const int64_t one = bytes(1), each = max64((whole - one) / max64(s.out.h - 1, 1), 1);
   const int64_t rows = std::clamp<int64_t>((most - one) / each + 1, 1, s.out.h);

@@ -260,6 +260,12 @@ static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 // of channels, while weights, input and output pass through the rest.
 static inline int64_t band_bytes(const Packed& p) { return p.caches.l2 / 4; }
 
+// The same where every pixel's taps are copied side by side: these lines are long and meet few channels, so they
+// should still be in L1. Tiles take 32 of them at a time and many bands would not be filled.
+static inline int64_t lines_bytes(const Packed& p) {
+  return p.isa == XQ_ISA_AMX_INT8 ? band_bytes(p) : p.caches.l1 / 3;
+}
+
 // Input bytes of depthwise's woven strips: 5/12 of L1 (20 of 48 KiB), beside sums, weights, input and output.
 static inline int64_t strip_bytes(const Packed& p) { return p.caches.l1 * 5 / 12; }
 
