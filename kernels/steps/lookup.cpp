@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 // Bags of a block, where every thread gets one.
-constexpr int64_t kMostBags = 64, kFewestBags = 8;
+constexpr int64_t kMostBags = 32, kFewestBags = 8;
 // Less than so many bytes of rows is not worth waking a thread for.
 constexpr int64_t kBytesEach = 64 * 1024;
 
@@ -193,38 +193,45 @@ class Lookup final : public Step {
     }
   }
 
+  // A table's call for bags [begin, end), and the bags that these are of it.
+  struct Call {
+    xq_lookup op;
+    int64_t begin, end;
+  };
+
   std::string look_up(const Bases& bases, int64_t begin, int64_t end, float* to, int64_t stride) const {
     for (const TableOperands& table : tables_) {
-      xq_lookup op = table.op;
-      op.out_stride = stride;
-      op.indices = table.indices.at<const void>(bases), op.offsets = table.offsets.at<const void>(bases);
-      op.weights = table.weights.at<const float>(bases);
-      op.out = to - begin * stride;
-      to += op.dim;
-      const int64_t before = table.apart ? begin : 0;
-      const Scratch near(table.apart ? static_cast<size_t>((end - begin) * op.each) * sizeof(int64_t) : 0);
-      if (table.apart) bring_near(table, op, begin, end, reinterpret_cast<int64_t*>(near.data()));
+      const Scratch near(table.apart ? static_cast<size_t>((end - begin) * table.op.each) * sizeof(int64_t) : 0);
+      Call now = call(bases, table, begin, end, reinterpret_cast<int64_t*>(near.data()));
+      now.op.out = to - now.begin * stride, now.op.out_stride = stride;
+      to += table.op.dim;
       xq_lookup_fault fault;
-      if (xq_lookup_run(&op, begin - before, end - before, &fault)) continue;
-      if (table.apart) fault.position += begin * op.each;
-      return joined(table_text(table.name, op.row_count), ": ", fault_text(table.op, fault));
+      if (xq_lookup_run(&now.op, now.begin, now.end, &fault)) continue;
+      if (table.apart) fault.position += begin * table.op.each;
+      return joined(table_text(table.name, table.op.row_count), ": ", fault_text(table.op, fault));
     }
     return {};
   }
 
-  // Lets `op` read the indices of bags [begin, end) from `to`, one behind the other.
-  static void bring_near(const TableOperands& table, xq_lookup& op, int64_t begin, int64_t end, int64_t* to) {
+  // Indices that lie apart are copied to `near`.
+  static Call call(const Bases& bases, const TableOperands& table, int64_t begin, int64_t end, int64_t* near) {
+    Call found{table.op, begin, end};
+    xq_lookup& op = found.op;
+    op.indices = table.indices.at<const void>(bases), op.offsets = table.offsets.at<const void>(bases);
+    op.weights = table.weights.at<const float>(bases);
+    if (!table.apart) return found;
     const int64_t bag_stride = table.index_strides[0], stride = table.index_strides[1];
     const auto copy = [&](const auto* from) {
-      int64_t* at = to;
+      int64_t* at = near;
       for (int64_t bag = begin; bag < end; ++bag)
         for (int64_t i = 0; i < op.each; ++i) *at++ = from[bag * bag_stride + i * stride];
     };
     op.long_indices ? copy(static_cast<const int64_t*>(op.indices)) : copy(static_cast<const int32_t*>(op.indices));
-    op.indices = to, op.long_indices = 1;
+    op.indices = near, op.long_indices = 1;
     op.bags = end - begin, op.index_count = op.bags * op.each;
     if (op.weights) op.weights += begin * op.each;
-    op.out += begin * op.out_stride;
+    found.begin = 0, found.end = op.bags;
+    return found;
   }
 
   int64_t bags_, width_ = 0, bytes_ = 0;

@@ -20,12 +20,12 @@ class PlainDlrm(nn.Module):
 
     pairs: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, tables: int = TABLES, rows: int = ROWS, width: int = WIDTH) -> None:
         super().__init__()
-        self.bottom = nn.Sequential(*_layers(DENSE, 512, 256, WIDTH))
-        self.tables = nn.ModuleList(nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(TABLES))
-        self.register_buffer("pairs", torch.tril_indices(TABLES + 1, TABLES + 1, -1))
-        wide = WIDTH + self.pairs.shape[1]
+        self.bottom = nn.Sequential(*_layers(DENSE, 512, 256, width))
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+        wide = width + self.pairs.shape[1]
         self.top = nn.Sequential(*_layers(wide, 512, 512, 256), nn.Linear(256, 1))
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -352,5 +352,5 @@ def interact_bags(
 ) -> torch.Tensor:
     """``quantize`` of ``interact`` of ``dense`` and the results of ``embedding_bags``."""
     found = _native(rows, indices, offsets, weights, formats, names, include_last_offset)
-    vectors = found.reshape(found.shape[0], len(names), -1)
+    vectors = found.reshape(found.shape[0], len(names), formats[0])
     return quantize(_native_interact(dense, vectors, places), out_scale, out_zp)

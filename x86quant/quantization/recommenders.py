@@ -7,17 +7,17 @@ pairs is taken, becomes ``interact``. Sizes are those of the example; the graph 
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from x86quant.dynamic import RowwiseEmbedding, WeightOnlyEmbeddingBag
 from x86quant.dynamic.convert import why_float
-from x86quant.lowering.graph_tools import add_constant
+from x86quant.lowering.graph_tools import add_constant, own_call
 from x86quant.lowering.views import is_reshape
 from x86quant.ops.embedding import TableFormat
 
@@ -32,26 +32,32 @@ _TRANSPOSES = (
     "swapdims", torch.permute, aten.permute.default, "permute",
 )  # fmt: skip
 _UNSQUEEZES = (torch.unsqueeze, aten.unsqueeze.default, "unsqueeze")
-_BAGS = (nn.EmbeddingBag, WeightOnlyEmbeddingBag)
-_ROWS = (nn.Embedding, RowwiseEmbedding)
+_CONVERSIONS = ("to", "float", "detach")
+_LOOKUPS = tuple(
+    getattr(torch.ops.x86quant, name).default for name in ("embedding_bags", "embedding_rows")
+)
 
 
 def recognise_recommender(gm: GraphModule, inputs: Sequence[Any]) -> int:
     """Rewrite ``gm``, which takes ``inputs``; returns how much was found. Not yet recompiled."""
     modules = dict(gm.named_modules(remove_duplicate=False))
-    kinds = {type(modules[str(n.target)]) for n in gm.graph.nodes if n.op == "call_module"}
-    has_tables = any(isinstance(k, type) and issubclass(k, (*_BAGS, *_ROWS)) for k in kinds)
-    if not has_tables and not any(n.target in _PRODUCTS for n in gm.graph.nodes):
+    if not any(map(_may_be_joined, gm.graph.nodes)):
         return 0
     seen = _Seen(gm, inputs)
     found = sum(_interaction(gm, node, seen) for node in list(gm.graph.nodes))
-    if has_tables:
-        joins = [n for n in gm.graph.nodes if n.target in (*_JOINS, *_STACKS)]
-        found += sum(_merged_lookups(gm, node, modules, seen) for node in joins)
+    joins = [n for n in gm.graph.nodes if n.target in (*_JOINS, *_STACKS)]
+    found += sum(_merged_lookups(gm, node, modules, seen) for node in joins)
     if found:
         gm.graph.eliminate_dead_code()
         gm.graph.lint()
     return found
+
+
+def _may_be_joined(node: Node) -> bool:
+    """Whether ``node`` is a join or an index, as all that is looked for has."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[1], tuple) and len(node.args[1]) == 3
+    return node.target in (*_JOINS, *_STACKS, *_INDEXING)
 
 
 class _Seen(Interpreter):
@@ -113,13 +119,14 @@ def _interaction(gm: GraphModule, node: Node, seen: _Seen) -> int:
     dense, rest = parts
     count, size = seen.sizes[features][1:]
     places = _places(rows, columns, count)
-    if places is None or len(dense.users) == 0:
+    if places is None:
         return 0
+    every = places == list(range(count * (count - 1) // 2))
     with gm.graph.inserting_before(node):
         vectors = _side_by_side(gm, rest, seen)
         vectors = gm.graph.call_method("reshape", (vectors, -1, count - 1, size))
         whole = gm.graph.call_function(
-            torch.ops.x86quant.interact.default, (dense, vectors, places)
+            torch.ops.x86quant.interact.default, (dense, vectors, None if every else places)
         )
     _note(whole, seen, node, size + (len(rows)))
     joins = [u for u in node.users if _follows(_joined(u, _JOINS, seen), dense, node)]
@@ -250,52 +257,70 @@ def _join_with(gm: GraphModule, join: Node, dense: Node, products: Node, whole: 
 # --- lookups ---
 
 
+@dataclasses.dataclass(frozen=True)
 class _Lookup:
-    """One lookup, as an operand of ``embedding_bags``."""
+    """One lookup, as operands of ``embedding_bags``; ``rows`` is a node, or a tensor to be."""
 
-    def __init__(self, node: Node, module: Any, seen: _Seen) -> None:
-        self.node, self.module, self.name = node, module, str(node.target)
-        names = ("input", "offsets", "per_sample_weights")
-        self.indices, self.offsets, self.weights = _arguments(node, *names)
-        self.is_rows = isinstance(module, _ROWS)
-        self._seen = seen
-
-    @property
-    def fits(self) -> bool:
-        """Whether the op takes it as it is called."""
-        seen, given = self._seen, [x for x in (self.offsets, self.weights) if x is not None]
-        if not isinstance(self.indices, Node) or not all(isinstance(x, Node) for x in given):
-            return False
-        flat = self.is_rows or self.offsets is not None
-        if seen.rank(self.indices) != (1 if flat else 2) or seen.rank(self.node) != 2:
-            return False
-        if self.offsets is not None and seen.dtypes[self.offsets] != seen.dtypes[self.indices]:
-            return False
-        if self.weights is not None and seen.dtypes[self.weights] != torch.float32:
-            return False
-        if isinstance(self.module, nn.Embedding | nn.EmbeddingBag):
-            weight = self.module.weight
-            plain = why_float(self.module) is None and self.module.max_norm is None
-            return plain and weight.dtype == torch.float32 and weight.device.type == "cpu"
-        return self.module._float_type is torch.float32
+    node: Node
+    name: str
+    rows: Node | torch.Tensor
+    numbers: Sequence[int]
+    indices: Node
+    offsets: Node | None = None
+    weights: Node | None = None
+    last_offset: bool = False
+    of_ids: bool = False  # indices are one-dimensional, one for each bag
 
     @property
-    def form(self) -> tuple[bool, bool, bool]:
+    def form(self) -> tuple[bool, ...]:
         """What must be the same for all lookups of one op."""
-        last = bool(getattr(self.module, "include_last_offset", False))
-        return self.offsets is not None, self.weights is not None, last and bool(self.offsets)
+        return self.offsets is not None, self.weights is not None, self.last_offset
 
-    def table(self, gm: GraphModule) -> tuple[Node, TableFormat]:
-        """The rows, and how they are read."""
-        if not isinstance(self.module, nn.Embedding | nn.EmbeddingBag):
-            return add_constant(gm, gm.graph, f"{self.name}_rows", self.module.rows), self.module.form
-        weight = self.module.weight.detach().contiguous()
-        mode, padding = "sum", None
-        if isinstance(self.module, nn.EmbeddingBag):
-            mode, padding = self.module.mode, self.module.padding_idx
-        form = TableFormat(weight.shape[1], 32, mode=mode, padding=-1 if padding is None else padding)
-        rows = weight.view(torch.uint8)
-        return add_constant(gm, gm.graph, f"{self.name}_rows", rows), form
+    @classmethod
+    def of_module(cls, node: Node, module: Any, seen: _Seen) -> _Lookup | None:
+        """The call of a float table; None if the op could not do it."""
+        names = ("input", "offsets", "per_sample_weights")
+        indices, offsets, weights = _arguments(node, *names)
+        of_ids = isinstance(module, nn.Embedding)
+        if not isinstance(indices, Node) or why_float(module) or module.max_norm is not None:
+            return None
+        if seen.rank(indices) != (1 if of_ids or offsets is not None else 2):
+            return None
+        if isinstance(offsets, Node) and seen.dtypes[offsets] != seen.dtypes[indices]:
+            return None
+        if isinstance(weights, Node) and seen.dtypes[weights] != torch.float32:
+            return None
+        table = module.weight.detach()
+        if table.dtype != torch.float32 or table.device.type != "cpu":
+            return None
+        padding = None if of_ids else module.padding_idx
+        form = TableFormat(
+            table.shape[1], 32, mode="sum" if of_ids else module.mode,
+            padding=-1 if padding is None else padding,
+        )  # fmt: skip
+        rows = table.contiguous().view(torch.uint8)
+        last = not of_ids and offsets is not None and bool(module.include_last_offset)
+        name = str(node.target)
+        return cls(node, name, rows, form.numbers, indices, offsets, weights, last, of_ids)
+
+    @classmethod
+    def of_op(cls, node: Node, arguments: Mapping[str, Any], seen: _Seen) -> _Lookup | None:
+        """A call of ``embedding_bags`` for one table, or of ``embedding_rows``."""
+        if "ids" in arguments:
+            if seen.rank(arguments["ids"]) != 1:
+                return None
+            rows, ids, numbers, name = (arguments[x] for x in ("rows", "ids", "form", "name"))
+            return cls(node, name, rows, numbers, ids, of_ids=True)
+        if len(arguments["names"]) != 1:
+            return None
+        operands = [
+            next(iter(arguments[name]), None) for name in ("indices", "offsets", "weights")
+        ]
+        operands = [_converted(x, seen) for x in operands]
+        last = bool(arguments["include_last_offset"]) and operands[1] is not None
+        return cls(
+            node, arguments["names"][0], arguments["rows"][0], arguments["formats"], *operands, last
+        )  # fmt: skip
 
 
 def _merged_lookups(gm: GraphModule, join: Node, modules: dict[str, Any], seen: _Seen) -> int:
@@ -351,31 +376,47 @@ def _runs(parts: list[Node], modules: dict[str, Any], seen: _Seen) -> Iterator[l
 
 
 def _lookup(node: Node, modules: dict[str, Any], seen: _Seen) -> _Lookup | None:
-    module = modules.get(str(node.target)) if node.op == "call_module" else None
-    if not isinstance(module, (*_BAGS, *_ROWS)):
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        return _Lookup.of_module(node, module, seen) if is_table else None
+    call = own_call(node)
+    if call is None or call[0] not in _LOOKUPS:
         return None
-    found = _Lookup(node, module, seen)
-    return found if found.fits else None
+    return _Lookup.of_op(node, call[1], seen)
+
+
+def _converted(node: Any, seen: _Seen) -> Any:
+    """``node``, or what it was made of where its type was that already."""
+    while isinstance(node, Node) and node.op == "call_method" and node.target in _CONVERSIONS:
+        source = node.args[0]
+        if not isinstance(source, Node) or seen.dtypes[source] != seen.dtypes[node]:
+            break
+        node = source
+    return node
 
 
 def _merged(gm: GraphModule, lookups: Sequence[_Lookup]) -> Node:
-    tables = [one.table(gm) for one in lookups]
-    indices = [
-        gm.graph.call_function(torch.unsqueeze, (one.indices, 1))
-        if one.is_rows and one.offsets is None
-        else one.indices
-        for one in lookups
-    ]
     node = gm.graph.call_function(
         torch.ops.x86quant.embedding_bags.default,
         (
-            [rows for rows, _ in tables],
-            indices,
+            [
+                add_constant(gm, gm.graph, f"{one.name}_rows", one.rows)
+                if isinstance(one.rows, torch.Tensor)
+                else one.rows
+                for one in lookups
+            ],
+            [
+                gm.graph.call_function(torch.unsqueeze, (one.indices, 1))
+                if one.of_ids
+                else one.indices
+                for one in lookups
+            ],
             [one.offsets for one in lookups if one.offsets is not None],
             [one.weights for one in lookups if one.weights is not None],
-            [number for _, form in tables for number in form.numbers],
+            [number for one in lookups for number in one.numbers],
             [one.name for one in lookups],
-            lookups[0].form[2],
+            lookups[0].last_offset,
         ),
     )
     node.meta["scope"] = lookups[0].node.meta.get("scope", "")

@@ -19,9 +19,10 @@ def run(gm: GraphModule) -> int:
         product: Any = node.kwargs["x"]
         if not is_op(product, "interact") or sole_user(product) is not node:
             continue
-        vectors: Any = product.kwargs["vectors"]
-        bags = vectors.args[0] if is_reshape(vectors) and sole_user(vectors) is product else None
-        if not is_op(bags, "embedding_bags") or sole_user(bags) is not vectors:
+        bags: Any = product.kwargs["vectors"]
+        while isinstance(bags, Node) and is_reshape(bags) and sole_user(bags) is not None:
+            bags = bags.args[0]
+        if not is_op(bags, "embedding_bags") or sole_user(bags) is None:
             continue
         # Rows of one size: then the reshape, whose last size the interaction checks, parts tables.
         if len(set(bags.kwargs["formats"][::_FORMAT])) > 1:

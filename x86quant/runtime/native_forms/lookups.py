@@ -155,7 +155,8 @@ def _takes(node: Node) -> bool:
     One-dimensional indices that come with offsets are of any number: each would need a plan.
     """
     kwargs: Any = node.kwargs
-    if any(x.op != "get_attr" for x in kwargs["rows"]):
+    # By position in graphs that were never lowered, only traced.
+    if "rows" not in kwargs or any(x.op != "get_attr" for x in kwargs["rows"]):
         return False
     if any(x.op == "get_attr" for x in (*kwargs["indices"], *kwargs["offsets"])):
         return False
