@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from benchmarks.dynamic_linear import decibels
 from x86quant.bench.backends import Bind, Task, backend, first_tensor, missing
 from x86quant.bench.turns import measure_in_turn, wait_for_idle_threads
 from x86quant.given_model import Arguments
-from x86quant.profiling.timing import Timing
 
 PEERS = ("openvino", "onnxruntime", "openvino-fp32", "onnxruntime-fp32")
 
@@ -66,12 +66,12 @@ def compare(title: str, binds: Mapping[str, Bind], call: Call, rounds: int) -> N
         runs[name] = run
     results = {name: first_tensor(run()).clone() for name, run in runs.items()}
     seconds = measure_in_turn(runs, rounds, settle=wait_for_idle_threads)
-    times = {name: Timing(taken) for name, taken in seconds.items()}
+    times = {name: (statistics.median(taken), min(taken)) for name, taken in seconds.items()}
     ours, exact = next(iter(times.values())), list(results)[-1]
-    for name, time in times.items():
+    for name, (median, best) in times.items():
         quality = "" if name == exact else f"{decibels(results[name], results[exact]):7.1f} dB"
         print(
-            f"  {name:<36}{time.median * 1e3:9.3f} ms {time.median / ours.median:6.2f} x, at best "
-            f"{time.minimum * 1e3:9.3f} ms {time.minimum / ours.minimum:6.2f} x {quality}",
+            f"  {name:<40}{median * 1e3:9.3f} ms {median / ours[0]:6.2f} x, at best "
+            f"{best * 1e3:9.3f} ms {best / ours[1]:6.2f} x {quality}",
             flush=True,
         )

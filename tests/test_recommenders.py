@@ -252,7 +252,9 @@ def test_lookups_of_all_kinds_are_one_step(bits: int | None) -> None:
         assert noise(model, ours, data(samples)) < (0.05 if bits == 4 else 0.005)
     dense, ids, bags = data(6)
     bags[5, 1, 2] = 9
-    with pytest.raises(InvalidInputError, match=r"bags\.1: index 9 at position 17 is not in 0\.\.8"):
+    with pytest.raises(
+        InvalidInputError, match=r"bags\.1: index 9 at position 17 is not in 0\.\.8"
+    ):
         ours(dense, ids, bags)
 
 
@@ -272,8 +274,8 @@ def test_what_only_looks_like_it_is_left_alone() -> None:
 
         def __init__(self) -> None:
             super().__init__(lower_triangle)
-            for table in self.tables:
-                table.max_norm = 1.0
+            bags = (nn.EmbeddingBag(ROWS, SIZE, mode="sum", max_norm=1.0) for _ in range(TABLES))
+            self.tables = nn.ModuleList(bags)
 
     for model in (WithItself(lower_triangle, 21), MaxNorm()):
         ours = x86quant.quantize(

@@ -313,14 +313,21 @@ class _Lookup:
             return cls(node, name, rows, numbers, ids, of_ids=True)
         if len(arguments["names"]) != 1:
             return None
-        operands = [
-            next(iter(arguments[name]), None) for name in ("indices", "offsets", "weights")
-        ]
-        operands = [_converted(x, seen) for x in operands]
-        last = bool(arguments["include_last_offset"]) and operands[1] is not None
+        indices, offsets, weights = (
+            _converted(next(iter(arguments[name]), None), seen)
+            for name in ("indices", "offsets", "weights")
+        )
+        assert isinstance(indices, Node)
         return cls(
-            node, arguments["names"][0], arguments["rows"][0], arguments["formats"], *operands, last
-        )  # fmt: skip
+            node,
+            arguments["names"][0],
+            arguments["rows"][0],
+            arguments["formats"],
+            indices,
+            offsets,
+            weights,
+            last_offset=bool(arguments["include_last_offset"]) and offsets is not None,
+        )
 
 
 def _merged_lookups(gm: GraphModule, join: Node, modules: dict[str, Any], seen: _Seen) -> int:

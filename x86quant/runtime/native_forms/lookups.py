@@ -57,49 +57,53 @@ def _lookups(draft: Draft, node: Node) -> tuple[dict[str, Any], list[Value], dic
     kwargs: Any = node.kwargs
     names, formats = kwargs["names"], kwargs["formats"]
     last = bool(kwargs["include_last_offset"])
-    operands = [_each(draft, kwargs[name], len(names)) for name in ("indices", "offsets", "weights")]
+    each = [_each(draft, kwargs[x], len(names)) for x in ("indices", "offsets", "weights")]
     fields: dict[str, Any] = {"tables": len(names), "last_offset": last}
     read: list[Value] = []
-    row_bytes, bags = 0, -1
-    for i, (name, rows, *given) in enumerate(zip(names, kwargs["rows"], *operands, strict=True)):
-        indices, offsets, weights = given
+    row_bytes = 0
+    for i, (name, rows, *operands) in enumerate(zip(names, kwargs["rows"], *each, strict=True)):
         table = attribute(draft.root, str(rows.target))
         if table.dim() != 2 or not table.is_contiguous():
             raise NoKernelError("the rows of a table do not lie one behind the other")
-        shape = indices.meta.shape
-        if indices.meta.dtype not in (torch.int32, torch.int64):
-            raise NoKernelError(f"indices are {indices.meta.dtype}")
-        if len(shape) != (2 if offsets is None else 1):
-            raise NoKernelError("indices have other dimensions than bags of them")
-        own = shape[0] if offsets is None else offsets.meta.shape[0] - last
-        bags = own if bags < 0 else bags
-        if own != bags:
-            raise InvalidInputError(f"the table {name} has {own} bags, but {names[0]} has {bags}")
-        count = indices.meta.numel()
-        each = shape[1] if offsets is None else 0
-        kind = [*formats[_NUMBERS * i : _NUMBERS * (i + 1)]]
-        size = indices.meta.element_size()
-        fields[f"table{i}"] = [*table.shape, *kind, each, count, size]
-        fields[f"rows{i}"] = table
-        fields[f"indices{i}"] = indices
+        own, bags = _operands(operands, last)
+        if fields.setdefault("bags", bags) != bags:
+            first = fields["bags"]
+            raise InvalidInputError(f"the table {name} has {bags} bags, but {names[0]} has {first}")
+        format_ = formats[_NUMBERS * i : _NUMBERS * (i + 1)]
+        own |= {"table": [*table.shape, *format_, *own["table"]], "rows": table}
         if name:
-            fields[f"name{i}"] = list(name.encode())
-        if offsets is None:
-            fields[f"strides{i}"] = [*indices.meta.stride()]
-        else:
-            _in_order(indices, offsets)
-            if offsets.meta.dtype != indices.meta.dtype:
-                raise NoKernelError("offsets are not of the type of the indices")
-            fields[f"offsets{i}"] = offsets
-        if weights is not None:
-            _in_order(weights)
-            if weights.meta.dtype != torch.float32 or weights.meta.numel() != count:
-                raise NoKernelError("weights are not float32, one an index")
-            fields[f"weights{i}"] = weights
-        row_bytes += count * table.shape[1]
-        read += [x for x in given if x is not None]
-    fields["bags"] = bags
+            own["name"] = list(name.encode())
+        fields |= {f"{field}{i}": value for field, value in own.items()}
+        read += [x for x in operands if x is not None]
+        row_bytes += operands[0].meta.numel() * table.shape[1]
     return fields, read, {"weight_bytes": row_bytes}
+
+
+def _operands(operands: Sequence[Any], last: bool) -> tuple[dict[str, Any], int]:
+    """The fields of one table's indices, offsets and weights, and how many bags they are."""
+    indices, offsets, weights = operands
+    meta, count = indices.meta, indices.meta.numel()
+    if meta.dtype not in (torch.int32, torch.int64):
+        raise NoKernelError(f"indices are {meta.dtype}")
+    if meta.dim() != (2 if offsets is None else 1):
+        raise NoKernelError("indices have other dimensions than bags of them")
+    fields: dict[str, Any] = {"indices": indices}
+    if offsets is None:
+        bags, each = meta.shape
+        fields["strides"] = [*meta.stride()]
+    else:
+        _in_order(indices, offsets)
+        if offsets.meta.dtype != meta.dtype:
+            raise NoKernelError("offsets are not of the type of the indices")
+        bags, each = offsets.meta.shape[0] - last, 0
+        fields["offsets"] = offsets
+    if weights is not None:
+        _in_order(weights)
+        if weights.meta.dtype != torch.float32 or weights.meta.numel() != count:
+            raise NoKernelError("weights are not float32, one an index")
+        fields["weights"] = weights
+    fields["table"] = [each, count, meta.element_size()]
+    return fields, bags
 
 
 def _in_order(*values: Value) -> None:
