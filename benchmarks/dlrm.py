@@ -39,6 +39,13 @@ def batch(tables: int, rows: int, samples: int) -> Call:
     return torch.randn(samples, DENSE), torch.randint(0, rows, (samples, tables))
 
 
+class StockDlrm(PlainDlrm):
+    """The same for the stock quantized tables, which take no views."""
+
+    def columns(self, indices: torch.Tensor) -> list[torch.Tensor]:
+        return [column.contiguous() for column in super().columns(indices)]
+
+
 def stock_int8(model: nn.Module, batches: list[Call]) -> nn.Module:
     """``model`` by the stock tools, with tables in 8 bits."""
     from torch.ao.quantization import (
@@ -143,7 +150,9 @@ def models(options: argparse.Namespace) -> None:
             model, data, embedding_bits=bits or None, progress=False, speed_check=False
         )
         own[f"x86quant, tables in {f'{bits} bits' if bits else 'float'}"] = bound(quantized)
-    stock = bound(stock_int8(model, data))
+    copied = StockDlrm(options.tables, options.rows, options.size).eval()
+    copied.load_state_dict(model.state_dict())
+    stock = bound(stock_int8(copied, data))
     for samples in options.batches:
         example = batch(options.tables, options.rows, samples)
         calibration = [batch(options.tables, options.rows, samples) for _ in range(4)]
