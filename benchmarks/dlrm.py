@@ -39,14 +39,14 @@ def batch(tables: int, rows: int, samples: int) -> Call:
     return torch.randn(samples, DENSE), torch.randint(0, rows, (samples, tables))
 
 
-class StockDlrm(PlainDlrm):
-    """The same for the stock quantized tables, which take no views."""
+class ByTable(PlainDlrm):
+    """The same on indices [tables, samples]: the stock quantized tables take no other views."""
 
     def columns(self, indices: torch.Tensor) -> list[torch.Tensor]:
-        return [column.contiguous() for column in super().columns(indices)]
+        return [indices[i, :, None] for i in range(len(self.tables))]
 
 
-def stock_int8(model: nn.Module, batches: list[Call]) -> nn.Module:
+def stock_int8(model: PlainDlrm, options: argparse.Namespace, batches: list[Call]) -> Any:
     """``model`` by the stock tools, with tables in 8 bits."""
     from torch.ao.quantization import (
         float_qparams_weight_only_qconfig,
@@ -57,11 +57,14 @@ def stock_int8(model: nn.Module, batches: list[Call]) -> nn.Module:
     torch.backends.quantized.engine = "x86"
     mapping = get_default_qconfig_mapping("x86")
     mapping.set_object_type(nn.EmbeddingBag, float_qparams_weight_only_qconfig)
-    prepared = prepare_fx(model, mapping, batches[0])
-    for one in batches:
+    by_table = ByTable(options.tables, options.rows, options.size).eval()
+    by_table.load_state_dict(model.state_dict())
+    turned = [(dense, indices.t().contiguous()) for dense, indices in batches]
+    prepared = prepare_fx(by_table, mapping, turned[0])
+    for one in turned:
         prepared(*one)
-    found: nn.Module = convert_fx(prepared)
-    return found
+    found = convert_fx(prepared)
+    return lambda dense, indices: found(dense, indices.t().contiguous())
 
 
 def memory_bandwidth() -> float:
@@ -150,9 +153,7 @@ def models(options: argparse.Namespace) -> None:
             model, data, embedding_bits=bits or None, progress=False, speed_check=False
         )
         own[f"x86quant, tables in {f'{bits} bits' if bits else 'float'}"] = bound(quantized)
-    copied = StockDlrm(options.tables, options.rows, options.size).eval()
-    copied.load_state_dict(model.state_dict())
-    stock = bound(stock_int8(copied, data))
+    stock = bound(stock_int8(model, options, data))
     for samples in options.batches:
         example = batch(options.tables, options.rows, samples)
         calibration = [batch(options.tables, options.rows, samples) for _ in range(4)]
