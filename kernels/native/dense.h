@@ -22,8 +22,11 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   const int64_t index = &block - p.at<xq::Block>(p.blocks);
   [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + index * p.order_stride;
   [[maybe_unused]] const int64_t size = block.w_size;
-  I acc[ROWS * VECS];
+  // A dot product waits for the one before it: few rows need several sums of each to keep up with the weights.
+  constexpr int kSums = !V::kVnni ? 1 : ROWS * VECS <= 2 ? 4 : ROWS * VECS <= 4 ? 2 : 1;
+  I acc[kSums * ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
+  unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE { acc[ROWS * VECS + i] = V::set32(0); });
   for (int i = 0; i < p.n_runs; ++i) {
     // Three rows an address register: base, base + lda, base + 2 * lda.
     const uint8_t* at[HALVES * kGroups];
@@ -32,15 +35,22 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
     });
     const auto row_at = [&](int r) XQ_INLINE { return at[r / kHalf * kGroups + r % kHalf / 3] + r % kHalf % 3 * lda; };
     auto as_it_is = [](I x) XQ_INLINE { return x; };
-    auto step = [&](int64_t quad, auto dot, auto reorder) XQ_INLINE {
+    auto step = [&](int64_t quad, auto dot, auto reorder, int sum) XQ_INLINE {
       I weights[VECS];
       unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
-      if constexpr (V::kVnni) xq::prefetch_to_l2(ahead), ahead += 64;
-      else xq::prefetch(w + size);
+      if constexpr (kSums == 1 && V::kVnni) {
+        xq::prefetch_to_l2(ahead), ahead += 64;
+      } else {
+        xq::prefetch(w + size);
+        if constexpr (kSums > 1 && VECS * V::kLanes * 4 > 64) xq::prefetch(w + size + 64);
+      }
       w += VECS * V::kLanes * 4;
       unroll<ROWS>([&](int r) XQ_INLINE {
         const I x = reorder(V::quad(row_at(r) + quad * 4));
-        unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = dot(acc[r * VECS + v], x, weights[v]); });
+        unroll<VECS>([&](int v) XQ_INLINE {
+          I& to = acc[(sum * ROWS + r) * VECS + v];
+          to = dot(to, x, weights[v]);
+        });
       });
     };
     [[maybe_unused]] auto couple = [&](int64_t first, int64_t second) XQ_INLINE {
@@ -58,7 +68,10 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
     };
     const int quads = runs[i].quads;
     if constexpr (V::kVnni) {
-      for (int q = 0; q < quads; ++q) step(q, V::dot, as_it_is);
+      int q = 0;
+      for (; kSums > 1 && q + kSums <= quads; q += kSums)
+        unroll<kSums>([&](int sum) XQ_INLINE { step(q + sum, V::dot, as_it_is, sum); });
+      for (; q < quads; ++q) step(q, V::dot, as_it_is, 0);
     } else {
       const int32_t* counts = order + 1;
       const int32_t* end = order + xq::kClasses + quads;
@@ -68,11 +81,14 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
         for (const int32_t* stop = order + counts[pairing]; order < stop; ++order)
           step(*order, V::dot_safe, [&](I x) XQ_INLINE {
             return pairing == 0 ? x : V::shuffle_windows(x, V::window(xq::kPairing[pairing]));
-          });
+          }, 0);
       });
-      for (; order < end; ++order) step(*order, V::dot, as_it_is);
+      for (; order < end; ++order) step(*order, V::dot, as_it_is, 0);
     }
   }
+  unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE {
+    acc[i % (ROWS * VECS)] = V::add32(acc[i % (ROWS * VECS)], acc[ROWS * VECS + i]);
+  });
   if constexpr (HALVES == 1) put_tile<V, ROWS, VECS>(tile, acc);
   else put_halves<V, ROWS, VECS>(tile, acc);
 }

@@ -77,9 +77,9 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
           return pack(kernel, weight, mult, bias, lut, geometry.vec(), codes.vec(), res_mult);
         });
   m.def("run_program(" PROGRAM ", Tensor[] inputs) -> Tensor[]",
-        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program(p, inputs); });
+        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return with_value_errors([&] { return run_program(p, inputs); }); });
   m.def("run_program_timed(" PROGRAM ", Tensor[] inputs) -> (Tensor[], Tensor)",
-        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program_timed(p, inputs); });
+        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return with_value_errors([&] { return run_program_timed(p, inputs); }); });
 }
 
 }  // namespace
