@@ -1,12 +1,13 @@
-"""A DLRM in int8 against the stock int8 path and fp32, taking turns.
+"""A DLRM in torch alone, in int8, against other runtimes, the stock int8 path and fp32, in turn.
 
 python -m benchmarks.dlrm                       # 26 tables x 100,000 x 64, batches 128 and 2048
-python -m benchmarks.dlrm --rows 1000000 --bits 4
+python -m benchmarks.dlrm --rows 1000000 --bits 4 --peers openvino
 
-Ours: `x86quant.quantize(model, batches, embedding_bits=...)`, one graph. Stock: `convert_fx` with
-static MLPs, quantized EmbeddingBags and the interaction in fp32, as it leaves it. Then lookups
-alone: bytes of the cache lines that are touched, as a share of what reading memory in order gives
-in the same process, and the share of the time that comparing indices with their bounds takes.
+Ours: `x86quant.quantize(model, batches, embedding_bits=...)`. Stock: `convert_fx` with static MLPs,
+quantized EmbeddingBags and the interaction in fp32, as it leaves it. Prints CPU, versions, times,
+their ratio to ours, and the noise against fp32. Then lookups alone: bytes of the cache lines that
+are touched, as a share of what reading memory in order gives in the same process, and the share of
+the time that comparing indices with their bounds takes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
-import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,91 +25,46 @@ from torch import nn
 
 import x86quant
 from benchmarks.environment import print_environment
+from benchmarks.side_by_side import Call, add_arguments, bound, compare, peers
 from x86quant import extension
+from x86quant.bench.recommender import DENSE, PlainDlrm
 from x86quant.dynamic import WeightOnlyEmbeddingBag
 from x86quant.kernels.native.capi import Library
 from x86quant.kernels.native.capi_floats import Fault, Lookup
 from x86quant.profiling.timing import interleaved
 
-DENSE = 13
-BOTTOM, TOP = (512, 256), (512, 512, 256)
+
+def batch(tables: int, rows: int, samples: int) -> Call:
+    """Uniform indices, which no cache helps with; one of each table a sample."""
+    return torch.randn(samples, DENSE), torch.randint(0, rows, (samples, tables))
 
 
-def layers(*sizes: int) -> list[nn.Module]:
-    """Linears and ReLUs."""
-    return [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+class ByTable(PlainDlrm):
+    """The same on indices [tables, samples]: the stock quantized tables take no other views."""
+
+    def columns(self, indices: torch.Tensor) -> list[torch.Tensor]:
+        return [indices[i, :, None] for i in range(len(self.tables))]
 
 
-class Dlrm(nn.Module):
-    """As Naumov et al. describe it; one index of each table a sample, or bags of them."""
-
-    def __init__(self, tables: int, rows: int, size: int) -> None:
-        super().__init__()
-        self.bottom = nn.Sequential(*layers(DENSE, *BOTTOM, size))
-        bags = [nn.EmbeddingBag(rows, size, mode="sum") for _ in range(tables)]
-        self.tables = x86quant.EmbeddingBags(bags)
-        self.interaction = x86quant.DotInteraction()
-        wide = size + tables * (tables + 1) // 2
-        self.top = nn.Sequential(*layers(wide, *TOP), nn.Linear(TOP[-1], 1))
-
-    def forward(
-        self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor
-    ) -> torch.Tensor:
-        """``indices`` and ``offsets`` are those of all tables, stacked."""
-        rows = self.tables(indices, offsets)
-        logits: torch.Tensor = self.top(self.interaction(self.bottom(dense), rows))
-        return logits
-
-
-class StockDlrm(nn.Module):
-    """The same in torch alone, which is what the stock tools can read."""
-
-    def __init__(self, model: Dlrm) -> None:
-        super().__init__()
-        self.bottom, self.top = model.bottom, model.top
-        self.tables = nn.ModuleList(model.tables.tables)
-        count = len(self.tables) + 1
-        self.register_buffer("pairs", torch.tril_indices(count, count, -1))
-
-    def forward(
-        self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor
-    ) -> torch.Tensor:
-        """As ``Dlrm``."""
-        first = self.bottom(dense)
-        rows = [table(indices[i], offsets[i]) for i, table in enumerate(self.tables)]
-        every = torch.stack([first, *rows], 1)
-        products = torch.bmm(every, every.transpose(1, 2))
-        joined = torch.cat([first, products[:, self.pairs[0], self.pairs[1]]], 1)
-        logits: torch.Tensor = self.top(joined)
-        return logits
-
-
-def batch(tables: int, rows: int, samples: int) -> tuple[torch.Tensor, ...]:
-    """Uniform indices, which no cache helps with."""
-    indices = torch.randint(0, rows, (tables, samples))
-    offsets = torch.arange(samples).repeat(tables, 1)
-    return torch.randn(samples, DENSE), indices, offsets
-
-
-def stock_int8(model: Dlrm, batches: list[tuple[torch.Tensor, ...]], bits: int) -> nn.Module:
-    """``model`` by the stock tools."""
+def stock_int8(model: PlainDlrm, options: argparse.Namespace, batches: list[Call]) -> Any:
+    """``model`` by the stock tools, with tables in 8 bits."""
     from torch.ao.quantization import (
         float_qparams_weight_only_qconfig,
-        float_qparams_weight_only_qconfig_4bit,
         get_default_qconfig_mapping,
     )
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
     torch.backends.quantized.engine = "x86"
-    tables = float_qparams_weight_only_qconfig
-    if bits == 4:
-        tables = float_qparams_weight_only_qconfig_4bit
-    mapping = get_default_qconfig_mapping("x86").set_object_type(nn.EmbeddingBag, tables)
-    prepared = prepare_fx(StockDlrm(model).eval(), mapping, batches[0])
-    for one in batches:
+    mapping = get_default_qconfig_mapping("x86")
+    mapping.set_object_type(nn.EmbeddingBag, float_qparams_weight_only_qconfig)
+    by_table = ByTable(options.tables, options.rows, options.size).eval()
+    by_table.load_state_dict(model.state_dict())
+    turned = [(dense, indices.t().contiguous()) for dense, indices in batches]
+    prepared = prepare_fx(by_table, mapping, turned[0])
+    for one in turned:
         prepared(*one)
-    found: nn.Module = convert_fx(prepared)
-    return found
+    found = convert_fx(prepared)
+    return lambda dense, indices: found(dense, indices.t().contiguous())
 
 
 def memory_bandwidth() -> float:
@@ -170,10 +125,9 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=26)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--bits", type=int, nargs="+", default=(8, 4))
+    parser.add_argument("--bits", type=int, nargs="+", default=(8, 4), help="0: in float")
     parser.add_argument("--batches", type=int, nargs="+", default=(128, 2048))
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
+    add_arguments(parser)
     parser.add_argument("--big-rows", type=int, default=10_000_000)
     parser.add_argument("--lookups", type=int, default=200_000)
     parser.add_argument("--parts", nargs="+", default=("model", "lookups"))
@@ -191,31 +145,21 @@ def main() -> None:
 
 def models(options: argparse.Namespace) -> None:
     """Whole models."""
-    model = Dlrm(options.tables, options.rows, options.size).eval()
+    model = PlainDlrm(options.tables, options.rows, options.size).eval()
     data = [batch(options.tables, options.rows, 256) for _ in range(4)]
+    own = {}
     for bits in options.bits:
-        ours = x86quant.quantize(
-            model, data, embedding_bits=bits, progress=False, speed_check=False
+        quantized = x86quant.quantize(
+            model, data, embedding_bits=bits or None, progress=False, speed_check=False
         )
-        stock = stock_int8(model, data, bits)
-        for samples in options.batches:
-            inputs = batch(options.tables, options.rows, samples)
-            runs: dict[str, Callable[[], torch.Tensor]] = {
-                "x86quant": functools.partial(ours, *inputs),
-                "stock int8": functools.partial(stock, *inputs),
-                "fp32": functools.partial(model, *inputs),
-            }
-            want = runs["fp32"]()
-            times = interleaved(runs, rounds=options.rounds, calls=1)
-            print(f"tables in {bits} bits, batch {samples}")
-            for name, run in runs.items():
-                noise = (run() - want).square().mean() / want.square().mean()
-                quality = "" if name == "fp32" else f"{-10 * float(noise.log10()):6.1f} dB"
-                print(
-                    f"  {name:<11}{times[name].median * 1e3:8.3f} ms {ratio(times, name):6.2f} "
-                    f"x ours {quality}",
-                    flush=True,
-                )
+        own[f"x86quant, tables in {f'{bits} bits' if bits else 'float'}"] = bound(quantized)
+    stock = bound(stock_int8(model, options, data))
+    for samples in options.batches:
+        example = batch(options.tables, options.rows, samples)
+        calibration = [batch(options.tables, options.rows, samples) for _ in range(4)]
+        others = peers(options.peers, model, calibration, example, options.threads)
+        binds = {**own, "stock int8": stock, **others, "fp32": bound(model)}
+        compare(f"batch {samples}", binds, example, options.rounds)
 
 
 if __name__ == "__main__":

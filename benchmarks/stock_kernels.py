@@ -343,11 +343,12 @@ def stock_engine(spec: OpSpec) -> str:
 def describe() -> str:
     import torch
 
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    from x86quant.hardware.cpuid import identity
+
+    cpu = identity()
     caps = {name: os.environ[name] for name in CAPS["avx2"] if name in os.environ}
     return (
-        f"{models[0] if models else platform.processor()}, torch {torch.__version__}, "
+        f"{cpu['brand_raw'] if cpu else platform.processor()}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} thread(s), caps {caps or 'none'}"
     )
 

@@ -34,7 +34,7 @@ from x86quant.tuning.regret import (
     score,
     summarize,
 )
-from x86quant.tuning.rule_learner import Problem, next_rule, rule_pattern
+from x86quant.tuning.rule_learner import Problem, gains_over_default, next_rule, rule_pattern
 from x86quant.tuning.samples import Sample, choice_of, samples
 
 
@@ -199,11 +199,29 @@ def test_no_rule_is_hidden_by_an_earlier_one() -> None:
     convolutions = [s for s in samples(synthetic.example()) if s.spec.op == "conv2d"]
     problem = Problem.of(convolutions, "conv2d")
     open_ = np.ones(len(convolutions), bool)
-    first = next_rule(problem, open_, [])
+    gains = gains_over_default(problem, open_)
+    first = next_rule(problem, open_, gains, [])
     assert first is not None
     above = rule_pattern(problem, first.predicates)
-    second = next_rule(problem, open_, [above])
+    second = next_rule(problem, open_, gains, [above])
     assert second is None or not above.covers(rule_pattern(problem, second.predicates))
+
+
+def test_what_wins_over_a_rule_comes_before_it() -> None:
+    """Small work: fbgemm is far better than the default; within it, tiny work: native is."""
+
+    def times(one: Case) -> Times:
+        work = one.spec.in_channels
+        if work < 64:
+            return {"onednn": 30.0, "fbgemm": 14.0, "native": 10.0}
+        if work < 512:
+            return {"onednn": 30.0, "fbgemm": 10.0, "native": 35.0}
+        return {"onednn": 10.0, "fbgemm": 20.0, "native": 30.0}
+
+    sizes = [*range(8, 64, 8), *range(64, 512, 16), *range(512, 2049, 32)]
+    cases = [case(linear(c, 64, 16), f"net{i % 4}") for i, c in enumerate(sizes)]
+    measured = measure(cases, times)
+    assert chosen(fit(measured).table, measured) == best(measured)
 
 
 def test_a_single_stalled_timing_makes_no_default() -> None:

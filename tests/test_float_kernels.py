@@ -108,6 +108,30 @@ def test_lookups(lib: capi.Library, isa: str, bits: int, half: bool, front: bool
 
 
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
+def test_rows_of_floats(lib: capi.Library, isa: str) -> None:
+    rng = np.random.default_rng(0)
+    for dim in (1, 5, 16, 30, 64, 140):
+        weight = rng.normal(0, 1, (50, dim)).astype(np.float32)
+        table = Table(weight.view(np.uint8), dim, 32, False)
+        for mode in ("sum", "mean", "max"):
+            indices, starts = bags(rng, 50, 23, np.int64)
+            options: Any = {"mode": mode, "padding": 7, "last_offset": True}
+            got = look_up(lib, isa, table, indices, starts, **options)
+            same = look_up(lib, "reference", table, indices, starts, parts=3, **options)
+            assert np.array_equal(got, same)
+            want = F.embedding_bag(
+                torch.from_numpy(indices), torch.from_numpy(weight), torch.from_numpy(starts),
+                mode=mode, include_last_offset=True, padding_idx=7,
+            )  # fmt: skip
+            assert np.allclose(got, want, rtol=1e-6, atol=1e-6)
+        one = np.array([3, 49], np.int64)
+        assert np.array_equal(look_up(lib, isa, table, one, None, each=1), weight[one])
+        infinite = np.full(2, np.inf, np.float32)
+        got = look_up(lib, isa, table, one, None, each=1, weights=infinite)
+        assert np.array_equal(got, weight[one] * infinite[:, None])
+
+
+@pytest.mark.parametrize("isa", ["reference", *ISAS])
 def test_lookups_without_offsets(lib: capi.Library, isa: str) -> None:
     rng = np.random.default_rng(0)
     table = table_of(torch.randn(30, 24), 4, True)
@@ -217,6 +241,7 @@ def test_interactions(lib: capi.Library, isa: str) -> None:
         want = torch.cat([first, products.float()], 1)
         got = interact(lib, isa, first.numpy(), vectors.numpy())
         assert np.allclose(got, want, atol=1e-4)
+        assert np.array_equal(got, interact(lib, "reference", first.numpy(), vectors.numpy()))
 
 
 # Of a sigmoid or tanh alone; what they are multiplied with is at most 1.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import NoReturn
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.fx import GraphModule
@@ -82,7 +81,7 @@ def supported(kernel: str) -> None:
 
 
 def checks(kernel: str, model: nn.Module, shape: tuple[int, ...]) -> list[OpCheck]:
-    """Of the layers, all held to ``kernel``; skipped with its reason if it refuses one.
+    """Of the layers, all held to ``kernel``.
 
     Weights that could saturate it are halved: its results count, not its refusal.
     """
@@ -91,13 +90,12 @@ def checks(kernel: str, model: nn.Module, shape: tuple[int, ...]) -> list[OpChec
     try:
         found = held_to(kernel, module, inputs)
     except x86quant.UnsupportedError as error:
+        if "nobody has seen" in str(error) and cpu().withheld:
+            pytest.skip(f"{kernel} takes other ways on a CPU that is capped, which no one has seen")
         if "can saturate" not in str(error):
-            skip(kernel, error)
+            raise
         halve_weights(module)
-        try:
-            found = held_to(kernel, module, inputs)
-        except x86quant.UnsupportedError as still:
-            skip(kernel, still)
+        found = held_to(kernel, module, inputs)
     layers = [check for check in found if check.op in ("conv", "linear")]
     assert {check.kernel for check in layers} == {kernel}
     return layers
@@ -115,12 +113,6 @@ def halve_weights(module: GraphModule) -> None:
             weight.copy_(weight // 2)
 
 
-def skip(kernel: str, error: Exception) -> NoReturn:
-    reason = str(error).splitlines()[1]
-    assert kernel in reason
-    pytest.skip(reason)
-
-
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -134,6 +126,10 @@ def test_graph_kernel_of_a_layer(kernel: str, shape: str, end: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_graph_kernel_of_a_sum(kernel: str) -> None:
     supported(kernel)
+    if kernel in ("fbgemm", "onednn"):
+        with pytest.raises(x86quant.UnsupportedError, match="a sum behind the layer is not supp"):
+            checks(kernel, Sum(), (2, 16, 9, 9))
+        return
     (check,) = checks(kernel, Sum(), (2, 16, 9, 9))
     assert check.steps <= 1, check
 
@@ -166,7 +162,12 @@ def test_graph_kernel_on_random_shapes(kernel: str, data: st.DataObject) -> None
         pick(st.integers(0, k[1] - 1))), pick(st.integers(1, 2)), groups,
     )  # fmt: skip
     size = (pick(st.integers(1, 3)), inputs, pick(st.integers(9, 15)), pick(st.integers(9, 80)))
-    (check,) = checks(kernel, Convolutions(conv), size)
+    try:
+        (check,) = checks(kernel, Convolutions(conv), size)
+    except x86quant.UnsupportedError as error:
+        if f"{kernel}: erratum" not in str(error):
+            raise
+        reject()
     assert check.steps <= 1, check
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import dataclasses
+import itertools
 import mmap
 import re
 import shutil
@@ -261,6 +262,38 @@ def test_a_tile_of_few_rows_writes_no_more(lib: capi.Library, isa: str, side: in
             lib.conv(plain, x, want[:, :, :, :pixels])
             np.testing.assert_array_equal(around, want, f"{channels} channels, {pixels} pixels")
             assert (around[:, :, :, pixels:] == 77).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("side", [1, 3])
+@pytest.mark.parametrize(("out_zp", "lo"), [(0, 0), (0, 3), (5, 0)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_rows_of_an_image_of_any_width(
+    lib: capi.Library, isa: str, side: int, out_zp: int, lo: int, residual: bool
+) -> None:
+    """Narrow rows are computed two at a time, odd ones begin early; none reads beyond the input."""
+    rng = np.random.default_rng(side)
+    weight = rng.integers(-127, 128, (48, 36, 1, side, side)).astype(np.int8)
+    spec = capi.ConvSpec(
+        weight,
+        np.full(48, 1e-3, np.float32),
+        padding=(0, side // 2, side // 2),
+        in_zp=7,
+        out_zp=out_zp,
+        lo=lo,
+        residual=residual,
+        res_zp=11,
+        res_mult=0.7,
+    )
+    packed, plain = lib.pack(spec, isa), lib.pack(spec, "reference")
+    for height, width in itertools.product([1, 2, 3], [*range(1, 17), 28, 29]):
+        x, free = guarded(rng.integers(0, 256, (1, 1, height, width, 36)).astype(np.uint8))
+        more = rng.integers(0, 256, (1, 1, height, width, 48)).astype(np.uint8)
+        got, want = np.zeros_like(more), np.zeros_like(more)
+        lib.conv(packed, x, got, more if residual else None)
+        lib.conv(plain, x, want, more if residual else None)
+        np.testing.assert_array_equal(got, want, f"{height} by {width} pixels")
+        free()
 
 
 # A core's L1 and L2 in bytes: real ones, and sizes no core has.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from x86quant.runtime.plan_cache import (
     DEFAULT_BYTES,
     VARIABLE,
     PlanCache,
+    arena_bytes,
     default_bytes,
     plan_bytes,
 )
@@ -67,8 +69,8 @@ def test_sizes_by_rule_are_those_of_the_ops(name: str) -> None:
 # ------------------------------------------------------------------------ the cache of plans
 
 
-def plan(nbytes: int) -> Plan:
-    return Plan((), nbytes, nbytes, (), None)
+def plan(steps: int, arena: int = 0) -> Plan:
+    return Plan((None,) * steps, arena, steps, (), None)  # type: ignore[arg-type]
 
 
 def kept(cache: PlanCache) -> list[int]:
@@ -76,7 +78,8 @@ def kept(cache: PlanCache) -> list[int]:
 
 
 def test_plans_are_kept_up_to_a_number_of_bytes() -> None:
-    cache = PlanCache("segment", 100)
+    a_step = plan_bytes(plan(1))
+    cache = PlanCache("segment", 100 * a_step)
     first = cache.get("a", lambda: plan(40), 1)
     cache.get("b", lambda: plan(41), 1)
     assert cache.get("a", lambda: plan(0), 1) is first, "it was there"
@@ -87,19 +90,31 @@ def test_plans_are_kept_up_to_a_number_of_bytes() -> None:
     cache.get("e", lambda: plan(43), 1)
     cache.get("f", lambda: plan(44), 1)
     assert kept(cache) == [43, 44]
-    cache.resize(50)
+    cache.resize(50 * a_step)
     assert kept(cache) == [44]
 
 
-def test_a_plan_counts_its_arenas_and_steps() -> None:
-    whole, parted = plan(1000), dataclasses.replace(plan(1000), parts=8)
-    assert plan_bytes(whole, 4) == 1000
-    assert plan_bytes(parted, 4) == 4000, "each thread works on an arena of its own"
-    assert plan_bytes(parted, 16) == 8000
+def test_plans_share_arenas_and_a_large_one_goes_when_it_runs_no_more() -> None:
+    limit = 100 * plan_bytes(plan(1))
+    cache = PlanCache("segment", limit)
+    for steps in range(5):
+        cache.get(steps, lambda steps=steps: plan(steps, arena=limit), 1)  # type: ignore[misc]
+    assert kept(cache) == [0, 1, 2, 3, 4], "arenas that fit the bound count once"
+    cache.get("large", lambda: plan(5, arena=limit + 1), 1)
+    assert kept(cache) == [0, 1, 2, 3, 4, 5]
+    cache.get(6, lambda: plan(6), 1)
+    assert kept(cache) == [0, 1, 2, 3, 4, 6]
+
+
+def test_each_thread_that_runs_parts_works_on_an_arena_of_its_own() -> None:
+    whole, parted = plan(1, 1000), dataclasses.replace(plan(1, 1000), parts=8)
+    assert arena_bytes(whole, 4) == 1000
+    assert arena_bytes(parted, 4) == 4000
+    assert arena_bytes(parted, 16) == 8000
 
 
 def test_one_warning_says_that_plans_are_made_again_and_again() -> None:
-    cache = PlanCache("segment_0", 100)
+    cache = PlanCache("segment_0", plan_bytes(plan(100)))
     for i in range(50):  # many shapes, none of which comes back
         cache.get(i, lambda: plan(40), 1)
 
@@ -202,6 +217,22 @@ def test_new_plans_follow_the_rules_in_force(module: CompiledModule) -> None:
         assert kernels(11) == {"onednn"}
     assert before != {"onednn"}
     assert kernels(12) == before
+
+
+def test_programs_share_their_arenas(module: CompiledModule) -> None:
+    gc.collect()
+    before = torch.ops.x86quant.idle_arena_bytes()
+    sides = range(200, 320, 8)
+    for side in sides:
+        x = torch.randn(1, 3, side, 256)
+        assert torch.equal(module(x), module.graph_module(x))
+    peaks = [plan.peak_bytes for plan in module.segments[0].plans[-len(sides) :]]
+    assert sum(peaks) > 5 * max(peaks)
+    assert max(peaks) <= torch.ops.x86quant.idle_arena_bytes() <= before + max(peaks)
+    module.plan_cache_bytes = 0
+    module(torch.randn(1, 3, 8, 8))
+    (last,) = module.segments[0].plans
+    assert torch.ops.x86quant.idle_arena_bytes() <= before + last.peak_bytes, "no plan needs more"
 
 
 @pytest.mark.parametrize("limit", [-1, -(1 << 20)])

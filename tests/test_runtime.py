@@ -282,7 +282,7 @@ def test_new_shapes_get_plans_of_their_own_up_to_a_bound() -> None:
     module = compiled(Convolutions(nn.Conv2d(4, 4, 3), nn.ReLU()), 1, 4, 8, 8)
     (segment,) = module.segments
     first = segment.plans[0]
-    module.plan_cache_bytes = 10 * plan_bytes(first, 1)
+    module.plan_cache_bytes = 10 * plan_bytes(first)
     for size in range(9, 9 + 19):
         x = torch.randn(1, 4, size, 8)
         assert torch.equal(module(x), module.graph_module(x))

@@ -157,7 +157,9 @@ def _quantize(graph: Graph, x: Any) -> Any:
 
 def functions() -> list[tuple[str, Any]]:
     found = [("call_function", f) for f in normalize._FUNCTIONS]
-    return found + [("call_method", name) for name in normalize.METHODS]
+    found += [("call_method", name) for name in normalize.METHODS]
+    # What stands for nothing in the graph has no meaning to compare.
+    return [case for case in found if case[1] is not normalize.IDENTITY]
 
 
 def _name(case: tuple[str, Any]) -> str:
@@ -172,8 +174,6 @@ X = Marker("x")
 @pytest.mark.parametrize("case", functions(), ids=_name)
 def test_every_spelling_means_what_torch_says(case: tuple[str, Any]) -> None:
     op, target = case
-    if target is normalize.IDENTITY:
-        pytest.skip("it stands for nothing in the graph")
     called = getattr(torch.Tensor, target) if op == "call_method" else target
     described = target
     if op == "call_method":

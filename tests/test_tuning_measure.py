@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -210,32 +211,32 @@ def test_a_model_that_does_not_run_says_how_to_give_its_input() -> None:
 # ---------------------------------------------------------------------------- operands
 
 
-@pytest.mark.parametrize("caller", ["stock", "graph"])
+SPECS: list[OpSpec] = [
+    CONV,
+    CONV.replace(post_op="relu"),
+    CONV.replace(post_op="add"),
+    CONV.replace(post_op="lut"),
+    CONV.replace(groups=8, stride=(2, 2)),
+    with_rows(CONV.replace(transposed=True, per_channel=False, stride=(2, 2))),
+    LINEAR,
+    LINEAR.replace(post_op="relu"),
+    LINEAR.replace(dynamic=True),
+    LINEAR.replace(dynamic=True, post_op="relu"),
+    LINEAR.replace(dynamic=True, rows=1),
+    LINEAR.replace(dynamic=True, in_channels=1),
+    OpSpec("conv1d", 8, 8, 1, (3,), (1,), (1,), (1,), (0,), dynamic=False, batch=2, rows=20,
+           spatial=(10,), threads=1),
+    OpSpec("conv3d", 8, 8, 1, (3,) * 3, (1,) * 3, (1,) * 3, (1,) * 3, (0,) * 3, dynamic=False,
+           batch=1, rows=64, spatial=(4,) * 3, threads=1),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "spec",
-    [
-        CONV,
-        CONV.replace(post_op="relu"),
-        CONV.replace(post_op="add"),
-        CONV.replace(post_op="lut"),
-        CONV.replace(groups=8, stride=(2, 2)),
-        with_rows(CONV.replace(transposed=True, per_channel=False, stride=(2, 2))),
-        LINEAR,
-        LINEAR.replace(post_op="relu"),
-        LINEAR.replace(dynamic=True),
-        LINEAR.replace(dynamic=True, post_op="relu"),
-        LINEAR.replace(dynamic=True, rows=1),
-        LINEAR.replace(dynamic=True, in_channels=1),
-        OpSpec("conv1d", 8, 8, 1, (3,), (1,), (1,), (1,), (0,), dynamic=False, batch=2, rows=20,
-               spatial=(10,), threads=1),
-        OpSpec("conv3d", 8, 8, 1, (3,) * 3, (1,) * 3, (1,) * 3, (1,) * 3, (0,) * 3, dynamic=False,
-               batch=1, rows=64, spatial=(4,) * 3, threads=1),
-    ],
+    ("caller", "spec"),
+    [(caller, spec) for caller in get_args(Caller) for spec in SPECS if supports(caller, spec)],
     ids=str,
-)  # fmt: skip
+)
 def test_every_kernel_that_accepts_an_op_computes_it(caller: Caller, spec: OpSpec) -> None:
-    if not supports(caller, spec):
-        pytest.skip("no such op")
     found = candidates(caller, functools.cache(functools.partial(make_operands, spec)))
     in_graphs = dynamic_kernels() if spec.dynamic else graph_kernels()
     registry = in_graphs if caller == "graph" else all_kernels()
@@ -551,6 +552,7 @@ def request(shapes_csv: Path, out: Path, **changes: object) -> session.Request:
 RUN = """
 import sys
 from pathlib import Path
+from typing import get_args
 from tests.test_tuning_measure import fake_worker, request
 from x86quant.tuning import session
 site = session.Site(worker=fake_worker("fast"))

@@ -216,6 +216,34 @@ def test_tables_say_whether_they_were_measured_on_a_cpu_like_this_one() -> None:
     assert likeness(read_table(find_table("default")), here).degree == "unknown"
 
 
+def test_of_several_tables_of_a_level_the_one_measured_on_the_likest_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped = {"default": find_table("default")}
+    text = find_table("avx2").read_text()
+    for name, model in (("avx2", "167"), ("avx2-intel-6-60", "60"), ("avx2-amd-25-1", "1")):
+        shipped[name] = tmp_path / f"{name}.toml"
+        made = text.replace('name = "avx2"', f'name = "{name}"').replace('"167"', f'"{model}"')
+        if "amd" in name:
+            made = made.replace("GenuineIntel", "AuthenticAMD").replace(
+                'family = "6"', 'family = "25"'
+            )
+        shipped[name].write_text(made)
+    monkeypatch.setattr(active_rules, "shipped_tables", lambda: dict(shipped))
+    here = isa.at("avx2")
+    chosen = [
+        shipped_table(dataclasses.replace(here, vendor=vendor, family=family, model=model)).name
+        for vendor, family, model in (
+            ("GenuineIntel", 6, 60),
+            ("GenuineIntel", 6, 167),
+            ("GenuineIntel", 6, 94),  # of the two of its family the first
+            ("AuthenticAMD", 25, 33),
+            ("CentaurHauls", 7, 59),  # like none: the level's own
+        )
+    ]
+    assert chosen == ["avx2-intel-6-60", "avx2", "avx2", "avx2-amd-25-1", "avx2"]
+
+
 def test_the_shipped_table_of_the_nearest_lower_level(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../native/lookup.h"
+#include "../runtime/lookup_faults.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 
@@ -20,19 +21,6 @@ constexpr int64_t kBytesEach = 64 * 1024;
 // Bags that are looked up in one table before the next one, and in a table that is alone.
 constexpr int64_t kBagsAtOnce = 64;
 constexpr int64_t kBagsOfOne = 1024;
-
-std::string fault_text(const xq_lookup& op, const xq_lookup_fault& fault) {
-  switch (fault.kind) {
-    case XQ_FAULT_INDEX:
-      return c10::str("index ", fault.value, " at position ", fault.position, " is not in 0..", op.row_count - 1);
-    case XQ_FAULT_FIRST: return c10::str("offsets must start with 0, got ", fault.value);
-    case XQ_FAULT_OFFSET:
-      return c10::str("offset ", fault.position, " is less than the one before it, or beyond the ", op.index_count,
-                      " indices: ", fault.value);
-    default:
-      return c10::str("the last offset is ", fault.value, ", but there are ", op.index_count, " indices");
-  }
-}
 
 class Tables {
  public:
@@ -99,7 +87,7 @@ class Tables {
 
  private:
   std::string named(size_t i) const {
-    return "the table " + (names_[i].empty() ? "of " + std::to_string(rows_[i].size(0)) + " rows" : names_[i]);
+    return runtime::table_text(names_[i], rows_[i].size(0));
   }
 
   // One table's share of an operand.
@@ -191,7 +179,7 @@ class Tables {
         xq_lookup_fault fault;
         if (xq_lookup_run(&ops[i], first, std::min(bags, first + each), &fault)) continue;
         const std::lock_guard<std::mutex> guard(lock);
-        if (!failed) error = named(i) + ": " + fault_text(ops[i], fault);
+        if (!failed) error = named(i) + ": " + runtime::fault_text(ops[i], fault);
         failed = true;
       }
     });

@@ -104,7 +104,7 @@ def look_up(
     """One table's pooled rows; ``parts`` is how many calls share the bags."""
     bags = len(indices) // each if offsets is None else len(offsets) - last_offset
     out = np.full((bags, table.dim + 3), np.nan, np.float32)
-    scale_bytes = 4 if table.half else 8
+    scale_bytes = 0 if table.bits == 32 else 4 if table.half else 8
     op = Lookup(
         rows=table.rows.ctypes.data, row_count=len(table.rows), row_stride=table.rows.shape[1],
         dim=table.dim, bits=table.bits, codes_at=scale_bytes if table.front else 0,

@@ -77,7 +77,7 @@ Band band_for(const Shape& s) {
   auto bytes = [&](int64_t rows) {
     return planes_for(s, rows).bytes + (s.p.mode == kIm2col ? im2col_bytes(s, rows) : 0);
   };
-  const int64_t whole = bytes(s.out.h), most = band_bytes(s.p);
+  const int64_t whole = bytes(s.out.h), most = s.p.mode == kIm2col ? lines_bytes(s.p) : band_bytes(s.p);
   if (whole <= most) return {s.out.h, max64(1, most / max64(whole, 1))};
   const int64_t one = bytes(1), each = max64((whole - one) / max64(s.out.h - 1, 1), 1);
   const int64_t rows = std::clamp<int64_t>((most - one) / each + 1, 1, s.out.h);
@@ -207,6 +207,9 @@ int64_t spare_rows(const Shape& s) {
 
 // Rows that may be read whole tiles at a time without leaving the tensor.
 int64_t safe_rows(const Shape& s, int64_t rows) {
+  // Vector loops compute a row too many only where there is one odd tile and nothing before it.
+  const bool whole = s.p.isa != XQ_ISA_AMX_INT8 && (rows > kTileRows || rows % 2 == 0 || rows == 1);
+  if (whole && overread(s) == 0) return rows;
   return max64(rows - spare_rows(s), 0) / kTileRows * kTileRows;
 }
 

@@ -7,9 +7,13 @@
 
 namespace {
 
-template <class V, int ROWS, int VECS, class Out>
-void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
+// Rows are read `lda` apart from `a` on, in HALVES parts that lie `half` apart. `ahead` is what of the next block's
+// weights is asked for meanwhile. Six arguments go in registers, which small products notice.
+template <class V, int ROWS, int VECS, int HALVES = 1, class Out>
+void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets,
+                [[maybe_unused]] const int8_t* ahead, [[maybe_unused]] int64_t half = 0) {
   using I = typename V::I;
+  constexpr int kHalf = ROWS / HALVES, kGroups = (kHalf + 2) / 3;
   const xq::Packed& p = *tile.task.packed;
   const xq::Block& block = tile.block;
   const xq::Run* runs = p.at<xq::Run>(p.runs);
@@ -17,31 +21,45 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
   const int64_t index = &block - p.at<xq::Block>(p.blocks);
   [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + index * p.order_stride;
-  const int64_t ahead = block.w_size;  // the next block's weights are asked for in time
-  I acc[ROWS * VECS];
+  [[maybe_unused]] const int64_t size = block.w_size;
+  // A dot product waits for the one before it: few rows need several sums of each to keep up with the weights.
+  constexpr int kSums = !V::kVnni ? 1 : ROWS * VECS <= 2 ? 4 : ROWS * VECS <= 4 ? 2 : 1;
+  I acc[kSums * ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
+  unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE { acc[ROWS * VECS + i] = V::set32(0); });
   for (int i = 0; i < p.n_runs; ++i) {
     // Three rows an address register: base, base + lda, base + 2 * lda.
-    const uint8_t* at[(ROWS + 2) / 3];
-    unroll<(ROWS + 2) / 3>([&](int r) XQ_INLINE { at[r] = a + offsets[i] + 3 * r * lda; });
+    const uint8_t* at[HALVES * kGroups];
+    unroll<HALVES * kGroups>([&](int g) XQ_INLINE {
+      at[g] = a + offsets[i] + g / kGroups * half + 3 * (g % kGroups) * lda;
+    });
+    const auto row_at = [&](int r) XQ_INLINE { return at[r / kHalf * kGroups + r % kHalf / 3] + r % kHalf % 3 * lda; };
     auto as_it_is = [](I x) XQ_INLINE { return x; };
-    auto step = [&](int64_t quad, auto dot, auto reorder) XQ_INLINE {
+    auto step = [&](int64_t quad, auto dot, auto reorder, int sum) XQ_INLINE {
       I weights[VECS];
       unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
-      xq::prefetch(w + ahead);
+      if constexpr (kSums == 1 && V::kVnni) {
+        xq::prefetch_to_l2(ahead), ahead += 64;
+      } else {
+        xq::prefetch(w + size);
+        if constexpr (kSums > 1 && VECS * V::kLanes * 4 > 64) xq::prefetch(w + size + 64);
+      }
       w += VECS * V::kLanes * 4;
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const I x = reorder(V::quad(at[r / 3] + r % 3 * lda + quad * 4));
-        unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = dot(acc[r * VECS + v], x, weights[v]); });
+        const I x = reorder(V::quad(row_at(r) + quad * 4));
+        unroll<VECS>([&](int v) XQ_INLINE {
+          I& to = acc[(sum * ROWS + r) * VECS + v];
+          to = dot(to, x, weights[v]);
+        });
       });
     };
     [[maybe_unused]] auto couple = [&](int64_t first, int64_t second) XQ_INLINE {
       I weights[2 * VECS];
       unroll<2 * VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
-      xq::prefetch(w + ahead), xq::prefetch(w + ahead + VECS * V::kLanes * 4);
+      xq::prefetch(w + size), xq::prefetch(w + size + VECS * V::kLanes * 4);
       w += 2 * VECS * V::kLanes * 4;
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const uint8_t* row = at[r / 3] + r % 3 * lda;
+        const uint8_t* row = row_at(r);
         const I x = V::quad(row + first * 4), y = V::quad(row + second * 4);
         unroll<VECS>([&](int v) XQ_INLINE {
           acc[r * VECS + v] = V::dot_couple(acc[r * VECS + v], x, weights[v], y, weights[VECS + v]);
@@ -50,7 +68,10 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
     };
     const int quads = runs[i].quads;
     if constexpr (V::kVnni) {
-      for (int q = 0; q < quads; ++q) step(q, V::dot, as_it_is);
+      int q = 0;
+      for (; kSums > 1 && q + kSums <= quads; q += kSums)
+        unroll<kSums>([&](int sum) XQ_INLINE { step(q + sum, V::dot, as_it_is, sum); });
+      for (; q < quads; ++q) step(q, V::dot, as_it_is, 0);
     } else {
       const int32_t* counts = order + 1;
       const int32_t* end = order + xq::kClasses + quads;
@@ -60,28 +81,52 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
         for (const int32_t* stop = order + counts[pairing]; order < stop; ++order)
           step(*order, V::dot_safe, [&](I x) XQ_INLINE {
             return pairing == 0 ? x : V::shuffle_windows(x, V::window(xq::kPairing[pairing]));
-          });
+          }, 0);
       });
-      for (; order < end; ++order) step(*order, V::dot, as_it_is);
+      for (; order < end; ++order) step(*order, V::dot, as_it_is, 0);
     }
   }
-  put_tile<V, ROWS, VECS>(tile, acc);
+  unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE {
+    acc[i % (ROWS * VECS)] = V::add32(acc[i % (ROWS * VECS)], acc[ROWS * VECS + i]);
+  });
+  if constexpr (HALVES == 1) put_tile<V, ROWS, VECS>(tile, acc);
+  else put_halves<V, ROWS, VECS>(tile, acc);
 }
 
 template <class V, int VECS, class Out>
-void dense_rows(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
+void dense_rows(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets, const int8_t* ahead) {
   if constexpr (V::kRows <= 6) {
-    if (tile.rows == 3) return dense_tile<V, 3, VECS>(tile, a, lda, offsets);
-    if (tile.rows == 5) return dense_tile<V, 5, VECS>(tile, a, lda, offsets);
+    if (tile.rows == 3) return dense_tile<V, 3, VECS>(tile, a, lda, offsets, ahead);
+    if (tile.rows == 5) return dense_tile<V, 5, VECS>(tile, a, lda, offsets, ahead);
   }
+  switch (tile.rows + tile.passed) {
+    case 1: return dense_tile<V, 1, VECS>(tile, a, lda, offsets, ahead);
+    case 2: return dense_tile<V, 2, VECS>(tile, a, lda, offsets, ahead);
+    case 3: case 4: return dense_tile<V, 4, VECS>(tile, a, lda, offsets, ahead);
+    case 5: case 6: return dense_tile<V, 6, VECS>(tile, a, lda, offsets, ahead);
+  }
+  if constexpr (V::kRows > 6) {
+    if (tile.rows <= 8) return dense_tile<V, 8, VECS>(tile, a, lda, offsets, ahead);
+  }
+  if constexpr (V::kRows > 8) {
+    if (tile.rows <= 10) return dense_tile<V, 10, VECS>(tile, a, lda, offsets, ahead);
+    if (tile.rows <= 12) return dense_tile<V, 12, VECS>(tile, a, lda, offsets, ahead);
+    return dense_tile<V, 14, VECS>(tile, a, lda, offsets, ahead);
+  }
+}
+
+// Two rows of an image at once, `width` pixels each.
+template <class V, int VECS, class Out>
+void dense_row_pair(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets, const int8_t* ahead,
+                    int64_t half) {
   switch (tile.rows) {
-    case 1: return dense_tile<V, 1, VECS>(tile, a, lda, offsets);
-    case 2: return dense_tile<V, 2, VECS>(tile, a, lda, offsets);
-    case 3: case 4: return dense_tile<V, 4, VECS>(tile, a, lda, offsets);
-    case 5: case 6: return dense_tile<V, 6, VECS>(tile, a, lda, offsets);
-    case 7: case 8: return dense_tile<V, 8, VECS>(tile, a, lda, offsets);
-    case 9: case 10: return dense_tile<V, 10, VECS>(tile, a, lda, offsets);
-    default: return dense_tile<V, 12, VECS>(tile, a, lda, offsets);
+    case 2: return dense_tile<V, 2, VECS, 2>(tile, a, lda, offsets, ahead, half);
+    case 4: return dense_tile<V, 4, VECS, 2>(tile, a, lda, offsets, ahead, half);
+    case 6: return dense_tile<V, 6, VECS, 2>(tile, a, lda, offsets, ahead, half);
+    case 8: return dense_tile<V, 8, VECS, 2>(tile, a, lda, offsets, ahead, half);
+    case 10: return dense_tile<V, 10, VECS, 2>(tile, a, lda, offsets, ahead, half);
+    case 12: return dense_tile<V, 12, VECS, 2>(tile, a, lda, offsets, ahead, half);
+    default: return dense_tile<V, 14, VECS, 2>(tile, a, lda, offsets, ahead, half);
   }
 }
 
@@ -149,34 +194,67 @@ inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
   return xq::max64((rows + tile / 2) / tile * tile, tile);
 }
 
+// What of the next block's weights the tile number `tile` of a block asks for, a line for two that it reads itself: the
+// first two together ask for all of them, later ones for what has come.
+inline const int8_t* next_weights(const xq::Packed& p, const xq::Block& block, int64_t tile) {
+  return p.at<int8_t>(p.weights) + block.w_off + block.w_size + (tile & 1) * block.w_size / 2;
+}
+
 // Rows [m, end) of a segment and a block, all of them in the input or all in the tail.
 template <class V, int VECS, class Out>
-void dense_rows_of(const xq::DenseTask& t, const Out& epilogue, int b, int64_t segment, int64_t m, int64_t end) {
+void dense_rows_of(const xq::DenseTask& t, const Out& epilogue, int b, int64_t segment, int64_t m, int64_t end,
+                   int64_t first_tile = 0) {
   const xq::Packed& p = *t.packed;
   const xq::Block& block = p.at<xq::Block>(p.blocks)[b];
   const bool in_tail = m >= t.tail_begin;
   const int64_t lda = in_tail ? t.tail_lda : t.lda;
   const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * lda : t.a + segment * t.a_segment + m * lda;
   a += block.a_off;
-  // Even tiles rather than full ones and a remnant.
-  const int64_t tiles = xq::ceil_div(end - m, V::kRows), fewest = (end - m) / tiles, longer = (end - m) % tiles;
+  // Even tiles rather than full ones and a remnant; of long ones only the last may have an odd number of rows.
+  constexpr int64_t kStep = V::kRows > 6 ? 2 : 1;
+  const int64_t tiles = xq::ceil_div(end - m, V::kRows), steps = xq::ceil_div(end - m, kStep);
+  const int64_t fewest = steps / tiles, longer = steps % tiles;
   const auto each_tile = [&](auto run) XQ_INLINE {
     for (int64_t i = 0; i < tiles; ++i) {
-      const int64_t rows = fewest + (i < longer);
-      run(Tile<Out>{epilogue, t, block, segment, m, rows}, rows);
+      const int64_t rows = xq::min64((fewest + (i < longer)) * kStep, end - m);
+      // There is a kernel for an odd number of rows only where they are few: others begin a row earlier.
+      const int64_t passed = kStep == 2 && rows > 1 && rows % 2 && m > 0 && !in_tail;
+      run(Tile<Out>{epilogue, t, block, segment, m, rows, passed}, a - passed * lda,
+          V::kVnni ? next_weights(p, block, first_tile + i) : nullptr);
       m += rows, a += rows * lda;
     }
   };
   if constexpr (!V::kVnni) {
     if (block.regroup) {
       Regrouped<V> regrouped(p);
-      return each_tile([&](const Tile<Out>& tile, int64_t rows) XQ_INLINE {
-        regrouped.fill(t, b, a, lda, rows);
-        dense_rows<V, VECS>(tile, regrouped.rows, regrouped.lda, regrouped.offsets);
+      return each_tile([&](const Tile<Out>& tile, const uint8_t* from, const int8_t* ahead) XQ_INLINE {
+        regrouped.fill(t, b, from, lda, tile.rows + tile.passed);
+        dense_rows<V, VECS>(tile, regrouped.rows, regrouped.lda, regrouped.offsets, ahead);
       });
     }
   }
-  each_tile([&](const Tile<Out>& tile, int64_t) XQ_INLINE { dense_rows<V, VECS>(tile, a, lda, t.offsets); });
+  each_tile([&](const Tile<Out>& tile, const uint8_t* from, const int8_t* ahead) XQ_INLINE {
+    dense_rows<V, VECS>(tile, from, lda, t.offsets, ahead);
+  });
+}
+
+// Rows [y, end) of an image whose pixels are followed by some that nobody wants: tiles that do not compute those.
+template <class V, int VECS, class Out>
+void dense_image_rows(const xq::DenseTask& t, const Out& epilogue, int b, int64_t segment, int64_t y, int64_t end) {
+  const xq::Packed& p = *t.packed;
+  const xq::Block& block = p.at<xq::Block>(p.blocks)[b];
+  for (int64_t tile = 0; y < end; ++tile) {
+    const int64_t m = y * t.row_len, width = t.row_valid;
+    if (2 * width > V::kRows || y + 1 == end) {
+      dense_rows_of<V, VECS>(t, epilogue, b, segment, m, m + width, tile);
+      ++y;
+      continue;
+    }
+    const uint8_t* a = t.a + segment * t.a_segment + m * t.lda + block.a_off;
+    dense_row_pair<V, VECS>(Tile<Out>{epilogue, t, block, segment, m, 2 * width}, a, t.lda, t.offsets,
+                            next_weights(p, block, tile), t.row_len * t.lda);
+    y += 2;
+  }
 }
 
 template <class V, class Out = Epilogue<V>>
@@ -184,14 +262,26 @@ void dense(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
   const Out epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
-  const int64_t chunk = chunk_rows(t, V::kRows);
+  int64_t chunk = chunk_rows(t, V::kRows);
+  if constexpr (V::kFitRows) {
+    if (t.row_valid < t.row_len) {
+      const int64_t height = xq::ceil_div(t.rows, t.row_len);
+      chunk = xq::round_up(xq::ceil_div(chunk, t.row_len), 2);
+      for (int64_t s = 0; s < t.segments; ++s)
+        for (int64_t y = 0; y < height; y += chunk)
+          for (int b = t.block_begin; b < t.block_end; ++b)
+            (blocks[b].vecs == 2 ? dense_image_rows<V, 2, Out> : dense_image_rows<V, 1, Out>)(
+                t, epilogue, b, s, y, xq::min64(y + chunk, height));
+      return;
+    }
+  }
   for (int64_t s = 0; s < t.segments; ++s)
     for (int64_t first = 0; first < t.rows; first += chunk) {
       const int64_t last = xq::min64(first + chunk, t.rows), edge = xq::min64(xq::max64(first, t.tail_begin), last);
       for (int b = t.block_begin; b < t.block_end; ++b) {
         const auto run = blocks[b].vecs == 2 ? dense_rows_of<V, 2, Out> : dense_rows_of<V, 1, Out>;
-        if (first < edge) run(t, epilogue, b, s, first, edge);
-        if (edge < last) run(t, epilogue, b, s, edge, last);
+        if (first < edge) run(t, epilogue, b, s, first, edge, 0);
+        if (edge < last) run(t, epilogue, b, s, edge, last, 0);
       }
     }
 }

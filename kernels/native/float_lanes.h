@@ -32,10 +32,10 @@ struct Lanes {
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is NaN
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
-  static float total(F v) { return _mm512_reduce_add_ps(v); }
-  // The floats of kLanes codes of BITS bits.
+  // The floats of kLanes codes of BITS bits; those of 32 are floats.
   template <int BITS>
   static F codes(const uint8_t* p) {
+    if constexpr (BITS == 32) return _mm512_loadu_ps(p);
     if constexpr (BITS == 8)
       return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     if constexpr (BITS == 4) {
@@ -70,20 +70,19 @@ struct Lanes {
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
-  static float total(F v) {
-    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
-  }
   template <int BITS>
   static F codes(const uint8_t* p) {
-    if constexpr (BITS == 8)
+    if constexpr (BITS == 32) {
+      return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    } else if constexpr (BITS == 8) {
       return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-    uint32_t some = 0;
-    memcpy(&some, p, BITS);
-    const __m256i shifts = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(BITS));
-    const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(some)), shifts);
-    return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)));
+    } else {
+      uint32_t some = 0;
+      memcpy(&some, p, BITS);
+      const __m256i shifts = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(BITS));
+      const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(some)), shifts);
+      return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)));
+    }
   }
 };
 

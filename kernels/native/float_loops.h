@@ -57,8 +57,12 @@ struct RowScale {
   float scale, bias;
 };
 
+// Bytes of scale and bias.
+static inline int64_t scale_bytes(const xq_lookup& op) { return op.bits == 32 ? 0 : op.half ? 4 : 8; }
+
 static inline RowScale row_scale(const xq_lookup& op, const uint8_t* row) {
-  RowScale found;
+  RowScale found{1, 0};
+  if (op.bits == 32) return found;
   if (op.half) {
     uint16_t halves[2];
     memcpy(halves, row + op.scale_at, 4);

@@ -224,6 +224,7 @@ static inline bool b_is_wide(const xq_op& op) {
 }
 
 static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+static inline void prefetch_to_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // What an ISA file provides. In pixelwise ops the stride_w of a tensor with one pixel a row must have
 // been settled: it is the step to the next row's.
@@ -258,6 +259,12 @@ static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 // Input bytes that are copied at a time by one thread. A quarter of L2: the copy is read again for every block
 // of channels, while weights, input and output pass through the rest.
 static inline int64_t band_bytes(const Packed& p) { return p.caches.l2 / 4; }
+
+// The same where every pixel's taps are copied side by side: these lines are long and meet few channels, so they
+// should still be in L1. Tiles take 32 of them at a time and many bands would not be filled.
+static inline int64_t lines_bytes(const Packed& p) {
+  return p.isa == XQ_ISA_AMX_INT8 ? band_bytes(p) : p.caches.l1 / 3;
+}
 
 // Input bytes of depthwise's woven strips: 5/12 of L1 (20 of 48 KiB), beside sums, weights, input and output.
 static inline int64_t strip_bytes(const Packed& p) { return p.caches.l1 * 5 / 12; }

@@ -51,6 +51,11 @@ bool indices_fit(const xq_lookup& op, int64_t begin, int64_t end, xq_lookup_faul
 }
 
 float code_of(const xq_lookup& op, const uint8_t* row, int64_t column) {
+  if (op.bits == 32) {
+    float value;
+    memcpy(&value, row + op.codes_at + column * 4, 4);
+    return value;
+  }
   const int64_t bit = column * op.bits;
   return static_cast<float>(row[op.codes_at + bit / 8] >> (bit % 8) & ((1 << op.bits) - 1));
 }
@@ -68,7 +73,8 @@ void lookup_reference(const LookupTask& t) {
         ++rows;
         const uint8_t* row = op.rows + index * op.row_stride;
         const RowScale own = row_scale(op, row);
-        const float w = op.weights ? op.weights[i] : 1.0f, scale = w * own.scale, bias = w * own.bias;
+        const float w = op.weights ? op.weights[i] : 1.0f, scale = w * own.scale;
+        const float bias = op.bits == 32 ? 0.0f : w * own.bias;  // not NaN for a weight that is infinite
         const float code = code_of(op, row, column);
         if (max) {
           const float value = std::fma(code, scale, bias);
@@ -90,9 +96,11 @@ void interact_reference(const xq_interaction& op, int64_t begin, int64_t end) {
     for (int64_t row = 0; row < op.vectors; ++row)
       for (int64_t other = -1; other < row; ++other) {
         const float* before = other < 0 ? first : in + other * op.dim;
-        float sum = 0;
-        for (int64_t k = 0; k < op.dim; ++k) sum += in[row * op.dim + k] * before[k];
-        *out++ = sum;
+        float sums[16] = {};
+        for (int64_t k = 0; k < op.dim; ++k) sums[k % 16] = std::fma(in[row * op.dim + k], before[k], sums[k % 16]);
+        for (int half = 8; half; half /= 2)
+          for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+        *out++ = sums[0];
       }
   }
 }
@@ -104,14 +112,13 @@ using namespace xq;
 
 int xq_lookup_check(const xq_lookup* op) {
   if (!op || !isa_known(op->isa) || op->mode < XQ_POOL_SUM || op->mode > XQ_POOL_MAX) return XQ_BAD_ARGUMENT;
-  if (op->bits != 8 && op->bits != 4 && op->bits != 2) return XQ_BAD_ARGUMENT;
+  if (op->bits != 32 && op->bits != 8 && op->bits != 4 && op->bits != 2) return XQ_BAD_ARGUMENT;
   if (op->row_count < 0 || op->dim < 1 || op->bags < 0 || op->index_count < 0 || op->each < 0) return XQ_BAD_ARGUMENT;
   if (op->weights && op->mode != XQ_POOL_SUM) return XQ_BAD_ARGUMENT;
   if ((op->row_count && !op->rows) || (op->index_count && !op->indices) || (op->bags && !op->out)) return XQ_BAD_ARGUMENT;
-  const int64_t scale_bytes = op->half ? 4 : 8, codes_end = op->codes_at + code_bytes(*op);
-  if (op->codes_at < 0 || op->scale_at < 0 || op->scale_at + scale_bytes > op->row_stride || codes_end > op->row_stride)
-    return XQ_BAD_SHAPE;
-  if (op->scale_at < codes_end && op->codes_at < op->scale_at + scale_bytes) return XQ_BAD_SHAPE;
+  const int64_t scale_end = op->scale_at + scale_bytes(*op), codes_end = op->codes_at + code_bytes(*op);
+  if (op->codes_at < 0 || op->scale_at < 0 || scale_end > op->row_stride || codes_end > op->row_stride) return XQ_BAD_SHAPE;
+  if (op->bits != 32 && op->scale_at < codes_end && op->codes_at < scale_end) return XQ_BAD_SHAPE;
   if (!op->offsets) {
     const bool fits = op->each == 0 ? op->index_count == 0 : op->index_count % op->each == 0 && op->index_count / op->each == op->bags;
     if (!fits) return XQ_BAD_SHAPE;

@@ -3,7 +3,8 @@
 // A row holds its codes, unsigned, in 8, 4 or 2 bits, low bits first, and a scale and a bias, both float32 or
 // both float16, in front of the codes or behind them: `codes_at` and `scale_at` are byte offsets into the row, the
 // bias follows the scale. These are FBGEMM's formats, those of torch.ops.quantized.embedding_bag_*_prepack (scale
-// behind, float32 for 8 bits, else float16) and of its table-batched operators (float16, in front).
+// behind, float32 for 8 bits, else float16) and of its table-batched operators (float16, in front). Rows of 32 bits
+// are floats themselves: scale 1, bias 0, and `half` and `scale_at` mean nothing.
 //
 // Numerics. For each row of a bag, in order, with the weight w of the sample, 1 where there is none:
 //
@@ -32,7 +33,7 @@ typedef enum xq_pooling {
 typedef struct xq_lookup {
   const uint8_t* rows;
   int64_t row_count, row_stride;  // bytes from row to row
-  int32_t dim, bits;              // values of a row; 8, 4 or 2
+  int32_t dim, bits;              // values of a row; 32, 8, 4 or 2
   int32_t codes_at, scale_at, half;
   int32_t mode, isa;              // xq_pooling, xq_isa
   int32_t long_indices;           // indices and offsets are int64, else int32
@@ -68,7 +69,8 @@ XQ_API int xq_lookup_verify(const xq_lookup* op, int64_t begin, int64_t end, xq_
 
 // The dot products of a DLRM. Each of `samples` has `vectors` adjacent vectors of `dim` floats, and one in front of
 // them that lies elsewhere, `first`. The output is that first vector, then the products of each vector with all in
-// front of it: (1, 0), (2, 0), (2, 1), (3, 0), ... Sums are in float32, in no particular order.
+// front of it: (1, 0), (2, 0), (2, 1), (3, 0), ... A product is 16 sums by fma, one of each column modulo 16, and these
+// are added half to half: 16 to 8, to 4, to 2, to 1. Every ISA gives the same bytes.
 typedef struct xq_interaction {
   const float *first, *in;
   float* out;

@@ -26,7 +26,9 @@ bool within(const void* numbers, bool are_long, int64_t count, int64_t bound) {
 constexpr int64_t kAhead = 24;
 
 // What the loops need of a table and its indices, in registers.
-template <class INDEX, bool HALF>
+enum class Scale { kFloat, kHalf, kNone };
+
+template <class INDEX, Scale SCALE>
 struct Rows {
   const uint8_t *rows, *codes;
   int64_t stride, bytes, scale_at;
@@ -36,7 +38,7 @@ struct Rows {
 
   explicit Rows(const xq_lookup& op)
       : rows(op.rows), codes(op.rows + op.codes_at), stride(op.row_stride),
-        bytes((int64_t{op.dim} * op.bits + 7) / 8 + (HALF ? 4 : 8)), scale_at(op.scale_at),
+        bytes((int64_t{op.dim} * op.bits + 7) / 8 + xq::scale_bytes(op)), scale_at(op.scale_at),
         indices(static_cast<const INDEX*>(op.indices)), weights(op.weights), padding(op.padding) {}
 
   XQ_INLINE void fetch(int64_t at) const {
@@ -46,9 +48,10 @@ struct Rows {
   }
 
   XQ_INLINE xq::RowScale scale(int64_t index) const {
+    xq::RowScale found{1, 0};
+    if constexpr (SCALE == Scale::kNone) return found;
     const uint8_t* p = rows + index * stride + scale_at;
-    xq::RowScale found;
-    if constexpr (HALF) {
+    if constexpr (SCALE == Scale::kHalf) {
       uint16_t halves[2];
       memcpy(halves, p, 4);
       found = {xq::float_of_half(halves[0]), xq::float_of_half(halves[1])};
@@ -62,7 +65,7 @@ struct Rows {
 // `count` codes of a vector that the row does not fill: nothing behind them is read.
 template <int BITS>
 XQ_INLINE inline Lanes::F last_codes(const uint8_t* p, int64_t count) {
-  alignas(64) uint8_t bytes[Lanes::kLanes] = {};
+  alignas(64) uint8_t bytes[Lanes::kLanes * (BITS == 32 ? 4 : 1)] = {};
   memcpy(bytes, p, static_cast<size_t>((count * BITS + 7) / 8));
   return Lanes::codes<BITS>(bytes);
 }
@@ -87,7 +90,7 @@ XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, i
     ++rows;
     const xq::RowScale own = table.scale(index);
     const float w = table.weights ? table.weights[i] : 1.0f;
-    const F scale = Lanes::set(w * own.scale), bias = Lanes::set(w * own.bias);
+    const F scale = Lanes::set(w * own.scale), bias = Lanes::set(BITS == 32 ? 0 : w * own.bias);
     const uint8_t* codes = table.codes + index * table.stride + column * BITS / 8;
     unroll<VECS>([&](int v) XQ_INLINE {
       const F x = whole ? Lanes::codes<BITS>(codes + v * Lanes::kLanes * BITS / 8) : last_codes<BITS>(codes, count);
@@ -131,17 +134,21 @@ void look_up_rows(const xq::LookupTask& t) {
   }
 }
 
+template <int BITS, bool MAX, Scale SCALE>
+void look_up_scaled(const xq::LookupTask& t) {
+  t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, SCALE>>(t) : look_up_rows<BITS, MAX, Rows<int32_t, SCALE>>(t);
+}
+
 template <int BITS, bool MAX>
 void look_up_table(const xq::LookupTask& t) {
-  if (t.op->half)
-    t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, true>>(t) : look_up_rows<BITS, MAX, Rows<int32_t, true>>(t);
-  else
-    t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, false>>(t) : look_up_rows<BITS, MAX, Rows<int32_t, false>>(t);
+  if constexpr (BITS == 32) return look_up_scaled<BITS, MAX, Scale::kNone>(t);
+  t.op->half ? look_up_scaled<BITS, MAX, Scale::kHalf>(t) : look_up_scaled<BITS, MAX, Scale::kFloat>(t);
 }
 
 void look_up(const xq::LookupTask& t) {
   const bool max = t.op->mode == XQ_POOL_MAX;
   switch (t.op->bits) {
+    case 32: return max ? look_up_table<32, true>(t) : look_up_table<32, false>(t);
     case 8: return max ? look_up_table<8, true>(t) : look_up_table<8, false>(t);
     case 4: return max ? look_up_table<4, true>(t) : look_up_table<4, false>(t);
     default: return max ? look_up_table<2, true>(t) : look_up_table<2, false>(t);

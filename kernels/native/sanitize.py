@@ -13,13 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from x86quant.hardware.cpu import cpu
 from x86quant.kernels.native import toolchain
 from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build
 
 HERE = Path(__file__).resolve().parent
 
-# The flag of /proc/cpuinfo that each number of xq_isa needs most.
-FLAGS = {1: "avx2", 2: "avx_vnni", 3: "avx512bw", 4: "avx512_vnni", 5: "amx_int8"}
+# What each number of xq_isa needs beyond the number before it.
+FEATURES = {1: "avx2", 2: "avx_vnni", 3: "avx512", 4: "avx512_vnni", 5: "amx_int8"}
 
 
 def main() -> int:
@@ -43,8 +44,7 @@ def main() -> int:
         [*shlex.split(toolchain.compiler()), *flags, str(source), str(library), "-o", str(fuzzer)],
         check=True,
     )
-    present = set(Path("/proc/cpuinfo").read_text().split())
-    isas = [str(isa) for isa, flag in FLAGS.items() if flag in present]
+    isas = [str(isa) for isa, feature in FEATURES.items() if feature in cpu().features]
     last = arguments.first + arguments.seeds
     command = [str(fuzzer), str(arguments.first), str(last), *isas]
     return subprocess.run(command, check=False).returncode

@@ -69,6 +69,17 @@ struct VecCommon {
   static I sub32(I a, I b) { return XQ_MM(sub_epi32)(a, b); }
   static I mul32(I a, I b) { return XQ_MM(mullo_epi32)(a, b); }
   static I add32(I a, I b) { return XQ_MM(add_epi32)(a, b); }
+  // 2^23: a float this large has its integer in its low bits, so a byte becomes a float by what stands above it.
+  static constexpr int kByteFloats = 1 << 23;
+  // Words that hold bytes as floats less `offset`, which is at least kByteFloats: the low or the high half of each 128
+  // bits. Exact.
+  static F low_words_to_floats(I words, F offset) {
+    return sub(XQ_FROM_BITS(XQ_MM(unpacklo_epi16)(words, set16(0x4b00))), offset);
+  }
+  static F high_words_to_floats(I words, F offset) {
+    return sub(XQ_FROM_BITS(XQ_MM(unpackhi_epi16)(words, set16(0x4b00))), offset);
+  }
+
   static I max8(I a, I b) { return XQ_MM(max_epu8)(a, b); }
   static I min8(I a, I b) { return XQ_MM(min_epu8)(a, b); }
 
@@ -77,6 +88,10 @@ struct VecCommon {
     const I a = XQ_MM(adds_epi16)(XQ_MM(packs_epi32)(v[0], v[1]), zp16);
     const I b = XQ_MM(adds_epi16)(XQ_MM(packs_epi32)(v[2], v[3]), zp16);
     return XQ_MM(packus_epi16)(a, b);
+  }
+  // The same where the zero point is 0.
+  static I narrow_from_zero(const I v[4]) {
+    return XQ_MM(packus_epi16)(XQ_MM(packs_epi32)(v[0], v[1]), XQ_MM(packs_epi32)(v[2], v[3]));
   }
   static void widen(I bytes, I v[4]) {
     const I zero = set32(0), a = XQ_MM(unpacklo_epi8)(bytes, zero), b = XQ_MM(unpackhi_epi8)(bytes, zero);

@@ -8,6 +8,7 @@
 #define XQ_MM(name) _mm256_##name
 #define XQ_SI(name) _mm256_##name##_si256
 #define XQ_BITS _mm256_castps_si256
+#define XQ_FROM_BITS _mm256_castsi256_ps
 #define XQ_REPEAT_128 _mm256_broadcastsi128_si256
 #define XQ_XOR_3(a, b, c) _mm256_xor_si256(a, _mm256_xor_si256(b, c))
 #include "vec.h"
@@ -18,6 +19,7 @@ template <bool VNNI>
 struct Vec256 : VecCommon {
   static constexpr bool kVnni = VNNI;
   static constexpr int kRows = 6;
+  static constexpr bool kFitRows = false;
   static constexpr int kWinogradRows = 6;
   static constexpr int kGroupedRows = VNNI ? 4 : 6;
   static constexpr int kStripPixels = VNNI ? 2 : 3;
@@ -111,6 +113,21 @@ struct Vec256 : VecCommon {
       else copy_some<kWidth>(bytes + i * kWidth, from + i * stride, count);
     }
     return load(bytes);
+  }
+
+  template <int VECS>
+  static void bytes_to_floats(const uint8_t* from, int64_t stride, int pixels, int count, F offset, F v[4]) {
+    if (VECS == 2 && count >= 16) {
+      for (int i = 0; i < 2; ++i) {
+        const uint8_t* pixel = i < pixels ? from + i * stride : from;
+        const I words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(pixel)));
+        v[2 * i] = low_words_to_floats(words, offset), v[2 * i + 1] = high_words_to_floats(words, offset);
+      }
+      return;
+    }
+    I bytes[4];
+    widen(pixels_woven<VECS>(load_pixels<VECS>(from, stride, pixels, count)), bytes);
+    for (int i = 0; i < 4; ++i) v[i] = sub(to_float(bytes[i]), sub(offset, setf(kByteFloats)));
   }
 
   using Table = ShuffleTable;

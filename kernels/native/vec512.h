@@ -11,6 +11,7 @@
 #define XQ_MM(name) _mm512_##name
 #define XQ_SI(name) _mm512_##name##_si512
 #define XQ_BITS _mm512_castps_si512
+#define XQ_FROM_BITS _mm512_castsi512_ps
 #define XQ_REPEAT_128 _mm512_broadcast_i32x4
 #define XQ_XOR_3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
 #include "vec.h"
@@ -20,7 +21,8 @@ namespace {
 template <bool VNNI, bool VBMI>
 struct Vec512 : VecCommon {
   static constexpr bool kVnni = VNNI;
-  static constexpr int kRows = VNNI ? 12 : 8;  // pixels of a register block, two vectors each
+  static constexpr int kRows = VNNI ? 14 : 8;  // pixels of a register block, two vectors each
+  static constexpr bool kFitRows = VNNI;       // whether tiles keep to rows of the image
   static constexpr int kWinogradRows = 12;
   static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
@@ -100,6 +102,23 @@ struct Vec512 : VecCommon {
     if (pixels > 2) v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(mask, from + 2 * stride), 2);
     if (pixels > 3) v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(mask, from + 3 * stride), 3);
     return v;
+  }
+
+  // Bytes of 4 / VECS pixels as floats less offset - kByteFloats, in the order of sums.
+  template <int VECS>
+  static void bytes_to_floats(const uint8_t* from, int64_t stride, int pixels, int count, F offset, F v[4]) {
+    const uint64_t keep = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    if constexpr (VECS == 2) {
+      for (int i = 0; i < 2; ++i) {
+        const uint8_t* pixel = i < pixels ? from + i * stride : from;
+        const I words = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(static_cast<__mmask32>(keep), pixel));
+        v[2 * i] = low_words_to_floats(words, offset), v[2 * i + 1] = high_words_to_floats(words, offset);
+      }
+    } else {
+      I bytes[4];
+      widen(pixels_woven<VECS>(load_pixels<VECS>(from, stride, pixels, count)), bytes);
+      for (int i = 0; i < 4; ++i) v[i] = sub(to_float(bytes[i]), sub(offset, setf(kByteFloats)));
+    }
   }
 
   struct VbmiTable {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "arenas.h"
 #include "native_cpu.h"
 #include "torch_program.h"
 #include "torch_tables.h"
@@ -66,6 +67,7 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("check_reach", [](const ProgramPtr& p) { with_value_errors([&] { p->steps->check_reach(); }); });
   m.def("set_native_cpu(str isa, int l1, int l2) -> str",
         [](std::string isa, int64_t l1, int64_t l2) { return set_native_cpu(isa, l1, l2); });
+  m.def("idle_arena_bytes() -> int", [] { return static_cast<int64_t>(idle_arena_bytes()); });
   m.def("step_kinds() -> str[]", [] { return step_kinds(); });
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
         "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",
@@ -75,9 +77,9 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
           return pack(kernel, weight, mult, bias, lut, geometry.vec(), codes.vec(), res_mult);
         });
   m.def("run_program(" PROGRAM ", Tensor[] inputs) -> Tensor[]",
-        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program(p, inputs); });
+        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return with_value_errors([&] { return run_program(p, inputs); }); });
   m.def("run_program_timed(" PROGRAM ", Tensor[] inputs) -> (Tensor[], Tensor)",
-        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return run_program_timed(p, inputs); });
+        [](ProgramPtr p, std::vector<at::Tensor> inputs) { return with_value_errors([&] { return run_program_timed(p, inputs); }); });
 }
 
 }  // namespace

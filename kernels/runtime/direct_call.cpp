@@ -109,7 +109,7 @@ PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   std::vector<at::Tensor> outputs;
   {
     pybind11::gil_scoped_release no_gil;
-    outputs = program->run(inputs);
+    outputs = with_value_errors([&] { return program->run(inputs); });
   }
   THPObjectPtr results(PyTuple_New(static_cast<Py_ssize_t>(outputs.size())));
   if (!results) throw python_error();

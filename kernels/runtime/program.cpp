@@ -1,39 +1,15 @@
 #include "program.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <mutex>
 
 #include "errors.h"
 #include "parallel.h"
 
 namespace x86quant::runtime {
-
-class Program::Lease {
- public:
-  explicit Lease(const Program& program) : program_(program) {
-    std::lock_guard<std::mutex> guard(program_.lock_);
-    if (program_.idle_.empty()) {
-      buffer_ = Buffer(program_.arena_bytes_);
-    } else {
-      buffer_ = std::move(program_.idle_.back());
-      program_.idle_.pop_back();
-    }
-  }
-  ~Lease() {
-    std::lock_guard<std::mutex> guard(program_.lock_);
-    // More callers at a time than threads are rare: what they needed is not kept for the next time.
-    if (program_.idle_.size() < static_cast<size_t>(program_.threads_))
-      program_.idle_.push_back(std::move(buffer_));
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  uint8_t* data() const { return buffer_.data(); }
-
- private:
-  const Program& program_;
-  Buffer buffer_;
-};
 
 int64_t Layout::element_size() const {
   static const std::map<std::string, int64_t> sizes = {
@@ -54,7 +30,8 @@ int64_t Layout::bytes() const {
   return reach.ranges().at(0).last;
 }
 
-Program::Program(int64_t arena_bytes) : arena_bytes_(static_cast<size_t>(arena_bytes)), threads_(all_threads()) {
+Program::Program(int64_t arena_bytes)
+    : threads_(all_threads()), arena_(static_cast<size_t>(std::max<int64_t>(arena_bytes, 0)), threads_) {
   require(arena_bytes >= 0, "negative sizes in a plan");
 }
 
@@ -72,7 +49,7 @@ void Program::repeat(int64_t times, const Words& input_bytes, const Words& outpu
 
 std::unique_ptr<Program> Program::of_parts(int64_t times) const {
   require(times >= 1 && !advance_.empty(), "the plan is not one of parts");
-  auto other = std::make_unique<Program>(static_cast<int64_t>(arena_bytes_));
+  auto other = std::make_unique<Program>(static_cast<int64_t>(arena_.bytes()));
   const auto resized = [&](std::vector<Layout> layouts) {
     for (Layout& layout : layouts) layout.sizes[0] = layout.sizes[0] / parts_ * times;
     return layouts;
@@ -92,7 +69,7 @@ void Program::check_reach() const {
   const auto bases = static_cast<int64_t>(inputs_.size() + outputs_.size());
   for (const auto& [base, range] : reach_.ranges()) {
     require(base >= 0 && base <= bases, "a step of a plan has no base ", base);
-    int64_t size = static_cast<int64_t>(arena_bytes_), last = range.last;
+    int64_t size = static_cast<int64_t>(arena_.bytes()), last = range.last;
     if (base > 0) {
       const auto index = static_cast<size_t>(base - 1);
       size = (index < inputs_.size() ? inputs_[index] : outputs_[index - inputs_.size()]).bytes();
@@ -112,7 +89,7 @@ void Program::for_each_part(const Bases& bases, const Body& body) const {
   const int threads = useful_threads(parts_);
   // Each thread takes the next part when it is done with one, so that a slow one delays nobody.
   split(threads, threads, [&](int64_t, int64_t) {
-    const Lease arena(*this);
+    const ArenaLease arena(arena_);
     for (int64_t part; (part = next.fetch_add(1)) < parts_;) {
       Bases where = bases;
       where[0] = arena.data();

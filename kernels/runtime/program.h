@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "arenas.h"
 #include "memory.h"
 #include "step.h"
 
@@ -52,24 +52,19 @@ class Program {
   void run_timed(const Bases& bases, std::vector<double>& microseconds) const;
 
  private:
-  // An arena lent to one run.
-  class Lease;
-
   // Calls body(bases) for every part, on this thread or on several.
   template <class Body>
   void for_each_part(const Bases& bases, const Body& body) const;
   void run_steps(const Bases& bases) const;
   void run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const;
 
-  size_t arena_bytes_;
   int threads_;
+  ArenaClaim arena_;
   int64_t parts_ = 1;
   Words advance_;  // of every base but the arena, from part to part
   std::vector<Layout> inputs_, outputs_;
   std::vector<std::shared_ptr<const Step>> steps_;
   Reach reach_;
-  mutable std::mutex lock_;
-  mutable std::vector<Buffer> idle_;  // arenas no run is using, at most one for each thread
 };
 
 }  // namespace x86quant::runtime

@@ -20,18 +20,23 @@ class PlainDlrm(nn.Module):
 
     pairs: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, tables: int = TABLES, rows: int = ROWS, width: int = WIDTH) -> None:
         super().__init__()
-        self.bottom = nn.Sequential(*_layers(DENSE, 512, 256, WIDTH))
-        self.tables = nn.ModuleList(nn.EmbeddingBag(ROWS, WIDTH, mode="sum") for _ in range(TABLES))
-        self.register_buffer("pairs", torch.tril_indices(TABLES + 1, TABLES + 1, -1))
-        wide = WIDTH + self.pairs.shape[1]
+        self.bottom = nn.Sequential(*_layers(DENSE, 512, 256, width))
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+        self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+        wide = width + self.pairs.shape[1]
         self.top = nn.Sequential(*_layers(wide, 512, 512, 256), nn.Linear(256, 1))
+
+    def columns(self, indices: torch.Tensor) -> list[torch.Tensor]:
+        """The indices of each table."""
+        return [indices[:, i : i + 1] for i in range(len(self.tables))]
 
     def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """``indices``: samples × tables."""
         first = self.bottom(dense)
-        rows = [table(indices[:, i : i + 1]) for i, table in enumerate(self.tables)]
+        columns = self.columns(indices)
+        rows = [table(column) for table, column in zip(self.tables, columns, strict=True)]
         every = torch.stack([first, *rows], 1)
         products = torch.bmm(every, every.transpose(1, 2))
         joined = torch.cat([first, products[:, self.pairs[0], self.pairs[1]]], 1)

@@ -29,7 +29,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import float_forms, normalize
 from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
-from x86quant.lowering.graph_tools import QParams, attribute, emit
+from x86quant.lowering.graph_tools import QParams, attribute, emit, own_call
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
 
 #: What is added to codes of stock PyTorch's types to make them unsigned.
@@ -204,6 +204,8 @@ class _Walk:
         target: Any = node.target
         if (name := _method_name(target)) is not None:
             return self._method(node, name)
+        if (own := own_call(node)) is not None:
+            return self.builder.graph.call_function(own[0], (), dict(self._mapped(own[1])))
         args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
         converter = float_forms.function_converter(target)
         if converter is not None and _binds(converter, self.builder, node, *args, **kwargs):

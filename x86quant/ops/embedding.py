@@ -1,7 +1,8 @@
-"""Lookups in quantized embedding tables, and the interaction that follows them in a DLRM.
+"""Lookups in embedding tables, and the interaction that follows them in a DLRM.
 
 A row of a table holds its codes in 8, 4 or 2 bits, low bits first, then its scale and its least
 value (bias), both float32 or both float16; FBGEMM's table-batched operators have these in front.
+A row of 32 bits is float32 numbers, seen as bytes: codes with scale 1 and bias 0.
 What a table is like is said by seven numbers, see ``TableFormat``.
 
 ``embedding_bags`` looks up any number of tables and returns their results side by side. In float32,
@@ -18,7 +19,8 @@ offsets indices are one-dimensional; without offsets they are [bags, indices of 
 ``embedding_rows`` looks up one row for each of ``ids``.
 
 ``interact(dense, vectors)`` is ``dense`` [samples, size], and behind it the dot products of each of
-``vectors`` [samples, n, size] with ``dense`` and with all vectors in front of it.
+``vectors`` [samples, n, size] with ``dense`` and with all vectors in front of it; with ``places``
+those of the products, in that order. ``interact_bags`` looks up its vectors and returns codes.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from x86quant.errors import InvalidInputError
-from x86quant.ops._register import register
+from x86quant.ops._register import OUT_QPARAMS, register
+from x86quant.ops.quantization import quantize
 
 MODES = ("sum", "mean", "max")
 _NUMBERS = 7
+_FLOAT_BITS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class TableFormat:
 
     Attributes:
         dim: values of a row.
-        bits: of a code: 8, 4 or 2.
+        bits: of a code: 8, 4 or 2; 32 for floats.
         half: whether scale and bias are float16.
         front: whether they are in front of the codes.
         mode: "sum", "mean" or "max".
@@ -64,6 +68,8 @@ class TableFormat:
     @property
     def scale_bytes(self) -> int:
         """Bytes of scale and bias."""
+        if self.bits == _FLOAT_BITS:
+            return 0
         return 4 if self.half else 8
 
     @property
@@ -83,13 +89,15 @@ class TableFormat:
         dim, bits, codes_at, _, half, mode, padding = numbers
         if mode in range(len(MODES)) and half in (0, 1):
             found = cls(dim, bits, bool(half), codes_at > 0, MODES[mode], padding)
-            if dim > 0 and bits in (8, 4, 2) and found.numbers == list(numbers):
+            if dim > 0 and bits in (_FLOAT_BITS, 8, 4, 2) and found.numbers == list(numbers):
                 return found
         raise InvalidInputError(f"x86quant::embedding_bags: no table has the format {numbers}")
 
     def floats(self, rows: torch.Tensor) -> torch.Tensor:
         """The values of ``rows`` [n, bytes], as float32 [n, dim]."""
         width, size = self.scale_bytes, self.code_bytes
+        if self.bits == _FLOAT_BITS:
+            return rows[:, :size].contiguous().view(torch.float32)
         codes = rows[:, width : width + size] if self.front else rows[:, :size]
         scales = (rows[:, :width] if self.front else rows[:, size : size + width]).contiguous()
         real = scales.view(torch.float16 if self.half else torch.float32).float()
@@ -256,27 +264,41 @@ def check_bags(table: str, rows: int, indices: torch.Tensor, starts: torch.Tenso
         )
 
 
-def _native_interact(dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+def _native_interact(
+    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
+) -> torch.Tensor:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
     if not extension_loads():
-        return interact(dense, vectors)
-    check_interaction(dense, vectors)
+        return interact(dense, vectors, places)
+    check_interaction(dense, vectors, places)
     found: torch.Tensor = torch.ops.x86quant.interact_vectors(dense, vectors)
-    return found
+    return _placed(found, dense.shape[1], places)
 
 
-@register("Tensor dense, Tensor vectors", cpu=_native_interact)
-def interact(dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+@register("Tensor dense, Tensor vectors, int[]? places=None", cpu=_native_interact)
+def interact(
+    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
+) -> torch.Tensor:
     """``dense``, then the products of each vector with ``dense`` and those in front of it."""
-    check_interaction(dense, vectors)
+    check_interaction(dense, vectors, places)
     every = torch.cat([dense[:, None], vectors], 1)
     products = every @ every.transpose(1, 2)
     rows, columns = torch.tril_indices(every.shape[1], every.shape[1], -1, device=dense.device)
-    return torch.cat([dense, products[:, rows, columns]], 1)
+    found = torch.cat([dense, products[:, rows, columns]], 1)
+    return _placed(found, dense.shape[1], places)
 
 
-def check_interaction(dense: torch.Tensor, vectors: torch.Tensor) -> None:
+def _placed(found: torch.Tensor, dim: int, places: Sequence[int] | None) -> torch.Tensor:
+    """The first ``dim`` columns, and those of the products that are wanted."""
+    if places is None:
+        return found
+    return found[:, [*range(dim), *(dim + place for place in places)]]
+
+
+def check_interaction(
+    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
+) -> None:
     """Raise InvalidInputError unless the operands fit each other."""
     fits = dense.dim() == 2 and vectors.dim() == 3 and dense.dtype == vectors.dtype == torch.float32
     if not fits or (dense.shape[0], dense.shape[1]) != (vectors.shape[0], vectors.shape[2]):
@@ -284,3 +306,51 @@ def check_interaction(dense: torch.Tensor, vectors: torch.Tensor) -> None:
             "x86quant::interact takes float32 [samples, size] and [samples, vectors, size], got "
             f"{dense.dtype} {tuple(dense.shape)} and {vectors.dtype} {tuple(vectors.shape)}"
         )
+    count = vectors.shape[1] * (vectors.shape[1] + 1) // 2
+    if places is not None and not all(0 <= place < count for place in places):
+        raise InvalidInputError(f"x86quant::interact: places must be in 0..{count - 1}")
+
+
+def _interact_bags_fake(
+    dense: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    formats: Sequence[int],
+    names: Sequence[str],
+    include_last_offset: bool,
+    places: Sequence[int] | None,
+    out_scale: float,
+    out_zp: int,
+) -> torch.Tensor:
+    width = interaction_width(dense.shape[1], len(names), places)
+    return dense.new_empty((dense.shape[0], width), dtype=torch.uint8)
+
+
+def interaction_width(dim: int, vectors: int, places: Sequence[int] | None) -> int:
+    """Columns of the result of an interaction."""
+    return dim + (vectors * (vectors + 1) // 2 if places is None else len(places))
+
+
+@register(
+    f"Tensor dense, {_ARGUMENTS.removesuffix('=False')}, int[]? places, {OUT_QPARAMS}",
+    fake=_interact_bags_fake,
+)
+def interact_bags(
+    dense: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    formats: Sequence[int],
+    names: Sequence[str],
+    include_last_offset: bool,
+    places: Sequence[int] | None,
+    out_scale: float,
+    out_zp: int,
+) -> torch.Tensor:
+    """``quantize`` of ``interact`` of ``dense`` and the results of ``embedding_bags``."""
+    found = _native(rows, indices, offsets, weights, formats, names, include_last_offset)
+    vectors = found.reshape(found.shape[0], len(names), formats[0])
+    return quantize(_native_interact(dense, vectors, places), out_scale, out_zp)

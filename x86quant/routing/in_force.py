@@ -29,6 +29,7 @@ from x86quant.kernels import kernel_names
 from x86quant.routing.router import Override, Routing, make_override
 from x86quant.tables.conditions import did_you_mean
 from x86quant.tables.errata import read_errata
+from x86quant.tables.likeness import DEGREES, likeness
 from x86quant.tables.shipped import shipped_tables
 from x86quant.tables.table import RuleTable
 from x86quant.tables.table_reader import read_table
@@ -228,15 +229,21 @@ def automatic_table(cpu: Cpu) -> RuleTable:
 
 @functools.cache
 def shipped_table(cpu: Cpu) -> RuleTable:
-    """The shipped table for the ISA level of ``cpu`` or the nearest below, else "default"."""
+    """The shipped table for the ISA level of ``cpu`` or the nearest below, else "default".
+
+    Where a level has tables of several CPUs, it is the one measured on the CPU most like this one.
+    """
     shipped = shipped_tables()
     default = shipped.pop("default")
     tables = [table for table in _readable(shipped.values()) if table.hardware.when]
     for level, needs in reversed(LEVELS.items()):
-        for table in tables if needs.features <= cpu.features else ():
-            if table.fits(cpu.capped(level)):
-                warn_if_stale(table)
-                return table
+        if not needs.features <= cpu.features:
+            continue
+        here = cpu.capped(level)
+        if fitting := [table for table in tables if table.fits(here)]:
+            table = min(fitting, key=lambda t: DEGREES.index(likeness(t, here).degree))
+            warn_if_stale(table)
+            return table
     return read_table(default, kernel_names())
 
 

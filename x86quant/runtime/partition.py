@@ -69,7 +69,7 @@ def _stages(graph: Graph, torch_nodes: Collection[str]) -> dict[Node, int]:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         stage = max((stages.get(before, 0) for before in node.all_input_nodes), default=0)
-        by = "torch" if node.name in torch_nodes else runner(node)
+        by = runner(node, torch_nodes)
         wanted = {"native": 0, "torch": 1, "either": stage % 2}[by]
         stages[node] = stage if stage % 2 == wanted else stage + 1
     return stages

@@ -15,7 +15,7 @@ VARIABLE = "X86QUANT_PLAN_CACHE_MB"
 
 DEFAULT_BYTES = 256 << 20
 
-#: What a step takes besides its share of the arena: 1.3 KiB was measured, in Python and natively.
+#: What a step takes: 1.3 KiB was measured, in Python and natively.
 _BYTES_A_STEP = 2 << 10
 
 #: Plans made again for shapes that were dropped before, until the user is told.
@@ -43,22 +43,33 @@ def default_bytes() -> int:
     return int(megabytes * (1 << 20))
 
 
-def plan_bytes(plan: Plan, threads: int) -> int:
-    """The memory of ``plan``: an arena for each thread that runs parts, and the steps."""
-    return plan.peak_bytes * min(plan.parts, threads) + len(plan.steps) * _BYTES_A_STEP
+def plan_bytes(plan: Plan) -> int:
+    """The memory that ``plan`` takes for itself."""
+    return len(plan.steps) * _BYTES_A_STEP
+
+
+def arena_bytes(plan: Plan, threads: int) -> int:
+    """The memory that a run of ``plan`` works on: an arena for each thread that runs parts.
+
+    All plans of the process share it, as much as the largest one needs (kernels/runtime/arenas.h).
+    """
+    return plan.peak_bytes * min(plan.parts, threads)
 
 
 class PlanCache:
     """Plans by what they are for. Not thread safe: its segment holds a lock.
 
     Attributes:
-        limit: how many bytes are kept; the plan used last stays whatever its size.
+        limit: how many bytes plans may take for themselves, all together, and how large an arena
+            each may need; the plan used last stays whatever its size.
     """
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self.limit = limit
-        self._plans: collections.OrderedDict[Hashable, tuple[Plan, int]] = collections.OrderedDict()
+        self._plans: collections.OrderedDict[Hashable, tuple[Plan, int, int]] = (
+            collections.OrderedDict()
+        )
         self._bytes = 0
         self._dropped: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._made_again = 0
@@ -70,9 +81,9 @@ class PlanCache:
             self._plans.move_to_end(key)
             return found[0]
         plan = make()
-        size = plan_bytes(plan, threads)
-        self._plans[key] = (plan, size)
-        self._bytes += size
+        own = plan_bytes(plan)
+        self._plans[key] = (plan, own, arena_bytes(plan, threads))
+        self._bytes += own
         self._note(key)
         self.resize(self.limit)
         return plan
@@ -80,16 +91,22 @@ class PlanCache:
     def resize(self, limit: int) -> None:
         """Keep ``limit`` bytes from now on."""
         self.limit = limit
+        *others, _ = self._plans or (None,)
+        for key in others:
+            if self._plans[key][2] > limit:
+                self._drop(key)
         while self._bytes > limit and len(self._plans) > 1:
-            old, (_, size) = self._plans.popitem(last=False)
-            self._bytes -= size
-            self._dropped[hash(old)] = None
-            if len(self._dropped) > _REMEMBERED:
-                self._dropped.popitem(last=False)
+            self._drop(next(iter(self._plans)))
+
+    def _drop(self, key: Hashable) -> None:
+        self._bytes -= self._plans.pop(key)[1]
+        self._dropped[hash(key)] = None
+        if len(self._dropped) > _REMEMBERED:
+            self._dropped.popitem(last=False)
 
     def plans(self) -> tuple[Plan, ...]:
         """Those that are kept, the one used last at the end."""
-        return tuple(plan for plan, _ in self._plans.values())
+        return tuple(plan for plan, *_ in self._plans.values())
 
     def _note(self, key: Hashable) -> None:
         """Count plans that are made again, and say so once when they are many."""

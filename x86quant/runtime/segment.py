@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from x86quant import extension
+from x86quant.errors import InvalidInputError
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
@@ -52,7 +53,13 @@ class Segment(nn.Module):
         latest = self._latest
         if latest is None or OBSERVERS:
             return None
-        results: tuple[torch.Tensor, ...] | None = self._try_run(latest[0], inputs)
+        return self._run(latest[0], inputs)
+
+    def _run(self, handle: int, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
+        try:
+            results: tuple[torch.Tensor, ...] | None = self._try_run(handle, inputs)
+        except ValueError as error:  # an index that is not in its table, say
+            raise InvalidInputError(str(error)) from None
         return results
 
     def forward(self, *inputs: Any) -> Sequence[Any]:
@@ -70,7 +77,7 @@ class Segment(nn.Module):
         handle = plan.program.handle()
         if not any(plan.numbers):
             self._latest = (handle, plan)
-        results = self._try_run(handle, tuple(tensors))
+        results = self._run(handle, tuple(tensors))
         if results is None:
             results = torch.ops.x86quant.run_program(plan.program, tensors)
         return plan.gather(list(results))

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: What makes CPUs alike, in this order: the names are those of a table's provenance.
 _IDENTITY = ("vendor", "family", "model")
+#: How near a table may be to a CPU, the nearest first.
+DEGREES = ("same", "family", "other", "unknown")
 
 
 @dataclasses.dataclass(frozen=True)

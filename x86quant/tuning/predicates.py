@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]
 # Sizes: powers of two and the halves between; amounts of work: 1, 2, 5, 10, ...
 _SIZES = (*range(1, 9), *(n * 2**power for power in range(2, 16) for n in (3, 4)))
 _WORK = tuple(n * 10**power for power in range(3, 13) for n in (1, 2, 5))
-_MULTIPLES = (2, 4, 8, 16, 32)
+_MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _COUNTED = ("in_channels", "out_channels", "groups", "in_per_group", "out_per_group")
 # Up to this, a number may be tested for being equal: sides of kernels, strides, few channels.
 _SMALL = 16

@@ -34,13 +34,16 @@ _UNIT = 1e6
 # A loss beyond this factor counts as this factor: one stalled timing must not make a rule.
 _MOST_LOSS = 16.0
 # What a rule must win to be worth its line, and each of its conditions, in mean ln(time).
-RULE_PRICE = 0.0005
-CONDITION_PRICE = 0.0002
+RULE_PRICE = 0.0003
+CONDITION_PRICE = 0.0001
 # A condition that wins less than this share of its rule is left out.
 _WORTHLESS = 0.03
-_MOST_RULES = 16
+_MOST_RULES = 24
 _MOST_CONDITIONS = 4
-_BEAM = 16
+_BEAM = 64
+# What wins only where several conditions hold loses under each of them alone. So that the search
+# gets there, it is made with what is lost on the way counted in full, by half, and by a quarter.
+_FORGIVING = (1, 2, 4)
 # A rule must rest on so many layers: one may be an accident.
 _FEWEST_LAYERS = 3
 
@@ -131,13 +134,6 @@ def _loss(sample: Sample, kernel: str) -> float:
     return min(sample.losses.get(kernel, 0.0), math.log(_MOST_LOSS))
 
 
-def _cost_of_order(order: Sequence[int], legal: Mask, losses: Integers) -> int:
-    if not len(legal):
-        return 0
-    first = np.array(order, np.int64)[legal[:, list(order)].argmax(axis=1)]
-    return int(losses[np.arange(len(losses)), first].sum())
-
-
 def _best_order(legal: Mask, losses: Integers) -> tuple[int, ...]:
     """The order of kernels with the least cost; of equal ones, that by mean loss.
 
@@ -194,14 +190,41 @@ def learn(problem: Problem) -> RuleList:
     open_ = np.ones(len(problem.samples), bool)
     rules: list[LearnedRule] = []
     while len(rules) < _MOST_RULES:
-        rule = next_rule(problem, open_, [rule_pattern(problem, r.predicates) for r in rules])
+        rule = next_rule(
+            problem, open_, gains_over_default(problem, open_), _patterns(problem, rules)
+        )
         if rule is None:
             break
         rules.append(rule)
         open_ &= ~rule.covers
-    rules = _without_superfluous(problem, rules)
+    rules = _without_superfluous(problem, _with_exceptions(problem, rules))
     order = problem.default(_uncovered(problem, rules))
     return RuleList(tuple(rules), tuple(problem.kernels[k] for k in order))
+
+
+def _with_exceptions(problem: Problem, rules: list[LearnedRule]) -> list[LearnedRule]:
+    """The rules behind those that win most over what they choose.
+
+    A rule was the best there was over the default alone. Where another kernel wins over the rule's
+    own, a rule for that comes first.
+    """
+    everything = np.ones(len(problem.samples), bool)
+    while len(rules) < _MOST_RULES:
+        gains = np.where(problem.legal, _chosen(problem, rules)[:, None] - problem.losses, 0)
+        rule = next_rule(problem, everything, gains, ())
+        if rule is None:
+            break
+        new = rule_pattern(problem, rule.predicates)
+        rest = [r for r in rules if not new.covers(rule_pattern(problem, r.predicates))]
+        better = _recovered(problem, [rule, *rest])
+        if loss(problem, better) >= loss(problem, rules):
+            break
+        rules = better
+    return rules
+
+
+def _patterns(problem: Problem, rules: Sequence[LearnedRule]) -> list[Pattern]:
+    return [rule_pattern(problem, rule.predicates) for rule in rules]
 
 
 def rule_pattern(problem: Problem, predicates: Sequence[Predicate]) -> Pattern:
@@ -211,12 +234,13 @@ def rule_pattern(problem: Problem, predicates: Sequence[Predicate]) -> Pattern:
     return Pattern(*pattern)
 
 
-def next_rule(problem: Problem, open_: Mask, earlier: Sequence[Pattern]) -> LearnedRule | None:
-    """The best rule over the default for the samples that are still open, if it pays.
+def next_rule(
+    problem: Problem, open_: Mask, gains: Integers, earlier: Sequence[Pattern]
+) -> LearnedRule | None:
+    """The rule that wins most, of what its kernels win for each open sample, if it pays.
 
     A rule that an ``earlier`` one covers would never be reached where that one's kernel may run.
     """
-    gains = _gains(problem, open_)
     # Judging candidates needs the sum of each distinct op only.
     by_op = np.zeros((problem.offer.masks.shape[1], len(problem.kernels)), np.int64)
     np.add.at(by_op, problem.op_of, gains)
@@ -270,7 +294,7 @@ def _winning(
     return use, total
 
 
-def _gains(problem: Problem, open_: Mask) -> Integers:
+def gains_over_default(problem: Problem, open_: Mask) -> Integers:
     """(samples, kernels): what running a kernel wins over the default; 0 where it may not."""
     default = problem.first_legal(problem.default(open_))
     lost = problem.losses[np.arange(len(default)), default]
@@ -284,43 +308,66 @@ def _price(problem: Problem, conditions: int) -> int:
 
 
 def _search(problem: Problem, gains: Integers) -> list[tuple[tuple[int, ...], int]]:
-    """Conjunctions, as rows of the offer, that win more than they are worth in lines.
+    """Conjunctions, as rows of the offer, that win more than they are worth in lines."""
+    winners: dict[tuple[int, ...], int] = {}
+    for forgiving in _FORGIVING:
+        winners |= _beam_search(problem, gains, np.where(gains < 0, gains // forgiving, gains))
+    return sorted(winners.items(), key=lambda item: (-item[1], item[0]))
 
-    Beam search: the best few of each length are made one condition longer.
+
+def _beam_search(problem: Problem, gains: Integers, hopes: Integers) -> dict[tuple[int, ...], int]:
+    """Conjunctions that win, and what they win beyond their price.
+
+    The most hopeful of each length are made one condition longer: of those that test the same
+    features the best alone, since its likes with other bounds lead to the same.
     """
     # Floats hold these integers exactly, and multiply faster.
     masks = problem.offer.masks.astype(np.float64)
+    features = [predicate.feature for predicate in problem.offer.predicates]
+    blocks = {  # the conditions on one feature stand together
+        feature: slice(features.index(feature), features.index(feature) + features.count(feature))
+        for feature in features
+    }
     winners: dict[tuple[int, ...], int] = {}
     beam: list[tuple[int, ...]] = [()]
     for length in range(1, _MOST_CONDITIONS + 1):
-        inside = np.stack([_matching(problem, rows) * gains for rows in beam], axis=1)
-        totals = masks @ inside.astype(np.float64)
-        longer: dict[tuple[int, ...], int] = {}
+        inside = np.stack([_matching(problem, rows) for rows in beam], axis=1)
+        hoped = masks @ (inside * hopes[:, None]).astype(np.float64)
+        best: dict[tuple[str, ...], tuple[int, tuple[int, ...]]] = {}
         for column, rows in enumerate(beam):
-            best = np.argsort(-totals[:, column], kind="stable")[: 4 * _BEAM]
-            for row in best.tolist():
-                total = int(totals[row, column])
-                if total > 0 and row not in rows and _possible(problem, (*rows, row)):
-                    longer[tuple(sorted((*rows, row)))] = total
-        ranked = sorted(longer, key=lambda rows: (-longer[rows], rows))
-        beam = _distinct(problem, ranked)[:_BEAM]
+            hoped[list(rows), column] = 0  # a condition that is there already adds nothing
+        for feature, block in blocks.items():
+            at = block.start + hoped[block].argmax(axis=0)
+            for column, (row, rows) in enumerate(zip(at.tolist(), beam, strict=True)):
+                longer = tuple(sorted((*rows, row)))
+                found = (-int(hoped[row, column]), longer)
+                tested = tuple(sorted((feature, *(features[row] for row in rows))))
+                best[tested] = min(best.get(tested, found), found)
+        ranked = [rows for hope, rows in sorted(best.values()) if hope < 0]
+        beam = _distinct(problem, [rows for rows in ranked if _possible(problem, rows)])[:_BEAM]
         price = _price(problem, length)
-        winners |= {rows: longer[rows] - price for rows in beam if longer[rows] > price}
+        for rows in beam:
+            total = int(gains[_matching(problem, rows)].sum())
+            if total > price:
+                winners[rows] = total - price
         if not beam:
             break
-    return sorted(winners.items(), key=lambda item: (-item[1], item[0]))
+    return winners
 
 
 def _distinct(problem: Problem, ranked: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Without those that match the same ops as a better one."""
     seen: dict[bytes, tuple[int, ...]] = {}
-    for rows in ranked[: 4 * _BEAM]:
+    for rows in ranked:
         seen.setdefault(_matching(problem, rows).tobytes(), rows)
     return list(seen.values())
 
 
 def _possible(problem: Problem, rows: tuple[int, ...]) -> bool:
+    """Whether conditions, each of which can hold, can all hold together."""
     predicates = [problem.offer.predicates[row] for row in rows]
+    if len({predicate.feature for predicate in predicates}) == len(predicates):
+        return True  # nothing is said twice
     return conditions(predicates, problem.family) is not None
 
 
@@ -395,11 +442,16 @@ def _recovered(problem: Problem, rules: Sequence[LearnedRule]) -> list[LearnedRu
 
 def loss(problem: Problem, rules: Sequence[LearnedRule]) -> int:
     """What a list of rules with the best default loses over all samples, in units."""
-    rest = _uncovered(problem, rules)
-    cost = _cost_of_order(problem.default(rest), problem.legal[rest], problem.losses[rest])
+    return int(_chosen(problem, rules).sum())
+
+
+def _chosen(problem: Problem, rules: Sequence[LearnedRule]) -> Integers:
+    """What each sample loses under a list of rules with the best default."""
+    order = problem.default(_uncovered(problem, rules))
+    chosen = losses_under(problem, [problem.kernels[k] for k in order])
     for rule in rules:
-        cost += int(losses_under(problem, rule.kernels)[rule.covers].sum())
-    return cost
+        chosen = np.where(rule.covers, losses_under(problem, rule.kernels), chosen)
+    return chosen
 
 
 def losses_under(problem: Problem, kernels: Sequence[str]) -> Integers:

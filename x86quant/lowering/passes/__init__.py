@@ -18,6 +18,7 @@ from x86quant.lowering.passes import (
     fuse_activation,
     fuse_affine,
     fuse_clamp,
+    fuse_interaction,
     fuse_requantize,
     fuse_residual,
     fuse_table,
@@ -71,6 +72,7 @@ PASSES: tuple[ModuleType, ...] = (
     unify_cat,
     nest_cats,
     fold_float_weights,
+    fuse_interaction,
 )
 
 

@@ -11,6 +11,7 @@ from x86quant.runtime.native_forms import (
     code_rows,
     concatenation,
     float_border,
+    lookups,
     per_channel,
     pointwise,
     pooling,
@@ -19,8 +20,8 @@ from x86quant.runtime.native_forms import (
 )
 
 _MODULES = (
-    attending, code_rows, concatenation, float_border, per_channel, pointwise, pooling, upsampling,
-    weighted,
+    attending, code_rows, concatenation, float_border, lookups, per_channel, pointwise, pooling,
+    upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.

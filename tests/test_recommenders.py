@@ -1,0 +1,286 @@
+"""Recommenders as people write them: one native program, in each spelling; and their bad inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from x86quant.errors import InvalidInputError
+from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.runtime.check import check_ops
+
+TABLES, ROWS, SIZE = 5, 50, 16
+COUNT = TABLES + 1
+Batch = tuple[torch.Tensor, ...]
+
+
+class Plain(nn.Module):
+    """A DLRM in torch alone; ``interact`` is how its dot products are spelled."""
+
+    def __init__(self, interact: Callable[..., torch.Tensor], products: int = 15) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bottom = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, SIZE), nn.ReLU())
+        bags = (nn.EmbeddingBag(ROWS, SIZE, mode="sum") for _ in range(TABLES))
+        self.tables = nn.ModuleList(bags)
+        wide = SIZE + products
+        self.top = nn.Sequential(nn.Linear(wide, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.interact = interact
+
+    def rows(self, indices: torch.Tensor) -> list[torch.Tensor]:
+        """What is looked up."""
+        return [table(indices[:, i : i + 1]) for i, table in enumerate(self.tables)]
+
+    def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        first = self.bottom(dense)
+        out: torch.Tensor = self.top(self.interact(first, self.rows(indices)))
+        return out
+
+
+def lower_triangle(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    every = torch.stack([first, *rows], 1)
+    products = torch.bmm(every, every.transpose(1, 2))
+    row, column = torch.tril_indices(COUNT, COUNT, -1)
+    return torch.cat([first, products[:, row, column]], 1)
+
+
+def of_the_reference(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    """As facebookresearch/dlrm has it, but for the number of vectors, which it asks for."""
+    batch_size, d = first.shape
+    t = torch.cat([first, *rows], dim=1).view((batch_size, -1, d))
+    z = torch.bmm(t, torch.transpose(t, 1, 2))
+    li = torch.tensor([i for i in range(COUNT) for j in range(i)])
+    lj = torch.tensor([j for i in range(COUNT) for j in range(i)])
+    return torch.cat([first, z[:, li, lj]], dim=1)
+
+
+def of_torchrec(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    """As torchrec's InteractionArch has it."""
+    sparse = torch.stack(rows, 1)
+    combined = torch.cat((first.unsqueeze(1), sparse), dim=1)
+    products = torch.bmm(combined, torch.transpose(combined, 1, 2))
+    indices = torch.triu_indices(COUNT, COUNT, offset=1)
+    return torch.cat((first, products[:, indices[0], indices[1]]), dim=1)
+
+
+def by_matmul(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    every = torch.stack((first, *rows), dim=-2)
+    products = every @ every.mT
+    row, column = torch.tril_indices(COUNT, COUNT, -1)
+    return torch.cat([first, products[:, column, row]], -1)
+
+
+def some_pairs(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    every = torch.stack([first, *rows], 1)
+    products = torch.matmul(every, every.permute(0, 2, 1))
+    return torch.cat([first, products[:, torch.tensor([5, 0, 2]), torch.tensor([1, 3, 4])]], 1)
+
+
+SPELLINGS: dict[Callable[..., torch.Tensor], int] = {
+    lower_triangle: 15, of_the_reference: 15, of_torchrec: 15, by_matmul: 15, some_pairs: 3,
+}  # fmt: skip
+
+
+def batch(samples: int = 24, dtype: torch.dtype = torch.int64) -> Batch:
+    return torch.randn(samples, 4), torch.randint(0, ROWS, (samples, TABLES), dtype=dtype)
+
+
+def quantized(model: nn.Module, data: list[Batch], **options: Any) -> x86quant.CompiledModule:
+    found = x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **options)
+    assert isinstance(found, x86quant.CompiledModule), found.quantization
+    return found
+
+
+def ops_of(model: x86quant.CompiledModule) -> list[str]:
+    return [op_name(node) for node in model.graph_module.graph.nodes if is_op(node)]
+
+
+def noise(model: nn.Module, ours: nn.Module, call: Batch) -> float:
+    with torch.no_grad():
+        want, got = model(*call), ours(*call)
+    assert got.shape == want.shape
+    return float((want - got).square().mean() / want.square().mean())
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("bits", [None, 8])
+def test_a_plain_dlrm_is_one_program(
+    spelling: Callable[..., torch.Tensor], bits: int | None, tmp_path: Path
+) -> None:
+    model = Plain(spelling, SPELLINGS[spelling])
+    ours = quantized(model, [batch() for _ in range(4)], embedding_bits=bits)
+    assert ops_of(ours).count("interact_bags") == 1
+    assert not {"embedding_bags", "interact"} & set(ops_of(ours))
+    segments = [name for name, _ in ours.runtime.named_children()]
+    assert segments == ["segment_0"]  # and torch runs nothing
+    assert ours.float_nodes == ()
+    for samples in (1, 7, 100):
+        assert noise(model, ours, batch(samples)) < 0.005
+    x86quant.assert_int8(ours, batch())
+    assert {c.op: c.kernel for c in x86quant.explain(ours)}["interact_bags"] == "native"
+    call = batch(33)
+    x86quant.save(ours, tmp_path / "dlrm.x86q")
+    with torch.no_grad():
+        assert torch.equal(x86quant.load(tmp_path / "dlrm.x86q")(*call), ours(*call))
+
+
+def test_the_native_step_is_the_plain_op() -> None:
+    for spelling in (lower_triangle, some_pairs):
+        ours = quantized(Plain(spelling, SPELLINGS[spelling]), [batch() for _ in range(2)])
+        for samples in (1, 5, 70):
+            for found in check_ops(ours.graph_module, batch(samples)):
+                assert found.steps <= 1, found
+
+
+def test_an_index_that_is_wrong_is_named() -> None:
+    for dtype in (torch.int64, torch.int32):
+        data = [batch(dtype=dtype) for _ in range(2)]
+        ours = quantized(Plain(lower_triangle), data, embedding_bits=4)
+        for samples, value in ((24, ROWS), (90, -1)):
+            dense, indices = batch(samples, dtype)
+            ours(dense, indices)
+            indices[samples - 2, 3] = value
+            message = f"the table tables.3: index {value} at position {samples - 2} is not in 0..49"
+            for _ in range(2):  # the second call takes the short way
+                with pytest.raises(InvalidInputError, match=message):
+                    ours(dense, indices)
+            indices[samples - 2, 3] = 0
+            assert ours(dense, indices).shape == (samples, 1)  # nothing is left behind
+    with pytest.raises(InvalidInputError, match="24 samples, but 23 bags"):
+        ours(torch.randn(24, 4), batch(23, torch.int32)[1])
+    assert ours(*batch(0, torch.int32)).shape == (0, 1)
+
+
+class Bagged(Plain):
+    """The same with lists of indices and offsets."""
+
+    def forward(  # type: ignore[override]
+        self, dense: torch.Tensor, indices: list[torch.Tensor], offsets: list[torch.Tensor]
+    ) -> torch.Tensor:
+        rows = [t(i, o) for t, i, o in zip(self.tables, indices, offsets, strict=True)]
+        out: torch.Tensor = self.top(self.interact(self.bottom(dense), rows))
+        return out
+
+
+def ragged(samples: int = 24) -> tuple[Any, ...]:
+    """Bags of 0 to 4, of another number in each table."""
+    counts = torch.randint(0, 5, (TABLES, samples))
+    offsets = [torch.cumsum(row, 0) - row for row in counts]
+    indices = [torch.randint(0, ROWS, (int(row.sum()),)) for row in counts]
+    return torch.randn(samples, 4), indices, offsets
+
+
+def test_bags_of_any_number_need_no_plan_each() -> None:
+    model = Bagged(lower_triangle)
+    ours = x86quant.quantize(
+        model.eval(), [ragged() for _ in range(3)], speed_check=False, progress=False
+    )
+    assert noise(model, ours, ragged()) < 0.005
+    compiled = ours if isinstance(ours, x86quant.CompiledModule) else ours.compiled
+    before = [len(m.plans) for m in compiled.runtime.children() if hasattr(m, "plans")]
+    for _ in range(4):
+        ours(*ragged())
+    assert [len(m.plans) for m in compiled.runtime.children() if hasattr(m, "plans")] == before
+    dense, indices, offsets = ragged()
+    indices[2][-1] = ROWS
+    with pytest.raises(InvalidInputError, match=r"tables\.2: index 50 at position"):
+        ours(dense, indices, offsets)
+
+
+class Stacked(Plain):
+    """The same with one tensor of indices and one of offsets for all tables."""
+
+    def forward(  # type: ignore[override]
+        self, dense: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor
+    ) -> torch.Tensor:
+        rows = [table(indices[i], offsets[i]) for i, table in enumerate(self.tables)]
+        out: torch.Tensor = self.top(self.interact(self.bottom(dense), rows))
+        return out
+
+
+def test_stacked_bags_are_in_the_program() -> None:
+    def data(samples: int = 20) -> Batch:
+        indices = torch.randint(0, ROWS, (TABLES, 2 * samples))
+        return torch.randn(samples, 4), indices, (2 * torch.arange(samples)).repeat(TABLES, 1)
+
+    model = Stacked(lower_triangle)
+    ours = quantized(model, [data() for _ in range(3)], embedding_bits=8)
+    assert [name for name, _ in ours.runtime.named_children()] == ["segment_0"]
+    assert noise(model, ours, data(9)) < 0.005
+    dense, indices, offsets = data(9)
+    offsets[1, 4] = 3
+    with pytest.raises(InvalidInputError, match=r"tables\.1: offset 4 is less than the one before"):
+        ours(dense, indices, offsets)
+
+
+class Wide(nn.Module):
+    """Embeddings of ids beside dense features; bags of several beside those; no interaction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.ModuleList([nn.Embedding(30, 8, padding_idx=0), nn.Embedding(20, 4)])
+        self.bags = nn.ModuleList(
+            [nn.EmbeddingBag(40, 8, mode="mean", padding_idx=3), nn.EmbeddingBag(9, 12, mode="max")]
+        )
+        self.top = nn.Sequential(nn.Linear(5 + 32, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, dense: torch.Tensor, ids: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+        words = [word(ids[:, i]) for i, word in enumerate(self.words)]
+        found = [bag(bags[:, i]) for i, bag in enumerate(self.bags)]
+        out: torch.Tensor = self.top(torch.cat([dense, *words, *found], 1))
+        return out
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_lookups_of_all_kinds_are_one_step(bits: int | None) -> None:
+    def data(samples: int = 20) -> Batch:
+        ids = torch.stack([torch.randint(0, n, (samples,)) for n in (30, 20)], 1)
+        bags = torch.stack([torch.randint(0, n, (samples, 3)) for n in (40, 9)], 1)
+        return torch.randn(samples, 5), ids, bags
+
+    model = Wide()
+    ours = quantized(model, [data() for _ in range(4)], embedding_bits=bits)
+    assert ops_of(ours).count("embedding_bags") == 1
+    for samples in (1, 33):
+        assert noise(model, ours, data(samples)) < (0.05 if bits == 4 else 0.005)
+    dense, ids, bags = data(6)
+    bags[5, 1, 2] = 9
+    with pytest.raises(
+        InvalidInputError, match=r"bags\.1: index 9 at position 17 is not in 0\.\.8"
+    ):
+        ours(dense, ids, bags)
+
+
+def test_what_only_looks_like_it_is_left_alone() -> None:
+    class WithItself(Plain):
+        """A vector times itself is among the products."""
+
+        def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+            every = torch.stack([self.bottom(dense), *self.rows(indices)], 1)
+            products = torch.bmm(every, every.transpose(1, 2))
+            row, column = torch.tril_indices(COUNT, COUNT)
+            out: torch.Tensor = self.top(torch.cat([every[:, 0], products[:, row, column]], 1))
+            return out
+
+    class MaxNorm(Plain):
+        """Its tables are changed by looking at them."""
+
+        def __init__(self) -> None:
+            super().__init__(lower_triangle)
+            bags = (nn.EmbeddingBag(ROWS, SIZE, mode="sum", max_norm=1.0) for _ in range(TABLES))
+            self.tables = nn.ModuleList(bags)
+
+    for model in (WithItself(lower_triangle, 21), MaxNorm()):
+        ours = x86quant.quantize(
+            model.eval(), [batch() for _ in range(2)], speed_check=False, progress=False
+        )
+        assert noise(model, ours, batch()) < 0.2
+        if isinstance(ours, x86quant.CompiledModule):
+            assert "interact_bags" not in ops_of(ours)
