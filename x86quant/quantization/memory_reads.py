@@ -1,15 +1,20 @@
-"""What a model reads by where it lies in memory: ``as_strided``.
+"""Where a model's results depend on how tensors lie in memory.
 
 Parts in int8 return the float module's values, but may lay them out in memory in another order.
-Torch sees values through strides, all but ``as_strided``, which would pick other ones.
+Torch sees values through strides, with two exceptions: ``as_strided`` would pick other values, and
+what is a copy in one layout (``contiguous``, ``reshape``) is the tensor itself in the other, so
+that a write in place to it changes more.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.quantization.batches import Call
@@ -26,32 +31,71 @@ _READS = frozenset(
         aten.as_strided_scatter.default,
     ]
 )
+_COPIES = frozenset([aten.clone.default, aten._to_copy.default])
 
 
-class _StridedReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes how what is read by ``as_strided`` lies in memory."""
+class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what is seen of memory outside of parts: what ``as_strided`` reads, and whether what is
+    written in place is a copy.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.layouts: list[tuple[Any, ...]] = []
+        self.seen: list[tuple[Any, ...]] = []
+        self.inside = 0
+        self._copies: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS:
+        if not self.inside and func in _READS:
             x = args[0]
-            self.layouts.append((tuple(x.shape), x.stride(), x.storage_offset()))
-        return func(*args, **(kwargs or {}))
+            self.seen.append((func, tuple(x.shape), x.stride(), x.storage_offset()))
+        elif not self.inside and func._schema.is_mutable:
+            tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_dense(x)]
+            self.seen.append((func, *(_storage(x) in self._copies for x in tensors)))
+        result = func(*args, **(kwargs or {}))
+        if not self.inside and func in _COPIES and _is_dense(result):
+            self._copies[_storage(result)] = result  # kept, so that no other takes its place
+        return result
+
+    def enter(self, *_: Any) -> None:
+        """A part runs."""
+        self.inside += 1
+
+    def leave(self, *_: Any) -> None:
+        """It has run."""
+        self.inside -= 1
 
 
-def reads_otherwise(reference: nn.Module, model: nn.Module, call: Call) -> str | None:
-    """Why ``model`` reads other values than ``reference`` by the same ``as_strided``, or None."""
-    layouts = _layouts(model, call)
-    if not layouts or layouts == _layouts(reference, call):
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
+def _storage(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def sees_other_memory(
+    reference: nn.Module, model: nn.Module, parts: Collection[str], call: Call
+) -> str | None:
+    """Why ``model``, whose ``parts`` are in int8, does not see memory as ``reference``; or None."""
+    if _seen(model, parts, call) == _seen(reference, parts, call):
         return None
-    return "as_strided reads values by where they lie in memory, and in int8 they lie elsewhere"
+    return (
+        "as_strided or a write in place depends on how its results lie in memory, which is "
+        "otherwise in int8"
+    )
 
 
-def _layouts(model: nn.Module, call: Call) -> list[tuple[Any, ...]]:
-    mode = _StridedReads()
-    with state_kept(model), mode:
-        run(model, call)
-    return mode.layouts
+def _seen(model: nn.Module, parts: Collection[str], call: Call) -> list[tuple[Any, ...]]:
+    mode = _MemoryMode()
+    with contextlib.ExitStack() as stack:
+        for path in parts:
+            module = model.get_submodule(path)
+            for handle in (
+                module.register_forward_pre_hook(mode.enter),
+                module.register_forward_hook(mode.leave),
+            ):
+                stack.callback(handle.remove)
+        with state_kept(model), mode:
+            run(model, call)
+    return mode.seen

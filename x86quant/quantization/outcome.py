@@ -32,7 +32,7 @@ from x86quant.quantization.fused_blocks import (
     with_block_graphs,
 )
 from x86quant.quantization.harm import harms, sqnr_between
-from x86quant.quantization.memory_reads import reads_otherwise
+from x86quant.quantization.memory_reads import sees_other_memory
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import run
 from x86quant.quantization.search import SearchResult
@@ -233,7 +233,8 @@ def _tried(outcome: Choices) -> tuple[nn.Module | None, str]:
             return None, reason
     if outcome.prepared.parts and not isinstance(model, CompiledModule | GuardedModule):
         for call in outcome.prepared.sample[:1]:
-            reason = reads_otherwise(outcome.prepared.reference, model, call)
+            paths = {part.path for part in outcome.prepared.parts} | set(outcome.units())
+            reason = sees_other_memory(outcome.prepared.reference, model, paths, call)
             if reason is not None:
                 return None, reason
     return model, ""
