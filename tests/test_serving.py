@@ -20,6 +20,7 @@ from torch import nn
 
 import x86quant
 from tests.isa import LEVELS, has
+from tests.test_recommenders import ROWS, TABLES, Plain, lower_triangle
 from x86quant.serving.program_file import sealed
 
 OK, BAD_ARGUMENT, CANNOT_READ, DAMAGED, WRONG_VERSION, MALFORMED, CPU, WRONG_SHAPE = range(8)
@@ -40,7 +41,7 @@ class ServedTensor(ctypes.Structure):
     def of(cls, array: npt.NDArray[Any]) -> ServedTensor:
         assert array.flags.c_contiguous
         sizes = (ctypes.c_int64 * 8)(*array.shape)
-        kind = {"float32": 0, "uint8": 1}[array.dtype.name]
+        kind = {"float32": 0, "uint8": 1, "int32": 2, "int64": 3}[array.dtype.name]
         return cls(kind, array.ndim, sizes, array.ctypes.data, array.nbytes)
 
     @property
@@ -207,6 +208,12 @@ def test_threads_and_callers_change_nothing(branches: nn.Module, file: Path) -> 
         assert all(map(_same, pool.map(served, inputs), expected))
 
 
+def recommender() -> nn.Module:
+    batch = torch.randn(64, 4), torch.randint(0, ROWS, (64, TABLES))
+    model = Plain(lower_triangle).eval()
+    return x86quant.quantize(model, [batch], speed_check=False, progress=False)
+
+
 def test_two_inputs_in_the_order_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(3, 12), torch.randn(3, 6)
@@ -216,6 +223,24 @@ def test_two_inputs_in_the_order_of_the_model(tmp_path: Path) -> None:
     assert _same(served(a, b), [module(a, b)])
     with pytest.raises(RefusedError, match="takes 2 inputs, got 1"):
         served(a)
+
+
+def test_a_recommender_with_its_tables(tmp_path: Path) -> None:
+    module = recommender()
+    dense, indices = torch.randn(9, 4), torch.randint(0, ROWS, (9, TABLES))
+    calls = [(dense, indices), (dense[:2], indices[:2])]
+    x86quant.export_program(module, tmp_path / "dlrm.xq", calls)
+    served = Served(tmp_path / "dlrm.xq", threads=2)
+    for call in calls:
+        assert _same(served(*call), [module(*call)])
+    wrong = indices.clone()
+    wrong[3, 1] = ROWS
+    with pytest.raises(RefusedError, match=r"tables\.1: index 50 at position 3") as caught:
+        served(dense, wrong)
+    assert caught.value.status == BAD_ARGUMENT
+    assert _same(served(*calls[0]), [module(*calls[0])])
+    with pytest.raises(RefusedError, match=r"no plan for float32 \[9, 4\], int32 \[9, 5\]"):
+        served(dense, indices.int())
 
 
 def test_a_shape_without_a_plan_is_told_with_those_there_are(file: Path) -> None:

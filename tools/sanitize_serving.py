@@ -2,8 +2,8 @@
 
     python -m tools.sanitize_serving --seeds 500
 
-Exports a small network, then loads and runs it with random changes. Needs a checkout and a C++
-compiler with its sanitizer libraries.
+Exports a small network and a small recommender, then loads and runs them with random changes. Needs
+a checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -53,16 +53,42 @@ class Variety(nn.Module):
         return z, self.head(z.mean((2, 3)))
 
 
-def exported(folder: Path) -> Path:
-    """A program file with two plans, one of them in parts of a batch."""
+class Recommender(nn.Module):
+    """Lookups and their interaction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottom, self.top = nn.Linear(4, 8), nn.Linear(8 + 6, 1)
+        self.tables = nn.ModuleList(nn.EmbeddingBag(20, 8, mode="sum") for _ in range(3))
+
+    def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """One number for each sample."""
+        first = self.bottom(dense)
+        rows = [table(ids[:, i : i + 2]) for i, table in enumerate(self.tables)]
+        every = torch.stack([first, *rows], 1)
+        row, column = torch.tril_indices(4, 4, -1)
+        products = torch.bmm(every, every.transpose(1, 2))[:, row, column]
+        out: torch.Tensor = self.top(torch.cat([first, products], 1))
+        return out
+
+
+def exported(folder: Path) -> list[Path]:
+    """Program files with several plans, of the network one in parts of a batch."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 16, 16)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = x86quant.quantize(Variety().eval(), [x], speed_check=False, progress=False)
-    path = folder / "fuzzed.xq"
-    x86quant.export_program(module, path, [x[:1], torch.zeros(4, 3, 16, 16)])
-    return path
+    dense, ids = torch.randn(9, 4), torch.randint(0, 20, (9, 4))
+    samples: list[tuple[nn.Module, tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]] = [
+        (Variety(), (x,), [(x[:1],), (torch.zeros(4, 3, 16, 16),)]),
+        (Recommender(), (dense, ids), [(dense, ids), (dense[:2], ids[:2])]),
+    ]
+    paths = []
+    for model, batch, calls in samples:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = x86quant.quantize(model.eval(), [batch], speed_check=False, progress=False)
+        paths.append(folder / f"fuzzed_{type(model).__name__.lower()}.xq")
+        x86quant.export_program(module, paths[-1], calls)
+    return paths
 
 
 def fuzzer(folder: Path) -> Path:
@@ -93,13 +119,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
     arguments = parser.parse_args()
-    target, file = fuzzer(arguments.directory), exported(arguments.directory)
+    target = fuzzer(arguments.directory)
     last = arguments.first + arguments.seeds
     here = [name for name, level in LEVELS.items() if level.features <= x86quant.cpu().features]
     options = "allocator_may_return_null=1:max_allocation_size_mb=1024:detect_leaks=0"
-    command = [str(target), str(file), str(arguments.first), str(last), *here]
     environment = {**os.environ, "ASAN_OPTIONS": options}
-    return subprocess.run(command, check=False, env=environment).returncode
+    failed = 0
+    for file in exported(arguments.directory):
+        print(f"{file.stem}: ", end="", flush=True)
+        command = [str(target), str(file), str(arguments.first), str(last), *here]
+        failed |= subprocess.run(command, check=False, env=environment).returncode
+    return failed
 
 
 if __name__ == "__main__":

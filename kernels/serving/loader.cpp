@@ -8,6 +8,7 @@
 #include "packed_cache.h"
 #include "program_file.h"
 #include "this_cpu.h"
+#include "types.h"
 #include "x86quant/runtime.h"
 
 namespace x86quant::serving {
@@ -100,7 +101,7 @@ class Loader {
   static Layout layout(const Json& json) {
     Layout found{json.at("sizes").integers("a size"), json.at("strides").integers("a stride"),
                  json.at("type").text("a type")};
-    require(found.type == "float32" || found.type == "uint8", "a plan has inputs or outputs of type ", found.type);
+    require(type_number(found.type) >= 0, "a plan has inputs or outputs of type ", found.type);
     require(found.sizes.size() == found.strides.size() && found.sizes.size() <= X86QUANT_MAX_RANK,
             "a tensor of a plan has a bad shape");
     found.bytes();  // which refuses sizes that no memory has

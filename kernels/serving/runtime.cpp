@@ -13,6 +13,7 @@
 #include "loader.h"
 #include "pool.h"
 #include "this_cpu.h"
+#include "types.h"
 
 using x86quant::Refused;
 using x86quant::runtime::Layout;
@@ -44,7 +45,7 @@ Words in_bytes(Words strides, const Layout& layout) {
 
 x86quant_tensor described(const Layout& layout) {
   x86quant_tensor found{};
-  found.type = layout.type == "float32" ? X86QUANT_FLOAT32 : X86QUANT_UINT8;
+  found.type = x86quant::serving::type_number(layout.type);
   found.rank = static_cast<int32_t>(layout.sizes.size());
   found.bytes = static_cast<uint64_t>(layout.element_size());
   for (size_t i = 0; i < layout.sizes.size(); ++i) {
@@ -63,7 +64,7 @@ std::string listed(const x86quant_tensor* tensors, size_t count) {
   std::string text;
   for (size_t i = 0; i < count; ++i) {
     text += i ? ", " : "";
-    text += tensors[i].type == X86QUANT_FLOAT32 ? "float32 [" : "uint8 [";
+    text += x86quant::serving::kTypeNames[tensors[i].type] + std::string(" [");
     for (int axis = 0; axis < tensors[i].rank; ++axis)
       text += (axis ? ", " : "") + std::to_string(tensors[i].sizes[axis]);
     text += "]";
@@ -142,7 +143,7 @@ struct x86quant_program {
          inputs == nullptr ? 0 : count);
     for (size_t i = 0; i < count; ++i)
       need(inputs[i].rank >= 0 && inputs[i].rank <= X86QUANT_MAX_RANK &&
-               (inputs[i].type == X86QUANT_FLOAT32 || inputs[i].type == X86QUANT_UINT8),
+               x86quant::serving::is_type(inputs[i].type),
            X86QUANT_BAD_ARGUMENT, "input ", i, " has rank ", inputs[i].rank, " and type ", inputs[i].type);
     for (size_t plan = 0; plan < plans.size(); ++plan)
       if (std::equal(inputs, inputs + count, plans[plan].inputs.begin(), alike)) return plan;
@@ -247,8 +248,8 @@ int x86quant_run(const x86quant_program* program, const x86quant_tensor* inputs,
     const x86quant::serving::UsePool pool(program->pool);
     try {
       program->run(inputs, input_count, outputs, output_count);
-    } catch (const Refused& refused) {
-      throw Failure(X86QUANT_FAILED, refused.what());
+    } catch (const Refused& refused) {  // what an input holds, such as an index that no row has
+      throw Failure(X86QUANT_BAD_ARGUMENT, refused);
     }
   });
 }

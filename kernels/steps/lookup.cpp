@@ -47,7 +47,7 @@ class Lookup final : public Step {
       read_table(fields, std::to_string(i), last_offset);
       const xq_lookup& op = tables_.back().op;
       width_ += op.dim;
-      bytes_ += op.index_count * std::min<int64_t>(op.row_stride, 4096);
+      bytes_ += std::min<int64_t>(op.index_count, 1 << 20) * std::min<int64_t>(op.row_stride, 4096);
     }
     for (TableOperands& table : tables_) {
       table.op.out_stride = width_;

@@ -63,8 +63,8 @@ def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
         )
     if module.float_type is not torch.float32:
         raise UnsupportedError(
-            f"the model takes and returns {module.float_type}, and a program file float32 or "
-            "uint8: export it before .half() or .to(), or after .float()"
+            f"the model takes and returns {module.float_type}, and a program file float32, "
+            "uint8 or indices: export it before .half() or .to(), or after .float()"
         )
     arguments = [_arguments(module, call) for call in calls]
     with torch.no_grad():

@@ -24,7 +24,7 @@ extern "C" {
 
 typedef enum x86quant_status {
   X86QUANT_OK = 0,
-  X86QUANT_BAD_ARGUMENT = 1,   // a null pointer, a number of inputs, a size in bytes
+  X86QUANT_BAD_ARGUMENT = 1,   // a null pointer, a number of inputs, a size in bytes, an index that no row has
   X86QUANT_CANNOT_READ = 2,    // there is no such file, or it may not be read
   X86QUANT_DAMAGED = 3,        // truncated, a wrong checksum, or no program file
   X86QUANT_WRONG_VERSION = 4,  // written by another version of x86quant
@@ -41,6 +41,8 @@ X86QUANT_API const char* x86quant_error(void);
 typedef enum x86quant_type {
   X86QUANT_FLOAT32 = 0,
   X86QUANT_UINT8 = 1,
+  X86QUANT_INT32 = 2,  // indices into tables
+  X86QUANT_INT64 = 3,
 } x86quant_type;
 
 #define X86QUANT_MAX_RANK 8
