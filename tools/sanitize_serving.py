@@ -58,13 +58,14 @@ class Recommender(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bottom, self.top = nn.Linear(4, 8), nn.Linear(8 + 6, 1)
+        self.bottom = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+        self.top = nn.Sequential(nn.Linear(8 + 6, 16), nn.ReLU(), nn.Linear(16, 1))
         self.tables = nn.ModuleList(nn.EmbeddingBag(20, 8, mode="sum") for _ in range(3))
 
     def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """One number for each sample."""
         first = self.bottom(dense)
-        rows = [table(ids[:, i : i + 2]) for i, table in enumerate(self.tables)]
+        rows = [table(ids[:, i : i + 1]) for i, table in enumerate(self.tables)]
         every = torch.stack([first, *rows], 1)
         row, column = torch.tril_indices(4, 4, -1)
         products = torch.bmm(every, every.transpose(1, 2))[:, row, column]
@@ -76,7 +77,7 @@ def exported(folder: Path) -> list[Path]:
     """Program files with several plans, of the network one in parts of a batch."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 16, 16)
-    dense, ids = torch.randn(9, 4), torch.randint(0, 20, (9, 4))
+    dense, ids = torch.randn(64, 4), torch.randint(0, 20, (64, 3))
     samples: list[tuple[nn.Module, tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]] = [
         (Variety(), (x,), [(x[:1],), (torch.zeros(4, 3, 16, 16),)]),
         (Recommender(), (dense, ids), [(dense, ids), (dense[:2], ids[:2])]),
