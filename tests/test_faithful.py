@@ -313,3 +313,22 @@ def test_views_of_images_come_to_one_program(batch: int) -> None:
     int8 = x86quant.quantize(model, [x, x], speed_check=False, progress=False)
     assert isinstance(int8, x86quant.CompiledModule), int8.quantization
     assert not int8.float_nodes
+
+
+def test_a_model_that_no_range_suits_comes_back_in_float_and_says_so() -> None:
+    """Its values span ten orders of magnitude, in every layer."""
+
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(self.second(self.first(torch.exp(12 * x))).abs())
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 32)
+    with pytest.warns(X86QuantWarning, match=r"this is the float model: in int8 it has .* second"):
+        int8 = x86quant.quantize(Spread().eval(), [x], mode="static", speed_check=False)
+    assert not int8.quantization.int8_layers
+    assert str(int8.quantization).count(" in float: ") == 1
