@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import Node
 
 from x86quant.lowering.builder import Builder
-from x86quant.lowering.graph_tools import QParams, dequantized, emit, op
+from x86quant.lowering.graph_tools import dequantized, emit, op
 from x86quant.lowering.normalize import IDENTITY
 from x86quant.lowering.rounded import (
     FusedLayer,
@@ -163,7 +163,6 @@ def _rounded_recurrent(builder: Builder, path: str, module: RoundedRecurrent, x:
     }
     scale, zero_point = module.h_qparams
     out = emit(builder.graph, "recurrent", x=codes, **given, **module.arguments())
-    out.meta["qparams"] = QParams(scale, zero_point)
     return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point)
 
 

@@ -96,8 +96,8 @@ class RoundedRecurrent(nn.Module):
             "batch_first": self.batch_first,
             "x_scale": x_scale,
             "x_zp": x_zp,
-            "h_scale": h_scale,
-            "h_zp": h_zp,
+            "out_scale": h_scale,
+            "out_zp": h_zp,
         }
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

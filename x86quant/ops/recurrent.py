@@ -7,9 +7,9 @@ both directions side by side. For each direction ``weights`` has the input's wei
 of each, with torch's order of gates. An LSTM has four, a GRU three. States begin as 0. ::
 
     own    = fma(float(sum((x - x_zp) * w_ih)), x_scale * scale_ih, bias_ih)       of all steps
-    hidden = fma(float(sum((code - h_zp) * w_hh)), h_scale * scale_hh, bias_hh)    of one
+    hidden = fma(float(sum((code - out_zp) * w_hh)), out_scale * scale_hh, bias_hh)    of one
     h, c   = the gates, from own and hidden, in float32
-    code   = clamp(round(h * float32(1 / h_scale)) + h_zp, 0, 255)
+    code   = clamp(round(h * float32(1 / out_scale)) + out_zp, 0, 255)
 
 Sums are exact. The float state of a GRU goes on as it is: its product alone sees codes. The gates
 are spelled out below, in float32, each step rounded as written: native kernels give the same bytes.
@@ -23,7 +23,7 @@ import torch
 
 from x86quant.errors import InvalidInputError
 from x86quant.ops._numerics import check_codes, check_qparams, codes
-from x86quant.ops._register import X_QPARAMS, register
+from x86quant.ops._register import OUT_QPARAMS, X_QPARAMS, register
 from x86quant.ops.dynamic import check_weight
 
 #: Gates of a unit.
@@ -37,7 +37,7 @@ _LIMIT = 9.1
 
 _ARGUMENTS = (
     "Tensor x, Tensor[] weights, Tensor[] scales, Tensor[] biases, str kind, bool batch_first, "
-    f"{X_QPARAMS}, float h_scale, int h_zp"
+    f"{X_QPARAMS}, {OUT_QPARAMS}"
 )
 
 
@@ -50,8 +50,8 @@ def _fake(
     batch_first: bool,
     x_scale: float,
     x_zp: int,
-    h_scale: float,
-    h_zp: int,
+    out_scale: float,
+    out_zp: int,
 ) -> torch.Tensor:
     check_recurrent(x, weights, scales, biases, kind)
     width = sum(weight.shape[1] for weight in weights[1::2])
@@ -68,13 +68,13 @@ def recurrent(
     batch_first: bool,
     x_scale: float,
     x_zp: int,
-    h_scale: float,
-    h_zp: int,
+    out_scale: float,
+    out_zp: int,
 ) -> torch.Tensor:
     """Codes of the states of one layer at all steps: [..., directions * units]."""
     check_recurrent(x, weights, scales, biases, kind)
     check_qparams("recurrent", x_scale, x_zp)
-    check_qparams("recurrent", h_scale, h_zp)
+    check_qparams("recurrent", out_scale, out_zp)
     steps = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if batch_first else x
     found = []
     for i in range(0, len(weights), 2):
@@ -86,16 +86,16 @@ def recurrent(
         units = weights[i + 1].shape[1]
         state = weights[i + 1].double()
         h = c = own.new_zeros((steps.shape[1], units))
-        now = torch.full_like(h, h_zp, dtype=torch.uint8)
+        now = torch.full_like(h, out_zp, dtype=torch.uint8)
         outs = [now] * len(own)
         for t in order:
-            share = _product(now, h_scale, h_zp, state, scales[i + 1], biases[i + 1])
+            share = _product(now, out_scale, out_zp, state, scales[i + 1], biases[i + 1])
             if kind == "lstm":
                 h, c = lstm_gates(own[t], share, c)
             else:
                 h = gru_gates(own[t], share, h)
-            inverse = torch.tensor(1 / h_scale, dtype=torch.float32)
-            outs[t] = now = codes(h * inverse, h_zp)
+            inverse = torch.tensor(1 / out_scale, dtype=torch.float32)
+            outs[t] = now = codes(h * inverse, out_zp)
         found.append(torch.stack(outs))
     out = torch.cat(found, 2)
     return out.squeeze(1) if x.dim() == 2 else out.transpose(0, 1) if batch_first else out

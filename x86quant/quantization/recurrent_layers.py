@@ -25,11 +25,11 @@ class _OneLayer:
         return found
 
 
-class LSTMLayer(_OneLayer, nn.LSTM):
+class LSTMLayer(_OneLayer, nn.LSTM):  # type: ignore[misc]
     """One layer of an ``nn.LSTM``, both directions; returns the states at all steps."""
 
 
-class GRULayer(_OneLayer, nn.GRU):
+class GRULayer(_OneLayer, nn.GRU):  # type: ignore[misc]
     """One layer of an ``nn.GRU``, both directions; returns the states at all steps."""
 
 

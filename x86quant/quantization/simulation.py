@@ -141,11 +141,11 @@ class _Simulation(Interpreter):
         if is_recurrent_layer(module):
             around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
             (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
-            layer = rounded_recurrent(
+            rnn = rounded_recurrent(
                 node, module, self._part.weight_observer,
                 (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp)),
             )  # fmt: skip
-            return layer(self.env[n.all_input_nodes[0]])
+            return rnn(self.env[n.all_input_nodes[0]])
         if not is_weighted(module):
             return super().run_node(n)
         x = self.env[n.all_input_nodes[0]]

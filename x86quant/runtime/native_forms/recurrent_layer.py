@@ -53,11 +53,11 @@ def _recurrent(draft: Draft, node: Node) -> Value:
         "out": target,
         "x_scale": float(kwargs["x_scale"]),
         "x_zp": kwargs["x_zp"],
-        "h_scale": float(kwargs["h_scale"]),
-        "h_zp": kwargs["h_zp"],
-        "h_mult": 1.0 / kwargs["h_scale"],
+        "h_scale": float(kwargs["out_scale"]),
+        "h_zp": kwargs["out_zp"],
+        "h_mult": 1.0 / kwargs["out_scale"],
     }
-    facts = {"multiply_adds": steps * sequences * count, "weight_bytes": count}
+    facts: dict[str, Any] = {"multiply_adds": steps * sequences * count, "weight_bytes": count}
     draft.add(node, NativeStep("recurrent", fields), [x], target, op_name(node), **facts)
     return out if target is out else draft.copy(node, target, out)
 
