@@ -19,6 +19,7 @@ from tests import isa
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering.graph_tools import is_op
+from x86quant.runtime.check import check_ops
 
 FEATURES, UNITS, STEPS, BATCH = 20, 24, 9, 3
 KINDS = (nn.LSTM, nn.GRU)
@@ -182,10 +183,12 @@ def test_one_sequence_without_a_batch() -> None:
 def test_steps_are_no_batch_that_is_run_in_parts() -> None:
     # More than the second-level cache holds, as if the first dimension were images.
     model = Tagger(nn.GRU(160, 64), every_step).eval()
-    data = [torch.randn(512, 64, FEATURES)] * 2
+    data = [torch.randn(256, 64, FEATURES)] * 2
     int8 = static(model, data)
-    with torch.no_grad():
-        assert torch.equal(int8(data[0]), int8.graph_module(data[0]))
+    with torch.no_grad():  # linears of this size may be another provider's, which rounds otherwise
+        assert decibels(int8.graph_module(data[0]), int8(data[0])) > 50
+    (found,) = (x for x in check_ops(int8.graph_module, (data[0],)) if x.op == "recurrent")
+    assert found.different == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
