@@ -1,4 +1,4 @@
-// One layer of an LSTM or a GRU on static int8 codes, both directions: see x86quant/ops/recurrent.py.
+// One layer of an LSTM or a GRU on static int8 codes, both directions: see x86quant/ops/recurrence.py.
 //
 // The input's share of the gates is one product for all steps; the state's share one product a step, of the codes that
 // the layer's result holds already. Gates and states are float32.

@@ -18,7 +18,7 @@ from x86quant.ops import (
     norm,
     pool,
     quantization,
-    recurrent,
+    recurrence,
     rows,
     shape,
 )
@@ -35,7 +35,7 @@ __all__ = [
     "norm",
     "pool",
     "quantization",
-    "recurrent",
+    "recurrence",
     "rows",
     "shape",
 ]
