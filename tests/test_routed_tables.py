@@ -53,7 +53,7 @@ def test_both_kernels_give_the_same_bytes(
         ((indices().to(dtype).view(BAGS, EACH),), False),
         ((indices().to(dtype), last.to(dtype)), True),
         ((indices().to(dtype), OFFSETS.to(dtype), weights), False),
-        ((indices().to(dtype).view(BAGS, EACH), None, weights.view(BAGS, EACH)), False),  # type: ignore[arg-type]
+        ((indices().to(dtype).view(BAGS, EACH), None, weights.view(BAGS, EACH)), False),  # type: ignore[list-item]
     ]
     for call, ends in calls:
         native = table(bits, include_last_offset=ends)(*call)
