@@ -116,7 +116,7 @@ def write(module: CompiledModule) -> None:
 
 
 def write_through_a_view(module: CompiledModule) -> None:
-    getattr(module.graph_module, weight_of(module)).flatten()[:].copy_(halved(module).flatten())
+    getattr(module.graph_module, weight_of(module))[:].copy_(halved(module))
 
 
 def write_in_inference_mode(module: CompiledModule) -> None:
