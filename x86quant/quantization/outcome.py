@@ -35,6 +35,7 @@ from x86quant.quantization.harm import harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import run
+from x86quant.quantization.running import tensors_in
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.state import state_kept
@@ -266,13 +267,19 @@ def _unlike(expected: Any, actual: Any) -> str | None:
 def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
     """Signal to noise in dB of each float tensor in the result, over all of ``calls``.
 
+    What the model's own code refuses, once values are rounded, is all noise.
+
     Where an attention mask is given, what the model makes of padding does not count.
     """
     pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     for call in calls:
         mask = _padding_mask(prepared.reference, call)
         exact = [_unpadded(x, mask) for x in _floats(prepared.exact(call))]
-        actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
+        try:
+            actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
+        except Exception as error:
+            _log.info("in int8 the model fails: %s", first_line(error))
+            return tuple(-math.inf for _ in exact)
         if [x.shape for x in exact] != [x.shape for x in actual]:
             continue  # a number of found objects, say
         for number, (x, y) in enumerate(zip(exact, actual, strict=True)):
@@ -318,10 +325,7 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
 
 
 def _floats(result: Any) -> list[torch.Tensor]:
-    try:
-        _, leaves = take_apart(result)
-    except UnsupportedError:
-        return []
+    leaves = tensors_in(result)
     return [torch.nan_to_num(x) for x in leaves if x.is_floating_point() and x.numel()]
 
 
