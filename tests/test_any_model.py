@@ -907,6 +907,29 @@ def test_what_is_slower_stays_in_float(monkeypatch):
     assert kept.quantization.int8_layers == ("a", "b")
 
 
+def test_what_is_slower_on_one_row_stays_in_float(monkeypatch):
+    def slower(_: Any, __: Any, call: Any, **___: Any) -> float | None:
+        return 1.5 if call.args[0].shape[0] == 1 else None
+
+    monkeypatch.setattr(speed, "slower", slower)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    result = quantized(Net(lambda _, x: F.relu(x)), images())
+    assert result.quantization.int8_layers == ()
+    assert "1.50 times as long as float on (1, 3, 12, 12)" in str(result.quantization)
+
+
+def test_sizes_that_run_in_float_are_not_timed(monkeypatch):
+    timed: list[int] = []
+
+    def slower(_: Any, __: Any, call: Any, **___: Any) -> None:
+        timed.append(call.args[0].shape[0])
+
+    monkeypatch.setattr(speed, "slower", slower)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    quantized(Net(lambda _, x: x * 2 if x.shape[0] > 1 else F.relu(x)), images())
+    assert timed == [8]
+
+
 @pytest.mark.parametrize(
     ("exact", "int8", "ratio"),
     [

@@ -55,6 +55,13 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
     return tuple(found)
 
 
+def smallest(sample: Sequence[Call]) -> Call:
+    """One row of the smallest call of ``sample``, or all of that if its tensors share no rows."""
+    call = min(sample, key=_elements)
+    rows = shared_rows(call)
+    return _resized(call, 0, rows, 1) if rows > 1 else call
+
+
 def _elements(call: Call) -> int:
     return sum(x.numel() for x in call.leaves)
 
