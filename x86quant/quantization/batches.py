@@ -29,6 +29,9 @@ _ROWS = 32
 #: Steps that need data again take it from the first batches: at most so many, of so many bytes.
 _KEPT_BATCHES = 16
 _KEPT_BYTES = 64 << 20
+_SPARSE = frozenset(
+    getattr(torch, f"sparse_{name}") for name in ("coo", "csr", "csc", "bsr", "bsc")
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Call:
 
 def dense(x: torch.Tensor) -> torch.Tensor:
     """``x`` itself, or as a dense tensor: few ops take a sparse one."""
-    return x if x.layout is torch.strided else x.to_dense()
+    return x.to_dense() if x.layout in _SPARSE else x
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
