@@ -155,3 +155,27 @@ def test_noise_is_known_beside_objects_that_cannot_be_looked_into() -> None:
     int8 = quantized(Boxed(), [rows()])
     assert len(int8.quantization.sqnr_db) == 1
     assert int8.quantization.sqnr_db[0] > 20
+
+
+class ViewsResults(nn.Module):
+    """Views what a pool makes, which torch computes otherwise when it is watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a = nn.Conv2d(4, 4, 1, groups=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x).flatten(2)
+        if float(x.detach().sum()) < 1e9:  # so that it is no graph
+            x.square_()
+        y = F.max_pool1d(F.elu(x), 3, 1, 1)
+        return y.view(y.size(0), -1)
+
+
+def test_results_that_lie_otherwise_in_memory_stay_in_float() -> None:
+    x = torch.randn(16, 4, 1, 5, generator=torch.Generator().manual_seed(0))
+    model = ViewsResults()
+    with pytest.warns(X86QuantWarning, match="stays in float: its results lie otherwise"):
+        int8 = quantized(model, [x])
+    assert torch.equal(int8(x), model(x))
