@@ -1,19 +1,25 @@
-"""Runs tests on CPUs that are not here, with qemu's user-mode emulation.
+"""Runs tests on CPUs that are not here: emulated by qemu, or this one shown as another.
 
-    python -m tests.emulated                                   # a few minutes on three CPUs
+    python -m tests.emulated                                   # a few minutes on a few CPUs
     python -m tests.emulated --cpu EPYC-Milan tests/test_saturation.py tests/test_errata.py
-    python -m tests.emulated --all --cpu Haswell               # every file of the suite: hours
+    python -m tests.emulated --all --cpu "Zen 3"               # every file: some 20 minutes
+    python -m tests.emulated --all --cpu Haswell               # the same by qemu: hours
 
 ``X86QUANT_ISA`` caps what libraries let themselves be capped to; PyTorch, FBGEMM and oneDNN ask the
-CPU itself in places that no variable reaches. An emulated CPU answers there too. qemu knows AVX2,
-but neither AVX-512 nor VNNI, and is some ten times slower than the CPU it runs on. What the system
-says of the CPU in /proc is still said of the real one. Float LSTMs, which torch runs by oneDNN, are
-computed wrongly under qemu 7.2, or end the process: ``--select "not lstm"`` leaves them out.
+CPU itself in places that no variable reaches. There are two ways to answer there too.
+
+- ``tools/masked_cpu.py`` changes what CPUID says, and all runs at full speed. It needs a CPU that
+  has what the other one has, AVX-512 for instance; features that are not shown work if used.
+- qemu, in its user mode, really lacks what the CPU lacks. It knows AVX2, but neither AVX-512 nor
+  VNNI, and is some ten times slower. Float LSTMs, which torch runs by oneDNN, are computed wrongly
+  under qemu 7.2, or end the process: ``--select "not lstm"`` leaves them out.
+
+What the system says of the CPU in /proc is in both still said of the real one.
 
 With ``--all`` each file runs by itself, for at most ``--minutes``; if files are named, only these.
 Where a test ends the process, that test has failed, and the rest of its file goes on in a new one.
 
-Programs that tests start are emulated as well: ``sys.executable`` is a script that starts qemu.
+Programs that tests start see the same CPU: for qemu, ``sys.executable`` is a script that starts it.
 """
 
 from __future__ import annotations
@@ -31,14 +37,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools import masked_cpu
+
 ROOT = Path(__file__).parent.parent
 
 #: What qemu is asked for. Features that it cannot emulate are taken away, so that it does not warn.
-CPUS = {
+QEMU = {
     "Haswell": "Haswell,-pcid,-x2apic,-tsc-deadline,-hle,-rtm,-invpcid",
     "EPYC-Milan": "EPYC-Milan",
     "Nehalem": "Nehalem",
 }
+CPUS = (*QEMU, *(name for name in masked_cpu.MASKS if name not in QEMU))
 _LEGAL = "tests/test_saturation.py::test_fbgemm_is_legal_exactly_where_it_is_right"
 _ERRATUM = "tests/test_errata.py::test_an_erratum_is_true_and_its_neighbour_is_not_hit"
 _COMPUTES = "tests/test_tuning_measure.py::test_every_kernel_that_accepts_an_op_computes_it"
@@ -60,6 +69,10 @@ SHORT = {
         "tests/test_same_answers.py",
     ),
     "Nehalem": ("tests/test_without_avx2.py",),
+    **{
+        name: (_LEGAL, _COMPUTES, "tests/test_overflow_campaign.py", "tests/test_same_answers.py")
+        for name in ("Skylake server", "Alder Lake", "Zen 4")
+    },
 }
 
 #: The exit code of a run that was stopped.
@@ -76,7 +89,14 @@ sys.executable = os.environ.get("{_LAUNCHER}", sys.executable)
 
 
 def environment(cpu: str, folder: Path) -> dict[str, str]:
-    """The environment of an emulated run; puts the launcher into ``folder``."""
+    """The environment of a run on this CPU; what it takes goes into ``folder``."""
+    quiet = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # what was written before a process ended is not lost
+        _LAUNCHER: sys.executable,
+    }
+    if cpu not in QEMU:
+        return {**os.environ, **masked_cpu.environment(cpu, folder), **quiet}
     launcher = folder / "python"
     launcher.write_text(f'#!/bin/sh\nexec qemu-x86_64 "{sys.executable}" "$@"\n')
     launcher.chmod(0o755)
@@ -84,12 +104,20 @@ def environment(cpu: str, folder: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {
         **os.environ,
-        "QEMU_CPU": CPUS[cpu],
+        **quiet,
+        "QEMU_CPU": QEMU[cpu],
         "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",  # what was written before a process ended is not lost
         _LAUNCHER: str(launcher),
     }
+
+
+def why_not(cpu: str) -> str | None:
+    """Why no test can run on this CPU; None when it can."""
+    if cpu not in QEMU:
+        return masked_cpu.why_not(cpu)
+    if shutil.which("qemu-x86_64") is None:
+        return "qemu-x86_64 is not installed (Debian, Ubuntu: apt-get install qemu-user)"
+    return None
 
 
 def run(cpu: str, tests: Sequence[str], options: Sequence[str], minutes: float) -> tuple[int, str]:
@@ -169,7 +197,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("tests", nargs="*", help="files or tests; the short set if none are named")
     parser.add_argument(
-        "--cpu", action="append", choices=CPUS, help="may be repeated; every one if none is named"
+        "--cpu",
+        action="append",
+        choices=CPUS,
+        help="may be repeated; those of the short set if none is named",
     )
     parser.add_argument("--all", action="store_true", help="each file by itself, with its counts")
     parser.add_argument("--select", default="", help="as pytest's -k")
@@ -178,9 +209,13 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="CPUs emulated at the same time")
     options = parser.parse_args()
-    if shutil.which("qemu-x86_64") is None:
-        print("qemu-x86_64 is not installed (Debian, Ubuntu: apt-get install qemu-user)")
-        return 3
+    cpus = options.cpu or list(SHORT)
+    for cpu in list(cpus):
+        if reason := why_not(cpu):
+            print(f"{cpu}: {reason}", flush=True)
+            if options.cpu:
+                return 3
+            cpus.remove(cpu)
 
     def one(cpu: str) -> bool:
         if options.all:
@@ -196,7 +231,7 @@ def main() -> int:
         return code == 0
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        return 0 if all(list(pool.map(one, options.cpu or CPUS))) else 1
+        return 0 if all(list(pool.map(one, cpus))) else 1
 
 
 if __name__ == "__main__":

@@ -288,3 +288,47 @@ def test_writes_to_a_copy_leave_the_original_alone() -> None:
     model = CopiesThenWrites(lambda _, y: y).eval()
     int8 = quantized_near(model)
     assert "how its results lie in memory" in str(int8.quantization)
+
+
+class Shuffled(nn.Module):
+    """A channel shuffle by views, as ShuffleNet writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.first(x), self.first(x)], 1)
+        b, c, h, w = x.shape
+        x = x.view(b, 2, c // 2, h, w).transpose(1, 2).contiguous().view(b, c, h, w)
+        return self.second(x.chunk(2, 1)[0])
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_views_of_images_come_to_one_program(batch: int) -> None:
+    """What is rounded lies as the float value does, so that the model's own views hold."""
+    x = torch.randn(batch, 3, 12, 12)
+    model = Shuffled().eval()
+    int8 = x86quant.quantize(model, [x, x], speed_check=False, progress=False)
+    assert isinstance(int8, x86quant.CompiledModule), int8.quantization
+    assert not int8.float_nodes
+
+
+def test_a_model_that_no_range_suits_comes_back_in_float_and_says_so() -> None:
+    """Its values span ten orders of magnitude, in every layer."""
+
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(self.second(self.first(torch.exp(12 * x))).abs())
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 32)
+    with pytest.warns(X86QuantWarning, match=r"this is the float model: in int8 it has .* second"):
+        int8 = x86quant.quantize(Spread().eval(), [x], mode="static", speed_check=False)
+    assert not int8.quantization.int8_layers
+    assert str(int8.quantization).count(" in float: ") == 1

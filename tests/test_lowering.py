@@ -24,6 +24,7 @@ from x86quant.compiled import CompiledModule, compile
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import LayerCheck, lower, verify
 from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.lowering.rounded import rounded
 
 # Stock PyTorch warns of its own default observers.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
@@ -443,3 +444,23 @@ def test_bad_models_and_examples_are_refused() -> None:
         compile(Branches(), (x,))
     with pytest.raises(InvalidInputError, match=r"write \(x,\)"):
         compile(nn.Identity(), x)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(2, 3, 4, 5),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(2, 3, 4, 5).permute(3, 0, 2, 1),
+        torch.randn(2, 3, 4, 5)[:, :, ::2],
+        torch.randn(2, 1, 4, 1).expand(2, 3, 4, 5),
+        torch.randn(0, 3),
+        torch.tensor(1.5),
+    ],
+    ids=lambda x: f"{tuple(x.shape)} {x.stride()}",
+)
+def test_rounding_keeps_the_layout(x: torch.Tensor) -> None:
+    found = rounded(x, 0.05, 100)
+    assert found.stride() == torch.empty_like(x).stride()
+    expected = ((x / 0.05).round() + 100).clamp(0, 255).sub(100) * 0.05
+    torch.testing.assert_close(found, expected)

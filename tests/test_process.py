@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -232,3 +233,45 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
     left, most = map(float, out.split())
     assert most > 64
     assert left < 32
+
+
+_SAVED = """
+import sys
+import torch
+from torch import nn
+import x86quant
+
+class Scaled(nn.Module):
+    # What has an argument that no tensor is comes back as a module with a guard.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x, scale=1.0):
+        return self.b(torch.relu(self.a(x)) * scale)
+
+def images(batch):
+    return torch.randn(batch, 3, 8, 8)
+
+def model(kind):
+    if kind == "dynamic":
+        return x86quant.to_dynamic(nn.Sequential(nn.Linear(8, 64), nn.ReLU()).eval())
+    made = Scaled() if kind == "guarded" else nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    return x86quant.quantize(made.eval(), [images(2)], progress=False, speed_check=False)
+"""
+
+
+@pytest.mark.parametrize("kind", ["static", "guarded", "dynamic"])
+def test_loading_and_running_a_model_imports_no_compiler(kind: str, tmp_path: Path) -> None:
+    """torch.compile's half of torch takes as long to import as the other one."""
+    path = tmp_path / "model.x86q"
+    run(f"x86quant.save(model({kind!r}), {str(path)!r}, example_inputs=(images(2),))", _SAVED)
+    found = run(
+        f"""
+        loaded = x86quant.load({str(path)!r})
+        print(*(tuple(loaded(images(batch)).shape)[0] for batch in (1, 2)))
+        print(*({{"torch._dynamo", "torch._inductor", "sympy"}} & {{*sys.modules}}))
+        """,
+        _SAVED,
+    )
+    assert found.split() == ["1", "2"]

@@ -97,22 +97,49 @@ struct Vec256 : VecCommon {
       else copy_some<kWidth>(to + i * stride, bytes + i * kWidth, count);
     }
   }
+  // Bytes that are no whole vector, by loads that overlap: one that waits for narrower stores to a
+  // buffer costs more than all of them.
+  static uint64_t load_few(const uint8_t* p, int count) {
+    if (count >= 8) return word<uint64_t>(p);
+    if (count >= 4) return word<uint32_t>(p) | uint64_t{word<uint32_t>(p + count - 4)} << 8 * (count - 4);
+    if (count >= 2) return word<uint16_t>(p) | uint64_t{word<uint16_t>(p + count - 2)} << 8 * (count - 2);
+    return count == 1 ? *p : 0;
+  }
+  static __m128i load_some(const uint8_t* p, int count) {
+    if (count >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const uint64_t high = count > 8 ? word<uint64_t>(p + count - 8) >> 8 * (16 - count) : 0;
+    return _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(load_few(p, count)));
+  }
+  // The last of 16 bytes, moved to the front; zeros behind.
+  static __m128i load_last(const uint8_t* end, int count) {
+    alignas(32) static constexpr uint8_t kMoves[32] = {
+        0,    1,    2,    3,    4,    5,    6,    7,    8,    9,    10,   11,   12,   13,   14,   15,
+        0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80};
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(end - 16));
+    return _mm_shuffle_epi8(bytes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(kMoves + 16 - count)));
+  }
+  template <class W>
+  static W word(const uint8_t* p) {
+    W value;
+    memcpy(&value, p, sizeof value);
+    return value;
+  }
+
   template <int VECS>
   static I load_pixels(const uint8_t* from, int64_t stride, int pixels, int count) {
-    constexpr int kWidth = VECS * kLanes;
-    if (VECS == 4 && count >= kWidth) return load(from);
-    if (VECS == 2 && count >= kWidth && pixels == 2) {
-      // Not through the buffer: a load of two stores waits for both.
-      const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-      const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + stride));
-      return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    if constexpr (VECS == 4) {
+      if (count >= 32) return load(from);
+      const __m128i low = load_some(from, count);
+      return _mm256_set_m128i(count > 16 ? load_last(from + count, count - 16) : _mm_setzero_si128(), low);
     }
-    alignas(32) uint8_t bytes[32] = {};
-    for (int i = 0; i < pixels; ++i) {
-      if (count >= kWidth) memcpy(bytes + i * kWidth, from + i * stride, kWidth);
-      else copy_some<kWidth>(bytes + i * kWidth, from + i * stride, count);
+    if constexpr (VECS == 2) {
+      const __m128i low = load_some(from, count);
+      return _mm256_set_m128i(pixels == 2 ? load_some(from + stride, count) : _mm_setzero_si128(), low);
     }
-    return load(bytes);
+    const auto pixel = [=](int i) {
+      return i < pixels ? static_cast<int64_t>(load_few(from + i * stride, count)) : 0;
+    };
+    return _mm256_set_epi64x(pixel(3), pixel(2), pixel(1), pixel(0));
   }
 
   template <int VECS>

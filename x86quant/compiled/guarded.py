@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.compiled.outside_graphs import outside_graphs
 from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
@@ -207,7 +208,7 @@ class GuardedModule(Int8Module):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def _is_as_made(self) -> bool:
         """Whether the int8 weights are still those that were made of the float model."""
         if self._unchanged is None or not self._unchanged():

@@ -167,7 +167,7 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
 # --- what a node writes ----------------------------------------------------------------------
 
 #: Where functions live that write to an argument only if their name or their arguments say so.
-_KNOWN = ("torch", "_operator", "operator", "builtins", "math")
+_KNOWN = ("torch", "_operator", "operator", "builtins", "math", "x86quant")
 
 
 def _may_write(n: Node, root: nn.Module) -> bool:

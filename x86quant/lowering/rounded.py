@@ -35,10 +35,16 @@ class Int8Weight(NamedTuple):
 
 
 def rounded(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    """The values of ``x`` as uint8 codes can say them."""
-    codes = op("quantize")(x, out_scale=scale, out_zp=zero_point)
+    """The values of ``x`` as uint8 codes can say them, in the order in which ``x`` lies.
+
+    The op for images lays them out anew, and the float code that follows may view its input.
+    """
+    strides = torch.empty_like(x, device="meta").stride()
+    order = sorted(range(x.dim()), key=strides.__getitem__, reverse=True)
+    lying = x.permute(order)
+    codes = op("quantize")(lying.reshape(-1), out_scale=scale, out_zp=zero_point)
     real: torch.Tensor = op("dequantize")(codes, x_scale=scale, x_zp=zero_point)
-    return real
+    return real.view(lying.shape).permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
 def rounded_weight(codes: torch.Tensor, scales: torch.Tensor, axis: int) -> torch.Tensor:

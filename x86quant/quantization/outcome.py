@@ -390,6 +390,13 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
         size *= 2
     outcome, model = best
     worst = listed([f"{name} ({harm[name]:.1f} dB alone)" for name in order])
+    if not outcome.int8_layers:
+        warnings.warn(
+            f"this is the float model: in int8 it has {before:.1f} dB against float, and no layer "
+            f"could stay in int8; those that harm it most: {worst}",
+            X86QuantWarning,
+            stacklevel=4,
+        )
     if min(outcome.sqnr_db, default=ENOUGH_DB) < ENOUGH_DB:
         warnings.warn(
             f"the int8 model has {before:.1f} dB against float; the layers that harm it most: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from x86quant.quantization.wording import listed
@@ -78,8 +79,8 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [f"{self.line()}; {self.why}"]
-        for path, method in self.traced_by.items():
-            lines.append(f"traced by {method}" + (f": {path}" if path else ""))
+        for method, paths in _by_value(self.traced_by).items():
+            lines.append(f"traced by {method}" + (f": {listed(paths)}" if any(paths) else ""))
         if self.observer is not None:
             lines.append(f"calibrated on {self.batches} batches, observer {self.observer}")
         if self.equalized:
@@ -92,7 +93,16 @@ class Summary:
             worst = f", the worst of {len(self.sqnr_db)} outputs" if len(self.sqnr_db) > 1 else ""
             lines.append(f"{min(self.sqnr_db):.1f} dB against float{worst}")
         lines += self.notes
-        lines += [f"{name} in float: {reason}" for name, reason in self.float_layers.items()]
+        for reason, names in _by_value(self.float_layers).items():
+            lines.append(f"{listed(names)} in float: {reason}")
         if self.search is not None:
             lines.append(str(self.search))
         return "\n".join(lines)
+
+
+def _by_value(said: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of which the same is said."""
+    found: dict[str, list[str]] = {}
+    for name, value in said.items():
+        found.setdefault(value, []).append(name)
+    return found
