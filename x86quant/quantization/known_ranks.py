@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,7 +18,9 @@ from torch.fx.proxy import Attribute
 from torch.utils import _pytree as pytree
 
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
-from x86quant.quantization.known_sizes import KnownSizes
+
+if TYPE_CHECKING:
+    from x86quant.quantization.known_sizes import KnownSizes
 
 #: Ops whose result may have another rank for other sizes.
 _BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
@@ -102,6 +104,9 @@ class RankedTracer(InPlaceTracer):
     def number(self, node: Node) -> int | None:
         """How many parts or rows ``node`` has, or the number that it is, if that is known."""
         if self._sizes is None:
+            # It imports the compiler, which takes as long as importing torch.
+            from x86quant.quantization.known_sizes import KnownSizes
+
             assert isinstance(self.root, nn.Module)
             self._sizes = KnownSizes(self.root, self.graph, self._example)
         return self._sizes.number(node)
