@@ -16,11 +16,24 @@ from x86quant.quantization.tracing import Traced, by_fx
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
+class Layer(nn.Module):
+    """A linear, with tables of positions and of what may see what."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.register_buffer("places", torch.randn(1, 50, outputs))
+        self.register_buffer("sees", torch.ones(50, 50, dtype=torch.bool).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
 class Net(nn.Module):
     def __init__(self, forward: Callable[..., Any]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer = nn.Linear(8, 8)
+        self.layer = Layer(8, 8)
         self._forward = forward
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -61,6 +74,12 @@ def test_loops_over_steps_fix_their_number(forward):
         lambda layer, x: layer(x) + torch.finfo(x.dtype).eps,
         lambda layer, x: layer(x) + 1 if torch.is_floating_point(x) else x,
         lambda layer, x: layer(x) + torch.ones(x.shape[1], 1, device=x.device),
+        lambda layer, x: layer(x) + layer.places[:, : x.size(1)],
+        lambda layer, x: layer(x) + layer.places.narrow(1, 0, x.size(1)),
+        lambda layer, x: layer(x) + layer.places[:, :1].expand(x.size(0), x.size(1), 8),
+        lambda layer, x: (layer(x) @ x.transpose(1, 2)).masked_fill(
+            ~layer.sees[: x.size(1), : x.size(1)], -1.0
+        ),
     ],
 )
 def test_what_all_sizes_share_fixes_none(forward):
@@ -95,7 +114,9 @@ def test_what_values_or_the_batch_decide_is_not_traced(forward):
 
 
 def test_factories_are_torchs_own_afterwards():
-    before = torch.zeros, torch.arange
+    before = torch.zeros, torch.arange, torch.Tensor.__getitem__, torch.Tensor.view
     with pytest.raises(UnsupportedError):
         by_fx(Net(lambda layer, x: layer(x) if x.sum() > 0 else x).eval(), Call((X,)))
-    assert (torch.zeros, torch.arange) == before
+    after = torch.zeros, torch.arange, torch.Tensor.__getitem__, torch.Tensor.view
+    assert after == before
+    assert "view" not in vars(torch.Tensor)

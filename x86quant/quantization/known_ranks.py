@@ -8,6 +8,7 @@ op on the way drops dimensions by their size. So what was traced so far is run o
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
-from torch.utils import _pytree as pytree
 
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 
@@ -28,6 +28,9 @@ _BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
 
 #: What makes a tensor of sizes, and takes no proxy for one.
 _FACTORIES = ("arange", "eye", "full", "linspace", "ones", "zeros")
+#: What tensors that are no proxies, buffers say, are cut and spread by. They would ask for numbers.
+_ITEM = "__getitem__"
+_METHODS = (_ITEM, "expand", "narrow", "repeat", "reshape", "select", "view")
 #: Questions that the type of a tensor answers.
 _BY_TYPE = frozenset(["is_complex", "is_floating_point"])
 
@@ -56,17 +59,28 @@ class RankedTracer(InPlaceTracer):
         before = {name: getattr(torch, name) for name in _FACTORIES}
         try:
             for name, function in before.items():
-                setattr(torch, name, self._traced(function))
+                setattr(torch, name, self._traced(function, "call_function", function))
+            for name in _METHODS:
+                method = getattr(torch.Tensor, name)
+                node = (
+                    ("call_function", operator.getitem) if name == _ITEM else ("call_method", name)
+                )
+                setattr(torch.Tensor, name, self._traced(method, *node))
             return super().trace(root, concrete_args)
         finally:
             for name, function in before.items():
                 setattr(torch, name, function)
+            for name in _METHODS:
+                if name in vars(torch.Tensor):
+                    delattr(torch.Tensor, name)  # which has inherited it
 
-    def _traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _traced(self, function: Callable[..., Any], kind: str, target: Any) -> Callable[..., Any]:
+        """``function``, of which a call with proxies is recorded."""
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(x, Proxy) for x in pytree.tree_leaves((args, kwargs))):
-                return self.create_proxy("call_function", function, args, kwargs)
+            if _has_proxy((args, kwargs)):
+                return self.create_proxy(kind, target, args, kwargs)
             return function(*args, **kwargs)
 
         return call
@@ -116,6 +130,16 @@ class RankedTracer(InPlaceTracer):
         if self._values is None:
             self._values = _Values(self, self._example)
         return self._values.of(node)
+
+
+def _has_proxy(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_proxy, value))
+    if isinstance(value, dict):
+        return any(map(_has_proxy, value.values()))
+    if isinstance(value, slice):
+        return _has_proxy((value.start, value.stop, value.step))
+    return isinstance(value, Proxy)
 
 
 class _Values(Interpreter):
