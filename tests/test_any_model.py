@@ -791,6 +791,7 @@ def test_equalization_leaves_tied_weights_alone():
     assert sqnr(model(x), result(x)) > sqnr(model(x), plain(x)) - 3
 
 
+@pytest.mark.filterwarnings("ignore:this is the float model")
 def test_a_step_that_harms_unseen_data_is_not_taken(monkeypatch):
     def spoil(graph: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
         scales = torch.ones(8)
@@ -879,6 +880,7 @@ class Fragile(nn.Module):
         return self.b(torch.sin(self.a(x)) + self.a(x))
 
 
+@pytest.mark.filterwarnings("ignore:this is the float model")
 def test_bad_layers_go_back_to_float():
     model = Fragile()
     x = torch.randn(64, 8)
