@@ -20,7 +20,7 @@ from torch.fx.proxy import Attribute
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 
 if TYPE_CHECKING:
-    from x86quant.quantization.known_sizes import KnownSizes
+    from x86quant.quantization.known_sizes import SizesAskedFor
 
 #: Ops whose result may have another rank for other sizes.
 _BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
@@ -42,7 +42,7 @@ class RankedTracer(InPlaceTracer):
         super().__init__()
         self._example = example
         self._values: _Values | None = None
-        self._sizes: KnownSizes | None = None
+        self._sizes: SizesAskedFor | None = None
 
     @property
     def fixed(self) -> dict[tuple[int, int], int]:
@@ -119,10 +119,10 @@ class RankedTracer(InPlaceTracer):
         """How many parts or rows ``node`` has, or the number that it is, if that is known."""
         if self._sizes is None:
             # It imports the compiler, which takes as long as importing torch.
-            from x86quant.quantization.known_sizes import KnownSizes
+            from x86quant.quantization.known_sizes import SizesAskedFor
 
             assert isinstance(self.root, nn.Module)
-            self._sizes = KnownSizes(self.root, self.graph, self._example)
+            self._sizes = SizesAskedFor(self.root, self.graph, self._example)
         return self._sizes.number(node)
 
     def value(self, node: Node) -> Any:

@@ -30,7 +30,7 @@ _Place = tuple[int, int]
 _ROWS = re.compile(r"s\[\d+\]\[0\]")
 
 
-class KnownSizes(Interpreter):
+class SizesAskedFor(Interpreter):
     """Runs a graph that is being traced on fake tensors.
 
     Attributes:
