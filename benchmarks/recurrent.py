@@ -15,6 +15,7 @@ import warnings
 import torch
 from torch import nn
 
+import x86quant
 from benchmarks.environment import print_environment
 from benchmarks.side_by_side import add_arguments, bound, compare, peers
 from x86quant.bench.backends import Bind
@@ -39,12 +40,14 @@ def candidates(layer: nn.RNNBase, x: torch.Tensor, options: argparse.Namespace) 
     """What runs ``layer``, by name."""
     model = Outputs(layer).eval()
     binds = {"x86quant dynamic": bound(Outputs(RECURRENT[type(layer)].from_float(layer)))}
+    calibration = [torch.randn_like(x) for _ in range(4)]
+    static = x86quant.quantize(model, calibration, mode="static", speed_check=False, progress=False)
+    binds["x86quant static"] = bound(static)
     for engine in ENGINES:
         torch.backends.quantized.engine = engine
         stock = torch.ao.quantization.quantize_dynamic(model, {type(layer)})
         binds[f"stock dynamic, {engine}"] = bound(stock)
-    calibration = [(torch.randn_like(x),) for _ in range(2)]
-    others = peers(options.peers, model, calibration, (x,), options.threads)
+    others = peers(options.peers, model, [(y,) for y in calibration], (x,), options.threads)
     return {**binds, **others, "fp32": bound(model)}
 
 

@@ -7,13 +7,20 @@ from types import MappingProxyType
 
 from .base import Kernel
 from .brgemm import BrgemmKernel
-from .fbgemm import FbgemmDynamicKernel, FbgemmGraphKernel, FbgemmKernel
-from .native import NativeGraphKernel, NativeKernel
+from .fbgemm import FbgemmDynamicKernel, FbgemmGraphKernel, FbgemmKernel, FbgemmLookup
+from .native import NativeGraphKernel, NativeKernel, NativeLookup
 from .onednn import OnednnDynamicKernel, OnednnGraphKernel, OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
-__all__ = ["Kernel", "all_kernels", "dynamic_kernels", "graph_kernels", "kernel_names"]
+__all__ = [
+    "Kernel",
+    "all_kernels",
+    "dynamic_kernels",
+    "graph_kernels",
+    "kernel_names",
+    "lookup_kernels",
+]
 
 
 def all_kernels() -> Mapping[str, Kernel]:
@@ -29,6 +36,11 @@ def graph_kernels() -> Mapping[str, Kernel]:
 def dynamic_kernels() -> Mapping[str, Kernel]:
     """Every kernel of linears on float tensors, in the order of fallback."""
     return _DYNAMIC_KERNELS
+
+
+def lookup_kernels() -> Mapping[str, Kernel]:
+    """Every kernel of embedding tables, in the order of fallback: the first runs everything."""
+    return _LOOKUP_KERNELS
 
 
 def kernel_names() -> frozenset[str]:
@@ -56,6 +68,8 @@ _KERNELS = _register(
 _GRAPH_KERNELS = _register(
     (NativeGraphKernel(), BrgemmKernel(), FbgemmGraphKernel(), OnednnGraphKernel())
 )
+
+_LOOKUP_KERNELS = _register((NativeLookup(), FbgemmLookup()))
 
 _DYNAMIC_KERNELS = _register(
     (NativeGraphKernel(), FbgemmDynamicKernel(), OnednnDynamicKernel(), ReferenceKernel())

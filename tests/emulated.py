@@ -69,10 +69,10 @@ SHORT = {
         "tests/test_same_answers.py",
     ),
     "Nehalem": ("tests/test_without_avx2.py",),
-    **{
-        name: (_LEGAL, _COMPUTES, "tests/test_overflow_campaign.py", "tests/test_same_answers.py")
-        for name in ("Skylake server", "Alder Lake", "Zen 4")
-    },
+    **dict.fromkeys(
+        ("Skylake server", "Alder Lake", "Zen 4"),
+        (_LEGAL, _COMPUTES, "tests/test_overflow_campaign.py", "tests/test_same_answers.py"),
+    ),
 }
 
 #: The exit code of a run that was stopped.

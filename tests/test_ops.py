@@ -62,6 +62,17 @@ TABLES = {
     "names": ["a", ""],
 }  # fmt: skip
 SAMPLES: dict[str, dict[str, Any]] = {
+    "recurrent": {
+        "x": codes(4, 2, 6),
+        "weights": [weights(20, 6), weights(20, 5, seed=2)] * 2,
+        "scales": [torch.linspace(0.001, 0.01, 20)] * 4,
+        "biases": [torch.linspace(-1, 1, 20)] * 4,
+        "kind": "lstm",
+        "batch_first": False,
+        **IN,
+        "out_scale": 1 / 128,
+        "out_zp": 128,
+    },
     "embedding_bags": TABLES,
     "embedding_rows": {
         "rows": TABLES["rows"][0],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import isa
 from x86quant.errors import RuleError
 from x86quant.kernels import kernel_names
-from x86quant.spec import OP_KINDS, OpSpec, WeightFacts
+from x86quant.spec import OP_KINDS, ROUTED_KINDS, OpSpec, WeightFacts
 from x86quant.tables.conditions import ConditionError, Pattern, parse_condition, parse_pattern
 from x86quant.tables.features import FEATURES
 from x86quant.tables.shipped import find_table, shipped_tables
@@ -153,13 +153,17 @@ def test_unknown_matches_nothing() -> None:
     assert Pattern(*parse_pattern("*", when)).matches(known, AMX)
 
 
-def test_every_feature_reads_a_conv_and_a_linear() -> None:
+def test_every_feature_reads_a_conv_a_linear_or_a_table() -> None:
     dilated = conv(
         64, 128, groups=64, stride=(2, 1), dilation=(1, 2), batch=2, rows=10, threads=1,
         caller="stock", dynamic=False, post_op="relu", weights=WeightFacts((), symmetric=False),
         spatial=(9, 9),
     )  # fmt: skip
-    values = {name: feature.get(dilated, AMX) for name, feature in FEATURES.items()}
+    table = OpSpec("embedding_bag", 100, 8, bits=4, pooling="max")
+    values = {
+        name: feature.get(table if feature.of == "table" else dilated, AMX)
+        for name, feature in FEATURES.items()
+    }
     assert None not in values.values()
     kinds = {"int": int, "bool": bool, "text": str}
     assert {n: type(v) for n, v in values.items()} == {
@@ -172,13 +176,14 @@ def test_every_feature_reads_a_conv_and_a_linear() -> None:
     assert not values["symmetric"]
     linear = OpSpec("linear", 8, 8)
     known = {n for n, f in FEATURES.items() if f.get(linear, AMX) is not None}
-    assert not [n for n in known if FEATURES[n].of == "conv" and n != "depthwise"]
+    assert not [n for n in known if FEATURES[n].of in ("conv", "table") and n != "depthwise"]
 
 
 @pytest.mark.parametrize(
     ("op", "matching"),
     [
-        ("*", set(OP_KINDS)),
+        ("*", set(ROUTED_KINDS)),
+        ("embedding_bag", {"embedding_bag"}),
         ("linear", {"linear"}),
         ("conv", {"conv1d", "conv2d", "conv3d"}),
         ("conv3d", {"conv3d"}),
@@ -186,7 +191,7 @@ def test_every_feature_reads_a_conv_and_a_linear() -> None:
 )
 def test_ops(op: str, matching: set[str]) -> None:
     pattern = Pattern(*parse_pattern(op, {}))
-    assert {k for k in OP_KINDS if pattern.matches(OpSpec(k, 1, 1), AMX)} == matching
+    assert {k for k in ROUTED_KINDS if pattern.matches(OpSpec(k, 1, 1), AMX)} == matching
 
 
 # ---------------------------------------------------------------------------- errors

@@ -10,9 +10,12 @@ import dataclasses
 import math
 from typing import Literal
 
-OpKind = Literal["linear", "conv1d", "conv2d", "conv3d"]
+OpKind = Literal["linear", "conv1d", "conv2d", "conv3d", "embedding_bag"]
 
+#: The products, which ``x86quant tune`` measures, and which every table has a rule for.
 OP_KINDS: tuple[OpKind, ...] = ("linear", "conv1d", "conv2d", "conv3d")
+#: All that rules choose kernels for.
+ROUTED_KINDS: tuple[OpKind, ...] = (*OP_KINDS, "embedding_bag")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class OpSpec:
     """A frozen description of one quantized op.
 
     ``linear`` has empty spatial tuples. ``conv{n}d`` has tuples of length n. ``rows`` is the
-    number of rows of the matrix product: for a linear all leading dimensions multiplied.
+    number of rows of the matrix product: for a linear all leading dimensions multiplied. An
+    ``embedding_bag`` has the rows of its table as ``in_channels``, the values of a row as
+    ``out_channels``, and its bags as ``rows``.
     """
 
     op: OpKind
@@ -69,11 +74,17 @@ class OpSpec:
     # Largest activation code that can occur: 255, or 127 with 7-bit activations.
     activation_max: int = 255
     weights: WeightFacts | None = None
+    # Of an embedding_bag alone: the bits of a code, how a bag becomes one row, whether the rows are
+    # as the "stock" operators make them or "other", and whether some index counts for nothing.
+    bits: int | None = None
+    pooling: str | None = None
+    row_format: str | None = None
+    skips: bool = False
 
     @property
     def dims(self) -> int:
         """Number of spatial dimensions: 0 for a linear."""
-        return 0 if self.op == "linear" else int(self.op[4])
+        return int(self.op[4]) if self.op.startswith("conv") else 0
 
     @property
     def depthwise(self) -> bool:
@@ -83,7 +94,7 @@ class OpSpec:
     @property
     def output_size(self) -> tuple[int, ...] | None:
         """Spatial size of the output, empty for a linear; None where the input's is unknown."""
-        if self.op == "linear":
+        if not self.dims:
             return ()
         if self.spatial is None:
             return None
@@ -104,6 +115,8 @@ class OpSpec:
 
         A transposed convolution multiplies each input, not each output, with every tap.
         """
+        if self.op == "embedding_bag":
+            return None
         positions = self.rows
         if self.transposed:
             sizes = (self.batch, self.spatial)
@@ -122,7 +135,10 @@ class OpSpec:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        if self.op == "linear":
+        if self.op == "embedding_bag":
+            text = f"{self.op} {self.in_channels}×{self.out_channels}, {self.bits} bits"
+            text += f", {self.pooling}"
+        elif self.op == "linear":
             text = f"linear {self.in_channels}→{self.out_channels}"
         else:
             by = "×".join(map(str, self.kernel))
@@ -140,6 +156,6 @@ class OpSpec:
                 text += f" g{self.groups}"
         if self.rows is not None:
             text += f" rows={self.rows}"
-        if self.dynamic:
+        if self.dynamic and self.op != "embedding_bag":
             text += " dynamic"
         return text

@@ -33,6 +33,25 @@ class FbgemmKernel(Kernel):
         )
 
 
+class FbgemmLookup(FbgemmKernel):
+    """The stock operators' lookups, behind a comparison of all indices with their bounds."""
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        if spec.op != "embedding_bag":
+            return ["it looks up embeddings alone"]
+        found = []
+        if spec.pooling != "sum":
+            found.append("the stock operators sum the rows of a bag, and nothing else")
+        if spec.skips:
+            found.append("the stock operators know no index that counts for nothing")
+        if spec.row_format != "stock" or spec.bits not in (8, 4, 2):
+            found.append(
+                "the stock operators read codes of 8, 4 or 2 bits with scale and bias behind them"
+            )
+        return found
+
+
 class FbgemmDynamicKernel(FbgemmKernel):
     """The same in linears on float tensors, by the stock dynamic linear."""
 

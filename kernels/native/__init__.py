@@ -36,6 +36,16 @@ class NativeKernel(Kernel):
         return found
 
 
+class NativeLookup(NativeKernel):
+    """Bags of embeddings, in every format, with each index compared as its row is read."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()  # plain loops elsewhere
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        return [] if spec.op == "embedding_bag" else ["it looks up embeddings alone"]
+
+
 class NativeGraphKernel(NativeKernel):
     """The same in compiled models and linears on float tensors, where no linear is in doubt."""
 

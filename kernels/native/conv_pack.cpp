@@ -243,7 +243,7 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   return l;
 }
 
-// Reads the caller's weights by absolute channels; channels of another group weigh nothing.
+// The caller's weights by absolute channels; channels of another group weigh nothing.
 struct Weights {
   const xq_conv& c;
   const int8_t* data;
@@ -256,56 +256,63 @@ struct Weights {
   }
 };
 
-// The tap and channel of byte `b` of a run.
-struct Position {
-  int64_t z, y, x, channel;
-};
-
-Position position_in(const Packed& h, const Run& r, int64_t b, int64_t channels) {
-  const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
-  const int64_t tap = (int64_t{r.tap[0]} * kh + r.tap[1]) * kw + r.tap[2] + b / channels;
-  return {tap / (kh * kw), tap / kw % kh, tap % kw, b % channels};
-}
-
-// pack_quad where a weight is a plain matrix: adjacent bytes of K stay adjacent.
-void pack_matrix_quad(const Packed& h, const Weights& w, const Block& block, int64_t quad, int8_t* at) {
-  const int64_t in = h.conv.in_channels, bytes = min64(4, in - quad * 4);
-  if (bytes <= 0) return;
-  for (int vec = 0; vec < block.vecs; ++vec)
-    for (int lane = 0; lane < h.lanes; ++lane, at += 4)
-      if (const int64_t oc = channel_of(block.vecs, vec, lane); oc < block.count)
-        memcpy(at, w.data + (block.out_c + oc) * in + quad * 4, static_cast<size_t>(bytes));
-}
-
-// One quad of a run for all channels of a block: vecs x lanes x 4 bytes.
-void pack_quad(const Packed& h, const Weights& w, const Block& block, const Run& run, int64_t quad, int8_t* at) {
-  if (h.mode == kDirect && h.algo == XQ_ALGO_DENSE && h.conv.groups == 1)
-    return pack_matrix_quad(h, w, block, quad, at);
-  const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups;
-  const bool grouped = h.algo == XQ_ALGO_GROUPED;
-  const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, 2 * h.lanes / out));
-  const int64_t channels = grouped ? in : in * joined;
-  for (int vec = 0; vec < block.vecs; ++vec)
-    for (int lane = 0; lane < h.lanes; ++lane)
-      for (int i = 0; i < 4; ++i, ++at) {
-        const int64_t oc = channel_of(block.vecs, vec, lane), b = quad * 4 + i;
-        if (oc >= block.count || b >= run.bytes) continue;
-        const Position p = position_in(h, run, b, channels);
-        const int64_t first = grouped ? (block.out_c + oc) / out * in : block.a_off;
-        if (first + p.channel >= h.conv.in_channels) continue;
-        *at = w(block.out_c + oc, first + p.channel, p.z, p.y, p.x);
+// The weights of a block's channels as rows along K: each run's bytes, tap by tap, then zeros to whole quads.
+class BlockRows {
+ public:
+  BlockRows(const Layout& l, const Weights& w, const Block& block) : h_(l.head), block_(block) {
+    const xq_conv& c = h_.conv;
+    const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups, taps = taps_of(c);
+    for (const Run& run : l.runs) length_ += int64_t{run.quads} * 4;
+    if (taps == 1 && c.groups == 1 && length_ == in) {  // they lie so
+      from_ = w.data + block.out_c * in;
+      return;
+    }
+    rows_.resize(static_cast<size_t>(block.count * length_));
+    from_ = rows_.data();
+    const bool grouped = h_.algo == XQ_ALGO_GROUPED;
+    const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, 2 * h_.lanes / out));
+    const int64_t channels = grouped ? in : in * joined;
+    for (int64_t oc = block.out_c; oc < block.out_c + block.count; ++oc) {
+      // Of the input channels that the block reads, its own group's.
+      int8_t* run_at = rows_.data() + (oc - block.out_c) * length_ + (grouped ? 0 : oc / out * in - block.a_off);
+      for (const Run& run : l.runs) {
+        const int64_t first = (int64_t{run.tap[0]} * c.kernel[1] + run.tap[1]) * c.kernel[2] + run.tap[2];
+        for (int64_t t = 0; t < run.bytes / channels; ++t) {
+          const int64_t tap = c.transposed ? taps - 1 - (first + t) : first + t;
+          const int8_t* weight = w.data + oc * in * taps + tap;
+          for (int64_t ic = 0; ic < in; ++ic) run_at[t * channels + ic] = weight[ic * taps];
+        }
+        run_at += int64_t{run.quads} * 4;
       }
-}
+    }
+  }
+
+  // One quad of all channels: vecs x lanes x 4 bytes, zeros where there is no channel.
+  void quad(int64_t index, int8_t* to) const {
+    for (int vec = 0; vec < block_.vecs; ++vec)
+      for (int lane = 0; lane < h_.lanes; ++lane, to += 4)
+        if (const int64_t oc = channel_of(block_.vecs, vec, lane); oc < block_.count)
+          memcpy(to, from_ + oc * length_ + index * 4, 4);
+  }
+
+ private:
+  const Packed& h_;
+  const Block& block_;
+  int64_t length_ = 0;
+  std::vector<int8_t> rows_;
+  const int8_t* from_;
+};
 
 void pack_dense(const Layout& l, const Weights& w, char* base) {
   const Packed& h = l.head;
   auto* to = reinterpret_cast<int8_t*>(base + h.weights);
   for (size_t b = 0; b < l.blocks.size(); ++b) {
     const Block& block = l.blocks[b];
-    int8_t* at = to + block.w_off;
+    const BlockRows rows(l, w, block);
     const int64_t quad_bytes = int64_t{block.vecs} * h.lanes * 4;
-    for (const Run& run : l.runs)
-      for (int64_t quad = 0; quad < run.quads; ++quad, at += quad_bytes) pack_quad(h, w, block, run, quad, at);
+    int64_t quads = 0;
+    for (const Run& run : l.runs) quads += run.quads;
+    for (int64_t quad = 0; quad < quads; ++quad) rows.quad(quad, to + block.w_off + quad * quad_bytes);
     if (!h.order) continue;
     const auto index = static_cast<int64_t>(b);
     auto* order = reinterpret_cast<int32_t*>(base + h.order) + index * h.order_stride;
@@ -335,11 +342,13 @@ void pack_grouped(const Layout& l, const Weights& w, char* base) {
     int32_t* order = count + 1;
     std::vector<int8_t> quad_weights(static_cast<size_t>(bytes));
     std::vector<uint8_t> quad_places(quad_weights.size());
-    for (const bool wanted : {true, false})
+    const BlockRows rows(l, w, block);
+    for (const bool wanted : {true, false}) {
+      int64_t index = 0;
       for (size_t i = 0; i < l.runs.size(); ++i)
-        for (int64_t quad = 0; quad < l.runs[i].quads; ++quad) {
+        for (int64_t quad = 0; quad < l.runs[i].quads; ++quad, ++index) {
           std::fill(quad_weights.begin(), quad_weights.end(), int8_t{0});
-          pack_quad(h, w, block, l.runs[i], quad, quad_weights.data());
+          rows.quad(index, quad_weights.data());
           for (int64_t k = 0; k < bytes; ++k) {
             const int lane = static_cast<int>(k / 4), oc = channel_of(block.vecs, lane / h.lanes, lane % h.lanes);
             quad_places[static_cast<size_t>(k)] = static_cast<uint8_t>((oc / group * group + quad * 4 + k % 4) % 16);
@@ -349,6 +358,7 @@ void pack_grouped(const Layout& l, const Weights& w, char* base) {
           memcpy(places, quad_places.data(), quad_places.size()), places += bytes;
           *order++ = static_cast<int32_t>(i), *count += wanted;
         }
+    }
   }
 }
 
@@ -394,7 +404,8 @@ void pack_winograd(const Layout& l, const Weights& w, int8_t* to) {
           const int64_t oc = channel_of(block.vecs, vec, lane);
           if (oc >= block.count) continue;
           int taps[9], half[12], all[16];
-          for (int i = 0; i < 9; ++i) taps[i] = w(block.out_c + oc, block.a_off + ic, 0, i / 3, i % 3);
+          const int8_t* weight = w.data + ((block.out_c + oc) * in + ic) * 9;
+          for (int i = 0; i < 9; ++i) taps[i] = weight[i];
           for (int x = 0; x < 3; ++x) along(taps + x, 3, half + x, 3);
           for (int y = 0; y < 4; ++y) along(half + 3 * y, 1, all + 4 * y, 1);
           for (int i = 0; i < 16; ++i)
@@ -414,7 +425,13 @@ void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   auto* sums = to->weight_sums ? reinterpret_cast<int32_t*>(base + to->weight_sums) : nullptr;
   auto set = [&](int64_t at, int64_t oc) {
     int64_t sum = 0, size = 0;
-    for (int64_t i = 0; i < per; ++i) sum += w.data[oc * per + i], size += std::abs(w.data[oc * per + i]);
+    constexpr int64_t kFew = 1 << 16;  // whose sums fit 32 bits
+    for (int64_t first = 0; first < per; first += kFew) {
+      const int8_t* some = w.data + oc * per + first;
+      int32_t part = 0, part_size = 0;
+      for (int64_t i = 0; i < min64(kFew, per - first); ++i) part += some[i], part_size += std::abs(int{some[i]});
+      sum += part, size += part_size;
+    }
     corr[at] = static_cast<int32_t>(static_cast<uint32_t>(-sum * q.in_zp));
     if (sums) sums[at] = static_cast<int32_t>(sum);
     mult[at] = q.mult[oc];

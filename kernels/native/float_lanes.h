@@ -22,13 +22,7 @@ struct Lanes {
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  // a / b, for b from 1 to 1e30, wrong by a rounding or two: a division takes three times as long.
-  static F ratio(F a, F b) {
-    F r = _mm512_rcp14_ps(b);
-    r = _mm512_fmadd_ps(r, _mm512_fnmadd_ps(b, r, _mm512_set1_ps(1)), r);
-    const F q = _mm512_mul_ps(a, r);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(b, q, a), r, q);
-  }
+  static F ratio(F a, F b) { return _mm512_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one is NaN
   static F min(F a, F b) { return _mm512_min_ps(a, b); }

@@ -1,5 +1,5 @@
 // Lookups, interactions and gates with AVX2.
-#define XQ_TARGET "avx2,fma"
+#define XQ_TARGET "avx2,fma,f16c"
 #include "target.h"
 
 #include "gate_rows.h"

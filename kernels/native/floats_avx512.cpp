@@ -1,5 +1,5 @@
 // Lookups, interactions and gates with AVX512.
-#define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma"
+#define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c"
 #define XQ_FLOATS_AVX512
 #include "target.h"
 

@@ -8,9 +8,13 @@
 
 namespace {
 
-// tanh(x) = x P(x²) / Q(x²), a fit whose error is less than 2e-8 before rounding; beyond 9.1 the tanh is 1 in
-// float32. A NaN survives min and max because it is their second operand.
-inline Lanes::F tanh_of(Lanes::F x) {
+// tanh(x) = top / bottom = x P(x²) / Q(x²), a fit whose error is less than 2e-8 before rounding; beyond 9.1 the tanh is 1
+// in float32. bottom is from 1 to 450. A NaN survives min and max because it is their second operand.
+struct Ratio {
+  Lanes::F top, bottom;
+};
+
+XQ_INLINE inline Ratio tanh_of(Lanes::F x) {
   using F = Lanes::F;
   const F limit = Lanes::set(9.1f);
   x = Lanes::max(Lanes::sub(Lanes::set(0), limit), Lanes::min(limit, x));
@@ -20,14 +24,14 @@ inline Lanes::F tanh_of(Lanes::F x) {
   p = Lanes::fma(p, t, Lanes::set(0.00348658119f)), q = Lanes::fma(q, t, Lanes::set(0.0258419764f));
   p = Lanes::fma(p, t, Lanes::set(0.133731971f)), q = Lanes::fma(q, t, Lanes::set(0.467064939f));
   p = Lanes::fma(p, t, Lanes::set(0.999999906f)), q = Lanes::fma(q, t, Lanes::set(1.0f));
-  const F found = Lanes::ratio(Lanes::mul(x, p), q), one = Lanes::set(1);
-  return Lanes::max(Lanes::set(-1), Lanes::min(one, found));
+  return {Lanes::mul(x, p), q};
 }
 
-inline Lanes::F sigmoid_of(Lanes::F x) {
-  const Lanes::F half = Lanes::set(0.5f);
-  return Lanes::fma(tanh_of(Lanes::mul(x, half)), half, half);
-}
+// sigmoid(x) = (bottom + top) / (2 bottom) of tanh(x / 2).
+XQ_INLINE inline Ratio half_tanh_of(Lanes::F x) { return tanh_of(Lanes::mul(x, Lanes::set(0.5f))); }
+XQ_INLINE inline Lanes::F up(Ratio r) { return Lanes::add(r.bottom, r.top); }
+XQ_INLINE inline Lanes::F down(Ratio r) { return Lanes::sub(r.bottom, r.top); }
+XQ_INLINE inline Lanes::F twice(Lanes::F x) { return Lanes::add(x, x); }
 
 // The next `count` units of a sequence, fewer than a vector at its end.
 struct Units {
@@ -47,12 +51,17 @@ void lstm_gates(const xq_lstm_gates& op, int64_t begin, int64_t end) {
       const Units some = units_at(u, units);
       const float *own = op.own + n * op.own_stride + u, *hidden = op.hidden + n * op.hidden_stride + u;
       float* c = op.c + n * op.c_stride + u;
-      const auto enters = sigmoid_of(some.sum(own, hidden)), stays = sigmoid_of(some.sum(own + units, hidden + units));
-      const auto fresh = tanh_of(some.sum(own + 2 * units, hidden + 2 * units));
-      const auto leaves = sigmoid_of(some.sum(own + 3 * units, hidden + 3 * units));
-      const auto cell = Lanes::fma(stays, some.load(c), Lanes::mul(enters, fresh));
+      const Ratio enters = half_tanh_of(some.sum(own, hidden)), stays = half_tanh_of(some.sum(own + units, hidden + units));
+      const Ratio fresh = tanh_of(some.sum(own + 2 * units, hidden + 2 * units));
+      const Ratio leaves = half_tanh_of(some.sum(own + 3 * units, hidden + 3 * units));
+      // One division for the cell and one for the state: they take longer than all else.
+      const auto both = Lanes::mul(enters.bottom, fresh.bottom), added = Lanes::mul(up(enters), fresh.top);
+      const auto kept = Lanes::mul(up(stays), some.load(c));
+      const auto cell = Lanes::ratio(Lanes::fma(kept, both, Lanes::mul(added, stays.bottom)), twice(Lanes::mul(stays.bottom, both)));
       some.store(c, cell);
-      some.store(op.h + n * op.h_stride + u, Lanes::mul(leaves, tanh_of(cell)));
+      const Ratio seen = tanh_of(cell);
+      some.store(op.h + n * op.h_stride + u,
+                 Lanes::ratio(Lanes::mul(up(leaves), seen.top), twice(Lanes::mul(leaves.bottom, seen.bottom))));
     }
 }
 
@@ -62,10 +71,12 @@ void gru_gates(const xq_gru_gates& op, int64_t begin, int64_t end) {
     for (int64_t u = 0; u < units; u += Lanes::kLanes) {
       const Units some = units_at(u, units);
       const float *own = op.own + n * op.own_stride + u, *hidden = op.hidden + n * op.hidden_stride + u;
-      const auto reset = sigmoid_of(some.sum(own, hidden)), update = sigmoid_of(some.sum(own + units, hidden + units));
-      const auto fresh = tanh_of(Lanes::fma(reset, some.load(hidden + 2 * units), some.load(own + 2 * units)));
-      const auto before = some.load(op.before + n * op.before_stride + u);
-      some.store(op.h + n * op.h_stride + u, Lanes::fma(update, Lanes::sub(before, fresh), fresh));
+      const Ratio gate = half_tanh_of(some.sum(own, hidden)), update = half_tanh_of(some.sum(own + units, hidden + units));
+      const auto reset = Lanes::ratio(up(gate), twice(gate.bottom));
+      const Ratio fresh = tanh_of(Lanes::fma(reset, some.load(hidden + 2 * units), some.load(own + 2 * units)));
+      const auto kept = Lanes::mul(up(update), some.load(op.before + n * op.before_stride + u));
+      const auto sum = Lanes::fma(kept, fresh.bottom, Lanes::mul(down(update), fresh.top));
+      some.store(op.h + n * op.h_stride + u, Lanes::ratio(sum, twice(Lanes::mul(update.bottom, fresh.bottom))));
     }
 }
 

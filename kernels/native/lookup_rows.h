@@ -1,6 +1,8 @@
 // Lookups over the vector type of float_lanes.h: each bag block of columns by block, whose sums stay in registers.
 #pragma once
 
+#include <type_traits>
+
 #include "float_lanes.h"
 #include "float_loops.h"
 #include "internal.h"
@@ -28,8 +30,10 @@ constexpr int64_t kAhead = 24;
 // What the loops need of a table and its indices, in registers.
 enum class Scale { kFloat, kHalf, kNone };
 
-template <class INDEX, Scale SCALE>
+// PLAIN: no index counts for nothing, and every weight is 1.
+template <class INDEX, Scale SCALE, bool PLAIN>
 struct Rows {
+  static constexpr bool kPlain = PLAIN;
   const uint8_t *rows, *codes;
   int64_t stride, bytes, scale_at;
   const INDEX* indices;
@@ -52,11 +56,13 @@ struct Rows {
     if constexpr (SCALE == Scale::kNone) return found;
     const uint8_t* p = rows + index * stride + scale_at;
     if constexpr (SCALE == Scale::kHalf) {
-      uint16_t halves[2];
-      memcpy(halves, p, 4);
-      found = {xq::float_of_half(halves[0]), xq::float_of_half(halves[1])};
-    } else {
-      memcpy(&found, p, 8);
+      int32_t halves;
+      memcpy(&halves, p, 4);
+      const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(halves));
+      found = {_mm_cvtss_f32(both), _mm_cvtss_f32(_mm_movehdup_ps(both))};
+    } else {  // one by one: as a pair they would go through integers
+      memcpy(&found.scale, p, 4);
+      memcpy(&found.bias, p + 4, 4);
     }
     return found;
   }
@@ -82,15 +88,18 @@ XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, i
   F acc[VECS];
   unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::set(MAX ? -__builtin_inff() : 0.0f); });
   const bool whole = VECS > 1 || count == Lanes::kLanes;
-  int64_t rows = 0;
+  int64_t rows = ROWS::kPlain ? bag.to - bag.from : 0;
   for (int64_t i = bag.from; i < bag.to; ++i) {
     if (i + kAhead < bag.fetch_end) table.fetch(i + kAhead);
     const int64_t index = table.indices[i];
-    if (index == table.padding) continue;
-    ++rows;
-    const xq::RowScale own = table.scale(index);
-    const float w = table.weights ? table.weights[i] : 1.0f;
-    const F scale = Lanes::set(w * own.scale), bias = Lanes::set(BITS == 32 ? 0 : w * own.bias);
+    xq::RowScale own = table.scale(index);
+    if constexpr (!ROWS::kPlain) {
+      if (index == table.padding) continue;
+      ++rows;
+      const float w = table.weights ? table.weights[i] : 1.0f;
+      own = {w * own.scale, BITS == 32 ? 0 : w * own.bias};
+    }
+    const F scale = Lanes::set(own.scale), bias = Lanes::set(own.bias);
     const uint8_t* codes = table.codes + index * table.stride + column * BITS / 8;
     unroll<VECS>([&](int v) XQ_INLINE {
       const F x = whole ? Lanes::codes<BITS>(codes + v * Lanes::kLanes * BITS / 8) : last_codes<BITS>(codes, count);
@@ -136,7 +145,12 @@ void look_up_rows(const xq::LookupTask& t) {
 
 template <int BITS, bool MAX, Scale SCALE>
 void look_up_scaled(const xq::LookupTask& t) {
-  t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, SCALE>>(t) : look_up_rows<BITS, MAX, Rows<int32_t, SCALE>>(t);
+  const auto run = [&](auto plain) {
+    constexpr bool kPlain = decltype(plain)::value;
+    t.op->long_indices ? look_up_rows<BITS, MAX, Rows<int64_t, SCALE, kPlain>>(t)
+                       : look_up_rows<BITS, MAX, Rows<int32_t, SCALE, kPlain>>(t);
+  };
+  t.op->weights || t.op->padding >= 0 ? run(std::false_type{}) : run(std::true_type{});
 }
 
 template <int BITS, bool MAX>

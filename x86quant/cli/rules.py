@@ -108,9 +108,10 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(rows)
         return 0
+    width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         mark = "*" if row["in_force"] else " "
-        print(f"{mark} {row['name']:<20} {row['source']:<8} {_summary(row)}")
+        print(f"{mark} {row['name']:<{width}} {row['source']:<8} {_summary(row)}")
     print("* in force on this CPU")
     return 0
 

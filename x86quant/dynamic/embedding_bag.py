@@ -18,7 +18,9 @@ from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.embedding import MODES, TableFormat, interact
 from x86quant.ops.float_type import Int8Module
+from x86quant.packing.embedding_tables import lookup_routes, lookup_spec
 from x86quant.packing.linear_dynamic import extension_loads
+from x86quant.routing.routes import Routes
 
 _Self = TypeVar("_Self", bound="QuantizedTable")
 
@@ -109,15 +111,7 @@ def look_up(
     include_last_offset: bool,
 ) -> torch.Tensor:
     """The pooled rows of ``tables``, side by side; see ``torch.ops.x86quant.embedding_bags``."""
-    operands = (
-        [table._buffers["rows"] for table in tables],  # attribute look-ups of a module are slow
-        indices,
-        offsets,
-        weights,
-        [number for table in tables for number in table._numbers],
-        [table.name for table in tables],
-        include_last_offset,
-    )
+    operands = _operands(tables, indices, offsets, weights, include_last_offset)
     if not all(map(is_plain, (*indices, *offsets, *weights))) or not extension_loads():
         traced: torch.Tensor = torch.ops.x86quant.embedding_bags.default(*operands)
         return traced
@@ -126,6 +120,24 @@ def look_up(
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
     return found
+
+
+def _operands(
+    tables: Sequence[QuantizedTable],
+    indices: Sequence[torch.Tensor],
+    offsets: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    include_last_offset: bool,
+) -> tuple[Any, ...]:
+    return (
+        [table._buffers["rows"] for table in tables],  # attribute look-ups of a module are slow
+        indices,
+        offsets,
+        weights,
+        [number for table in tables for number in table._numbers],
+        [table.name for table in tables],
+        include_last_offset,
+    )
 
 
 class WeightOnlyEmbeddingBag(QuantizedTable):
@@ -160,6 +172,34 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
         form = _format(rows, bits, mode, padding_idx, half_scale, scale_first, embedding_dim)
         super().__init__(rows, form, name)
         self.include_last_offset = include_last_offset
+        self._routes: Routes | None = None
+        self._only_native = False
+
+    @property
+    def routes(self) -> Routes:
+        """Which kernel runs how many bags: chosen at the first call, and again by ``reroute``."""
+        if self._routes is None:
+            form = self.form
+            plain = not form.front and form.half == (form.bits != 8)
+            stock_rows = plain and self.rows.shape[1] == form.code_bytes + form.scale_bytes
+            spec = lookup_spec(
+                max(1, self.num_embeddings),
+                form.dim,
+                form.bits,
+                form.mode,
+                stock_rows=stock_rows and form.dim * form.bits % 8 == 0,
+                skips=form.padding >= 0,
+            )
+            self._routes = lookup_routes(spec)
+            self._only_native = self._routes.kernels == ("native",)
+        return self._routes
+
+    def pack_again(self) -> None:
+        """Choose again at the next call, by the rules in force then."""
+        self._routes, self._only_native = None, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_routes": None, "_only_native": False}  # chosen for this CPU
 
     @classmethod
     def from_float(
@@ -222,8 +262,42 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
             starts = [offsets.to(input.dtype)]
         if per_sample_weights is not None:
             weights = [per_sample_weights.detach().float()]
-        out = look_up([self], [input], starts, weights, self.include_last_offset)
-        return self._in_float_type(out)
+        found = self._by_fbgemm(input, starts, weights)
+        if found is None:
+            found = look_up([self], [input], starts, weights, self.include_last_offset)
+        return self._in_float_type(found)
+
+    def _by_fbgemm(
+        self, indices: torch.Tensor, offsets: list[torch.Tensor], weights: list[torch.Tensor]
+    ) -> torch.Tensor | None:
+        """The same by the stock operator, where the rules say so; None where it is not its turn.
+
+        It does not compare indices with their bounds, so that is done first.
+        """
+        if self._only_native:
+            return None
+        # Tracers see the operator that stands for all kernels.
+        plain = all(map(is_plain, (indices, *offsets, *weights))) and extension_loads()
+        if not plain or not indices.numel():
+            return None
+        last = self.include_last_offset and bool(offsets)
+        bags = len(offsets[0]) - last if offsets else len(indices)
+        if self.routes.choice_for(bags).kernel == "native":
+            return None
+        try:
+            torch.ops.x86quant.check_bags(*_operands([self], [indices], offsets, weights, last))
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from None
+        if offsets:
+            (starts,) = offsets
+        else:
+            starts = torch.arange(0, indices.numel(), indices.shape[1], dtype=indices.dtype)
+        stock = getattr(torch.ops.quantized, f"embedding_bag_{_PREPACK[self.bits]}_rowwise_offsets")
+        own = weights[0].reshape(-1) if weights else None
+        found: torch.Tensor = stock(
+            self.rows, indices.reshape(-1), starts, False, 0, False, own, None, last
+        )
+        return found
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""

@@ -254,11 +254,11 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         for product, chosen in zip(module.products, choices, strict=True):
             name = f"{path}.{names[product]}".lstrip(".")
             yield from _layer_choices(name, Routes(((None, chosen),)))
+    elif isinstance(module, WeightOnlyEmbeddingBag):
+        yield from _layer_choices(path, module.routes)
     elif isinstance(module, QuantizedTable):
-        op = "embedding_bag" if isinstance(module, WeightOnlyEmbeddingBag) else "embedding"
         shape = f"{module.num_embeddings}×{module.embedding_dim}, {module.bits} bits"
-        why = "the only kernel that compares indices with their bounds as it reads"
-        yield LayerChoice(path, op, shape, "native", "", why)
+        yield LayerChoice(path, "embedding", shape, "native", "", "the only kernel there is for it")
     elif isinstance(module, WeightOnlyLinear | WeightOnlyEmbedding):
         op = "embedding" if isinstance(module, WeightOnlyEmbedding) else "linear"
         shape = "→".join(map(str, reversed(module.int8_weight.shape)))

@@ -14,8 +14,14 @@ import torch
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import blocks_of
-from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, DynamicRecurrent
+from x86quant.dynamic import (
+    DynamicLinear,
+    DynamicMultiheadAttention,
+    DynamicRecurrent,
+    WeightOnlyEmbeddingBag,
+)
 from x86quant.explaining.explanation import cell_parts
+from x86quant.packing.embedding_tables import pack_embedding
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.stock.hook import saturation_policy
 from x86quant.stock.pack_sites import PackSite, pack_sites
@@ -33,7 +39,7 @@ def reroute(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():
         if isinstance(module, CompiledModule):
             module.plan_again()
-        elif isinstance(module, DynamicLinear | DynamicRecurrent):
+        elif isinstance(module, DynamicLinear | DynamicRecurrent | WeightOnlyEmbeddingBag):
             module.pack_again()
         elif isinstance(module, DynamicMultiheadAttention):
             for part in module.separate_parts:
@@ -47,6 +53,8 @@ def reroute(model: torch.nn.Module) -> torch.nn.Module:
 def _repack(site: PackSite) -> Any:
     if site.kind == "linear":
         return _repack_linear(site.pack, site.layer)
+    if site.kind == "embedding":
+        return pack_embedding(torch.ops.quantized.embedding_bag_unpack(site.pack))
     if site.kind == "cell":
         return _repack_cell(site.pack, site.layer)
     return _repack_conv(site)

@@ -15,9 +15,16 @@ from torch import nn
 from torch.fx import Node
 
 from x86quant.lowering.builder import Builder
-from x86quant.lowering.graph_tools import emit, op
+from x86quant.lowering.graph_tools import dequantized, emit, op
 from x86quant.lowering.normalize import IDENTITY
-from x86quant.lowering.rounded import FusedLayer, Int8Weight, RoundedLayer, rounded, rounded_weight
+from x86quant.lowering.rounded import (
+    FusedLayer,
+    Int8Weight,
+    RoundedLayer,
+    RoundedRecurrent,
+    rounded,
+    rounded_weight,
+)
 
 aten = torch.ops.aten
 
@@ -142,6 +149,23 @@ def _rounded_layer(builder: Builder, path: str, module: RoundedLayer, x: Any) ->
     return convolution(builder, path, layer, x, module.weight, layer.bias)
 
 
+def _rounded_recurrent(builder: Builder, path: str, module: RoundedRecurrent, x: Any) -> Any:
+    codes = dequantized(x)
+    assert codes is not None  # its input is rounded to the module's own codes
+    constants = {
+        "weights": [weight.codes for weight in module.weights],
+        "scales": [weight.scales for weight in module.weights],
+        "biases": module.biases,
+    }
+    given = {
+        name: [builder.constant(f"{path}_{name}", x) for x in tensors]
+        for name, tensors in constants.items()
+    }
+    scale, zero_point = module.h_qparams
+    out = emit(builder.graph, "recurrent", x=codes, **given, **module.arguments())
+    return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point)
+
+
 def _rounded(builder: Builder, node: Node, x: Any, scale: float, zero_point: int) -> Any:
     codes = emit(builder.graph, "quantize", x=x, out_scale=scale, out_zp=zero_point)
     return emit(builder.graph, "dequantize", x=codes, x_scale=scale, x_zp=zero_point)
@@ -161,7 +185,10 @@ def _own(name: str) -> FunctionConverter:
     return convert
 
 
-_MODULES: dict[type[nn.Module], ModuleConverter] = {RoundedLayer: _rounded_layer}
+_MODULES: dict[type[nn.Module], ModuleConverter] = {
+    RoundedLayer: _rounded_layer,
+    RoundedRecurrent: _rounded_recurrent,
+}
 
 _FUNCTIONS: dict[object, FunctionConverter] = {
     **{

@@ -70,5 +70,55 @@ class RoundedLayer(nn.Module):
         return found
 
 
+class RoundedRecurrent(nn.Module):
+    """One layer of an LSTM or a GRU with int8 weights, and states that codes say between steps.
+
+    Attributes:
+        weights: of the input and of the state, a pair for each direction.
+        biases: one for each of them.
+        kind, batch_first: as ``torch.ops.x86quant.recurrent`` takes them.
+        x_qparams, h_qparams: scale and zero point of the codes of the input and of the states.
+    """
+
+    def __init__(
+        self,
+        weights: list[Int8Weight],
+        biases: list[torch.Tensor],
+        kind: str,
+        batch_first: bool,
+        x_qparams: tuple[float, int],
+        h_qparams: tuple[float, int],
+    ) -> None:
+        super().__init__()
+        self.weights, self.biases = weights, biases
+        self.kind, self.batch_first = kind, batch_first
+        self.x_qparams, self.h_qparams = x_qparams, h_qparams
+
+    def arguments(self) -> dict[str, object]:
+        """Those of the operator that are no tensors."""
+        (x_scale, x_zp), (h_scale, h_zp) = self.x_qparams, self.h_qparams
+        return {
+            "kind": self.kind,
+            "batch_first": self.batch_first,
+            "x_scale": x_scale,
+            "x_zp": x_zp,
+            "out_scale": h_scale,
+            "out_zp": h_zp,
+        }
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The states at all steps, as their codes say them."""
+        (x_scale, x_zp), (h_scale, h_zp) = self.x_qparams, self.h_qparams
+        found = op("recurrent")(
+            op("quantize")(x, out_scale=x_scale, out_zp=x_zp),
+            [weight.codes for weight in self.weights],
+            [weight.scales for weight in self.weights],
+            self.biases,
+            **self.arguments(),
+        )
+        real: torch.Tensor = op("dequantize")(found, x_scale=h_scale, x_zp=h_zp)
+        return real
+
+
 class FusedLayer(nn.Sequential):
     """A layer and the activation behind it, between which nothing is rounded."""

@@ -18,6 +18,7 @@ from x86quant.ops import (
     norm,
     pool,
     quantization,
+    recurrence,
     rows,
     shape,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "norm",
     "pool",
     "quantization",
+    "recurrence",
     "rows",
     "shape",
 ]

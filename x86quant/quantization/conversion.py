@@ -14,6 +14,7 @@ from x86quant.lowering.rounded import (
     FusedLayer,
     Int8Weight,
     RoundedLayer,
+    RoundedRecurrent,
     rounded,
     rounded_weight,
 )
@@ -31,6 +32,7 @@ from x86quant.quantization.observation import (
     is_observer,
     qparams_of_observer,
 )
+from x86quant.quantization.recurrent_layers import is_recurrent_layer
 
 #: Makes the observer of the weight of a step: by node and module.
 WeightObservers = Callable[[Node, nn.Module | None], ChannelRangesObserver]
@@ -67,6 +69,12 @@ def converted(
         if node.name not in observation.int8:
             continue
         layer = None if module is None else core(module)
+        if is_recurrent_layer(layer):
+            found = rounded_recurrent(node, layer, weights, *_qparams_around(node, modules))
+            # Another call has other ranges.
+            new.target = str(node.target) if node.target not in layers else node.name
+            layers[new.target] = found
+            continue
         if type(layer) in WEIGHTED_LAYERS:
             path = str(node.target)
             if path not in layers:
@@ -106,6 +114,36 @@ def _rounded(
         bias = (old - correction).float()
     new = RoundedLayer(layer, _int8(layer.weight, node, layer, weights), bias)
     return FusedLayer(new, *list(module)[1:]) if isinstance(module, FusedLayer) else new
+
+
+def _qparams_around(
+    node: Node, modules: Mapping[str, nn.Module]
+) -> tuple[tuple[float, int], tuple[float, int]]:
+    """Scale and zero point of what ``node`` reads, and of its result."""
+    before, (behind, *_) = node.args[0], node.users
+    assert isinstance(before, Node)
+    first, second = (qparams_of_observer(modules[str(x.target)]) for x in (before, behind))
+    return first, second
+
+
+def rounded_recurrent(
+    node: Node,
+    layer: Any,
+    weights: WeightObservers,
+    x_qparams: tuple[float, int],
+    h_qparams: tuple[float, int],
+) -> RoundedRecurrent:
+    """One recurrent ``layer``, which ``node`` calls, with int8 weights."""
+    kind = "lstm" if isinstance(layer, nn.LSTM) else "gru"
+    suffixes = ("_l0", "_l0_reverse") if layer.bidirectional else ("_l0",)
+    names = [f"{which}{suffix}" for suffix in suffixes for which in ("ih", "hh")]
+    own = [getattr(layer, f"weight_{name}").detach() for name in names]
+    biases = [
+        getattr(layer, f"bias_{name}").detach() if layer.bias else torch.zeros(len(weight))
+        for name, weight in zip(names, own, strict=True)
+    ]
+    rounded = [Int8Weight(*int8_codes(x, weights(node, layer)), 0) for x in own]
+    return RoundedRecurrent(rounded, biases, kind, layer.batch_first, x_qparams, h_qparams)
 
 
 def weight_observer(

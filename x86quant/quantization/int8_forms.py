@@ -14,6 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Node
 
+from x86quant.quantization.recurrent_layers import LAYERS
+
 #: Where the range of a step's results comes from: "seen" in calibration, "known" beforehand, the
 #: "input" it only moves or clips, the input if that has codes already ("codes"), or, for sums and
 #: products, the input if the other operand is a number and else calibration ("operands").
@@ -37,7 +39,7 @@ _SEEN: tuple[Any, ...] = (
     *WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, torch.matmul,
     nn.ELU, nn.LeakyReLU, nn.Hardswish, F.elu, F.leaky_relu, F.hardswish,
     nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, F.group_norm, F.instance_norm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, *LAYERS.values(),
 )  # fmt: skip
 _OPERANDS: tuple[Any, ...] = (operator.add, torch.add, operator.mul, torch.mul)
 _INPUT: tuple[Any, ...] = (

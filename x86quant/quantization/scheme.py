@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from x86quant.dynamic import is_linear, is_recurrent, why_float
+from x86quant.quantization.recurrent_layers import LAYERS
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
@@ -114,7 +115,7 @@ def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.
     for path, module in model.named_modules():
         if plan.dynamic and any(_is_attention(m) or is_recurrent(m) for m in module.modules()):
             continue
-        wanted: Any = _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear)
+        wanted: Any = _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear, *LAYERS)
         if any(isinstance(m, wanted) for m in module.modules()):
             yield path, module
 

@@ -12,16 +12,23 @@ from torch import nn
 from torch.fx import Interpreter, Node
 
 from x86quant.quantization.batches import Call
+from x86quant.quantization.conversion import rounded_recurrent
+from x86quant.quantization.recurrent_layers import is_recurrent_layer
 from x86quant.quantization.running import hand_over_hooks
 from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
 
 
 def fake_activation(observer: Any, x: torch.Tensor, chosen: Chosen | None = None) -> torch.Tensor:
     """``x`` rounded and clipped the way ``observer`` says, or as was ``chosen`` earlier."""
-    known = None if chosen is None else chosen.get(observer)
-    scale, zero_point = observer.calculate_qparams() if known is None else known
+    scale, zero_point = _known(observer, chosen)
     low, high = int(observer.quant_min), int(observer.quant_max)
     return torch.fake_quantize_per_tensor_affine(x, float(scale), int(zero_point), low, high)
+
+
+def _known(observer: Any, chosen: Chosen | None) -> Any:
+    """The scale and zero point of ``observer``, or those that were chosen earlier."""
+    known = None if chosen is None else chosen.get(observer)
+    return observer.calculate_qparams() if known is None else known
 
 
 def fake_weight(weight: torch.Tensor, observer: Any) -> torch.Tensor:
@@ -130,7 +137,16 @@ class _Simulation(Interpreter):
 
     def _compute(self, n: Node, node: Node) -> Any:
         """The value of a layer whose input and weight are rounded."""
-        if not is_weighted(self._part.module(node)):
+        module = self._part.module(node)
+        if is_recurrent_layer(module):
+            around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
+            (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
+            rnn = rounded_recurrent(
+                node, module, self._part.weight_observer,
+                (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp)),
+            )  # fmt: skip
+            return rnn(self.env[n.all_input_nodes[0]])
+        if not is_weighted(module):
             return super().run_node(n)
         x = self.env[n.all_input_nodes[0]]
         before = self._part.observer_of(node.args[0])

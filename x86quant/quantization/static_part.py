@@ -36,6 +36,7 @@ from x86quant.quantization.int8_forms import (
 )
 from x86quant.quantization.observation import Observation, core, is_observer, observed
 from x86quant.quantization.proof import difference
+from x86quant.quantization.recurrent_layers import LAYERS, is_recurrent_layer
 from x86quant.quantization.savable import check_savable
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import Traced
@@ -324,7 +325,7 @@ class StaticPart:
         """
         feeding: set[Node] = set()  # a product
         for node in reversed(self.prepared.graph.nodes):
-            if node in feeding or is_weighted(self.module(node)) or node.target in PRODUCTS:
+            if node in feeding or _is_product(node, self.module(node)):
                 feeding.update(node.all_input_nodes)
         found: list[Node] = []
         for node in self.prepared.graph.nodes:
@@ -343,7 +344,7 @@ class StaticPart:
         """Whether ``node``, or what is computed as one with it, is a product with weights."""
         while True:
             module = self.module(node)
-            if is_weighted(module) or node.target in PRODUCTS:
+            if _is_product(node, module):
                 return True
             inputs = [x for x in node.all_input_nodes if x.op.startswith("call_")]
             if len(inputs) != 1 or self.observer_of(inputs[0]) is not None:
@@ -361,7 +362,7 @@ class StaticPart:
             if any(self.observer_of(x) is observer for x in node.all_input_nodes):
                 continue  # it only moves codes: pools, reshapes, ...
             module = self.module(node)
-            kind = type(module).__name__ if module is not None else _name(node.target)
+            kind = _kind(module) if module is not None else _name(node.target)
             name = node.name if module is None else str(node.target)
             yield Layer(name, node, kind, scopes.get(node.name, ""))
 
@@ -448,6 +449,10 @@ def is_weighted(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
 
 
+def _is_product(node: Node, module: nn.Module | None) -> bool:
+    return is_weighted(module) or is_recurrent_layer(module) or node.target in PRODUCTS
+
+
 #: Functions with a weight as their second argument, which must be a constant.
 _WITH_CONSTANTS = (*WEIGHTED_FUNCTIONS, F.layer_norm, F.instance_norm)
 
@@ -512,6 +517,12 @@ def _name_float_sources(compiled: GraphModule, reference: GraphModule) -> None:
         source = node.meta.get("source")
         if "qparams" in node.meta and source in floats:
             node.meta["float_source"] = floats[source]
+
+
+def _kind(module: nn.Module) -> str:
+    """The class of ``module``; of a layer of a recurrent one, torch's."""
+    own = next((kind for kind, layer in LAYERS.items() if type(module) is layer), type(module))
+    return own.__name__
 
 
 def _name(target: object) -> str:

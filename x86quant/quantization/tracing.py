@@ -23,6 +23,7 @@ from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
 from x86quant.quantization.known_ranks import RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
+from x86quant.quantization.recurrent_layers import part_recurrent
 from x86quant.quantization.wording import first_line
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -152,6 +153,7 @@ def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
         recognise_recommender(found.graph_module, found.tensors(example))
+        part_recurrent(found.graph_module)
         _part_shared(found.graph_module)
         found.graph_module.recompile()
         return found

@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.hardware.cpu import cpu
+from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.planner import draft_segment, plan_segment
@@ -38,6 +39,8 @@ class BatchParts:
         self._root = graph_module
         self._packs = packs
         self._images: dict[Hashable, _Image | None] = {}
+        # Its first dimension may be that of steps, which come one after another.
+        self._in_steps = any(is_op(node, "recurrent") for node in graph_module.graph.nodes)
         # The last plan of each kind of part, for as long as somebody keeps it.
         self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
@@ -46,7 +49,7 @@ class BatchParts:
     def plan(self, inputs: Sequence[Any], threads: int) -> Plan | None:
         """A plan for ``inputs`` in parts, or None where one for the whole batch is better."""
         batch = _batch(inputs)
-        if batch < 2:
+        if batch < 2 or self._in_steps:
             return None
         image = self._image([x[:1] for x in inputs])
         if image is None:

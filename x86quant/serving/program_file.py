@@ -108,7 +108,9 @@ class StoredPrograms(Programs):
 
     def row_linear(self, weights: Weights, activation: str | None) -> Any:
         """Refuse: the file has no form for them."""
-        raise UnsupportedError("a program file holds no layers of transformers yet")
+        raise UnsupportedError(
+            "a program file holds no layers of transformers and no recurrent layers yet"
+        )
 
     def gated_rows(self, gate: Weights, up: Weights, activation: str) -> Any:
         """Refuse, as for ``row_linear``."""

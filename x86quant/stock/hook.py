@@ -18,6 +18,7 @@ import torch
 
 from x86quant import extension
 from x86quant.errors import InvalidInputError
+from x86quant.packing.embedding_tables import pack_embedding
 from x86quant.packing.routed import ConvGeometry, Saturation, pack_conv, pack_linear
 
 _KEY = "QuantizedCPU"
@@ -155,6 +156,7 @@ def _overrides(routing: _Routing) -> dict[str, Callable[..., Any]]:
     for dims in (1, 2, 3):
         op = f"conv_transpose{dims}d_prepack"
         overrides[op] = _conv_transpose_override(routing, op)
+    overrides["embedding_bag_prepack"] = _embedding_override()
     overrides["conv2d_add"] = _conv_add_override("conv2d_add", relu=False)
     overrides["conv2d_add_relu"] = _conv_add_override("conv2d_add_relu", relu=True)
     overrides["linear_leaky_relu"] = _linear_activation_override("leaky_relu")
@@ -171,6 +173,15 @@ def _linear_override(routing: _Routing) -> Callable[..., Any]:
         return pack_linear(weight, bias, saturation=routing.saturation)
 
     return linear_prepack
+
+
+def _embedding_override() -> Callable[..., Any]:
+    stock = _stock("embedding_bag_prepack")
+
+    def embedding_bag_prepack(weight: torch.Tensor) -> Any:
+        return pack_embedding(weight) if _under_x86() else stock(weight)
+
+    return embedding_bag_prepack
 
 
 def _conv_override(routing: _Routing, op: str) -> Callable[..., Any]:

@@ -15,11 +15,12 @@ _KINDS = {
     f"{_CLASSES}quantized.Conv2dPackedParamsBase": "conv2d",
     f"{_CLASSES}quantized.Conv3dPackedParamsBase": "conv3d",
     f"{_CLASSES}rnn.CellParamsBase": "cell",
+    f"{_CLASSES}quantized.EmbeddingPackedParamsBase": "embedding",
 }
 _PLAIN_MODULES = frozenset({"ConvAdd2d", "ConvAddReLU2d", "LinearLeakyReLU", "LinearTanh"})
 _STATIC_MODULES = ("torch.ao.nn.quantized.modules.", "torch.ao.nn.intrinsic.quantized.modules.")
 # Attributes that hold nothing but the pack of the module one level up.
-_HOLDERS = ("_packed_params", "param")
+_HOLDERS = ("_packed_params", "_packed_weight", "param")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class PackSite:
 
     Attributes:
         layer: the name a user knows the layer by.
-        kind: "linear", "conv2d" (also conv1d), "conv3d" or "cell" (an RNN layer's two linears).
+        kind: "linear", "conv2d" (also conv1d), "conv3d", "embedding", or "cell" (an RNN layer's two
+            linears).
         pack: the packed object.
         replace: puts another pack in its place.
         module: the module that holds it.

@@ -28,16 +28,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from x86quant.spec import OP_KINDS, OpSpec
+from x86quant.spec import ROUTED_KINDS, OpSpec
 from x86quant.tables.features import FEATURES, Feature, Value
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
 
 OPS: dict[str, frozenset[str]] = {
-    "*": frozenset(OP_KINDS),
-    "conv": frozenset(kind for kind in OP_KINDS if kind.startswith("conv")),
-    **{kind: frozenset({kind}) for kind in OP_KINDS},
+    "*": frozenset(ROUTED_KINDS),
+    "conv": frozenset(kind for kind in ROUTED_KINDS if kind.startswith("conv")),
+    **{kind: frozenset({kind}) for kind in ROUTED_KINDS},
 }
 
 Source: TypeAlias = "Value | tuple[Value, ...]"
@@ -295,8 +295,10 @@ def parse_pattern(op: object, when: object) -> tuple[str, dict[str, Condition]]:
     for name, source in when.items():
         if name not in FEATURES:
             raise ConditionError(f"unknown feature {name!r}; {did_you_mean(name, FEATURES)}", name)
-        if FEATURES[name].of == "conv" and op == "linear":
-            raise ConditionError(f"a linear has no {name}: the rule can never match", name)
+        of = FEATURES[name].of
+        owners = {"conv": OPS["conv"], "table": OPS["embedding_bag"]}.get(of, OPS[op])
+        if not OPS[op] & owners:
+            raise ConditionError(f"a {op} has no {name}: the rule can never match", name)
         try:
             conditions[name] = parse_condition(FEATURES[name], source)
         except ConditionError as error:

@@ -27,7 +27,8 @@ class Feature:
         type: what its values are, and so which conditions make sense.
         get: its value for an op on a CPU; None when unknown.
         doc: one line for the reader of an error or of the docs.
-        of: "op" or "conv" when it belongs to the op ("conv": a linear has none), "cpu" else.
+        of: "op", "conv" or "table" when it belongs to the op ("conv": convolutions alone have it;
+            "table": embedding tables alone), "cpu" else.
         minimum: the smallest value it can have.
         values: every text it can be; empty when that is open.
         per_row: ``value(rows) == rows * value(1)``, so that the row at which a condition on it
@@ -39,7 +40,7 @@ class Feature:
     type: Literal["int", "bool", "text"]
     get: Getter
     doc: str
-    of: Literal["op", "conv", "cpu"] = "op"
+    of: Literal["op", "conv", "table", "cpu"] = "op"
     minimum: int = 0
     values: tuple[str, ...] = ()
     per_row: bool = False
@@ -242,6 +243,22 @@ _FEATURES = (
         "int",
         lambda s, _: s.activation_max,
         "largest activation code: 255, or 127 with 7 bits",
+    ),
+    Feature(
+        "bits",
+        "int",
+        lambda s, _: s.bits,
+        "bits of a code in an embedding table",
+        of="table",
+        minimum=1,
+    ),
+    Feature(
+        "pooling",
+        "text",
+        lambda s, _: s.pooling,
+        "how a bag of embeddings becomes one row",
+        of="table",
+        values=("sum", "mean", "max"),
     ),
     Feature("vnni", "bool", lambda _, c: c.vnni, "AVX512-VNNI or AVX-VNNI", of="cpu"),
     Feature(

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from x86quant.errors import RuleError
-from x86quant.spec import OP_KINDS, OpSpec
+from x86quant.spec import OP_KINDS, ROUTED_KINDS, OpSpec
 from x86quant.tables.conditions import (
     OPS,
     Condition,
@@ -152,7 +152,7 @@ def _spec_value(source: TableText, section: str, index: int, key: str, value: An
     number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     numbers = isinstance(value, tuple) and all(type(v) is int and v >= 0 for v in value)
     good = {
-        "OpKind": value in OP_KINDS if isinstance(value, str) else False,
+        "OpKind": value in ROUTED_KINDS if isinstance(value, str) else False,
         "int": number,
         "int | None": number,
         "tuple[int, ...]": numbers,

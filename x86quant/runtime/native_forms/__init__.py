@@ -15,13 +15,14 @@ from x86quant.runtime.native_forms import (
     per_channel,
     pointwise,
     pooling,
+    recurrent_layer,
     upsampling,
     weighted,
 )
 
 _MODULES = (
     attending, code_rows, concatenation, float_border, lookups, per_channel, pointwise, pooling,
-    upsampling, weighted,
+    recurrent_layer, upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.

@@ -1,0 +1,112 @@
+// Packed tables of the stock workflow that compare indices with their bounds, and choose their kernel by the rules.
+//
+// The pack is the stock one with other lookups: every stock module, operator and serializer takes it.
+#include <ATen/ATen.h>
+#include <ATen/native/quantized/cpu/fbgemm_utils.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "../dynamic/tables.h"
+
+namespace x86quant {
+namespace {
+
+using EmbeddingPack = c10::intrusive_ptr<EmbeddingPackedParamsBase>;
+using OptionalTensor = std::optional<at::Tensor>;
+
+std::vector<int64_t> geometry_of(const PackedEmbeddingBagWeight& pack) {
+  const int64_t bits = pack.bit_rate_, scale_bytes = bits == 8 ? 8 : 4;
+  const int64_t code_bytes = pack.packed_w.size(1) - scale_bytes;
+  return {code_bytes * 8 / bits, bits, 0, code_bytes, bits == 8 ? 0 : 1, XQ_POOL_SUM, -1};
+}
+
+struct RoutedEmbedding final : PackedEmbeddingBagWeight {
+  // limits: up to how many bags each of `kernels` runs; the last one has no bound.
+  RoutedEmbedding(const PackedEmbeddingBagWeight& stock, at::IntArrayRef limits, std::vector<std::string> kernels,
+                  std::string record)
+      : PackedEmbeddingBagWeight(stock.packed_w, stock.w_scale, stock.w_zp, stock.bit_rate_, stock.q_scheme,
+                                 stock.version_),
+        tables_({packed_w}, geometry_of(*this), {""}), limits_(limits.vec()), kernels_(std::move(kernels)),
+        record_(std::move(record)) {
+    TORCH_CHECK_VALUE(!kernels_.empty() && limits_.size() == kernels_.size(), "x86quant: one kernel for each limit");
+  }
+
+  const std::string& record() const { return record_; }
+
+  at::Tensor embeddingbag_byte(const at::Tensor& indices, const OptionalTensor& offsets, bool pruned,
+                               const OptionalTensor& weights, const OptionalTensor& mapping, bool last_offset,
+                               bool is_embedding) override {
+    const bool stock = bit_rate_ != 8 || pruned || mapping;
+    if (!stock)
+      if (const OptionalTensor found = native(indices, offsets, weights, last_offset, is_embedding)) return *found;
+    return PackedEmbeddingBagWeight::embeddingbag_byte(indices, offsets, pruned, weights, mapping, last_offset,
+                                                       is_embedding);
+  }
+
+  at::Tensor embeddingbag_4bit(const at::Tensor& indices, const OptionalTensor& offsets, bool pruned,
+                               const OptionalTensor& weights, const OptionalTensor& mapping, bool last_offset,
+                               bool is_embedding) override {
+    const bool stock = bit_rate_ != 4 || pruned || mapping;
+    if (!stock)
+      if (const OptionalTensor found = native(indices, offsets, weights, last_offset, is_embedding)) return *found;
+    return PackedEmbeddingBagWeight::embeddingbag_4bit(indices, offsets, pruned, weights, mapping, last_offset,
+                                                       is_embedding);
+  }
+
+ private:
+  // What the native kernel finds; nothing where FBGEMM is to run, for which indices have been compared with their
+  // bounds: it reads whatever they say.
+  OptionalTensor native(const at::Tensor& indices, const OptionalTensor& offsets, const OptionalTensor& weights,
+                        bool last_offset, bool is_embedding) const {
+    std::vector<at::Tensor> index = {is_embedding ? indices.reshape({-1, 1}) : indices}, starts, own;
+    if (offsets && !is_embedding) starts = {offsets->to(indices.scalar_type())};
+    if (weights) own = {*weights};
+    const bool last = last_offset && !starts.empty();
+    const int64_t bags = starts.empty() ? index[0].size(0) : starts[0].numel() - (last ? 1 : 0);
+    const auto range = std::lower_bound(limits_.begin(), limits_.end() - 1, bags) - limits_.begin();
+    if (kernels_[static_cast<size_t>(range)] != "native") {
+      tables_.check(index, starts, own, last);
+      return std::nullopt;
+    }
+    const at::Tensor found = tables_.run(index, starts, own, last);
+    if (!is_embedding) return found;
+    std::vector<int64_t> shape = indices.sizes().vec();
+    shape.push_back(found.size(1));
+    return found.reshape(shape);
+  }
+
+ private:
+  dynamic::Tables tables_;
+  std::vector<int64_t> limits_;
+  std::vector<std::string> kernels_;
+  std::string record_;
+};
+
+// limits: up to how many bags each kernel runs; -1: no bound.
+EmbeddingPack pack_embedding(const at::Tensor& weight, at::IntArrayRef limits, std::vector<std::string> kernels,
+                             std::string record) {
+  const EmbeddingPack made = PackedEmbeddingBagWeight::prepack(weight);
+  const auto* stock = dynamic_cast<const PackedEmbeddingBagWeight*>(made.get());
+  TORCH_CHECK(stock, "x86quant: this torch packs embeddings otherwise");
+  if (stock->bit_rate_ != 8 && stock->bit_rate_ != 4) return made;
+  return c10::make_intrusive<RoutedEmbedding>(*stock, limits, std::move(kernels), std::move(record));
+}
+
+// How a pack was routed, or that it is a stock one.
+std::string embedding_record(const EmbeddingPack& pack) {
+  const auto* routed = dynamic_cast<const RoutedEmbedding*>(pack.get());
+  return routed ? routed->record() : "stock:PackedEmbeddingBagWeight";
+}
+
+#define PACK "__torch__.torch.classes.quantized.EmbeddingPackedParamsBase"
+
+TORCH_LIBRARY_FRAGMENT(x86quant, m) {
+  m.def("pack_embedding(Tensor weight, int[] limits, str[] kernels, str record) -> " PACK, pack_embedding);
+  m.def("embedding_record(" PACK " pack) -> str", embedding_record);
+}
+
+}  // namespace
+}  // namespace x86quant

@@ -1,0 +1,279 @@
+"""LSTMs and GRUs in static int8: one native step a layer, with the bytes of plain torch."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from tests import isa
+from x86quant.compiled import CompiledModule
+from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.lowering.graph_tools import is_op
+from x86quant.runtime.check import check_ops
+
+FEATURES, UNITS, STEPS, BATCH = 20, 24, 9, 3
+KINDS = (nn.LSTM, nn.GRU)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"batch_first": True},
+    {"bias": False},
+    {"num_layers": 3},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True},
+)
+Use = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Tagger(nn.Module):
+    """A linear, a recurrent layer and a linear; ``use`` is how the second is called."""
+
+    def __init__(self, rnn: nn.RNNBase, use: Use) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, rnn.input_size)
+        self.rnn, self.use = rnn, use
+        width = (rnn.proj_size or rnn.hidden_size) * (2 if rnn.bidirectional else 1)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.use(self.rnn, torch.relu(self.first(x))))
+        return out
+
+
+def every_step(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = rnn(x)[0]
+    return found
+
+
+def last_of_lstm(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    _, (h, _) = rnn(x)
+    found: torch.Tensor = h[-1]
+    return found
+
+
+def last_of_gru(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    _, h = rnn(x)
+    found: torch.Tensor = h[-1]
+    return found
+
+
+def both_ends(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    _, (h, _) = rnn(x)
+    return torch.cat((h[-2], h[-1]), 1)
+
+
+def all_layers(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = rnn(x)[1][0]
+    return found
+
+
+def last_cell(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    _, (_, c) = rnn(x)
+    found: torch.Tensor = c[-1]
+    return found
+
+
+def with_initial(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    zero = torch.zeros(1, BATCH, UNITS)
+    found: torch.Tensor = rnn(x, (zero, zero))[0]
+    return found
+
+
+def twice(rnn: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = rnn(rnn(x)[0])[0]
+    return found
+
+
+def tagger(kind: Any, use: Use = every_step, **options: Any) -> Tagger:
+    torch.manual_seed(0)
+    return Tagger(kind(options.pop("inputs", 16), UNITS, **options), use).eval()
+
+
+def batches(model: Tagger, count: int = 4, sequences: int = BATCH) -> list[torch.Tensor]:
+    first = (sequences, STEPS) if model.rnn.batch_first else (STEPS, sequences)
+    return [torch.randn(*first, FEATURES) for _ in range(count)]
+
+
+def static(model: nn.Module, data: list[torch.Tensor], **options: Any) -> Any:
+    return x86quant.quantize(
+        model, data, mode="static", speed_check=False, progress=False, **options
+    )
+
+
+def decibels(exact: torch.Tensor, found: torch.Tensor) -> float:
+    return float(10 * torch.log10(exact.square().sum() / (exact - found).square().sum()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    list(itertools.product(KINDS, OPTIONS)),
+    ids=[f"{k.__name__} {o}" for k, o in itertools.product(KINDS, OPTIONS)],
+)
+def test_a_layer_is_one_step_with_the_bytes_of_plain_torch(kind: Any, options: Any) -> None:
+    model = tagger(kind, **options)
+    data = batches(model)
+    int8 = static(model, data)
+    assert isinstance(int8, CompiledModule)
+    assert not int8.float_nodes
+    found = [node for node in int8.graph_module.graph.nodes if is_op(node, "recurrent")]
+    assert len(found) == model.rnn.num_layers
+    for sequences in (BATCH, 1, 5):
+        x = batches(model, 1, sequences)[0]
+        with torch.no_grad():
+            assert torch.equal(int8(x), int8.graph_module(x))
+            assert decibels(model(x), int8(x)) > 30
+    report = x86quant.assert_int8(int8, (data[0],))
+    assert sum("recurrent" in op.op for op in report.int8) == model.rnn.num_layers
+    assert "recurrent" in str(x86quant.explain(int8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "options"),
+    [
+        (nn.LSTM, last_of_lstm, {}),
+        (nn.LSTM, last_of_lstm, {"num_layers": 2, "batch_first": True}),
+        (nn.GRU, last_of_gru, {"num_layers": 2}),
+        (nn.LSTM, both_ends, {"bidirectional": True}),
+        (nn.LSTM, both_ends, {"bidirectional": True, "num_layers": 2, "batch_first": True}),
+        (nn.LSTM, all_layers, {"num_layers": 2}),
+        (nn.LSTM, twice, {"inputs": UNITS}),
+    ],
+)
+def test_last_states_and_repeated_calls(kind: Any, use: Use, options: Any) -> None:
+    model = tagger(kind, use, **options)
+    data = batches(model)
+    int8 = static(model, data)
+    steps = [node for node in int8.graph_module.graph.nodes if is_op(node, "recurrent")]
+    assert len(steps) == model.rnn.num_layers * (2 if use is twice else 1)
+    with torch.no_grad():
+        assert decibels(model(data[0]), int8(data[0])) > 25
+
+
+@pytest.mark.parametrize(
+    ("use", "options"),
+    [(last_cell, {}), (with_initial, {}), (every_step, {"proj_size": 7})],
+    ids=["cells", "initial states", "projections"],
+)
+def test_what_has_no_static_form_stays_float(use: Use, options: Any) -> None:
+    model = tagger(nn.LSTM, use, **options)
+    data = batches(model)
+    int8 = static(model, data)
+    assert not any(is_op(node, "recurrent") for node in int8.graph_module.graph.nodes)
+    with torch.no_grad():
+        assert decibels(model(data[0]), int8(data[0])) > 30
+
+
+def test_one_sequence_without_a_batch() -> None:
+    model = tagger(nn.GRU, num_layers=2, batch_first=True)
+    data = [torch.randn(STEPS, FEATURES) for _ in range(4)]
+    int8 = static(model, data)
+    with torch.no_grad():
+        assert torch.equal(int8(data[0]), int8.graph_module(data[0]))
+        assert decibels(model(data[0]), int8(data[0])) > 30
+
+
+def test_steps_are_no_batch_that_is_run_in_parts() -> None:
+    # More than the second-level cache holds, as if the first dimension were images.
+    model = Tagger(nn.GRU(160, 64), every_step).eval()
+    data = [torch.randn(256, 64, FEATURES)] * 2
+    int8 = static(model, data)
+    with torch.no_grad():  # linears of this size may be another provider's, which rounds otherwise
+        assert decibels(int8.graph_module(data[0]), int8(data[0])) > 50
+    (found,) = (x for x in check_ops(int8.graph_module, (data[0],)) if x.op == "recurrent")
+    assert found.different == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_and_pickles(kind: Any, tmp_path: Path) -> None:
+    model = tagger(kind, num_layers=2, bidirectional=True)
+    data = batches(model)
+    int8 = static(model, data)
+    x86quant.save(int8, tmp_path / "tagger.x86q")
+    loaded = x86quant.load(tmp_path / "tagger.x86q")
+    with torch.no_grad():
+        expected = int8(data[0])
+        assert torch.equal(loaded(data[0]), expected)
+        assert torch.equal(pickle.loads(pickle.dumps(int8))(data[0]), expected)
+    with pytest.raises(UnsupportedError, match="recurrent"):
+        x86quant.export_program(int8, tmp_path / "tagger.xq", [data[0]])
+
+
+def test_layers_can_stay_float() -> None:
+    model = tagger(nn.LSTM, num_layers=2)
+    data = batches(model)
+    for wanted in ("rnn", nn.LSTM, "rnn.layer0"):
+        int8 = static(model, data, float_layers=[wanted])
+        kept = {"rnn.layer0"} if wanted == "rnn.layer0" else {"rnn.layer0", "rnn.layer1"}
+        assert set(int8.quantization.float_layers) == kept
+        with torch.no_grad():
+            assert decibels(model(data[0]), int8(data[0])) > 30
+
+
+def test_by_itself_quantize_keeps_them_dynamic() -> None:
+    model = tagger(nn.LSTM)
+    assert x86quant.quantize(model, batches(model), progress=False).quantization.mode == "dynamic"
+
+
+_AT_A_LEVEL = """
+import hashlib, sys, torch, x86quant
+x = torch.randn(9, 3, 20, generator=torch.Generator().manual_seed(1))
+with torch.no_grad():
+    print(hashlib.sha256(x86quant.load(sys.argv[1])(x).numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_level_gives_the_same_bytes(kind: Any, tmp_path: Path) -> None:
+    model = tagger(kind, num_layers=2)
+    int8 = static(model, batches(model))
+    x86quant.save(int8, tmp_path / "tagger.x86q")
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _AT_A_LEVEL, str(tmp_path / "tagger.x86q")],
+            env=isa.environment(level), capture_output=True, text=True, check=True,
+        ).stdout
+        for level in isa.LEVELS
+        if isa.has(level)
+    }  # fmt: skip
+    assert len(found) == 1
+
+
+def operands(kind: str = "lstm") -> dict[str, Any]:
+    rows = (4 if kind == "lstm" else 3) * 5
+    return {
+        "x": torch.randint(0, 256, (4, 2, 6), dtype=torch.uint8),
+        "weights": [torch.ones(rows, 6, dtype=torch.int8), torch.ones(rows, 5, dtype=torch.int8)],
+        "scales": [torch.ones(rows)] * 2,
+        "biases": [torch.zeros(rows)] * 2,
+        "kind": kind,
+        "batch_first": False,
+        "x_scale": 0.1,
+        "x_zp": 3,
+        "out_scale": 1 / 128,
+        "out_zp": 128,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.zeros(4, 2, 6)}, "must be uint8"),
+        ({"x": torch.zeros(4, 2, 7, dtype=torch.uint8)}, "weight 0 must be of shape"),
+        ({"kind": "rnn"}, "takes an lstm or a gru"),
+        ({"kind": "gru"}, "weight 0 must be of shape"),
+        ({"biases": [torch.zeros(20)]}, "one scale and one bias"),
+        ({"out_zp": 256}, "zero point must be in 0..255"),
+        ({"x_scale": 0.0}, "scale must be positive"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        torch.ops.x86quant.recurrent(**{**operands(), **changes})
