@@ -75,7 +75,7 @@ def ready(
         return CompiledModule(_described(_flat(model), example)), ""
     quantized = was_quantized(model)
     if transformers_models.is_one(model):
-        return None, "it is a class of transformers"
+        return None, transformers_models.why_given(model)
     try:
         return _traced(model, example, quantized)
     except ArtifactError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import itertools
@@ -28,6 +29,9 @@ _ROWS = 32
 #: Steps that need data again take it from the first batches: at most so many, of so many bytes.
 _KEPT_BATCHES = 16
 _KEPT_BYTES = 64 << 20
+_SPARSE = frozenset(
+    getattr(torch, f"sparse_{name}") for name in ("coo", "csr", "csc", "bsr", "bsc")
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,8 +55,7 @@ class Call:
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Call:
         """The call with ``function`` of each tensor in its place."""
-        args = pytree.tree_map_only(torch.Tensor, function, self.args)
-        kwargs = pytree.tree_map_only(torch.Tensor, function, dict(self.kwargs))
+        args, kwargs = _mapped((self.args, dict(self.kwargs)), function)
         return Call(args, kwargs)
 
     def copied(self) -> Call:
@@ -61,6 +64,28 @@ class Call:
 
     def __str__(self) -> str:
         return ", ".join(str(tuple(x.shape)) for x in self.leaves)
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """``x`` itself, or as a dense tensor: few ops take a sparse one."""
+    return x.to_dense() if x.layout in _SPARSE else x
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with ``function`` of each tensor in containers and dataclasses in its place."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return function(leaf)
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        own = copy.copy(leaf)
+        for field in dataclasses.fields(leaf):
+            if hasattr(leaf, field.name):  # of a frozen one, too
+                object.__setattr__(own, field.name, _mapped(getattr(leaf, field.name), function))
+        return own
+
+    return pytree.tree_map(one, value)
 
 
 class Calibration:
@@ -112,7 +137,7 @@ class Calibration:
                     "padded ones, x.to_padded_tensor(0.0)"
                 )
             kept.append(call)
-            size += sum(x.nbytes for x in call.leaves)
+            size += sum(x.numel() * x.element_size() for x in call.leaves)
         if not kept:
             raise InvalidInputError(
                 "the calibration data is empty: give at least one batch "
@@ -157,7 +182,7 @@ def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
     for number, batch in enumerate(data):
         call = signature.call(batch, number)
         for x in call.leaves:
-            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            if x.is_floating_point() and not bool(torch.isfinite(dense(x)).all()):
                 raise InvalidInputError(
                     f"calibration batch {number} holds NaN or infinity: leave it out"
                 )

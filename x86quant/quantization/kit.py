@@ -29,6 +29,7 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.simulation import simulated
 from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
+from x86quant.quantization.wording import first_line
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -196,7 +197,11 @@ def _simulated_noise(model: nn.Module, parts: Sequence[StaticPart], calls: Seque
     """Signal to noise with all of ``parts``, which are calibrated, as if in int8."""
     layers = {part: [layer.name for layer in part.layers] for part in parts}
     with simulated(model, layers) as rounded:
-        actual = list(outputs(rounded, calls))
+        try:
+            actual = list(outputs(rounded, calls))
+        except Exception as error:  # the model's own code may not take what rounding makes
+            _log.info("with all in int8 the model fails: %s", first_line(error))
+            return -torch.inf
     return sqnr_between(list(outputs(model, calls)), actual)
 
 

@@ -88,11 +88,12 @@ def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
     with torch.no_grad():
         for call in calls:
-            tensors = [x for x in _leaves(call(model)) if x.is_floating_point()]
+            tensors = [x for x in tensors_in(call(model)) if x.is_floating_point()]
             yield torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
 
 
-def _leaves(result: Any) -> list[torch.Tensor]:
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    """The tensors in a result, as far as its classes can be looked into."""
     try:
         return take_apart(result)[1]
     except UnsupportedError:  # the user's own class

@@ -111,10 +111,14 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
     except Exception as error:  # tracing runs the user's own code, which may raise anything
         raise UnsupportedError(f"torch.fx cannot trace it ({first_line(error)})") from error
     assert tracer.results is not None
+    fixed: list[list[tuple[int, int]]] = [[] for _ in leaves]
+    for (number, dim), size in sorted(tracer.fixed.items()):
+        fixed[number].append((dim, size))
     inputs = tuple(
-        GuardedInput(name, x.dtype, x.dim()) for name, x in zip(form.names, leaves, strict=True)
+        GuardedInput(name, x.dtype, x.dim(), tuple(sizes))
+        for name, x, sizes in zip(form.names, leaves, fixed, strict=True)
     )
-    return Traced(gm, form, tracer.results, Guard(inputs), "torch.fx")
+    return Traced(gm, form, tracer.results, Guard(inputs, tracer.conditions), "torch.fx")
 
 
 def by_export(module: nn.Module, example: Call) -> Traced:

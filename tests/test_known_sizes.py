@@ -1,0 +1,122 @@
+"""Code that counts by a size, asks for types or makes tensors of sizes is traced by torch.fx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.batches import Call
+from x86quant.quantization.tracing import Traced, by_fx
+
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Layer(nn.Module):
+    """A linear, with tables of positions and of what may see what."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.register_buffer("places", torch.randn(1, 50, outputs))
+        self.register_buffer("sees", torch.ones(50, 50, dtype=torch.bool).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Net(nn.Module):
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = Layer(8, 8)
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._forward(self.layer, x)
+
+
+def traced(forward: Callable[..., Any]) -> Traced:
+    model = Net(forward).eval()
+    found = by_fx(model, Call((X,)))
+    assert torch.equal(found(X), model(X))
+    return found
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: torch.stack([layer(step) for step in x.unbind(1)], 1),
+        lambda layer, x: torch.stack([layer(x[:, n]) for n in range(x.size(1))], 1),
+        lambda layer, x: sum([layer(x[:, n]) for n in range(len(x.unbind(1)))]),
+        lambda layer, x: torch.cat([layer(rows) for rows in x.transpose(0, 1)]),
+    ],
+)
+def test_loops_over_steps_fix_their_number(forward):
+    found = traced(forward)
+    assert found.guard.inputs[0].fixed == ((1, 6),)
+    more = X[:2]
+    assert torch.equal(found(more), Net(forward)(more))
+    with pytest.raises(UnsupportedError, match="has size 5 in dimension 1, not 6"):
+        found(X[:, :5])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: torch.cat([part * 2 for part in layer(x).split(4, -1)], -1),
+        lambda layer, x: sum(layer(x).view(x.size(0), -1, 2, 4).permute(2, 0, 1, 3)),
+        lambda layer, x: layer(x) + torch.zeros(x.size(0), 1, 8) + torch.arange(8, dtype=x.dtype),
+        lambda layer, x: layer(x) + torch.finfo(x.dtype).eps,
+        lambda layer, x: layer(x) + 1 if torch.is_floating_point(x) else x,
+        lambda layer, x: layer(x) + torch.ones(x.shape[1], 1, device=x.device),
+        lambda layer, x: layer(x) + layer.places[:, : x.size(1)],
+        lambda layer, x: layer(x) + layer.places.narrow(1, 0, x.size(1)),
+        lambda layer, x: layer(x) + layer.places[:, :1].expand(x.size(0), x.size(1), 8),
+        lambda layer, x: (layer(x) @ x.transpose(1, 2)).masked_fill(
+            ~layer.sees[: x.size(1), : x.size(1)], -1.0
+        ),
+    ],
+)
+def test_what_all_sizes_share_fixes_none(forward):
+    found = traced(forward)
+    assert not [place for place in found.guard.inputs[0].fixed if place[0] != 2]
+    assert not found.guard.conditions
+    more = torch.cat([X, X], 1)[:3, :9]
+    assert torch.equal(found(more), Net(forward)(more))
+
+
+def test_how_many_parts_there_are_is_a_condition():
+    def forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(part) * n for n, part in enumerate(x.split(4, 1))], 1)
+
+    found = traced(forward)
+    assert torch.equal(found(X[:, :5]), Net(forward)(X[:, :5]))
+    with pytest.raises(UnsupportedError, match="do not meet"):
+        found(X[:, :4])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: torch.stack([layer(row) for row in x]),  # its rows are the batch
+        lambda layer, x: sum(layer(x) for _ in range(int(x.abs().max()) + 1)),
+        lambda layer, x: sum(layer(x) for _ in range(x.abs().argmax() % 3 + 1)),
+    ],
+)
+def test_what_values_or_the_batch_decide_is_not_traced(forward):
+    with pytest.raises(UnsupportedError):
+        by_fx(Net(forward).eval(), Call((X,)))
+
+
+def test_factories_are_torchs_own_afterwards():
+    before = torch.zeros, torch.arange, torch.Tensor.__getitem__, torch.Tensor.view
+    with pytest.raises(UnsupportedError):
+        by_fx(Net(lambda layer, x: layer(x) if x.sum() > 0 else x).eval(), Call((X,)))
+    after = torch.zeros, torch.arange, torch.Tensor.__getitem__, torch.Tensor.view
+    assert after == before
+    assert "view" not in vars(torch.Tensor)

@@ -1,0 +1,119 @@
+"""Tracing code whose steps are counted by a size: the graph is for that size then.
+
+``for step in x.unbind(1)`` and ``range(x.size(1))`` need a number. What was traced so far is run on
+fake tensors whose sizes are symbols: a number that depends on none of these is the same for all
+inputs, and otherwise the sizes of inputs that it depends on are fixed, and the graph is guarded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sympy import Eq, Symbol  # type: ignore[import-untyped]
+from torch import nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils._sympy.printers import PythonPrinter
+
+#: A dimension of an input, by the input's number.
+_Place = tuple[int, int]
+#: The size of a batch, in a condition.
+_ROWS = re.compile(r"s\[\d+\]\[0\]")
+
+
+class SizesAskedFor(Interpreter):
+    """Runs a graph that is being traced on fake tensors.
+
+    Attributes:
+        fixed: the sizes of inputs that what was asked for depends on.
+        conditions: what else must hold of sizes, which are ``s[input][dimension]``.
+        running: whether what is called now is not traced, but run.
+    """
+
+    def __init__(self, root: nn.Module, graph: Graph, example: Sequence[torch.Tensor]) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.fixed: dict[_Place, int] = {}
+        self.conditions: tuple[str, ...] = ()
+        self.running = False
+        self._sizes = {(i, d): n for i, x in enumerate(example) for d, n in enumerate(x.shape)}
+        self._shapes = ShapeEnv(
+            duck_shape=False,
+            specialize_zero_one=False,
+            allow_scalar_outputs=False,
+            allow_dynamic_output_shape_ops=False,
+        )
+        self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        fakes = [self._fake(x, f"x{number}") for number, x in enumerate(example)]
+        self._symbols = {
+            (i, d): n.node.expr
+            for i, x in enumerate(fakes)
+            for d, n in enumerate(map(_symbolic, x.shape))
+            if n is not None
+        }
+        self.args_iter = iter(fakes)
+
+    def _fake(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self._mode.from_tensor(
+            x,
+            source=ConstantSource(name),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim()),
+        )
+
+    def number(self, wanted: Node) -> int | None:
+        """How many parts or rows ``wanted`` has, or the number that it is; None if none is known.
+
+        The rows of a batch are not fixed, and so no number that depends on them is known.
+        """
+        self.running = True
+        try:
+            with self._mode, torch.no_grad():
+                for node in self.graph.nodes:
+                    if node not in self.env:
+                        self.env[node] = self.run_node(node)
+                found = _count(self.env[wanted])
+        except Exception:  # of whatever is called
+            return None
+        finally:
+            self.running = False
+        fixed, conditions = self._assumed()
+        about_rows = any(_ROWS.search(text) for text in conditions)
+        if found is None or about_rows or any(dim == 0 for _, dim in fixed):
+            return None
+        self.fixed, self.conditions = fixed, conditions
+        return found
+
+    def _assumed(self) -> tuple[dict[_Place, int], tuple[str, ...]]:
+        """The sizes that were taken for numbers so far, and what else must be equal to one."""
+        now = {place: self._shapes.replace(symbol) for place, symbol in self._symbols.items()}
+        fixed = {place: self._sizes[place] for place, size in now.items() if size.is_number}
+        names = {symbol: Symbol(f"s[{i}][{d}]") for (i, d), symbol in self._symbols.items()}
+        conditions = []
+        for guard in self._shapes.guards:
+            equation = self._shapes.replace(guard.expr)
+            sides = getattr(equation, "args", ())
+            if isinstance(equation, Eq) and any(side.is_number for side in sides):
+                conditions.append(PythonPrinter().doprint(equation.xreplace(names)))
+        return fixed, tuple(dict.fromkeys(conditions))
+
+
+def _symbolic(size: Any) -> Any:
+    return size if isinstance(size, torch.SymInt) else None
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[0]) if value.dim() else None
+    return len(value) if isinstance(value, tuple | list) else None
