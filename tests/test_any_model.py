@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import x86quant
+from x86quant.calling.call import Call
+from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import Guard, GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import equalization, speed
 from x86quant.quantization import outcome as outcome_module
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import run
 
 Forward = Callable[[Any, torch.Tensor], Any]
 

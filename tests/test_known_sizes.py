@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.batches import Call
 from x86quant.quantization.tracing import Traced, by_fx
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))

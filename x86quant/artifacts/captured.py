@@ -19,10 +19,10 @@ from x86quant.artifacts.export_try import ExportTry
 from x86quant.artifacts.resized_calls import compare, resizings, shapes_of, with_ones
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.signatures import Signature, call_of
+from x86quant.calling.call import Call
+from x86quant.calling.running import run
+from x86quant.calling.state import settle, state_kept
 from x86quant.errors import ArtifactError, InvalidInputError
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import run
-from x86quant.quantization.state import settle, state_kept
 
 #: Graphs for other branches that a model takes by its sizes.
 _MOST_GRAPHS = 4

@@ -21,14 +21,14 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.state import HOOKS
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
-from x86quant.quantization.baking import bake, computes_weights
-from x86quant.quantization.state import HOOKS
 
 _ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs", "values"}
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from x86quant.calling.call import Call, dense
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.quantization.sentences import takes_sentences, tokenized
 from x86quant.terminal.counted import counted
@@ -29,63 +28,6 @@ _ROWS = 32
 #: Steps that need data again take it from the first batches: at most so many, of so many bytes.
 _KEPT_BATCHES = 16
 _KEPT_BYTES = 64 << 20
-_SPARSE = frozenset(
-    getattr(torch, f"sparse_{name}") for name in ("coo", "csr", "csc", "bsr", "bsc")
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call of the model."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, function: Callable[..., Any]) -> Any:
-        """``function`` of copies of these arguments, which it may overwrite."""
-        own = self.copied()
-        return function(*own.args, **own.kwargs)
-
-    @property
-    def leaves(self) -> list[torch.Tensor]:
-        """The tensors among the arguments, however deep in containers."""
-        found: list[torch.Tensor] = []
-        self.mapped(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
-        return found
-
-    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-        """The call with ``function`` of each tensor in its place."""
-        args, kwargs = _mapped((self.args, dict(self.kwargs)), function)
-        return Call(args, kwargs)
-
-    def copied(self) -> Call:
-        """The call with tensors of its own, for functions that may change what they are given."""
-        return self.mapped(torch.Tensor.clone)
-
-    def __str__(self) -> str:
-        return ", ".join(str(tuple(x.shape)) for x in self.leaves)
-
-
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """``x`` itself, or as a dense tensor: few ops take a sparse one."""
-    return x.to_dense() if x.layout in _SPARSE else x
-
-
-def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with ``function`` of each tensor in containers and dataclasses in its place."""
-
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return function(leaf)
-        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
-            return leaf
-        own = copy.copy(leaf)
-        for field in dataclasses.fields(leaf):
-            if hasattr(leaf, field.name):  # of a frozen one, too
-                object.__setattr__(own, field.name, _mapped(getattr(leaf, field.name), function))
-        return own
-
-    return pytree.tree_map(one, value)
 
 
 class Calibration:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 
 import torch
 
+from x86quant.calling.running import outputs
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.running import outputs
 
 #: What a layer gets that changes nothing at all.
 _PERFECT = 200.0

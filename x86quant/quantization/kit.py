@@ -14,22 +14,22 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed_parts, outputs, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line
 from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
-from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.part_search import FoundPart, Parts
-from x86quant.quantization.proof import difference, run, shared_rows
-from x86quant.quantization.running import feed_parts, outputs
+from x86quant.quantization.proof import difference, shared_rows
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.simulation import simulated
-from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
-from x86quant.quantization.wording import first_line
 
 _log = logging.getLogger("x86quant.quantization")
 

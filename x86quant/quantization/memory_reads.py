@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import run
-from x86quant.quantization.state import state_kept
-from x86quant.quantization.wording import first_line
+from x86quant.calling.call import Call
+from x86quant.calling.running import run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line
 
 aten = torch.ops.aten
 

@@ -18,6 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import run, tensors_in
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.structure import take_apart
@@ -25,7 +29,6 @@ from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.quantization import speed
-from x86quant.quantization.batches import Call
 from x86quant.quantization.fused_blocks import (
     ENOUGH_WEIGHTS,
     weights_of,
@@ -34,13 +37,10 @@ from x86quant.quantization.fused_blocks import (
 from x86quant.quantization.harm import harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.proof import run, smallest
-from x86quant.quantization.running import tensors_in
+from x86quant.quantization.proof import smallest
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.state import state_kept
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -16,17 +16,17 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import drop_hooks, hooks_set_aside, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.compiled.structure import CallForm
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import Observed, observe, prove, run
-from x86quant.quantization.running import drop_hooks, hooks_set_aside
+from x86quant.quantization.proof import Observed, observe, prove
 from x86quant.quantization.scheme import Scheme, other_precision, static_candidates
-from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import WAYS, Traced, Way, trace
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 

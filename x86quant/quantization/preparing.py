@@ -9,10 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
+from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed_parts, run
+from x86quant.calling.state import copied, settle, state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
-from x86quant.quantization.baking import bake, computes_weights
-from x86quant.quantization.batches import Calibration, Call, Data
+from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.kit import (
     Halves,
@@ -24,13 +28,10 @@ from x86quant.quantization.kit import (
 from x86quant.quantization.model_check import check_model
 from x86quant.quantization.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
-from x86quant.quantization.proof import difference, run, variants
-from x86quant.quantization.running import feed_parts
+from x86quant.quantization.proof import difference, variants
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.state import copied, settle, state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -7,20 +7,20 @@ and longer in each of the other dimensions, where the model takes that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call, dense
+from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.state import State
+from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.structure import take_apart
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.batches import Call, dense
-from x86quant.quantization.running import hooks_set_aside, no_fast_path
-from x86quant.quantization.state import State
 from x86quant.quantization.tracing import Traced
-from x86quant.quantization.wording import first_line
 
 #: Largest difference, as a share of the largest value, that is put down to rounding.
 _ROUNDING = 1e-4
@@ -99,14 +99,6 @@ def _resized(call: Call, dim: int | None, size: int, other: int) -> Call:
         return x
 
     return call.mapped(resize)
-
-
-def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
-    """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
-        # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
-        torch.default_generator.manual_seed(seed)
-        return call(function)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ from torch import nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from x86quant.calling.call import Call
+from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import without_mutations
-from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
 from x86quant.quantization.known_ranks import RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
 from x86quant.quantization.recurrent_layers import part_recurrent
-from x86quant.quantization.wording import first_line
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
