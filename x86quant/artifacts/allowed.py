@@ -242,7 +242,18 @@ def _writing_table() -> dict[str, Target]:
         for name in _WRITES.split():
             if hasattr(home, f"{name}_"):
                 table[f"{prefix}.{name}_"] = getattr(home, f"{name}_")
+    for name in _WRITES.split():
+        packet = getattr(torch.ops.aten, f"{name}_", None)
+        for overload in [] if packet is None else packet.overloads():
+            function = getattr(packet, overload)
+            written = [x.name for x in function._schema.arguments if _is_written(x)]
+            if written == ["self"]:
+                table[f"aten::{name}_.{function._overloadname}"] = function
     return table
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 class _Functions:
