@@ -114,7 +114,7 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
     inputs = tuple(
         GuardedInput(name, x.dtype, x.dim()) for name, x in zip(form.names, leaves, strict=True)
     )
-    return Traced(gm, form, tracer.results, Guard(inputs), "torch.fx")
+    return Traced(gm, form, tracer.results, Guard(inputs, tracer.conditions), "torch.fx")
 
 
 def by_export(module: nn.Module, example: Call) -> Traced:
