@@ -19,7 +19,7 @@ from torch.fx.proxy import Attribute
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 
 if TYPE_CHECKING:
-    from x86quant.quantization.known_sizes import KnownSizes
+    from x86quant.quantization.known_sizes import ConstantSizes
 
 #: Ops whose result may have another rank for other sizes.
 _BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
@@ -32,7 +32,7 @@ class RankedTracer(InPlaceTracer):
         super().__init__()
         self._example = example
         self._values: _Values | None = None
-        self._sizes: KnownSizes | None = None
+        self._sizes: ConstantSizes | None = None
 
     def proxy(self, node: Node) -> Proxy:
         """A proxy that knows its rank."""
@@ -76,10 +76,10 @@ class RankedTracer(InPlaceTracer):
         """The value of ``node`` if it is a number that no input changes, or is to be fixed."""
         if self._sizes is None:
             # Symbols take as long to import as half of torch, and few models count.
-            from x86quant.quantization.known_sizes import KnownSizes
+            from x86quant.quantization.known_sizes import ConstantSizes
 
             assert isinstance(self.root, nn.Module)
-            self._sizes = KnownSizes(self.root, self.graph, self._example)
+            self._sizes = ConstantSizes(self.root, self.graph, self._example)
         return self._sizes.number(node, fix=fix)
 
 

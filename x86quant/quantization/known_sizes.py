@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._sympy.printers import PythonPrinter
 
 
-class KnownSizes:
+class ConstantSizes:
     """Sizes of what a graph computes, as far as it has been traced.
 
     Attributes:
