@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import x86quant
+from x86quant import extension
 from x86quant.dynamic import (
     DotInteraction,
     EmbeddingBags,
@@ -22,6 +24,7 @@ from x86quant.dynamic import (
     WeightOnlyEmbeddingBag,
     to_dynamic,
 )
+from x86quant.dynamic.embedding_bag import quantize_rows_of_table
 from x86quant.errors import InvalidInputError
 from x86quant.ops.embedding import embedding_bags
 
@@ -247,6 +250,49 @@ def test_many_tables_in_one_call(dtype: torch.dtype, last: bool, bags: int) -> N
         one = torch.arange(bags + last, dtype=dtype).repeat(3, 1)
         got = ours(stacked[:, :, 0].contiguous(), one)
         assert torch.allclose(got, real(stacked[:, :, 0], one), atol=1e-5)
+
+
+def test_whoever_watches_sees_the_operator() -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            self.names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    table = WeightOnlyEmbeddingBag.from_float(nn.EmbeddingBag(20, 8, mode="sum"), bits=8)
+    indices, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+    want = table(indices, offsets)
+    with Seen() as seen:
+        assert torch.equal(table(indices, offsets), want)
+    assert "x86quant::embedding_bags" in seen.names
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.vmap(lambda x: table(x.unsqueeze(0)))(torch.tensor([[1, 2], [3, 4]]))
+
+
+def test_the_short_way_takes_tensors_alone() -> None:
+    try_look_up = extension.direct().try_look_up
+    rows = quantize_rows_of_table(torch.randn(20, 8), 8)
+    numbers = list(WeightOnlyEmbeddingBag(rows, "sum").form.numbers)
+    indices = torch.tensor([[1, 2]])
+    good = [[rows], [indices], [], [], numbers, ["t"], False]
+    assert torch.equal(try_look_up(*good), torch.ops.x86quant.look_up_bags(*good))
+    for place, wrong in ((0, rows), (1, None), (4, ["a"]), (4, 7), (5, [1]), (5, "t")):
+        with pytest.raises(TypeError):
+            try_look_up(*good[:place], wrong, *good[place + 1 :])
+    for place, wrong in ((0, []), (1, []), (4, numbers[1:]), (4, [1 << 40] * 7), (5, [])):
+        with pytest.raises(ValueError, match="x86quant"):
+            try_look_up(*good[:place], wrong, *good[place + 1 :])
+    with pytest.raises(TypeError):
+        try_look_up(*good[:-1])
+
+    class Own(torch.Tensor):
+        pass
+
+    for other in (None, 3, indices.as_subclass(Own), indices.numpy()):
+        assert try_look_up([rows], [other], *good[2:]) is None
 
 
 def test_the_table_that_is_wrong_is_named() -> None:

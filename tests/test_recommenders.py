@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import x86quant
+from x86quant.compiled.guarded import graph_of
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.runtime.check import check_ops
@@ -51,12 +52,13 @@ def lower_triangle(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tenso
 
 
 def of_the_reference(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
-    """As facebookresearch/dlrm has it, but for the number of vectors, which it asks for."""
+    """As facebookresearch/dlrm has it, which asks for the number of vectors."""
     batch_size, d = first.shape
     t = torch.cat([first, *rows], dim=1).view((batch_size, -1, d))
     z = torch.bmm(t, torch.transpose(t, 1, 2))
-    li = torch.tensor([i for i in range(COUNT) for j in range(i)])
-    lj = torch.tensor([j for i in range(COUNT) for j in range(i)])
+    _, ni, nj = z.shape
+    li = torch.tensor([i for i in range(ni) for j in range(i)])
+    lj = torch.tensor([j for i in range(nj) for j in range(i)])
     return torch.cat([first, z[:, li, lj]], dim=1)
 
 
@@ -91,10 +93,21 @@ def batch(samples: int = 24, dtype: torch.dtype = torch.int64) -> Batch:
     return torch.randn(samples, 4), torch.randint(0, ROWS, (samples, TABLES), dtype=dtype)
 
 
-def quantized(model: nn.Module, data: list[Batch], **options: Any) -> x86quant.CompiledModule:
-    found = x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **options)
+def quantized(model: nn.Module, data: list[Any], **options: Any) -> x86quant.CompiledModule:
+    found = guarded(model, data, **options)
     assert isinstance(found, x86quant.CompiledModule), found.quantization
     return found
+
+
+def program_of(model: nn.Module) -> x86quant.CompiledModule:
+    """Without the check of sizes that may be in front of it."""
+    found = graph_of(model)
+    assert isinstance(found, x86quant.CompiledModule), found
+    return found
+
+
+def guarded(model: nn.Module, data: list[Any], **options: Any) -> Any:
+    return x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **options)
 
 
 def ops_of(model: x86quant.CompiledModule) -> list[str]:
@@ -114,12 +127,13 @@ def test_a_plain_dlrm_is_one_program(
     spelling: Callable[..., torch.Tensor], bits: int | None, tmp_path: Path
 ) -> None:
     model = Plain(spelling, SPELLINGS[spelling])
-    ours = quantized(model, [batch() for _ in range(4)], embedding_bits=bits)
-    assert ops_of(ours).count("interact_bags") == 1
-    assert not {"embedding_bags", "interact"} & set(ops_of(ours))
-    segments = [name for name, _ in ours.runtime.named_children()]
+    ours = guarded(model, [batch() for _ in range(4)], embedding_bits=bits)
+    program = program_of(ours)
+    assert ops_of(program).count("interact_bags") == 1
+    assert not {"embedding_bags", "interact"} & set(ops_of(program))
+    segments = [name for name, _ in program.runtime.named_children()]
     assert segments == ["segment_0"]  # and torch runs nothing
-    assert ours.float_nodes == ()
+    assert program.float_nodes == ()
     for samples in (1, 7, 100):
         assert noise(model, ours, batch(samples)) < 0.005
     x86quant.assert_int8(ours, batch())
@@ -217,6 +231,83 @@ def test_stacked_bags_are_in_the_program() -> None:
     offsets[1, 4] = 3
     with pytest.raises(InvalidInputError, match=r"tables\.1: offset 4 is less than the one before"):
         ours(dense, indices, offsets)
+
+
+class Reference(Plain):
+    """As facebookresearch/dlrm has it: lookups by a loop over the indices of each table."""
+
+    def __init__(self, interact: Callable[..., torch.Tensor]) -> None:
+        super().__init__(interact)
+        self.top.append(nn.Sigmoid())
+
+    def forward(  # type: ignore[override]
+        self, dense: torch.Tensor, offsets: Any, indices: Any
+    ) -> torch.Tensor:
+        x = self.bottom(dense)
+        rows = []
+        for k, group in enumerate(indices):
+            starts = None if offsets is None else offsets[k]
+            rows.append(self.tables[k](group, starts, per_sample_weights=None))
+        out: torch.Tensor = self.top(self.interact(x, rows))
+        return out
+
+
+class ByNumber(Reference):
+    """The same with a constant number of tables and pairs."""
+
+    def forward(self, dense: torch.Tensor, offsets: Any, indices: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(dense, offsets, [indices[i] for i in range(TABLES)])
+
+
+def in_lists(samples: int = 20) -> tuple[Any, ...]:
+    dense, indices, offsets = ragged(samples)
+    return dense, offsets, indices
+
+
+def offsets_stacked(samples: int = 20) -> tuple[Any, ...]:
+    dense, indices, offsets = ragged(samples)
+    return dense, torch.stack(offsets), indices
+
+
+def all_stacked(samples: int = 20) -> tuple[Any, ...]:
+    starts = (2 * torch.arange(samples)).repeat(TABLES, 1)
+    return torch.randn(samples, 4), starts, torch.randint(0, ROWS, (TABLES, 2 * samples))
+
+
+def bags_stacked(samples: int = 20) -> tuple[Any, ...]:
+    return torch.randn(samples, 4), None, torch.randint(0, ROWS, (TABLES, samples, 3))
+
+
+@pytest.mark.parametrize("data", [in_lists, offsets_stacked, all_stacked, bags_stacked])
+@pytest.mark.parametrize("bits", [None, 8])
+def test_the_reference_comes_to_the_same_program(
+    data: Callable[..., tuple[Any, ...]], bits: int | None, tmp_path: Path
+) -> None:
+    """As with constant pairs; where indices are stacked, with its lookups."""
+    calls = [data() for _ in range(3)]
+    ours = guarded(Reference(of_the_reference), calls, embedding_bits=bits)
+    plain = guarded(ByNumber(lower_triangle), calls, embedding_bits=bits)
+    program, want = map(program_of, (ours, plain))
+    assert ops_of(program) == ops_of(want)
+    assert ops_of(program).count("interact_bags") == 1
+    if data in (all_stacked, bags_stacked):
+        assert [name for name, _ in program.runtime.named_children()] == ["segment_0"]
+    x86quant.save(ours, tmp_path / "dlrm.x86q")
+    loaded = x86quant.load(tmp_path / "dlrm.x86q")
+    for samples in (20, 1, 2, 7, 64):
+        call = data(samples)
+        with torch.no_grad():
+            assert torch.equal(ours(*call), plain(*call))
+            assert torch.equal(loaded(*call), ours(*call))
+    assert ours.outside == 0
+
+
+def test_another_number_of_tables_is_no_call_of_the_program() -> None:
+    model = Reference(of_the_reference)
+    ours = guarded(model, [bags_stacked() for _ in range(2)], strict=True)
+    dense, _, indices = bags_stacked()
+    with pytest.raises(InvalidInputError, match="indices has size 4 in dimension 0, not 5"):
+        ours(dense, None, indices[:4])
 
 
 class Wide(nn.Module):

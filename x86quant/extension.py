@@ -67,6 +67,6 @@ def other_torch(built: str, present: str) -> str | None:
 
 @functools.cache
 def direct() -> Any:
-    """What is called past torch's dispatcher: ``try_run`` and ``Watch`` (see kernels/runtime)."""
+    """What is called past torch's dispatcher: ``try_run``, ``try_look_up`` and ``Watch``."""
     load()
     return importlib.import_module("x86quant._C")

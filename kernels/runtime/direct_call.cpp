@@ -2,16 +2,15 @@
 // microseconds once a network has pushed the interpreter's data out of the cache, and torch takes as long to find
 // out the types of a dictionary's values.
 #include <ATen/Parallel.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/api/object.h>
-#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/object_ptr.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../dynamic/direct_tables.h"
 #include "../dynamic/row_linear.h"
+#include "somebody_watches.h"
 #include "torch_program.h"
 #include "torch_tables.h"
 #include "watch.h"
@@ -86,12 +85,6 @@ PyObject* add_step(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// Whether a mode, a tracer or a transform must see the ops that run.
-bool somebody_watches() {
-  return c10::impl::TorchDispatchModeTLS::stack_len() > 0 || torch::jit::tracer::isTracing() ||
-         c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
-
 // try_run(handle, inputs): a tuple of results, or None if the program is for other inputs or another number of
 // threads, or if somebody watches.
 PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -126,6 +119,7 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef methods[] = {
     {"add_step", as_method(add_step), METH_FASTCALL, nullptr},
+    {"try_look_up", as_method(dynamic::try_look_up), METH_FASTCALL, nullptr},
     {"try_run", as_method(try_run), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

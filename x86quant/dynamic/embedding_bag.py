@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from x86quant import extension
 from x86quant.dynamic.layers import carry_attributes, is_plain
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
@@ -112,14 +113,16 @@ def look_up(
 ) -> torch.Tensor:
     """The pooled rows of ``tables``, side by side; see ``torch.ops.x86quant.embedding_bags``."""
     operands = _operands(tables, indices, offsets, weights, include_last_offset)
-    if not all(map(is_plain, (*indices, *offsets, *weights))) or not extension_loads():
-        traced: torch.Tensor = torch.ops.x86quant.embedding_bags.default(*operands)
-        return traced
-    try:
-        found: torch.Tensor = torch.ops.x86quant.look_up_bags(*operands)
-    except ValueError as error:
-        raise InvalidInputError(str(error)) from None
-    return found
+    if not torch.compiler.is_compiling() and extension_loads():
+        try:
+            found: torch.Tensor | None = extension.direct().try_look_up(*operands)
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from None
+        if found is not None:
+            return found
+    # Tracers and modes see the operator.
+    traced: torch.Tensor = torch.ops.x86quant.embedding_bags.default(*operands)
+    return traced
 
 
 def _operands(
@@ -259,7 +262,7 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
                     f"got {tuple(per_sample_weights.shape)}"
                 )
         if offsets is not None:
-            starts = [offsets.to(input.dtype)]
+            starts = [offsets if offsets.dtype is input.dtype else offsets.to(input.dtype)]
         if per_sample_weights is not None:
             weights = [per_sample_weights.detach().float()]
         found = self._by_fbgemm(input, starts, weights)

@@ -7,7 +7,6 @@ inputs, and otherwise the sizes of inputs that it depends on are fixed, and the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ from torch.utils._sympy.printers import PythonPrinter
 
 #: A dimension of an input, by the input's number.
 _Place = tuple[int, int]
-#: The size of a batch, in a condition.
-_ROWS = re.compile(r"s\[\d+\]\[0\]")
 
 
 class SizesAskedFor(Interpreter):
@@ -45,6 +42,7 @@ class SizesAskedFor(Interpreter):
         self.conditions: tuple[str, ...] = ()
         self.running = False
         self._sizes = {(i, d): n for i, x in enumerate(example) for d, n in enumerate(x.shape)}
+        self._batches = _batch_sizes(example)
         self._shapes = ShapeEnv(
             duck_shape=False,
             specialize_zero_one=False,
@@ -71,7 +69,7 @@ class SizesAskedFor(Interpreter):
     def number(self, wanted: Node) -> int | None:
         """How many parts or rows ``wanted`` has, or the number that it is; None if none is known.
 
-        The rows of a batch are not fixed, and so no number that depends on them is known.
+        The size of a batch is not fixed, and so no number that depends on it is known.
         """
         self.running = True
         try:
@@ -85,8 +83,10 @@ class SizesAskedFor(Interpreter):
         finally:
             self.running = False
         fixed, conditions = self._assumed()
-        about_rows = any(_ROWS.search(text) for text in conditions)
-        if found is None or about_rows or any(dim == 0 for _, dim in fixed):
+        batches = [f"s[{i}][{dim}]" for i, dim in self._batches]
+        if found is None or any(size in text for size in batches for text in conditions):
+            return None
+        if self._batches & fixed.keys():
             return None
         self.fixed, self.conditions = fixed, conditions
         return found
@@ -103,6 +103,16 @@ class SizesAskedFor(Interpreter):
             if isinstance(equation, Eq) and any(side.is_number for side in sides):
                 conditions.append(PythonPrinter().doprint(equation.xreplace(names)))
         return fixed, tuple(dict.fromkeys(conditions))
+
+
+def _batch_sizes(example: Sequence[torch.Tensor]) -> set[_Place]:
+    """Where inputs have the size of a batch: in front, or, of indices of many tables, behind it."""
+    rows = next((len(x) for x in example if x.dim()), None)
+    found: set[_Place] = set()
+    for i, x in enumerate(example):
+        stacked = not x.is_floating_point() and x.dim() > 1 and len(x) != rows
+        found.update((i, dim) for dim in (range(1, x.dim()) if stacked else [0]))
+    return found
 
 
 def _symbolic(size: Any) -> Any:
