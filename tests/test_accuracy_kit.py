@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from x86quant.calling.call import Call
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
-from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.kit import Halves
 from x86quant.quantization.preparing import prepare

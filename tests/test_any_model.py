@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import x86quant
+from x86quant.calling.call import Call
+from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import Guard, GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import equalization, speed
 from x86quant.quantization import outcome as outcome_module
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import run
 
 Forward = Callable[[Any, torch.Tensor], Any]
 
@@ -791,6 +791,7 @@ def test_equalization_leaves_tied_weights_alone():
     assert sqnr(model(x), result(x)) > sqnr(model(x), plain(x)) - 3
 
 
+@pytest.mark.filterwarnings("ignore:this is the float model")
 def test_a_step_that_harms_unseen_data_is_not_taken(monkeypatch):
     def spoil(graph: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
         scales = torch.ones(8)
@@ -879,6 +880,7 @@ class Fragile(nn.Module):
         return self.b(torch.sin(self.a(x)) + self.a(x))
 
 
+@pytest.mark.filterwarnings("ignore:this is the float model")
 def test_bad_layers_go_back_to_float():
     model = Fragile()
     x = torch.randn(64, 8)
@@ -905,6 +907,29 @@ def test_what_is_slower_stays_in_float(monkeypatch):
     assert "1.50 times" in str(result.quantization)
     kept = quantized(model, images(), speed_check=False)
     assert kept.quantization.int8_layers == ("a", "b")
+
+
+def test_what_is_slower_on_one_row_stays_in_float(monkeypatch):
+    def slower(_: Any, __: Any, call: Any, **___: Any) -> float | None:
+        return 1.5 if call.args[0].shape[0] == 1 else None
+
+    monkeypatch.setattr(speed, "slower", slower)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    result = quantized(Net(lambda _, x: F.relu(x)), images())
+    assert result.quantization.int8_layers == ()
+    assert "1.50 times as long as float on (1, 3, 12, 12)" in str(result.quantization)
+
+
+def test_sizes_that_run_in_float_are_not_timed(monkeypatch):
+    timed: list[int] = []
+
+    def slower(_: Any, __: Any, call: Any, **___: Any) -> None:
+        timed.append(call.args[0].shape[0])
+
+    monkeypatch.setattr(speed, "slower", slower)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    quantized(Net(lambda _, x: x * 2 if x.shape[0] > 1 else F.relu(x)), images())
+    assert timed == [8]
 
 
 @pytest.mark.parametrize(

@@ -566,3 +566,27 @@ def test_a_packed_sequence_is_one_or_refused(name: str) -> None:
         Named("packed", name, fields).check()
     with pytest.raises(ArtifactError):
         Named("packed", "PackedSequence", {"data": None}).check()
+
+
+class WritesBehindABranch(nn.Module):
+    """torch.export traces it, and spells the write as an operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        if x.shape[2] > 40:
+            y = y * 2
+        y[:, :4].mul_(0.0)
+        return self.b(torch.tanh(y))
+
+
+def test_a_write_that_export_traced_is_saved_in_one_graph() -> None:
+    batches = [torch.randn(4, 3, 12, 12) for _ in range(2)]
+    model = WritesBehindABranch().eval()
+    int8 = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    assert isinstance(int8, GuardedModule), int8.quantization
+    x = torch.randn(2, 3, 12, 12)
+    assert torch.equal(loaded_from(to_bytes(int8))(x), int8(x))

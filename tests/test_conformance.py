@@ -196,10 +196,10 @@ def test_dynamic_linears(kernel, seed, length, rows, relu):
     x = torch.randn(rows, length, generator=generator) + (seed % 5 - 2)
     run = torch.ops.quantized.linear_relu_dynamic if relu else torch.ops.quantized.linear_dynamic
     want = reference.linear_dynamic(x, weight, scales, 0, problem.bias, relu=relu)
-    # One code of one input may round the other way.
+    # One code of one or two inputs may round the other way.
     step = (float(x.max().clamp(min=0) - x.min().clamp(max=0)) / 255) if rows else 0.0
     torch.testing.assert_close(
-        run(x, problem.pack(kernel)), want, rtol=1e-5, atol=step * 127 * 0.011
+        run(x, problem.pack(kernel)), want, rtol=1e-5, atol=2 * step * 127 * 0.011
     )
 
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError, X86QuantWarning
-from x86quant.quantization.batches import Call
 from x86quant.quantization.part_search import find_parts
 from x86quant.quantization.proof import observe, prove, variants
 from x86quant.quantization.scheme import decide

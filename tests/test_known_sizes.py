@@ -1,92 +1,122 @@
-"""Numbers that code counts with while it is traced: only those that no input changes."""
+"""Code that counts by a size, asks for types or makes tensors of sizes is traced by torch.fx."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import x86quant
-from x86quant.errors import UnsupportedError, X86QuantWarning
-from x86quant.quantization.batches import Call
-from x86quant.quantization.tracing import by_fx
+from x86quant.calling.call import Call
+from x86quant.errors import UnsupportedError
+from x86quant.quantization.tracing import Traced, by_fx
 
-Function = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Model(nn.Module):
-    """A linear layer and what ``function`` does with it."""
+class Layer(nn.Module):
+    """A linear, with tables of positions and of what may see what."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(6, 8)
-        self.register_buffer("rows", torch.randn(5, 6))
-        self.function = function
+        self.linear = nn.Linear(inputs, outputs)
+        self.register_buffer("places", torch.randn(1, 50, outputs))
+        self.register_buffer("sees", torch.ones(50, 50, dtype=torch.bool).tril())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self, x)
+        return self.linear(x)
 
 
-def by_columns(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    y = model.linear(x)
-    return torch.stack([y[:, i] * i for i in range(y.shape[1])], 1)
+class Net(nn.Module):
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = Layer(8, 8)
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self._forward(self.layer, x)
 
 
-def by_groups(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    y = model.linear(x).view(x.shape[0], -1, 2)
-    return sum(y[:, i] for i in range(int(y.size(1))))  # type: ignore[return-value]
+def traced(forward: Callable[..., Any]) -> Traced:
+    model = Net(forward).eval()
+    found = by_fx(model, Call((X,)))
+    assert torch.equal(found(X), model(X))
+    return found
 
 
-def by_rows(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    y = model.linear(x)
-    return torch.stack([y[i] * i for i in range(y.shape[0])])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: torch.stack([layer(step) for step in x.unbind(1)], 1),
+        lambda layer, x: torch.stack([layer(x[:, n]) for n in range(x.size(1))], 1),
+        lambda layer, x: sum([layer(x[:, n]) for n in range(len(x.unbind(1)))]),
+        lambda layer, x: torch.cat([layer(rows) for rows in x.transpose(0, 1)]),
+    ],
+)
+def test_loops_over_steps_fix_their_number(forward):
+    found = traced(forward)
+    assert found.guard.inputs[0].fixed == ((1, 6),)
+    more = X[:2]
+    assert torch.equal(found(more), Net(forward)(more))
+    with pytest.raises(UnsupportedError, match="has size 5 in dimension 1, not 6"):
+        found(X[:, :5])
 
 
-def by_features(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Nothing has said yet how many there must be."""
-    count = len(range(x.shape[1]))
-    return model.linear(x) * count
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: torch.cat([part * 2 for part in layer(x).split(4, -1)], -1),
+        lambda layer, x: sum(layer(x).view(x.size(0), -1, 2, 4).permute(2, 0, 1, 3)),
+        lambda layer, x: layer(x) + torch.zeros(x.size(0), 1, 8) + torch.arange(8, dtype=x.dtype),
+        lambda layer, x: layer(x) + torch.finfo(x.dtype).eps,
+        lambda layer, x: layer(x) + 1 if torch.is_floating_point(x) else x,
+        lambda layer, x: layer(x) + torch.ones(x.shape[1], 1, device=x.device),
+        lambda layer, x: layer(x) + layer.places[:, : x.size(1)],
+        lambda layer, x: layer(x) + layer.places.narrow(1, 0, x.size(1)),
+        lambda layer, x: layer(x) + layer.places[:, :1].expand(x.size(0), x.size(1), 8),
+        lambda layer, x: (layer(x) @ x.transpose(1, 2)).masked_fill(
+            ~layer.sees[: x.size(1), : x.size(1)], -1.0
+        ),
+    ],
+)
+def test_what_all_sizes_share_fixes_none(forward):
+    found = traced(forward)
+    assert not [place for place in found.guard.inputs[0].fixed if place[0] != 2]
+    assert not found.guard.conditions
+    more = torch.cat([X, X], 1)[:3, :9]
+    assert torch.equal(found(more), Net(forward)(more))
 
 
-def by_part_of_rows(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    y = model.linear(x).flatten()
-    return torch.stack([y[i] for i in range(y.shape[0] // 8)])
+def test_how_many_parts_there_are_is_a_condition():
+    def forward(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(part) * n for n, part in enumerate(x.split(4, 1))], 1)
+
+    found = traced(forward)
+    assert torch.equal(found(X[:, :5]), Net(forward)(X[:, :5]))
+    with pytest.raises(UnsupportedError, match="do not meet"):
+        found(X[:, :4])
 
 
-@pytest.mark.parametrize("function", [by_columns, by_groups])
-@pytest.mark.parametrize("example", [1, 2, 7])
-def test_a_size_that_no_input_changes_is_a_number(function: Function, example: int) -> None:
-    model = Model(function).eval()
-    traced = by_fx(model, Call((torch.randn(example, 6),)))
-    for rows in (1, 2, 7, 30):
-        x = torch.randn(rows, 6)
-        assert torch.equal(traced(x), model(x))
-    with pytest.raises(UnsupportedError, match=r"do not meet s\[0\]\[1\] == 6"):
-        traced(torch.randn(2, 5))
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda layer, x: torch.stack([layer(row) for row in x]),  # its rows are the batch
+        lambda layer, x: sum(layer(x) for _ in range(int(x.abs().max()) + 1)),
+        lambda layer, x: sum(layer(x) for _ in range(x.abs().argmax() % 3 + 1)),
+    ],
+)
+def test_what_values_or_the_batch_decide_is_not_traced(forward):
+    with pytest.raises(UnsupportedError):
+        by_fx(Net(forward).eval(), Call((X,)))
 
 
-@pytest.mark.parametrize("function", [by_rows, by_features, by_part_of_rows])
-def test_a_size_that_an_input_changes_is_none(function: Function) -> None:
-    for example in (1, 5, 8):
-        with pytest.raises(UnsupportedError, match="is a number that depends on the input"):
-            by_fx(Model(function).eval(), Call((torch.randn(example, 6),)))
-
-
-def test_what_the_example_decided_is_a_condition() -> None:
-    def rows_of_the_sum(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        y = model.linear(x + model.rows)  # x has as many rows, or one
-        return y * len(range(x.shape[0]))
-
-    model = Model(rows_of_the_sum).eval()
-    traced = by_fx(model, Call((torch.randn(5, 6),)))
-    x = torch.randn(5, 6)
-    assert torch.equal(traced(x), model(x))
-    with pytest.raises(UnsupportedError, match=r"do not meet .*s\[0\]\[0\]"):
-        traced(torch.randn(1, 6))
-    ours = x86quant.quantize(model, [torch.randn(5, 6)] * 3, speed_check=False, progress=False)
-    one = torch.randn(1, 6)
-    with torch.no_grad(), pytest.warns(X86QuantWarning, match="a call runs in float"):
-        assert torch.equal(ours(one), model(one))  # in float
+def test_factories_are_torchs_own_afterwards():
+    before = torch.zeros, torch.arange, torch.Tensor.__getitem__, torch.Tensor.view
+    with pytest.raises(UnsupportedError):
+        by_fx(Net(lambda layer, x: layer(x) if x.sum() > 0 else x).eval(), Call((X,)))
+    after = torch.zeros, torch.arange, torch.Tensor.__getitem__, torch.Tensor.view
+    assert after == before
+    assert "view" not in vars(torch.Tensor)

@@ -169,7 +169,8 @@ def compiled(model: nn.Module, program: Program) -> tuple[nn.Module, nn.Module]:
         # returns is whatever was in memory.
         raise _Refused("stock conversion drops writes to new memory")
     first, *more = program.calibration()
-    with torch.no_grad():
+    # Without VNNI stock kernels saturate, which would refuse most programs: ours are behind them.
+    with torch.no_grad(), x86quant.enable():
         prepared = prepare_fx(
             copy.deepcopy(model), x86quant.get_default_qconfig_mapping(), first,
             backend_config=x86quant.get_backend_config(),

@@ -43,15 +43,23 @@ class _ResultsMode(TorchDispatchMode):
 
 
 class _Noise(_ResultsMode):
-    """Adds noise of so many steps of rounding to ``levels``."""
+    """Adds noise of so many steps of rounding to ``levels``.
 
-    def __init__(self, seed: int, steps: float, levels: int) -> None:
+    The steps are those of the range noted for a result, if that is wider than its own: a single
+    value has none of its own.
+    """
+
+    def __init__(
+        self, seed: int, steps: float, levels: int, ranges: list[tuple[float, float]]
+    ) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
         self.share = steps / levels
+        self.ranges = iter(ranges)
 
     def changed(self, x: torch.Tensor) -> None:
-        size = float(x.max() - x.min()) * self.share
+        low, high = next(self.ranges, (0.0, 0.0))
+        size = max(float(x.max() - x.min()), high - low) * self.share
         if math.isfinite(size):
             x.add_(torch.rand(x.shape, generator=self.generator) - 0.5, alpha=size)
 
@@ -91,12 +99,14 @@ class _Clipped(_ResultsMode):
 class _Zeroed(_ResultsMode):
     """Makes zero of what is closer to it than a step, as rounding may: 1 / x is infinite then."""
 
-    def __init__(self, levels: int) -> None:
+    def __init__(self, levels: int, ranges: list[tuple[float, float]]) -> None:
         super().__init__()
         self.levels = levels
+        self.ranges = iter(ranges)
 
     def changed(self, x: torch.Tensor) -> None:
-        step = float(x.max() - x.min()) / self.levels
+        low, high = next(self.ranges, (0.0, 0.0))
+        step = max(float(x.max() - x.min()), high - low) / self.levels
         if math.isfinite(step):
             x.masked_fill_(x.abs() < step, 0.0)
 
@@ -149,7 +159,7 @@ def _modes(
         for batch in calibration:
             _run(copy.deepcopy(model), batch, _Ranges(ranges))
     modes: list[tuple[_ResultsMode, float]] = [(_Clipped(ranges, levels), _ALLOWANCE)]
-    modes += [(_Zeroed(levels), _LITTLE)]
-    modes += [(_Noise(seed, 1.5, levels), _ALLOWANCE) for seed in range(3)]
-    modes += [(_Noise(seed, 5.0, levels), _LITTLE) for seed in range(5)]
+    modes += [(_Zeroed(levels, ranges), _LITTLE)]
+    modes += [(_Noise(seed, 1.5, levels, ranges), _ALLOWANCE) for seed in range(3)]
+    modes += [(_Noise(seed, 5.0, levels, ranges), _LITTLE) for seed in range(5)]
     return modes

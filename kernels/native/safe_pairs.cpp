@@ -7,46 +7,21 @@
 #include <emmintrin.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
 namespace xq {
 namespace {
 
-// Whether all lanes of two weights are safe.
-bool pairs_safe(const int8_t* w, int64_t count) {
-  for (int64_t i = 0; i < count; i += 2) {
+// Whether both pairs of four neighbouring weights are safe.
+bool pairs_safe(const int8_t w[4]) {
+  for (int i = 0; i < 4; i += 2) {
     const int up = std::max<int>(w[i], 0) + std::max<int>(w[i + 1], 0);
     const int down = std::min<int>(w[i], 0) + std::min<int>(w[i + 1], 0);
     if (up > 128 || down < -128) return false;
   }
   return true;
 }
-
-// Sums of the positive and of the negative weights that meet in each lane of each quad: whatever the input, the
-// lane's sum lies between 255 times the one and 255 times the other.
-class LaneSums {
- public:
-  LaneSums(const int8_t* w, int64_t quads, int64_t quad_bytes)
-      : lanes_(quad_bytes / 2), up_(static_cast<size_t>(quads * lanes_)), down_(up_.size()) {
-    for (size_t i = 0; i < up_.size(); ++i) {
-      up_[i] = static_cast<int16_t>(std::max<int>(w[2 * i], 0) + std::max<int>(w[2 * i + 1], 0));
-      down_[i] = static_cast<int16_t>(std::min<int>(w[2 * i], 0) + std::min<int>(w[2 * i + 1], 0));
-    }
-  }
-  bool safe(int64_t quad, int64_t other) const {
-    const int16_t *up = up_.data() + quad * lanes_, *down = down_.data() + quad * lanes_;
-    const int64_t step = (other - quad) * lanes_;
-    for (int64_t i = 0; i < lanes_; ++i)
-      if (up[i] + up[i + step] > 128 || down[i] + down[i + step] < -128) return false;
-    return true;
-  }
-
- private:
-  int64_t lanes_;
-  std::vector<int16_t> up_, down_;
-};
 
 // For each channel of a block the sum of its positive weights, and of its negative ones without their sign, at some
 // places of K. Sums stay at 255 once they are too big for a byte, which is far beyond what is safe.
@@ -70,7 +45,57 @@ struct ChannelSums {
     const __m128i beyond = _mm_subs_epu8(worst, _mm_set1_epi8(static_cast<char>(128)));
     return _mm_movemask_epi8(_mm_cmpeq_epi8(beyond, _mm_setzero_si128())) == 0xffff;
   }
+  // The largest of all sums.
+  int biggest() const {
+    __m128i worst = _mm_max_epu8(up[0], down[0]);
+    for (int i = 1; i < VECTORS; ++i) worst = _mm_max_epu8(worst, _mm_max_epu8(up[i], down[i]));
+    worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 8)), worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 4));
+    worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 2)), worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 1));
+    return _mm_cvtsi128_si32(worst) & 0xff;
+  }
 };
+
+// The weights of a run, place by place along K: the positive part of each channel's weight, and the negative one.
+template <int VECTORS>
+using Places = std::vector<ChannelSums<VECTORS>>;
+
+template <int VECTORS>
+Places<VECTORS> places_of(const int8_t* w, int64_t quads, int64_t quad_bytes) {
+  Places<VECTORS> places(static_cast<size_t>(quads) * 4);
+  const __m128i zero = _mm_setzero_si128(), low = _mm_set1_epi32(0xff);
+  alignas(16) int8_t whole[64 * VECTORS] = {};
+  for (int64_t q = 0; q < quads; ++q) {
+    memcpy(whole, w + q * quad_bytes, static_cast<size_t>(quad_bytes));
+    for (int v = 0; v < VECTORS; ++v) {
+      const auto* from = reinterpret_cast<const __m128i*>(whole + 64 * v);
+      for (int k = 0; k < 4; ++k) {
+        const auto bytes = [&](int i) { return _mm_and_si128(_mm_srli_epi32(_mm_load_si128(from + i), 8 * k), low); };
+        const __m128i x = _mm_packus_epi16(_mm_packs_epi32(bytes(0), bytes(1)), _mm_packs_epi32(bytes(2), bytes(3)));
+        const __m128i negative = _mm_cmpgt_epi8(zero, x);
+        auto& place = places[static_cast<size_t>(q * 4 + k)];
+        place.up[v] = _mm_andnot_si128(negative, x);
+        place.down[v] = _mm_and_si128(negative, _mm_sub_epi8(zero, x));
+      }
+    }
+  }
+  return places;
+}
+
+// Four places as a quad of weights.
+template <int VECTORS>
+void write_quad(const ChannelSums<VECTORS>* const place[4], int64_t quad_bytes, int8_t* to) {
+  alignas(16) int8_t whole[64 * VECTORS];
+  for (int v = 0; v < VECTORS; ++v) {
+    __m128i x[4];
+    for (int k = 0; k < 4; ++k) x[k] = _mm_sub_epi8(place[k]->up[v], place[k]->down[v]);
+    const __m128i a = _mm_unpacklo_epi8(x[0], x[1]), b = _mm_unpackhi_epi8(x[0], x[1]);
+    const __m128i c = _mm_unpacklo_epi8(x[2], x[3]), d = _mm_unpackhi_epi8(x[2], x[3]);
+    auto* at = reinterpret_cast<__m128i*>(whole + 64 * v);
+    _mm_store_si128(at, _mm_unpacklo_epi16(a, c)), _mm_store_si128(at + 1, _mm_unpackhi_epi16(a, c));
+    _mm_store_si128(at + 2, _mm_unpacklo_epi16(b, d)), _mm_store_si128(at + 3, _mm_unpackhi_epi16(b, d));
+  }
+  memcpy(to, whole, static_cast<size_t>(quad_bytes));
+}
 
 // How the bytes of a window are to lie: from where each comes, and whether it is flipped.
 struct Arrangement {
@@ -86,24 +111,12 @@ class Window {
   using Sums = ChannelSums<VECTORS>;
 
  public:
-  Window(const int8_t* w, int64_t quad_bytes, int places) : places_(places) {
+  Window(const Sums* found, int places) : places_(places) {
     int biggest[16] = {};
-    Sums found[16];
-    bool fixed[16] = {};
-    for (int i = 0; i < places; ++i) {
-      uint8_t sums[2][16 * VECTORS] = {};
-      for (int64_t c = 0; c < quad_bytes / 4; ++c) {
-        const int weight = w[i / 4 * quad_bytes + c * 4 + i % 4];
-        sums[0][c] = static_cast<uint8_t>(std::max(weight, 0)), sums[1][c] = static_cast<uint8_t>(std::max(-weight, 0));
-        biggest[i] = std::max(biggest[i], std::abs(weight));
-        fixed[i] |= weight == -128;  // has no int8 of the other sign
-      }
-      memcpy(found[i].up, sums[0], sizeof found[i].up), memcpy(found[i].down, sums[1], sizeof found[i].down);
-      place_[i] = static_cast<uint8_t>(i);
-    }
+    for (int i = 0; i < places; ++i) biggest[i] = found[i].biggest(), place_[i] = static_cast<uint8_t>(i);
     std::stable_sort(place_, place_ + places, [&](int a, int b) { return biggest[a] > biggest[b]; });
     for (int i = 0; i < places; ++i) {
-      fixed_ |= uint32_t{fixed[place_[i]]} << i;
+      fixed_ |= uint32_t{biggest[place_[i]] == 128} << i;  // -128 has no int8 of the other sign
       for (int j = 0; j < i; ++j)
         for (const bool flip : {false, true}) {
           const Sums& other = found[place_[j]];
@@ -288,74 +301,81 @@ struct Ordered {
 
 // Couples of quads that are safe together, then quads that are safe in some pairing, their bytes so ordered that
 // pairs are adjacent, then the others.
-Ordered ordered(const std::vector<int8_t>& was, int64_t quads, int64_t quad_bytes) {
+template <int VECTORS>
+Ordered ordered(const Places<VECTORS>& places, int64_t quad_bytes) {
   constexpr int64_t kReach = 64;  // how far partners are looked for
-  Ordered result{{}, std::vector<int32_t>(kClasses)};
-  result.weights.reserve(was.size());
-  std::vector<int8_t> quad(static_cast<size_t>(quad_bytes));
+  const auto quads = static_cast<int64_t>(places.size() / 4);
+  Ordered result{std::vector<int8_t>(static_cast<size_t>(quads * quad_bytes)), std::vector<int32_t>(kClasses)};
   std::vector<bool> placed(static_cast<size_t>(quads));
-  auto place = [&](int64_t q, const int8_t* from) {
-    result.weights.insert(result.weights.end(), from, from + quad_bytes);
+  int8_t* to = result.weights.data();
+  const auto at = [&](int64_t q, int k) { return &places[static_cast<size_t>(q * 4 + k)]; };
+  const auto place = [&](int64_t q, const int* pairing) {
+    const ChannelSums<VECTORS>* const four[4] = {at(q, pairing[0]), at(q, pairing[1]), at(q, pairing[2]), at(q, pairing[3])};
+    write_quad<VECTORS>(four, quad_bytes, to), to += quad_bytes;
     result.order.push_back(static_cast<int32_t>(q)), placed[static_cast<size_t>(q)] = true;
   };
-  const LaneSums sums(was.data(), quads, quad_bytes);
+  const auto pair = [&](int64_t q, int a, int b) { return *at(q, a) + *at(q, b); };
+  constexpr int kAsTheyLie[4] = {0, 1, 2, 3};
+  std::vector<ChannelSums<VECTORS>> halves(static_cast<size_t>(quads) * 2);
+  for (int64_t q = 0; q < quads; ++q)
+    for (int half = 0; half < 2; ++half) halves[static_cast<size_t>(q * 2 + half)] = pair(q, 2 * half, 2 * half + 1);
+  const auto couple_safe = [&](int64_t a, int64_t b) {
+    const auto *x = &halves[static_cast<size_t>(a * 2)], *y = &halves[static_cast<size_t>(b * 2)];
+    return (x[0] + y[0]).safe() && (x[1] + y[1]).safe();
+  };
   for (int64_t first = 0; first < quads; ++first) {
     const auto f = static_cast<size_t>(first);
+    if (placed[f] || !halves[f * 2].safe() || !halves[f * 2 + 1].safe()) continue;
     for (int64_t second = first + 1; second < min64(quads, first + kReach) && !placed[f]; ++second) {
-      if (placed[static_cast<size_t>(second)] || !sums.safe(first, second)) continue;
-      place(first, was.data() + first * quad_bytes), place(second, was.data() + second * quad_bytes);
+      if (placed[static_cast<size_t>(second)] || !couple_safe(first, second)) continue;
+      place(first, kAsTheyLie), place(second, kAsTheyLie);
       ++result.order[0];
     }
   }
   for (size_t pairing = 0; pairing < kPairings; ++pairing)
     for (int64_t q = 0; q < quads; ++q) {
       if (placed[static_cast<size_t>(q)]) continue;
-      const int8_t* from = was.data() + q * quad_bytes;
-      for (int64_t i = 0; i < quad_bytes; ++i)
-        quad[static_cast<size_t>(i)] = from[i / 4 * 4 + kPairing[pairing][i % 4]];
-      if (pairs_safe(quad.data(), quad_bytes)) place(q, quad.data()), ++result.order[1 + pairing];
+      const int four[4] = {kPairing[pairing][0], kPairing[pairing][1], kPairing[pairing][2], kPairing[pairing][3]};
+      if (pair(q, four[0], four[1]).safe() && pair(q, four[2], four[3]).safe()) place(q, four), ++result.order[1 + pairing];
     }
   for (int64_t q = 0; q < quads; ++q)
-    if (!placed[static_cast<size_t>(q)]) place(q, was.data() + q * quad_bytes);
+    if (!placed[static_cast<size_t>(q)]) place(q, kAsTheyLie);
   return result;
 }
 
-// The same with the bytes of every window arranged.
-std::vector<int8_t> regrouped(const std::vector<int8_t>& was, const Run& run, int64_t quad_bytes, const Regroup& to) {
-  std::vector<int8_t> grouped = was;
+// The same with the places of every window arranged.
+template <int VECTORS>
+Places<VECTORS> regrouped(const Places<VECTORS>& was, const Run& run, int64_t channels, const Regroup& to) {
+  Places<VECTORS> grouped = was;
   for (int64_t first = 0; first < run.bytes; first += 16) {
     const int places = static_cast<int>(min64(16, run.quads * 4 - first));
     // The last window is read so that it ends with the run.
     const int64_t shift = max64(0, first + 16 - run.bytes);
-    const int8_t* old = was.data() + first / 4 * quad_bytes;
-    int8_t* now = grouped.data() + first / 4 * quad_bytes;
-    const Arrangement order = quad_bytes <= 64 ? Window<1>(old, quad_bytes, places).arrange()
-                                               : Window<2>(old, quad_bytes, places).arrange();
+    const Arrangement order = Window<VECTORS>(was.data() + first, places).arrange();
     for (int k = 0; k < places; ++k) {
-      const int from = order.from[k];
-      to.from[first + k] = static_cast<uint8_t>(min64(from + shift, 15));
+      const ChannelSums<VECTORS>& place = was[static_cast<size_t>(first + order.from[k])];
+      to.from[first + k] = static_cast<uint8_t>(min64(order.from[k] + shift, 15));
       to.flip[first + k] = order.flip[k] ? 255 : 0;
-      for (int64_t c = 0; c < quad_bytes; c += 4) {
-        const int8_t weight = old[from / 4 * quad_bytes + c + from % 4];
-        now[k / 4 * quad_bytes + c + k % 4] = static_cast<int8_t>(order.flip[k] ? -weight : weight);
-        to.more[c / 4] += order.flip[k] ? 255 * weight : 0;
-      }
+      grouped[static_cast<size_t>(first + k)] = order.flip[k] ? place.flipped() : place;
+      if (!order.flip[k]) continue;
+      uint8_t up[16 * VECTORS], down[16 * VECTORS];
+      memcpy(up, place.up, sizeof up), memcpy(down, place.down, sizeof down);
+      for (int64_t c = 0; c < channels; ++c) to.more[c] += 255 * (up[c] - down[c]);
     }
   }
   return grouped;
 }
 
-}  // namespace
-
-bool order_block(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes, int32_t* order, const Regroup* to) {
-  std::vector<std::vector<int8_t>> was;
+template <int VECTORS>
+bool order_runs(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes, int32_t* order, const Regroup* to) {
+  std::vector<Places<VECTORS>> was;
   std::vector<Ordered> as_it_is, arranged;
   const auto copying = [](const Run& run) { return 5 * int64_t{run.quads} / 2 + 32; };
   int64_t cost = 0, other_cost = 0, least = 0;
   const int8_t* at = w;
   for (int32_t i = 0; i < n_runs; at += runs[i++].quads * quad_bytes) {
-    was.emplace_back(at, at + runs[i].quads * quad_bytes);
-    as_it_is.push_back(ordered(was.back(), runs[i].quads, quad_bytes));
+    was.push_back(places_of<VECTORS>(at, runs[i].quads, quad_bytes));
+    as_it_is.push_back(ordered<VECTORS>(was.back(), quad_bytes));
     cost += as_it_is.back().cost(), least += Ordered::least_cost(runs[i].quads) + copying(runs[i]);
   }
   const bool promising = to && least < cost;  // weights that have a normal spread are safe as they lie
@@ -365,7 +385,7 @@ bool order_block(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes,
       const int64_t first = i * regrouped_bytes(runs[i]);
       const Regroup here{to->from + first, to->flip + first, to->more};
       const auto& run = was[static_cast<size_t>(i)];
-      arranged.push_back(ordered(regrouped(run, runs[i], quad_bytes, here), runs[i].quads, quad_bytes));
+      arranged.push_back(ordered<VECTORS>(regrouped<VECTORS>(run, runs[i], quad_bytes / 4, here), quad_bytes));
       other_cost += arranged.back().cost() + copying(runs[i]);
     }
   }
@@ -375,6 +395,13 @@ bool order_block(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes,
     memcpy(order, run.order.data(), run.order.size() * sizeof(int32_t)), order += run.order.size();
   }
   return regroup;
+}
+
+}  // namespace
+
+bool order_block(int8_t* w, const Run* runs, int32_t n_runs, int64_t quad_bytes, int32_t* order, const Regroup* to) {
+  return quad_bytes <= 64 ? order_runs<1>(w, runs, n_runs, quad_bytes, order, to)
+                          : order_runs<2>(w, runs, n_runs, quad_bytes, order, to);
 }
 
 bool order_lanes(int8_t* w, int64_t lanes, uint8_t* places) {
@@ -388,7 +415,7 @@ bool order_lanes(int8_t* w, int64_t lanes, uint8_t* places) {
         quad[k] = w[lane * 4 + kPairing[i][k]];
         from[static_cast<size_t>(lane * 4 + k)] = places[lane * 4 + kPairing[i][k]];
       }
-      safe = pairs_safe(quad, 4);
+      safe = pairs_safe(quad);
     }
     if (!safe) return false;
   }

@@ -4,7 +4,8 @@ from tests.zoo.cases import Animal, Inputs, call, floats, sqnr
 from tests.zoo.hugging_face import HUGGING_FACE
 from tests.zoo.patterns import PATTERNS
 from tests.zoo.torchvision_networks import TORCHVISION
+from tests.zoo.unusual_code import UNUSUAL_CODE
 
-ZOO: tuple[Animal, ...] = (*PATTERNS, *HUGGING_FACE, *TORCHVISION)
+ZOO: tuple[Animal, ...] = (*PATTERNS, *UNUSUAL_CODE, *HUGGING_FACE, *TORCHVISION)
 
 __all__ = ["ZOO", "Animal", "Inputs", "call", "floats", "sqnr"]

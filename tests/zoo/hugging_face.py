@@ -107,6 +107,25 @@ _WAVES = {
     "vocab_size": 30,
 }
 _SHORT_TEXT = {key: value for key, value in _TEXT.items() if key != "max_position_embeddings"}
+_EXPERTS = {**_LLAMA, "num_experts_per_tok": 2}
+_SMALL_DECODER = {
+    "vocab_size": 60,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    **_SAFE,
+}
+
+
+def _speech_to_text(batch: int, size: int) -> Inputs:
+    return {
+        "input_values": torch.randn(batch, (200, 320, 480)[size]),
+        "decoder_input_ids": torch.randint(3, 60, (batch, 4)),
+        "use_cache": False,
+    }
 
 
 def _animal(
@@ -310,5 +329,159 @@ HUGGING_FACE: tuple[Animal, ...] = (
         "wav2vec2",
         _made("Wav2Vec2ForCTC", "Wav2Vec2Config", **{**_SHORT_TEXT, **_WAVES}),
         lambda batch, size: {"input_values": torch.randn(batch, (200, 320, 480)[size])},
+    ),
+    _animal(
+        "deberta_v2",
+        _made(
+            "DebertaV2Model",
+            "DebertaV2Config",
+            relative_attention=True,
+            position_buckets=8,
+            pos_att_type=["p2c", "c2p"],
+            **_TEXT,
+        ),
+        _masked_ids,
+    ),
+    _animal(
+        "longformer",
+        _made("LongformerModel", "LongformerConfig", attention_window=4, **_TEXT),
+        _masked_ids,
+    ),
+    _animal(
+        "xlnet",
+        _made(
+            "XLNetModel", "XLNetConfig", vocab_size=60, d_model=32, n_layer=2, n_head=4, d_inner=64
+        ),
+        _masked_ids,
+    ),
+    _animal(
+        "funnel",
+        _made(
+            "FunnelModel",
+            "FunnelConfig",
+            vocab_size=60,
+            block_sizes=[1, 1],
+            num_decoder_layers=1,
+            d_model=32,
+            n_head=4,
+            d_head=8,
+            d_inner=64,
+        ),
+        _masked_ids,
+    ),
+    _animal(
+        "gemma2",
+        _made("Gemma2ForCausalLM", "Gemma2Config", head_dim=8, **_LLAMA),
+        _without_cache(_ids),
+    ),
+    _animal("llama_with_cache", _made("LlamaForCausalLM", "LlamaConfig", **_LLAMA), _ids),
+    _animal(
+        "bloom",
+        _made(
+            "BloomForCausalLM",
+            "BloomConfig",
+            vocab_size=60,
+            hidden_size=32,
+            n_layer=2,
+            n_head=4,
+            **_SAFE,
+        ),
+        _without_cache(_ids),
+    ),
+    _animal(
+        "falcon",
+        _made(
+            "FalconForCausalLM",
+            "FalconConfig",
+            vocab_size=60,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            **_SAFE,
+        ),
+        _without_cache(_ids),
+    ),
+    _animal(
+        "mixtral",
+        _made("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, **_EXPERTS),
+        _without_cache(_ids),
+        bound=15.0,
+    ),
+    _animal(
+        "rwkv",
+        _made(
+            "RwkvModel",
+            "RwkvConfig",
+            vocab_size=60,
+            hidden_size=32,
+            num_hidden_layers=2,
+            context_length=32,
+        ),
+        _without_cache(_ids),
+    ),
+    _animal(
+        "mamba",
+        _made(
+            "MambaForCausalLM",
+            "MambaConfig",
+            vocab_size=60,
+            hidden_size=32,
+            num_hidden_layers=1,
+            state_size=4,
+        ),
+        _without_cache(_ids),
+        sizes=_ONE,
+    ),
+    _animal(
+        "perceiver",
+        _made(
+            "PerceiverModel",
+            "PerceiverConfig",
+            num_latents=8,
+            d_latents=32,
+            d_model=16,
+            num_blocks=1,
+            num_self_attends_per_block=2,
+            num_self_attention_heads=2,
+            num_cross_attention_heads=2,
+        ),
+        lambda batch, size: {"inputs": torch.randn(batch, _LENGTHS[size], 16)},
+    ),
+    _animal(
+        "speecht5",
+        _made(
+            "SpeechT5ForSpeechToText",
+            "SpeechT5Config",
+            hidden_size=32,
+            **_SMALL_DECODER,
+            **{k: v for k, v in _WAVES.items() if k != "vocab_size"},
+        ),
+        _speech_to_text,
+    ),
+    _animal(
+        "convnextv2",
+        _made(
+            "ConvNextV2ForImageClassification",
+            "ConvNextV2Config",
+            hidden_sizes=[16, 32],
+            depths=[1, 1],
+            num_stages=2,
+        ),
+        _pixels(32),
+        bound=12.0,
+        sizes=_ONE,
+    ),
+    _animal(
+        "regnet",
+        _made(
+            "RegNetForImageClassification",
+            "RegNetConfig",
+            embedding_size=16,
+            hidden_sizes=[16, 32],
+            depths=[1, 1],
+            groups_width=8,
+        ),
+        _pixels(32, 48, 64),
+        slow=True,
     ),
 )

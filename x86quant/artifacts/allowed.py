@@ -64,8 +64,40 @@ _FOURIER = """
     irfft irfft2 irfftn rfft rfft2 rfftn rfftfreq
 """
 
+_LOSSES = """
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
+    ctc_loss gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss
+    mse_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss nll_loss
+    nll_loss2d_forward nll_loss_forward nll_loss_nd cross_entropy_loss poisson_nll_loss
+    smooth_l1_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss
+"""
+_LINALG = """
+    cholesky cond cross det diagonal eig eigh eigvals eigvalsh householder_product inv lstsq lu
+    lu_factor lu_solve matmul matrix_exp matrix_norm matrix_power matrix_rank multi_dot norm pinv qr
+    slogdet solve solve_triangular svd svdvals tensorinv tensorsolve vander vecdot vector_norm
+"""
+_SPECIAL = """
+    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 digamma entr erf erfc erfcx erfinv exp2 expit
+    expm1 gammainc gammaincc gammaln i0 i0e i1 i1e log1p log_ndtr log_softmax logit logsumexp
+    modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 multigammaln ndtr
+    ndtri polygamma psi round scaled_modified_bessel_k0 scaled_modified_bessel_k1 sinc softmax
+    spherical_bessel_j0 xlog1py xlogy zeta
+"""
+#: Of the functions and the methods alike.
+_MORE = """
+    allclose arccosh arcsinh arctanh cholesky_inverse cholesky_solve corrcoef cov
+    cumulative_trapezoid det diagflat dist equal fix frexp gcd inverse isclose isin isneginf
+    isposinf lcm logdet
+    matrix_exp matrix_power narrow_copy numel pinverse qr slogdet svd trapezoid trapz
+    triangular_solve unsafe_split_with_sizes
+"""
+
 # fmt: off
 _TORCH = f"""
+    {_MORE} {_LOSSES} adaptive_max_pool1d constant_pad_nd convolution dequantize grid_sampler_2d
+    grid_sampler_3d gru_cell is_signed lstm_cell native_group_norm native_layer_norm
+    norm_except_dim numel pdist rnn_relu_cell rnn_tanh_cell sym_float sym_int sym_max sym_min
+    tensor threshold unique
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
     affine_grid_generator bartlett_window blackman_window conj grid_sampler hamming_window
     hann_window istft kaiser_window stft
@@ -76,7 +108,10 @@ _TORCH = f"""
     max_pool2d max_pool3d meshgrid ones ones_like pixel_shuffle pixel_unshuffle rms_norm
     searchsorted selu softmax log_softmax split_with_sizes vstack zeros zeros_like
 """
-_FUNCTIONAL = """
+_FUNCTIONAL = f"""
+    {_LOSSES} adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices
+    adaptive_max_pool3d_with_indices lp_pool3d max_pool1d_with_indices max_pool2d_with_indices
+    max_pool3d_with_indices max_unpool1d max_unpool2d max_unpool3d pdist
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
     adaptive_max_pool2d adaptive_max_pool3d affine_grid alpha_dropout avg_pool1d avg_pool2d
     avg_pool3d batch_norm bilinear celu conv1d conv2d conv3d conv_transpose1d conv_transpose2d
@@ -95,6 +130,19 @@ _OPERATOR = """
 _ATEN = f"""
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
     {" ".join(f"fft_{name}" for name in _FOURIER.split())}
+    {" ".join(f"linalg_{name}" for name in _LINALG.split())}
+    {" ".join(f"special_{name}" for name in _SPECIAL.split())}
+    {_MORE} {_LOSSES} _embedding_bag_forward_only _euclidean_dist _functional_assert_async
+    _grouped_mm _local_scalar_dense _pdist_forward _unique2 _unsafe_index_put
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    adaptive_max_pool1d
+    adaptive_max_pool3d bucketize eye fill is_same_size is_signed isin item
+    linalg_cholesky_ex linalg_inv_ex linalg_lu_factor_ex linalg_solve_ex log_sigmoid_forward
+    logspace
+    max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices max_unpool2d
+    max_unpool3d meshgrid numel pad_sequence pairwise_distance pdist searchsorted
+    segment_reduce softshrink threshold tril_indices triu_indices unique_dim
     _conj _fft_c2c _fft_c2r _fft_r2c _neg_view affine_grid_generator bartlett_window blackman_window
     conj grid_sampler_3d hamming_window hann_window istft kaiser_window stft
     _adaptive_avg_pool2d _adaptive_avg_pool3d _native_batch_norm_legit _prelu_kernel _safe_softmax
@@ -121,8 +169,9 @@ _ATEN = f"""
 
 #: Methods of tensors.
 METHODS: frozenset[str] = frozenset(f"""
-    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS}
-    angle cfloat conj conj_physical is_complex isreal istft resolve_conj resolve_neg stft
+    {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_MORE}
+    angle cdouble cfloat cross diag diagonal new_tensor sum_to_size unique conj
+    conj_physical is_complex isreal istft resolve_conj resolve_neg stft
     bfloat16 bool byte char contiguous cpu dequantize detach dim double element_size float half
     hardshrink int int_repr is_contiguous is_floating_point item log_softmax long ndimension
     new_full new_ones new_zeros nelement numel short size softmax split_with_sizes stride to type_as
@@ -147,6 +196,8 @@ def _table() -> dict[str, Target]:
         ("torch", torch, _TORCH),
         ("torch.nn.functional", F, _FUNCTIONAL),
         ("torch.fft", torch.fft, _FOURIER),
+        ("torch.linalg", torch.linalg, _LINALG),
+        ("torch.special", torch.special, _SPECIAL),
     ):
         table.update({f"{prefix}.{n}": getattr(home, n) for n in names.split() if hasattr(home, n)})
     for name in SCHEMAS:
@@ -191,7 +242,18 @@ def _writing_table() -> dict[str, Target]:
         for name in _WRITES.split():
             if hasattr(home, f"{name}_"):
                 table[f"{prefix}.{name}_"] = getattr(home, f"{name}_")
+    for name in _WRITES.split():
+        packet = getattr(torch.ops.aten, f"{name}_", None)
+        for overload in [] if packet is None else packet.overloads():
+            function = getattr(packet, overload)
+            written = [x.name for x in function._schema.arguments if _is_written(x)]
+            if written == ["self"]:
+                table[f"aten::{name}_.{function._overloadname}"] = function
     return table
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 class _Functions:

@@ -19,6 +19,9 @@ from x86quant.artifacts.export_try import ExportTry
 from x86quant.artifacts.resized_calls import compare, resizings, shapes_of, with_ones
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.signatures import Signature, call_of
+from x86quant.calling.call import Call
+from x86quant.calling.running import run
+from x86quant.calling.state import settle, state_kept
 from x86quant.errors import ArtifactError, InvalidInputError
 
 #: Graphs for other branches that a model takes by its sizes.
@@ -42,6 +45,7 @@ def capture(
     Raises:
         ArtifactError: no graph does what the model does; says why.
     """
+    _check_forgetful(model, args, kwargs)
     signature, leaves = call_of(model, args, kwargs)
     found = [_captured(model, signature, leaves, _of_two(leaves))]
     missing = ""
@@ -56,6 +60,19 @@ def capture(
                 continue
         missing = missing or f"its graph does not hold for inputs of {shapes_of(tried)}"
     return found[0] if len(found) == 1 else SavedBySizes(found), missing
+
+
+def _check_forgetful(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ArtifactError if ``model`` keeps something else after each call, as no graph can."""
+    call = Call(tuple(args), dict(kwargs))
+    with state_kept(model):
+        settle(model, lambda: run(model, call))
+        with state_kept(model) as state:
+            run(model, call)
+            changed = sorted(state.changed())
+    if changed:
+        names = ", ".join(path or "it" for path in changed[:3])
+        raise ArtifactError(f"{names} keeps something else after each call")
 
 
 def _captured(

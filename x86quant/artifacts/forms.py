@@ -16,12 +16,14 @@ from x86quant.artifacts import modules
 from x86quant.artifacts.content import Content
 from x86quant.artifacts.graph_reader import read_graph
 from x86quant.artifacts.graph_writer import write_graph
-from x86quant.artifacts.guarded_form import read_guarded, write_guarded
+from x86quant.artifacts.guarded_form import read_guarded, write_call, write_guarded
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.tree import read_tree, write_tree
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.guarded import Guard
+from x86quant.compiled.structure import CallForm, Structure
 from x86quant.errors import ArtifactError
 
 #: Modules within modules within modules; a graph in a tree is two.
@@ -133,6 +135,17 @@ def write(module: nn.Module | tuple[nn.Module, nn.Module], tensors: TensorWriter
     """The record of ``module``."""
     form = next(form for form in FORMS if form.takes(module))
     return {"form": form.name, **form.write(module, tensors)}
+
+
+def check_savable(
+    compiled: CompiledModule, called: tuple[CallForm, Structure, Guard] | None
+) -> None:
+    """Raise ArtifactError unless a graph, and how it is called if that matters, has a form in a
+    file.
+    """
+    write_graph(compiled, TensorWriter(copies=False))
+    if called is not None:
+        write_call(*called)
 
 
 def read(record: object, tensors: TensorReader, depth: int = 0) -> Content:

@@ -41,16 +41,23 @@ def write_guarded(module: GuardedModule, tensors: TensorWriter, write: Write) ->
     kept = original if outside and not module.strict else None
     return {
         "compiled": write(module.compiled, tensors),
-        "parameters": [_parameter(p) for p in module.form.signature.parameters.values()],
-        "arguments": _structure(module.form.arguments, "an argument"),
-        "names": list(module.form.names),
-        "result": _structure(module.results, "its result"),
+        **write_call(module.form, module.results, guard),
+        "strict": kept is None,
+        "original": None if kept is None else write(kept, tensors),
+    }
+
+
+def write_call(form: CallForm, results: Structure, guard: Guard) -> dict[str, Any]:
+    """How a graph is called, what it returns and which calls it holds for, as JSON."""
+    return {
+        "parameters": [_parameter(p) for p in form.signature.parameters.values()],
+        "arguments": _structure(form.arguments, "an argument"),
+        "names": list(form.names),
+        "result": _structure(results, "its result"),
         "guard": {
             "inputs": [_input(x) for x in guard.inputs],
             "conditions": [_condition(text) for text in guard.conditions],
         },
-        "strict": kept is None,
-        "original": None if kept is None else write(kept, tensors),
     }
 
 
@@ -72,6 +79,8 @@ def read_guarded(content: dict[str, Any], read: Read) -> Content:
 
     def build(skeleton: nn.Module | None) -> nn.Module:
         """Without a skeleton there is nothing that could answer other calls."""
+        if isinstance(skeleton, GuardedModule):  # of a model that was quantized before
+            skeleton = skeleton.original
         if original is not None and (skeleton is not None or original.needs is None):
             skeleton = original.build(skeleton)
         elif skeleton is not None:  # for its attributes: nobody is to compute with its weights

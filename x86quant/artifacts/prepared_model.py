@@ -18,11 +18,11 @@ from x86quant.artifacts.forms import is_replaced
 from x86quant.artifacts.modules import KINDS, hooks_within
 from x86quant.artifacts.resized_calls import same_results
 from x86quant.artifacts.saved import SavedBySizes
+from x86quant.calling.call import Call
+from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering.from_export import flat
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import run
 
 _REMEDY = (
     "export it yourself, torch.export.export(model, inputs, dynamic_shapes=...), "
@@ -75,7 +75,7 @@ def ready(
         return CompiledModule(_described(_flat(model), example)), ""
     quantized = was_quantized(model)
     if transformers_models.is_one(model):
-        return None, "it is a class of transformers"
+        return None, transformers_models.why_given(model)
     try:
         return _traced(model, example, quantized)
     except ArtifactError as error:

@@ -18,7 +18,9 @@ class TensorWriter:
         orders: for a tensor that is dense in another order of dimensions: that order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies: bool = True) -> None:
+        """Without ``copies`` nothing can be stored: it is only tried."""
+        self._copies = copies
         self.stored: dict[str, torch.Tensor] = {}
         self.orders: dict[str, list[int]] = {}
         self._names: dict[tuple[Any, ...], str] = {}
@@ -40,6 +42,9 @@ class TensorWriter:
         name = self._free(hint)
         self._names[key] = name
         self._alive.append(plain)
+        if not self._copies:
+            self.stored[name] = plain
+            return name
         order = _memory_order(plain)
         self.stored[name] = plain.permute(order).clone(memory_format=torch.contiguous_format)
         if order != sorted(order):

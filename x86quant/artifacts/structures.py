@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import keyword
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,12 +20,15 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from x86quant.compiled.structure import STANDS_FOR_NAME
 from x86quant.errors import ArtifactError, InvalidInputError
 
 #: Constants that a call can be compared with.
 PLAIN = (type(None), bool, int, float, str)
 
 _OUTPUTS = "transformers.modeling_outputs"
+#: Where models of transformers have output classes of their own, below the package.
+_OWN_OUTPUTS = re.compile(r"(models\.[a-z]\w*\.model(?:ing|ular)_\w+)\.([A-Za-z]\w*)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Named:
     Attributes:
         kind: "tuple" for a named tuple, "packed" for torch's ``PackedSequence``, "dataclass", or
             "transformers" for an output class of that package.
-        name: the class's.
+        name: the class's; with its module's path below the package if that is a model's own.
         fields: the content, by name.
     """
 
@@ -58,7 +62,8 @@ class Named:
 
     def check(self) -> None:
         """Raise ArtifactError unless there can be such a class."""
-        names = [self.name, *self.fields]
+        own = self.kind == "transformers" and _OWN_OUTPUTS.fullmatch(self.name)
+        names = [*([] if own else [self.name]), *self.fields]
         if self.kind not in ("tuple", "packed", "dataclass", "transformers") or not all(
             name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
             for name in names
@@ -69,20 +74,25 @@ class Named:
 
 @functools.lru_cache(maxsize=256)
 def _class(kind: str, name: str, fields: tuple[str, ...]) -> Any:
-    if kind == "tuple":
-        return collections.namedtuple(name, fields)
-    if kind == "dataclass":
-        return dataclasses.make_dataclass(name, fields)
+    if kind in ("tuple", "dataclass"):
+        make: Any = collections.namedtuple if kind == "tuple" else dataclasses.make_dataclass
+        made = make(name, fields)
+        setattr(made, STANDS_FOR_NAME, True)
+        return made
     if kind == "packed":
         if (name, fields) != (PackedSequence.__name__, PackedSequence._fields):
             raise ArtifactError(f"there is no packed sequence of the fields {', '.join(fields)}")
         return PackedSequence
+    own = _OWN_OUTPUTS.fullmatch(name)
     try:
-        found = getattr(importlib.import_module(_OUTPUTS), name, None)
+        home = importlib.import_module(_OUTPUTS if own is None else f"transformers.{own[1]}")
+        base = importlib.import_module("transformers.utils").ModelOutput
     except ImportError as error:
         raise ArtifactError(f"its result is a {name} of transformers: install it") from error
+    found = getattr(home, name if own is None else own[2], None)
     known = getattr(found, "__dataclass_fields__", {})
-    if not isinstance(found, type) or not {*fields} <= {*known}:
+    is_output = isinstance(found, type) and issubclass(found, base)
+    if not is_output or not {*fields} <= {*known}:
         raise ArtifactError(f"this transformers has no output class {name[:80]!r}")
     return found
 
@@ -95,13 +105,24 @@ def _named(value: Any) -> Named | None:
         return Named(form, kind.__name__, dict(zip(kind._fields, value, strict=True)))
     if not hasattr(kind, "__dataclass_fields__"):
         return None
-    package = sys.modules.get(_OUTPUTS)
-    if package is not None and getattr(package, type(value).__name__, None) is kind:
-        return Named("transformers", type(value).__name__, dict(value.items()))
+    if (name := _output_name(kind)) is not None:
+        return Named("transformers", name, dict(value.items()))
     if isinstance(value, dict):
         return None
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     return Named("dataclass", type(value).__name__, fields)
+
+
+def _output_name(kind: type) -> str | None:
+    """The name of an output class of transformers, by which a file's reader finds it."""
+    package, _, home = kind.__module__.partition(".")
+    module = sys.modules.get(kind.__module__)
+    if package != "transformers" or getattr(module, kind.__name__, None) is not kind:
+        return None
+    if kind.__module__ == _OUTPUTS:
+        return str(kind.__name__)
+    name = f"{home}.{kind.__name__}"
+    return name if _OWN_OUTPUTS.fullmatch(name) else None
 
 
 def split(

@@ -38,12 +38,14 @@ def is_one(model: nn.Module) -> bool:
     return package is not None and _find(package, type(model).__name__) is type(model)
 
 
-def write(model: nn.Module) -> dict[str, Any]:
-    """The configuration of ``model`` as JSON."""
+def write(model: nn.Module) -> dict[str, Any] | None:
+    """The configuration of ``model`` as JSON; None if transformers is not to make it of that."""
     config: Any = model.config
     found = json.loads(config.to_json_string(use_diff=False))
     _drop_empty(found)
     found.pop("_name_or_path", None)
+    if _forbidden(found) is not None:
+        return None
     _check(found, 0)
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, *_ATTENTIONS):
@@ -122,6 +124,28 @@ def _drop_empty(value: Any) -> None:
     elif isinstance(value, list):
         for item in value:
             _drop_empty(item)
+
+
+def _forbidden(value: Any) -> str | None:
+    """An entry that makes transformers fetch code or weights, or None."""
+    if not isinstance(value, dict | list):
+        return None
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        found = str(key) if key in _FORBIDDEN else _forbidden(item)
+        if found is not None:
+            return found
+    return None
+
+
+def why_given(model: nn.Module) -> str:
+    """Why ``load`` needs a model of the class of ``model``, if transformers is not to make it."""
+    config: Any = model.config
+    found = json.loads(config.to_json_string(use_diff=False))
+    _drop_empty(found)
+    key = _forbidden(found)
+    if key is None:
+        return "it is a class of transformers"
+    return f"its configuration has {key}, which may make transformers run foreign code"
 
 
 def _check(value: Any, depth: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,15 +21,19 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.state import HOOKS
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
-from x86quant.quantization.state import HOOKS
 
-_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs"}
+_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs", "values"}
+
+#: What torch itself keeps in every module.
+_TORCHS_OWN = frozenset(vars(nn.Module()))
 
 Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 
@@ -45,6 +50,7 @@ def write_tree(
     replaced: dict[nn.Module, list[str]] = {}
     state: dict[str, str] = {}
     graphs: list[Any] = []
+    values: dict[str, dict[str, bool | int | float]] = {}
 
     def visit(path: str, module: nn.Module) -> None:
         if count := _hooks(module):
@@ -55,6 +61,8 @@ def write_tree(
             replaced.setdefault(module, []).append(path)
             return
         classes[path] = type(module).__name__
+        if plain := _plain_values(module):
+            values[path] = plain
         if _keeps_state_elsewhere(module):
             raise ArtifactError(
                 f"{path or 'it'} is a {type(module).__name__}, which keeps more than tensors: "
@@ -81,6 +89,7 @@ def write_tree(
         "replaced": [[paths, write(module, tensors)] for module, paths in replaced.items()],
         "tensors": state,
         "graphs": graphs,
+        "values": values,
     }
 
 
@@ -88,7 +97,7 @@ def read_tree(
     content: dict[str, Any], tensors: TensorReader, read: Callable[[object], Content]
 ) -> Content:
     """What ``write_tree`` wrote; ``read`` reads the records in it."""
-    content = {"graphs": [], **content}  # older files have none
+    content = {"graphs": [], "values": {}, **content}  # older files have none
     check_keys("a tree", content, _ENTRIES)
     name = typed(str, content["class"], "class")
     classes = _texts(content["classes"], "classes")
@@ -119,7 +128,13 @@ def read_tree(
             raise ArtifactError("the graphs of a tree are of no module in it")
         blocks[entry[0]] = [_block(read(x).build(None)) for x in typed(list, entry[1], "graphs")]
     config = content["config"]
-    tree = _Tree(name, classes, hooks, replaced, state, stored, blocks)
+    values = typed(dict, content["values"], "values")
+    for path, plain in values.items():
+        if path not in classes or not all(
+            type(value) in (bool, int, float) for value in typed(dict, plain, "values").values()
+        ):
+            raise ArtifactError("the values of a tree are no numbers of its modules")
+    tree = _Tree(name, classes, hooks, replaced, state, stored, blocks, values)
 
     def build(skeleton: nn.Module | None) -> nn.Module:
         if skeleton is not None:
@@ -194,7 +209,9 @@ class _Tree:
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
         blocks: dict[str, list[BlockGraph]],
+        values: dict[str, dict[str, bool | int | float]],
     ) -> None:
+        self._values = values
         self._blocks = blocks
         self._name, self._classes, self._hooks = name, classes, hooks
         self._replaced, self._state, self._stored = replaced, state, stored
@@ -210,6 +227,7 @@ class _Tree:
         made: dict[int, nn.Module] = {}
         for path, content in self._replaced.items():
             self._put(model, path, content, made)
+        self._bake(model)
         found = self._walked(model)
         for path in found.keys() ^ self._classes.keys():
             which = "the file has not" if path in found else "the model has not"
@@ -224,6 +242,10 @@ class _Tree:
                     f"{path or 'it'} has {_hooks(module)} hooks, had {self._hooks.get(path, 0)}"
                 )
         self._give_tensors(found)
+        for path, plain in self._values.items():
+            own = vars(found[path])
+            # Of the same type, so that it cannot become what the code does not expect.
+            own.update({k: v for k, v in plain.items() if type(own.get(k)) is type(v)})
         for module in model.modules():
             leave_fast_path(module)
             if blocks_of(module) is not None:  # of a model that was quantized before
@@ -261,6 +283,13 @@ class _Tree:
                 for kind in HOOKS:
                     getattr(new, kind).update(getattr(old, kind))
         setattr(home, name, made[id(content)])
+
+    def _bake(self, model: nn.Module) -> None:
+        """Let weights that are computed in ``model`` be plain where they are plain in the file."""
+        for path, module in list(self._walked(model).items()):
+            plain = path in self._classes and f"{path}.parametrizations" not in self._classes
+            if plain and not self._hooks.get(path, 0) and computes_weights(module):
+                bake(module)
 
     def _walked(self, model: nn.Module) -> dict[str, nn.Module]:
         """The modules of ``model`` by path, without replaced ones and what is in them."""
@@ -313,6 +342,15 @@ class _Tree:
             f"the model given is not as the {self._name} that was saved: {what}; make it with the "
             "same arguments"
         )
+
+
+def _plain_values(module: nn.Module) -> dict[str, bool | int | float]:
+    """Numbers among the attributes of ``module``, which a call may have changed."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if type(value) in (bool, int, float) and name not in _TORCHS_OWN and math.isfinite(value)
+    }
 
 
 def _keeps_state_elsewhere(module: nn.Module) -> bool:

@@ -25,10 +25,11 @@ from x86quant.artifacts.prepared_model import (
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorWriter
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line
 from x86quant.compiled import GuardedModule
 from x86quant.errors import ArtifactError, X86QuantWarning
 from x86quant.files import write_aside
-from x86quant.quantization.state import state_kept
 from x86quant.version import __version__
 
 
@@ -125,11 +126,8 @@ def _with_class(
         whole = None  # a graph for some calls adds nothing to a class that is known
     skeleton = getattr(model, "original", None) or model
     loaded = content.build(None if content.needs is None and whole is None else skeleton)
-    if example is not None and gives_the_same(model, loaded, example) is False:
-        raise ArtifactError(
-            "what is loaded would give other results: the model computes with attributes that are "
-            "neither parameters nor buffers"
-        )
+    if example is not None:
+        _check_loaded(model, loaded, example)
     kind = type(skeleton).__name__
     how = f"x86quant.load(path, model={kind}(...))"
     if whole is not None and why:
@@ -137,6 +135,19 @@ def _with_class(
     elif content.needs is not None:
         _warn(f"the file holds the layers of {kind} but not its code ({why}): load it with {how}")
     return data
+
+
+def _check_loaded(model: nn.Module, loaded: nn.Module, example: Example) -> None:
+    """Raise ArtifactError unless ``loaded`` does what ``model`` does."""
+    try:
+        same = gives_the_same(model, loaded, example)
+    except Exception as error:  # of the model's own code
+        raise ArtifactError(f"what is loaded would fail: {first_line(error)}") from error
+    if same is False:
+        raise ArtifactError(
+            "what is loaded would give other results: the model computes with attributes that are "
+            "neither parameters nor buffers"
+        )
 
 
 def _warn(message: str) -> None:

@@ -7,13 +7,13 @@ import inspect
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from x86quant.calling.call import Call, dense
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.quantization.sentences import takes_sentences, tokenized
 from x86quant.terminal.counted import counted
@@ -28,39 +28,6 @@ _ROWS = 32
 #: Steps that need data again take it from the first batches: at most so many, of so many bytes.
 _KEPT_BATCHES = 16
 _KEPT_BYTES = 64 << 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call of the model."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, function: Callable[..., Any]) -> Any:
-        """``function`` of copies of these arguments, which it may overwrite."""
-        own = self.copied()
-        return function(*own.args, **own.kwargs)
-
-    @property
-    def leaves(self) -> list[torch.Tensor]:
-        """The tensors among the arguments, however deep in containers."""
-        found: list[torch.Tensor] = []
-        self.mapped(lambda x: found.append(x) or x)  # type: ignore[func-returns-value]
-        return found
-
-    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-        """The call with ``function`` of each tensor in its place."""
-        args = pytree.tree_map_only(torch.Tensor, function, self.args)
-        kwargs = pytree.tree_map_only(torch.Tensor, function, dict(self.kwargs))
-        return Call(args, kwargs)
-
-    def copied(self) -> Call:
-        """The call with tensors of its own, for functions that may change what they are given."""
-        return self.mapped(torch.Tensor.clone)
-
-    def __str__(self) -> str:
-        return ", ".join(str(tuple(x.shape)) for x in self.leaves)
 
 
 class Calibration:
@@ -112,7 +79,7 @@ class Calibration:
                     "padded ones, x.to_padded_tensor(0.0)"
                 )
             kept.append(call)
-            size += sum(x.nbytes for x in call.leaves)
+            size += sum(x.numel() * x.element_size() for x in call.leaves)
         if not kept:
             raise InvalidInputError(
                 "the calibration data is empty: give at least one batch "
@@ -157,7 +124,7 @@ def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
     for number, batch in enumerate(data):
         call = signature.call(batch, number)
         for x in call.leaves:
-            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            if x.is_floating_point() and not bool(torch.isfinite(dense(x)).all()):
                 raise InvalidInputError(
                     f"calibration batch {number} holds NaN or infinity: leave it out"
                 )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import Interpreter, Node
 
-from x86quant.quantization.batches import Call
+from x86quant.calling.call import Call
 from x86quant.quantization.simulation import fake_activation, rounded_copy
 from x86quant.quantization.static_part import StaticPart, is_weighted
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from x86quant.calling.wording import alone
 from x86quant.errors import InvalidInputError
 from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
@@ -18,7 +19,6 @@ from x86quant.quantization.preparing import prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
-from x86quant.quantization.wording import alone
 
 _log = logging.getLogger("x86quant.quantization")
 

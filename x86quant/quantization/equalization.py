@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
-from x86quant.quantization.batches import Call
+from x86quant.calling.call import Call
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _COMMUTING_MODULES = (

@@ -17,6 +17,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, is_known_hook
 from x86quant.compiled.structure import CallForm, take_apart
@@ -27,14 +31,10 @@ from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.quantization import speed
-from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import ops_from_export
 from x86quant.quantization.harm import sqnr_between
-from x86quant.quantization.proof import Observed, observe, prove, run, variants
-from x86quant.quantization.running import hooks_set_aside
-from x86quant.quantization.state import state_kept
+from x86quant.quantization.proof import Observed, observe, prove, variants
 from x86quant.quantization.tracing import Traced
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 

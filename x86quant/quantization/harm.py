@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 
 import torch
 
+from x86quant.calling.running import outputs
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.running import outputs
 
 #: What a layer gets that changes nothing at all.
 _PERFECT = 200.0
@@ -33,7 +33,11 @@ def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
     exact = list(outputs(prepared.model, prepared.sample))
     for name in names:
         with prepared.simulated([name]) as model:
-            yield Harm(name, sqnr_between(exact, outputs(model, prepared.sample)))
+            try:
+                found = sqnr_between(exact, outputs(model, prepared.sample))
+            except Exception:  # the model's own code may not take what rounding makes
+                found = -_PERFECT
+            yield Harm(name, found)
 
 
 def sqnr_between(

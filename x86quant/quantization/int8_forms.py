@@ -40,20 +40,22 @@ _SEEN: tuple[Any, ...] = (
     nn.ELU, nn.LeakyReLU, nn.Hardswish, F.elu, F.leaky_relu, F.hardswish,
     nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, F.group_norm, F.instance_norm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, *LAYERS.values(),
+    # Averages of many values span a small part of their range.
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+    F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, torch.mean, "mean",
 )  # fmt: skip
 _OPERANDS: tuple[Any, ...] = (operator.add, torch.add, operator.mul, torch.mul)
 _INPUT: tuple[Any, ...] = (
     torch.cat, torch.stack,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
-    F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-    F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
     nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh, torch.clamp,
     nn.Identity, nn.Dropout, F.dropout, nn.PixelShuffle, nn.PixelUnshuffle,
-    F.interpolate, F.pixel_shuffle, F.pixel_unshuffle, torch.mean,
+    F.interpolate, F.pixel_shuffle, F.pixel_unshuffle,
     torch.flatten, torch.narrow, torch.repeat_interleave, torch.transpose, torch.squeeze,
     torch.unsqueeze,
-    "clamp", "contiguous", "detach", "mean", "permute", "relu", "repeat", "repeat_interleave",
+    "clamp", "contiguous", "detach", "permute", "relu", "repeat", "repeat_interleave",
     "squeeze", "transpose", "unsqueeze", "view",
 )  # fmt: skip
 _CODES: tuple[Any, ...] = ("reshape",)

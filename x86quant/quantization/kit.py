@@ -14,20 +14,21 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed_parts, outputs, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line
 from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
-from x86quant.quantization.batches import Call
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.part_search import FoundPart, Parts
-from x86quant.quantization.proof import difference, run, shared_rows
-from x86quant.quantization.running import feed_parts, outputs
+from x86quant.quantization.proof import difference, shared_rows
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.simulation import simulated
-from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
 
 _log = logging.getLogger("x86quant.quantization")
@@ -196,7 +197,11 @@ def _simulated_noise(model: nn.Module, parts: Sequence[StaticPart], calls: Seque
     """Signal to noise with all of ``parts``, which are calibrated, as if in int8."""
     layers = {part: [layer.name for layer in part.layers] for part in parts}
     with simulated(model, layers) as rounded:
-        actual = list(outputs(rounded, calls))
+        try:
+            actual = list(outputs(rounded, calls))
+        except Exception as error:  # the model's own code may not take what rounding makes
+            _log.info("with all in int8 the model fails: %s", first_line(error))
+            return -torch.inf
     return sqnr_between(list(outputs(model, calls)), actual)
 
 

@@ -1,38 +1,95 @@
-"""Tracing code that asks for ranks, and counts with sizes that are the same for all inputs.
+"""Tracing code that asks how many dimensions a tensor has: the answer is that of the example.
 
 torch.fx stops at ``*x.shape[1:]``, ``len(x.shape)`` and ``[1] * (x.dim() - 2)``. But a graph takes
 inputs of the example's ranks alone, and the ranks of what is computed from these follow, unless an
 op on the way drops dimensions by their size. So what was traced so far is run on the example.
-Numbers of vectors are told by :mod:`x86quant.quantization.known_sizes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.fx import Interpreter, Node, Proxy
+from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
 
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 
 if TYPE_CHECKING:
-    from x86quant.quantization.known_sizes import ConstantSizes
+    from x86quant.quantization.known_sizes import SizesAskedFor
 
 #: Ops whose result may have another rank for other sizes.
 _BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
 
 
+#: What makes a tensor of sizes, and takes no proxy for one.
+_FACTORIES = ("arange", "eye", "full", "linspace", "ones", "zeros")
+#: What tensors that are no proxies, buffers say, are cut and spread by. They would ask for numbers.
+_ITEM = "__getitem__"
+_METHODS = (_ITEM, "expand", "narrow", "repeat", "reshape", "select", "view")
+#: Questions that the type of a tensor answers.
+_BY_TYPE = frozenset(["is_complex", "is_floating_point"])
+
+
 class RankedTracer(InPlaceTracer):
-    """A tracer that knows the ranks of tensors, by an example of the inputs, and some sizes."""
+    """A tracer that knows the ranks of tensors, by an example of the inputs."""
 
     def __init__(self, example: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._example = example
         self._values: _Values | None = None
-        self._sizes: ConstantSizes | None = None
+        self._sizes: SizesAskedFor | None = None
+
+    @property
+    def fixed(self) -> dict[tuple[int, int], int]:
+        """The sizes that the graph holds for, by input and dimension."""
+        return {} if self._sizes is None else self._sizes.fixed
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What else must hold of the sizes of inputs."""
+        return () if self._sizes is None else self._sizes.conditions
+
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> Graph:
+        """The graph of ``root``."""
+        before = {name: getattr(torch, name) for name in _FACTORIES}
+        try:
+            for name, function in before.items():
+                setattr(torch, name, self._traced(function, "call_function", function))
+            for name in _METHODS:
+                method = getattr(torch.Tensor, name)
+                node = (
+                    ("call_function", operator.getitem) if name == _ITEM else ("call_method", name)
+                )
+                setattr(torch.Tensor, name, self._traced(method, *node))
+            return super().trace(root, concrete_args)
+        finally:
+            for name, function in before.items():
+                setattr(torch, name, function)
+            for name in _METHODS:
+                if name in vars(torch.Tensor):
+                    delattr(torch.Tensor, name)  # which has inherited it
+
+    def _traced(self, function: Callable[..., Any], kind: str, target: Any) -> Callable[..., Any]:
+        """``function``, of which a call with proxies is recorded."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _has_proxy((args, kwargs)):
+                return self.create_proxy(kind, target, args, kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    def to_bool(self, obj: Proxy) -> bool:
+        """Which branch is taken, if the type of a tensor decides."""
+        name = str(getattr(obj.node.target, "__name__", obj.node.target))
+        value = self.value(obj.node) if name in _BY_TYPE else None
+        return value if isinstance(value, bool) else bool(super().to_bool(obj))
 
     def proxy(self, node: Node) -> Proxy:
         """A proxy that knows its rank."""
@@ -42,11 +99,6 @@ class RankedTracer(InPlaceTracer):
     def computes(self) -> bool:
         """Whether what is called is not traced at the moment, but run on the example."""
         return any(one is not None and one.running for one in (self._values, self._sizes))
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """What sizes of inputs must be for the numbers that tracing counted with."""
-        return () if self._sizes is None else self._sizes.conditions
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """An attribute of a module: a proxy if it is a parameter."""
@@ -59,12 +111,19 @@ class RankedTracer(InPlaceTracer):
         shape = self.value(obj.node)
         if isinstance(shape, torch.Size):
             return iter([obj[n] for n in range(len(shape))])
-        # The indices of all tables, stacked; their number becomes a condition.
-        if isinstance(shape, torch.Tensor) and shape.dim() > 1 and not shape.is_floating_point():
-            count = self.number(obj.shape[0].node, fix=True)
-            if count is not None:
-                return iter([obj[n] for n in range(count)])
+        if (number := self.number(obj.node)) is not None:
+            return iter([obj[n] for n in range(number)])
         return super().iter(obj)
+
+    def number(self, node: Node) -> int | None:
+        """How many parts or rows ``node`` has, or the number that it is, if that is known."""
+        if self._sizes is None:
+            # It imports the compiler, which takes as long as importing torch.
+            from x86quant.quantization.known_sizes import SizesAskedFor
+
+            assert isinstance(self.root, nn.Module)
+            self._sizes = SizesAskedFor(self.root, self.graph, self._example)
+        return self._sizes.number(node)
 
     def value(self, node: Node) -> Any:
         """The value of ``node`` for the example, if its rank is the same for all sizes."""
@@ -72,15 +131,15 @@ class RankedTracer(InPlaceTracer):
             self._values = _Values(self, self._example)
         return self._values.of(node)
 
-    def number(self, node: Node, *, fix: bool = False) -> int | None:
-        """The value of ``node`` if it is a number that no input changes, or is to be fixed."""
-        if self._sizes is None:
-            # Symbols take as long to import as half of torch, and few models count.
-            from x86quant.quantization.known_sizes import ConstantSizes
 
-            assert isinstance(self.root, nn.Module)
-            self._sizes = ConstantSizes(self.root, self.graph, self._example)
-        return self._sizes.number(node, fix=fix)
+def _has_proxy(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_proxy, value))
+    if isinstance(value, dict):
+        return any(map(_has_proxy, value.values()))
+    if isinstance(value, slice):
+        return _has_proxy((value.start, value.stop, value.step))
+    return isinstance(value, Proxy)
 
 
 class _Values(Interpreter):
@@ -119,7 +178,19 @@ class _Lengthy(Proxy):
 
     def __len__(self) -> int:
         value = self.tracer.value(self.node)
-        return len(value) if isinstance(value, torch.Size) else super().__len__()
+        if isinstance(value, torch.Size):
+            return len(value)
+        number = self.tracer.number(self.node)
+        return super().__len__() if number is None else number
+
+    def __index__(self) -> int:
+        number = self.tracer.number(self.node) if self._is_number() else None
+        if number is None:
+            raise TypeError(f"{self.node.name} is not known as a number")
+        return number
+
+    def _is_number(self) -> bool:
+        return type(self.tracer.value(self.node)) is int
 
 
 class _RankedProxy(_Lengthy, InPlaceProxy):
@@ -128,6 +199,8 @@ class _RankedProxy(_Lengthy, InPlaceProxy):
             return _SizeProxy(self, k)
         if k == "ndim" and (rank := self._rank()) is not None:
             return rank
+        if k in ("dtype", "device") and (value := self._value()) is not None:
+            return getattr(value, k)
         return super().__getattr__(k)
 
     def dim(self) -> Any:
@@ -135,15 +208,13 @@ class _RankedProxy(_Lengthy, InPlaceProxy):
         rank = self._rank()
         return super().__getattr__("dim")() if rank is None else rank
 
-    def __index__(self) -> int:
-        number = self.tracer.number(self.node)
-        if number is None:
-            raise TypeError(f"{self.node.name} is a number that depends on the input")
-        return number
-
     def _rank(self) -> int | None:
+        value = self._value()
+        return None if value is None else value.dim()
+
+    def _value(self) -> torch.Tensor | None:
         value = self.tracer.value(self.node)
-        return value.dim() if isinstance(value, torch.Tensor) else None
+        return value if isinstance(value, torch.Tensor) else None
 
 
 class _SizeProxy(_Lengthy, Attribute):

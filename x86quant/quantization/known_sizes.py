@@ -1,136 +1,128 @@
-"""Sizes that a model's code counts with, where they are the same for all inputs.
+"""Tracing code whose steps are counted by a size: the graph is for that size then.
 
-``range(z.shape[1])`` needs a number while the model is traced. What was traced so far is run on
-tensors without values whose sizes are symbols: a size in which no symbol is left is that number.
-Whatever the example's sizes decided on the way is a condition of the graph. Sizes of 1 are decided
-about everywhere; so the same is done for a single row, and the graph holds in both cases.
+``for step in x.unbind(1)`` and ``range(x.size(1))`` need a number. What was traced so far is run on
+fake tensors whose sizes are symbols: a number that depends on none of these is the same for all
+inputs, and otherwise the sizes of inputs that it depends on are fixed, and the graph is guarded.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
+from sympy import Eq, Symbol  # type: ignore[import-untyped]
 from torch import nn
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Interpreter, Node
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.utils._sympy.printers import PythonPrinter
 
+#: A dimension of an input, by the input's number.
+_Place = tuple[int, int]
+#: The size of a batch, in a condition.
+_ROWS = re.compile(r"s\[\d+\]\[0\]")
 
-class ConstantSizes:
-    """Sizes of what a graph computes, as far as it has been traced.
+
+class SizesAskedFor(Interpreter):
+    """Runs a graph that is being traced on fake tensors.
 
     Attributes:
-        running: whether what is called is run without values at the moment.
+        fixed: the sizes of inputs that what was asked for depends on.
+        conditions: what else must hold of sizes, which are ``s[input][dimension]``.
+        running: whether what is called now is not traced, but run.
     """
 
     def __init__(self, root: nn.Module, graph: Graph, example: Sequence[torch.Tensor]) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.fixed: dict[_Place, int] = {}
+        self.conditions: tuple[str, ...] = ()
         self.running = False
-        self._cases = [_Case(root, graph, sizes, example) for sizes in _sizes(example)]
-        self._told = False
+        self._sizes = {(i, d): n for i, x in enumerate(example) for d, n in enumerate(x.shape)}
+        self._tables = {i for i, x in enumerate(example) if _is_of_tables(x, example[0])}
+        self._shapes = ShapeEnv(
+            duck_shape=False,
+            specialize_zero_one=False,
+            allow_scalar_outputs=False,
+            allow_dynamic_output_shape_ops=False,
+        )
+        self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        fakes = [self._fake(x, f"x{number}") for number, x in enumerate(example)]
+        self._symbols = {
+            (i, d): n.node.expr
+            for i, x in enumerate(fakes)
+            for d, n in enumerate(map(_symbolic, x.shape))
+            if n is not None
+        }
+        self.args_iter = iter(fakes)
 
-    def number(self, wanted: Node, *, fix: bool = False) -> int | None:
-        """The value of ``wanted`` for all inputs that meet the conditions; None if it has none.
+    def _fake(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self._mode.from_tensor(
+            x,
+            source=ConstantSource(name),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim()),
+        )
 
-        If ``fix``, that it is what it is in the example becomes a condition.
+    def number(self, wanted: Node) -> int | None:
+        """How many parts or rows ``wanted`` has, or the number that it is; None if none is known.
+
+        The rows of a batch are not fixed, and so no number that depends on them is known; how many
+        tables indices are for is.
         """
         self.running = True
         try:
-            found = [one.number(wanted, fix=fix) for one in self._cases]
+            with self._mode, torch.no_grad():
+                for node in self.graph.nodes:
+                    if node not in self.env:
+                        self.env[node] = self.run_node(node)
+                found = _count(self.env[wanted])
+        except Exception:  # of whatever is called
+            return None
         finally:
             self.running = False
-        if found[0] is None:
+        fixed, conditions = self._assumed()
+        about_rows = any(_ROWS.search(text) for text in conditions)
+        if any(dim == 0 and number not in self._tables for number, dim in fixed):
             return None
-        pairs = zip(self._cases, found, strict=True)
-        self._cases = [one for one, number in pairs if number == found[0]]
-        self._told = True
-        return found[0]
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """What sizes of inputs, ``s[input][dimension]``, must be for the numbers that were told."""
-        if not self._told:
-            return ()
-        cases = [one.conditions for one in self._cases]
-        always = [one for one in cases[0] if all(one in other for other in cases)]
-        rest = [[f"({one})" for one in case if one not in always] for case in cases]
-        if not all(rest):
-            return tuple(always)
-        any_of = dict.fromkeys(f"({' and '.join(one)})" for one in rest)
-        return (*always, " or ".join(any_of))
-
-
-def _sizes(example: Sequence[torch.Tensor]) -> list[list[list[int]]]:
-    """The sizes of ``example``, and those with one row; if it has one, with two, and its own.
-
-    Rows are the first dimension; of indices that are stacked, another.
-    """
-    sizes = [list(x.shape) for x in example]
-    rows = next((x[0] for x in sizes if x), None)
-    if rows is None:
-        return [sizes]
-    other = 2 if rows == 1 else 1
-    first = [[other, *x[1:]] if x and x[0] == rows else x for x in sizes]
-    stacked = [not x.is_floating_point() and x.dim() > 1 and len(x) != rows for x in example]
-    pairs = list(zip(first, stacked, strict=True))
-    inner = [[x[0], *(other if n == rows else n for n in x[1:])] if s else x for x, s in pairs]
-    pairs = list(zip(inner, stacked, strict=True))
-    single = [[*x[:-1], other] if s else x for x, s in pairs]  # and bags of one
-    # A single row decides about its number, so it never comes first.
-    found = [inner, sizes] if rows == 1 else [sizes, first, inner, single]
-    return [x for number, x in enumerate(found) if x not in found[:number]]
-
-
-class _Case(Interpreter):
-    """What is decided by one choice of sizes."""
-
-    def __init__(
-        self,
-        root: nn.Module,
-        graph: Graph,
-        sizes: Sequence[Sequence[int]],
-        example: Sequence[torch.Tensor],
-    ) -> None:
-        super().__init__(root, garbage_collect_values=False, graph=graph)
-        self._shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)
-        self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
-        self._names: dict[sympy.Basic, sympy.Basic] = {}
-        self._failed = False
-        given = [torch.empty(s, dtype=x.dtype) for s, x in zip(sizes, example, strict=True)]
-        self.args_iter = iter([self._without_values(n, x) for n, x in enumerate(given)])
-
-    def _without_values(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim())  # type: ignore[var-annotated]
-        found = self._mode.from_tensor(x, symbolic_context=context)
-        for dim, size in enumerate(found.shape):
-            assert isinstance(size, torch.SymInt)
-            self._names[size.node._expr] = sympy.Symbol(f"s[{number}][{dim}]")
+        if found is None or about_rows:
+            return None
+        self.fixed, self.conditions = fixed, conditions
         return found
 
-    def number(self, wanted: Node, *, fix: bool) -> int | None:
-        """The value of ``wanted``, if no input changes it or it is to be fixed."""
-        try:
-            found = self._value(wanted)
-        except Exception:  # of whatever is called
-            self._failed = True
-        if self._failed or self._shapes.deferred_runtime_asserts:
-            return None
-        if isinstance(found, torch.SymInt) and (fix or found.node.expr.is_Integer):
-            return int(found)  # which notes a condition if it is none yet
-        return found if type(found) is int else None
+    def _assumed(self) -> tuple[dict[_Place, int], tuple[str, ...]]:
+        """The sizes that were taken for numbers so far, and what else must be equal to one."""
+        now = {place: self._shapes.replace(symbol) for place, symbol in self._symbols.items()}
+        fixed = {place: self._sizes[place] for place, size in now.items() if size.is_number}
+        names = {symbol: Symbol(f"s[{i}][{d}]") for (i, d), symbol in self._symbols.items()}
+        conditions = []
+        for guard in self._shapes.guards:
+            equation = self._shapes.replace(guard.expr)
+            sides = getattr(equation, "args", ())
+            if isinstance(equation, Eq) and any(side.is_number for side in sides):
+                conditions.append(PythonPrinter().doprint(equation.xreplace(names)))
+        return fixed, tuple(dict.fromkeys(conditions))
 
-    def _value(self, wanted: Node) -> Any:
-        with torch.no_grad(), self._mode:
-            for node in self.graph.nodes:
-                if node not in self.env:
-                    self.env[node] = self.run_node(node)
-        return self.env[wanted]
 
-    @property
-    def conditions(self) -> list[str]:
-        """What was decided by sizes."""
-        found = [guard.expr.xreplace(self._names) for guard in self._shapes.guards]
-        return list(dict.fromkeys(PythonPrinter().doprint(one) for one in found))
+def _is_of_tables(x: torch.Tensor, first: torch.Tensor) -> bool:
+    """Whether ``x`` may be the stacked indices, or offsets, of tables, and not rows of a batch."""
+    return not x.is_floating_point() and x.dim() > 1 and x.shape[:1] != first.shape[:1]
+
+
+def _symbolic(size: Any) -> Any:
+    return size if isinstance(size, torch.SymInt) else None
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[0]) if value.dim() else None
+    return len(value) if isinstance(value, tuple | list) else None

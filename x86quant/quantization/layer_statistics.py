@@ -11,17 +11,18 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed, feed_parts, no_fast_path
+from x86quant.calling.state import copied
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import graph_of
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
 from x86quant.quantization import equalization, smoothing
-from x86quant.quantization.batches import Calibration, Call, Data
+from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.observation import fused
 from x86quant.quantization.part_search import FoundPart, trace_part
-from x86quant.quantization.running import feed, feed_parts, no_fast_path
-from x86quant.quantization.state import copied
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing import by_export, by_fx
 

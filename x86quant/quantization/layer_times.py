@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.fx import Interpreter, Node
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed_parts
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import graph_of
 from x86quant.profiling import profile
-from x86quant.quantization.batches import Call
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.running import feed_parts
 from x86quant.quantization.static_part import StaticPart
 
 _ROUNDS = 5

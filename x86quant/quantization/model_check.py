@@ -20,8 +20,8 @@ def check_model(model: Any) -> nn.Module:
     """``model`` itself, or what torch.compile wraps, if it can be quantized at all.
 
     Raises:
-        InvalidInputError: it is no module, is quantized, is not in float32 on the CPU, or holds
-            NaN.
+        InvalidInputError: it is no module, is quantized, is not on the CPU, is hardly in float32,
+            or holds NaN.
     """
     if not isinstance(model, nn.Module):
         raise InvalidInputError(f"model must be an nn.Module, not {type(model).__name__}")
@@ -45,9 +45,13 @@ def check_model(model: Any) -> nn.Module:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
             raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
-    for name, tensor in model.named_parameters():  # buffers may be masks
-        if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
+    parameters = [pair for pair in model.named_parameters() if pair[1].is_floating_point()]
+    others = [pair for pair in parameters if pair[1].dtype != torch.float32]
+    matrices = [sum(x.dim() > 1 for _, x in pairs) for pairs in (others, parameters)]
+    if others and 2 * matrices[0] >= matrices[1]:
+        name, tensor = others[0]
+        raise InvalidInputError(f"{name} is {tensor.dtype}: call model.float() first")
+    for name, tensor in parameters:  # buffers may be masks
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise InvalidInputError(f"{name} holds NaN or infinity: check the float model")
     return model

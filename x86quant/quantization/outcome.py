@@ -18,6 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import run, tensors_in
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.structure import take_apart
@@ -25,7 +29,6 @@ from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.quantization import speed
-from x86quant.quantization.batches import Call
 from x86quant.quantization.fused_blocks import (
     ENOUGH_WEIGHTS,
     weights_of,
@@ -34,12 +37,10 @@ from x86quant.quantization.fused_blocks import (
 from x86quant.quantization.harm import harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.proof import run
+from x86quant.quantization.proof import smallest
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.state import state_kept
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -144,7 +145,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         outcome, model = _without_costly_steps(outcome, model)
         outcome, model = _good_enough(outcome, model)
         if settings.speed_check:
-            outcome, model = _no_slower(outcome, model, sample[0])
+            outcome, model = _no_slower(outcome, model, sample)
         if not outcome.int8_layers:
             outcome = dataclasses.replace(outcome, sqnr_db=())
     model.requires_grad_(False)
@@ -266,13 +267,19 @@ def _unlike(expected: Any, actual: Any) -> str | None:
 def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
     """Signal to noise in dB of each float tensor in the result, over all of ``calls``.
 
+    What the model's own code refuses, once values are rounded, is all noise.
+
     Where an attention mask is given, what the model makes of padding does not count.
     """
     pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     for call in calls:
         mask = _padding_mask(prepared.reference, call)
         exact = [_unpadded(x, mask) for x in _floats(prepared.exact(call))]
-        actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
+        try:
+            actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
+        except Exception as error:
+            _log.info("in int8 the model fails: %s", first_line(error))
+            return tuple(-math.inf for _ in exact)
         if [x.shape for x in exact] != [x.shape for x in actual]:
             continue  # a number of found objects, say
         for number, (x, y) in enumerate(zip(exact, actual, strict=True)):
@@ -318,10 +325,7 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
 
 
 def _floats(result: Any) -> list[torch.Tensor]:
-    try:
-        _, leaves = take_apart(result)
-    except UnsupportedError:
-        return []
+    leaves = tensors_in(result)
     return [torch.nan_to_num(x) for x in leaves if x.is_floating_point() and x.numel()]
 
 
@@ -406,13 +410,16 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
 # --- it is fast ---
 
 
-def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices, nn.Module]:
-    """Without what is slower in int8 than in float."""
+def _no_slower(
+    outcome: Choices, model: nn.Module, sample: Sequence[Call]
+) -> tuple[Choices, nn.Module]:
+    """Without what is slower in int8 than in float, on the first call or on the smallest."""
     weight_only = outcome.prepared.scheme.weight_only
     if not outcome.int8_layers or weight_only or not speed.can_tell():
         return outcome, model
     reference = outcome.prepared.reference
     in_doubt = False
+    call = sample[0]
     with state_kept(model), state_kept(reference):
         units = outcome.units()
         if set(units) != {""}:
@@ -426,11 +433,26 @@ def _no_slower(outcome: Choices, model: nn.Module, call: Call) -> tuple[Choices,
                 other, _ = _tried(left)
                 if other is not None:
                     outcome, model = _judged(left, other), other
-        loss = speed.slower(reference, model, call, in_doubt=in_doubt)
+        loss, where = speed.slower(reference, model, call, in_doubt=in_doubt), ""
+        small = smallest(sample)
+        if loss is None and str(small) != str(call) and _both_run(reference, model, small):
+            loss, where = speed.slower(reference, model, small, in_doubt=in_doubt), f" on {small}"
     if loss is None:
         return outcome, model
-    why = f"int8 takes {loss:.2f} times as long as float"
+    why = f"int8 takes {loss:.2f} times as long as float{where}"
     outcome = outcome.without(set(outcome.int8_layers), why).noting(
         f"this is the float model: {why} (speed_check=False returns the int8 model all the same)"
     )
     return outcome, outcome.build()
+
+
+def _both_run(exact: nn.Module, int8: nn.Module, call: Call) -> bool:
+    """Whether both take a call of a size that calibration may not have had, and int8 is int8."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", X86QuantWarning)  # that it runs in float
+            for model in (exact, int8):
+                run(model, call)
+    except Exception:  # whatever the model's own code raises
+        return False
+    return True

@@ -14,18 +14,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import drop_hooks, hooks_set_aside, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.compiled.structure import CallForm
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.batches import Call
-from x86quant.quantization.proof import Observed, observe, prove, run
-from x86quant.quantization.running import drop_hooks, hooks_set_aside
-from x86quant.quantization.scheme import Scheme, static_candidates
-from x86quant.quantization.state import state_kept
+from x86quant.quantization.proof import Observed, observe, prove
+from x86quant.quantization.scheme import Scheme, other_precision, static_candidates
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import WAYS, Traced, Way, trace
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -143,7 +144,7 @@ class _Search:
                 one.startswith(below) for one in self._candidates
             ):
                 continue
-            if self._called.get(inner):
+            if self._called.counts.get(inner):
                 yield inner
             elif any(True for _ in child.children()):  # a list of modules, say
                 yield from self._next(inner)
@@ -151,7 +152,7 @@ class _Search:
     def _is_part(self, path: str, seen: Sequence[Observed]) -> bool:
         """Whether the module at ``path`` is a graph; says why not."""
         module = self._candidates[path]
-        reason = _outside(path, module, self._changed)
+        reason = _outside(path, module, self._changed, self._called.differentiated)
         if reason is None:
             try:
                 part = _find(path, module, seen, self._ranges, self._refused)
@@ -172,7 +173,9 @@ def _shown(path: str) -> str:
     return path or "the model"
 
 
-def _outside(path: str, module: nn.Module, changed: Collection[str]) -> str | None:
+def _outside(
+    path: str, module: nn.Module, changed: Collection[str], differentiated: Collection[str]
+) -> str | None:
     """Why a graph cannot stand for ``module``, or None."""
     for name, inner in module.named_modules():
         inside = ".".join(filter(None, (path, name)))
@@ -184,6 +187,10 @@ def _outside(path: str, module: nn.Module, changed: Collection[str]) -> str | No
             return f"{type(inner).__name__} has a __call__ of its own"
         if isinstance(inner, torch.jit.ScriptModule):
             return f"{_shown(inside)} is a ScriptModule"
+        if inside in differentiated:
+            return f"the model takes gradients through {_shown(inside)}, and int8 has none"
+        if (dtype := other_precision(inner)) is not None:
+            return f"{_shown(inside)} computes in {dtype}"
     return None
 
 
@@ -261,9 +268,23 @@ class _Holder(nn.Module):
         return self.get_submodule(self._name)(x)
 
 
-def calls_of(model: nn.Module, call: Call) -> dict[str, int]:
-    """How often each module is called when ``model`` runs on ``call``."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Called:
+    """What is called while a model runs.
+
+    Attributes:
+        counts: how often each module, by path.
+        differentiated: modules through whose results the model itself takes gradients.
+    """
+
+    counts: Mapping[str, int]
+    differentiated: Collection[str]
+
+
+def calls_of(model: nn.Module, call: Call) -> Called:
+    """What is called when ``model`` runs on ``call``."""
     counts: dict[str, int] = {}
+    differentiated: set[str] = set()
     handles = []
 
     def count(path: str) -> Any:
@@ -272,11 +293,23 @@ def calls_of(model: nn.Module, call: Call) -> dict[str, int]:
 
         return hook
 
+    def watch(path: str) -> Any:
+        def hook(_module: Any, _args: Any, result: Any) -> None:
+            for x in pytree.tree_leaves(result):
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    x.register_hook(  # type: ignore[no-untyped-call]
+                        lambda _: differentiated.add(path)
+                    )
+
+        return hook
+
     for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(count(path)))
+        if not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
+            handles.append(module.register_forward_pre_hook(count(path)))
+            handles.append(module.register_forward_hook(watch(path)))
     try:
         run(model, call)
     finally:
         for handle in handles:
             handle.remove()
-    return counts
+    return Called(counts, differentiated)

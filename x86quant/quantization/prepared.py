@@ -11,20 +11,19 @@ from typing import Any
 
 from torch import nn
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import hand_over_hooks, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import listed
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError
-from x86quant.quantization.batches import Call
 from x86quant.quantization.equalization import Equalized
-from x86quant.quantization.proof import run
-from x86quant.quantization.running import hand_over_hooks
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.simulation import simulated
 from x86quant.quantization.smoothing import Smoothed
-from x86quant.quantization.state import state_kept
 from x86quant.quantization.static_part import Layer, StaticPart
-from x86quant.quantization.wording import listed
 
 AS_ASKED = "as asked"
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
-from torch.nn.utils import parametrize
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
+from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed_parts, run
+from x86quant.calling.state import copied, settle, state_kept
+from x86quant.calling.wording import first_line, listed
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
-from x86quant.quantization.batches import Calibration, Call, Data
+from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.kit import (
     Halves,
@@ -25,15 +26,12 @@ from x86quant.quantization.kit import (
     smoothing_helps,
 )
 from x86quant.quantization.model_check import check_model
-from x86quant.quantization.part_search import Parts, calls_of, find_parts
+from x86quant.quantization.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
-from x86quant.quantization.proof import difference, run, variants
-from x86quant.quantization.running import feed_parts
+from x86quant.quantization.proof import difference, variants
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.state import copied, settle, state_kept
 from x86quant.quantization.static_part import Ranges, StaticPart
-from x86quant.quantization.wording import first_line, listed
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -173,21 +171,12 @@ def _within(found: Parts, halves: Halves, sample: tuple[Call, ...]) -> Halves:
 def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     """A copy of the model, its parametrized weights as plain ones where that is the same."""
     model = copy.deepcopy(reference)
-    by_hooks = [m for m in model.modules() if any(_norm_hooks(m))]
-    if data is None or not (
-        by_hooks or any(parametrize.is_parametrized(m) for m in model.modules())
-    ):
+    computed = [m for m in model.modules() if computes_weights(m)]
+    if data is None or not computed:
         return model
     try:
-        for module in by_hooks:
-            for key, hook in list(_norm_hooks(module)):
-                hook.remove(module)
-                del module._forward_pre_hooks[key]
-        for module in list(model.modules()):
-            if parametrize.is_parametrized(module):
-                _class_of_its_own(module)
-                for name in list(module.parametrizations):  # type: ignore[arg-type]
-                    parametrize.remove_parametrizations(module, name)
+        for module in computed:
+            bake(module)
         same = difference(run(reference, data.example), run(model, data.example)) is None
     except Exception as error:  # parametrizations are the user's own code
         _log.info("parametrizations stay: %s", first_line(error))
@@ -214,20 +203,6 @@ def _quantize_tables(model: nn.Module, bits: int) -> list[str]:
             why = "" if own == bits else f", since rows do not fill bytes with codes of {bits}"
             notes.append(f"{len(names)} tables have rows in {own} bits{why}: {listed(names)}")
     return notes
-
-
-def _norm_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
-    """The hooks by which torch.nn.utils.weight_norm and spectral_norm make a weight."""
-    for key, hook in module._forward_pre_hooks.items():
-        if isinstance(hook, WeightNorm | SpectralNorm):
-            yield key, hook
-
-
-def _class_of_its_own(module: nn.Module) -> None:
-    """Part ``module`` from its copies, whose class torch changes when a parametrization goes."""
-    kind = type(module)
-    own = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
-    module.__class__ = type(kind.__name__, kind.__bases__, own)
 
 
 def _calibrate(
@@ -280,19 +255,25 @@ def _layers(
         if not f"{name}.".startswith(inside)
     }
     for reason in dict.fromkeys(left.values()):
-        names = [name for name, why in left.items() if why == reason]
+        names = [name or "the model's own" for name, why in left.items() if why == reason]
         notes.append(
             f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
         )
     called = _called(model, sample)
-    unused = []
+    unused, differentiated = [], []
     for name, module in dynamic_layers(model, scheme):
         if f"{name}.".startswith(inside):
             continue
-        if called is None or name in called:
+        if called is not None and name in called.differentiated:
+            differentiated.append(name)
+        elif called is None or name in called.counts:
             yield NamedLayer(name, type(module).__name__, None, name, name)
         else:
             unused.append(name)
+    if differentiated:
+        notes.append(
+            f"in float, because the model takes gradients through them: {listed(differentiated)}"
+        )
     if unused:
         notes.append(
             f"in float, because the model reads their weights instead of calling them: "
@@ -300,8 +281,8 @@ def _layers(
         )
 
 
-def _called(model: nn.Module, sample: Sequence[Call]) -> Collection[str] | None:
-    """The modules that are called when the model runs; None without data to run it on."""
+def _called(model: nn.Module, sample: Sequence[Call]) -> Called | None:
+    """What is called when the model runs; None without data to run it on."""
     if not sample:
         return None
     with state_kept(model):

@@ -7,20 +7,20 @@ and longer in each of the other dimensions, where the model takes that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call, dense
+from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.state import State
+from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.structure import take_apart
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.batches import Call
-from x86quant.quantization.running import hooks_set_aside, no_fast_path
-from x86quant.quantization.state import State
 from x86quant.quantization.tracing import Traced
-from x86quant.quantization.wording import first_line
 
 #: Largest difference, as a share of the largest value, that is put down to rounding.
 _ROUNDING = 1e-4
@@ -53,6 +53,13 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
             found.append(call)
             left -= cost
     return tuple(found)
+
+
+def smallest(sample: Sequence[Call]) -> Call:
+    """One row of the smallest call of ``sample``, or all of that if its tensors share no rows."""
+    call = min(sample, key=_elements)
+    rows = shared_rows(call)
+    return _resized(call, 0, rows, 1) if rows > 1 else call
 
 
 def _elements(call: Call) -> int:
@@ -92,14 +99,6 @@ def _resized(call: Call, dim: int | None, size: int, other: int) -> Call:
         return x
 
     return call.mapped(resize)
-
-
-def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
-    """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
-        # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
-        torch.default_generator.manual_seed(seed)
-        return call(function)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ class _Watch:
         kept = len(given.leaves) == len(before.leaves)
         changed = not kept or any(
             a.shape != b.shape or not torch.equal(a, b)
-            for a, b in zip(given.leaves, before.leaves, strict=True)
+            for a, b in zip(map(dense, given.leaves), map(dense, before.leaves), strict=True)
             if not (a.is_floating_point() and bool(torch.isnan(a).any()))
         )
         self._found.append(Observed(before, _copied(result), changed))
@@ -281,6 +280,7 @@ def difference(expected: Any, actual: Any) -> str | None:
             return f"{y.dtype} {tuple(y.shape)}, not {x.dtype} {tuple(x.shape)}"
         if not x.numel():
             continue
+        x, y = dense(x), dense(y)
         if not (x.is_floating_point() or x.is_complex()):
             if float((x != y).double().mean()) > _FLIPPED:
                 return "other integers"

@@ -104,6 +104,12 @@ def _is_attention(module: nn.Module) -> bool:
     return named and any(is_linear(m) for m in module.modules())
 
 
+def other_precision(module: nn.Module) -> torch.dtype | None:
+    """The type of ``module``'s own floating parameters that are not in float32; None if all are."""
+    own = (p.dtype for p in module.parameters(recurse=False) if p.is_floating_point())
+    return next((dtype for dtype in own if dtype is not torch.float32), None)
+
+
 def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
     """Submodules that may be quantized statically, outer ones before what is in them."""
     for path, module in model.named_modules():
@@ -118,7 +124,7 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
     """The layers that ``to_dynamic`` can turn into int8."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():
-        if path.startswith(inside):
+        if path.startswith(inside) or other_precision(module) is not None:
             continue
         if isinstance(module, nn.MultiheadAttention):
             if not plan.weight_only and why_float(module) is None:
@@ -145,5 +151,7 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
             continue
         known = is_linear(module) or is_recurrent(module) or isinstance(module, _ATTENTIONS)
         reason = why_float(module) if known else None
+        if (dtype := other_precision(module)) is not None:
+            reason = f"it computes in {dtype}"
         found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"
     return found

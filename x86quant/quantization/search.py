@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from x86quant.calling.wording import listed
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.harm import harms
 from x86quant.quantization.layer_times import float_costs
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.wording import listed
 
 _log = logging.getLogger("x86quant.quantization")
 

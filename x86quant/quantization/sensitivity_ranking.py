@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from x86quant.calling.wording import alone
 from x86quant.errors import InvalidInputError
 from x86quant.observing.activations import ObserverName
 from x86quant.quantization.batches import Data
@@ -20,7 +21,6 @@ from x86quant.quantization.preparing import prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric
 from x86quant.quantization.settings import Settings, Switch
-from x86quant.quantization.wording import alone
 from x86quant.terminal.counted import counted
 from x86quant.terminal.text_table import text_table
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.fx import Interpreter, Node
 
-from x86quant.quantization.batches import Call
+from x86quant.calling.call import Call
+from x86quant.calling.running import hand_over_hooks
 from x86quant.quantization.conversion import rounded_recurrent
 from x86quant.quantization.recurrent_layers import is_recurrent_layer
-from x86quant.quantization.running import hand_over_hooks
 from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
 
 

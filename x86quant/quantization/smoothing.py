@@ -21,8 +21,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from x86quant.quantization.batches import Call
-from x86quant.quantization.running import no_fast_path
+from x86quant.calling.call import Call
+from x86quant.calling.running import no_fast_path
 
 _ALPHAS = (0.25, 0.4, 0.5, 0.6, 0.75)
 _ROWS = 512

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from x86quant import extension
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed, no_fast_path
 from x86quant.errors import ExtensionError
-from x86quant.quantization.batches import Call
-from x86quant.quantization.running import feed, no_fast_path
 
 
 class _Bound(NamedTuple):

@@ -13,6 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from x86quant.calling.call import Call
+from x86quant.calling.wording import first_line, quiet
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.compiled.structure import Structure
@@ -25,7 +27,6 @@ from x86quant.observing.weights import (
     ChannelRangesObserver,
     WeightObserverName,
 )
-from x86quant.quantization.batches import Call
 from x86quant.quantization.conversion import converted, weight_observer
 from x86quant.quantization.int8_forms import (
     JOINS,
@@ -37,9 +38,9 @@ from x86quant.quantization.int8_forms import (
 from x86quant.quantization.observation import Observation, core, is_observer, observed
 from x86quant.quantization.proof import difference
 from x86quant.quantization.recurrent_layers import LAYERS, is_recurrent_layer
+from x86quant.quantization.savable import check_savable
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import Traced
-from x86quant.quantization.wording import first_line, quiet
 
 #: Scale and zero point by observer.
 Chosen: TypeAlias = dict[Any, Any]
@@ -270,12 +271,13 @@ class StaticPart:
         return compiled
 
     def check_build(self, *, flat: bool) -> None:
-        """Build the part as it will be asked for first, to see that it can be.
+        """Build the part as it will be asked for first, to see that it can be, and be saved.
 
         Raises:
             UnsupportedError: it cannot.
         """
-        self._built[(frozenset(), flat)] = self.build(flat=flat)
+        built = self._built[(frozenset(), flat)] = self.build(flat=flat)
+        check_savable(built, self.traced if flat else None)
 
     def _check_prepared(self) -> None:
         """That the graph computes with observers what it does without."""

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from x86quant.quantization.wording import listed
+from x86quant.calling.wording import listed
 
 if TYPE_CHECKING:
-    from x86quant.quantization.batches import Call
+    from x86quant.calling.call import Call
     from x86quant.quantization.equalization import Equalized
     from x86quant.quantization.search import SearchResult
     from x86quant.quantization.smoothing import Smoothed

@@ -14,17 +14,17 @@ from torch import nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from x86quant.calling.call import Call
+from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import without_mutations
-from x86quant.quantization.batches import Call
 from x86quant.quantization.exported import from_export
 from x86quant.quantization.known_ranks import RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
 from x86quant.quantization.recurrent_layers import part_recurrent
-from x86quant.quantization.wording import first_line
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -111,8 +111,12 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
     except Exception as error:  # tracing runs the user's own code, which may raise anything
         raise UnsupportedError(f"torch.fx cannot trace it ({first_line(error)})") from error
     assert tracer.results is not None
+    fixed: list[list[tuple[int, int]]] = [[] for _ in leaves]
+    for (number, dim), size in sorted(tracer.fixed.items()):
+        fixed[number].append((dim, size))
     inputs = tuple(
-        GuardedInput(name, x.dtype, x.dim()) for name, x in zip(form.names, leaves, strict=True)
+        GuardedInput(name, x.dtype, x.dim(), tuple(sizes))
+        for name, x, sizes in zip(form.names, leaves, fixed, strict=True)
     )
     return Traced(gm, form, tracer.results, Guard(inputs, tracer.conditions), "torch.fx")
 

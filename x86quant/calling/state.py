@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.calling.wording import first_line
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.wording import first_line
 
 #: What torch itself keeps in every module.
 _TORCHS_OWN = frozenset(vars(nn.Module()))

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.calling.call import Call
+from x86quant.calling.state import HOOKS
 from x86quant.compiled.structure import take_apart
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.batches import Call
-from x86quant.quantization.state import HOOKS
 
 
 @contextlib.contextmanager
@@ -88,11 +88,12 @@ def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
     with torch.no_grad():
         for call in calls:
-            tensors = [x for x in _leaves(call(model)) if x.is_floating_point()]
+            tensors = [x for x in tensors_in(call(model)) if x.is_floating_point()]
             yield torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
 
 
-def _leaves(result: Any) -> list[torch.Tensor]:
+def tensors_in(result: Any) -> list[torch.Tensor]:
+    """The tensors in a result, as far as its classes can be looked into."""
     try:
         return take_apart(result)[1]
     except UnsupportedError:  # the user's own class
@@ -126,3 +127,11 @@ def feed_parts(
         return show
 
     feed(model, calls, {part.path: shown(part, call) for part, call in callbacks.items()})
+
+
+def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
+    """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
+        # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
+        torch.default_generator.manual_seed(seed)
+        return call(function)

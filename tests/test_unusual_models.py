@@ -1,0 +1,181 @@
+"""Models that keep state, fail once rounded, or call what no file can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from x86quant.errors import UnsupportedError, X86QuantWarning
+
+
+def rows(count: int = 8, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(model: nn.Module, data: Any, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    return x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **settings)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16)
+
+
+class Remembers(Net):
+    """Adds what it computed last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(F.relu(self.a(x)))
+        if self.last is not None:
+            y = y + self.last
+        self.last = y
+        return y
+
+
+def test_what_keeps_state_is_not_saved_as_a_graph(tmp_path: Path) -> None:
+    int8 = quantized(Remembers(), [rows()])
+    with pytest.warns(X86QuantWarning, match="keeps something else after each call"):
+        x86quant.save(int8, tmp_path / "net.x86q")
+    loaded = x86quant.load(tmp_path / "net.x86q", model=Remembers())
+    for seed in (1, 2, 3):
+        assert torch.equal(loaded(rows(seed=seed)), int8(rows(seed=seed)))
+
+
+class Counts(Net):
+    """Its first calls, by a number that is neither a parameter nor a buffer, are different."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm = False
+
+    def forward(self, x: Any) -> Any:
+        if not self.warm:
+            self.warm = True
+            with torch.no_grad():
+                self.a.weight *= 0.5
+        if float(x.sum()) > 1e9:  # so that its class is needed
+            return x
+        return self.b(F.relu(self.a(x)))
+
+
+def test_numbers_among_attributes_are_saved(tmp_path: Path) -> None:
+    int8 = quantized(Counts(), [rows()], mode="dynamic")
+    with pytest.warns(X86QuantWarning, match="not its code"):
+        x86quant.save(int8, tmp_path / "net.x86q")
+    loaded = x86quant.load(tmp_path / "net.x86q", model=Counts())
+    assert torch.equal(loaded(rows(seed=1)), int8(rows(seed=1)))
+
+
+class Asserts(Net):
+    """Does not take what rounding makes of a result."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            exact = F.linear(x, self.a.weight, self.a.bias)
+        y = self.a(x)
+        if not torch.allclose(y, exact, atol=1e-4):
+            raise ValueError("far off")
+        return self.b(F.relu(y))
+
+
+def test_what_fails_once_rounded_stays_in_float() -> None:
+    with pytest.warns(X86QuantWarning, match="a stays in float"):
+        int8 = quantized(Asserts(), [rows(seed=n) for n in range(4)])
+    assert int8.quantization.int8_layers == ("b",)
+    int8(rows(seed=9))
+
+
+class Gradient(Net):
+    """Returns the gradient of what it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            return torch.autograd.grad(x.sum() + self.b(F.relu(self.a(x))).sum(), x)[0]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_layers_that_gradients_go_through_stay_in_float(mode: str) -> None:
+    with pytest.raises(UnsupportedError):
+        quantized(Gradient(), [rows()], mode=mode)
+
+
+@torch.library.custom_op("x86quant_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """An op that no file may call."""
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class CallsOwnOp(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(F.relu(twice(self.a(x))))
+
+
+def test_what_no_file_can_hold_is_left_between_graphs(tmp_path: Path) -> None:
+    int8 = quantized(CallsOwnOp(), [rows()])
+    assert set(int8.quantization.traced_by) == {"a", "b"}
+    with pytest.warns(X86QuantWarning, match="not its code"):
+        x86quant.save(int8, tmp_path / "net.x86q")
+    loaded = x86quant.load(tmp_path / "net.x86q", model=CallsOwnOp())
+    assert torch.equal(loaded(rows(seed=1)), int8(rows(seed=1)))
+
+
+class Box:
+    """A class of the user's own, which can be looked into by no one."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Boxed(Net):
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.b(F.relu(self.a(x)))
+        return {"y": y, "box": Box(y)}
+
+
+def test_noise_is_known_beside_objects_that_cannot_be_looked_into() -> None:
+    int8 = quantized(Boxed(), [rows()])
+    assert len(int8.quantization.sqnr_db) == 1
+    assert int8.quantization.sqnr_db[0] > 20
+
+
+class ViewsResults(nn.Module):
+    """Views what a pool makes, which torch computes otherwise when it is watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a = nn.Conv2d(4, 4, 1, groups=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x).flatten(2)
+        if float(x.detach().sum()) < 1e9:  # so that it is no graph
+            x.square_()
+        y = F.max_pool1d(F.elu(x), 3, 1, 1)
+        return y.view(y.size(0), -1)
+
+
+def test_results_that_lie_otherwise_in_memory_stay_in_float() -> None:
+    x = torch.randn(16, 4, 1, 5, generator=torch.Generator().manual_seed(0))
+    model = ViewsResults()
+    with pytest.warns(X86QuantWarning, match="stays in float: its results lie otherwise"):
+        int8 = quantized(model, [x])
+    assert torch.equal(int8(x), model(x))

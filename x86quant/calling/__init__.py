@@ -1,0 +1,1 @@
+"""Calls of the user's module: arguments, state, hooks, and runs that repeat."""

@@ -1,0 +1,41 @@
+"""Weights that parametrizations, or hooks of torch, compute at each call, as plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+
+def computes_weights(module: nn.Module) -> bool:
+    """Whether parametrizations or hooks of torch compute a weight of ``module`` itself."""
+    return parametrize.is_parametrized(module) or any(_norm_hooks(module))
+
+
+def bake(module: nn.Module) -> None:
+    """Give ``module`` the weights that are computed for it now, as plain ones."""
+    for key, hook in list(_norm_hooks(module)):
+        hook.remove(module)
+        del module._forward_pre_hooks[key]
+    if parametrize.is_parametrized(module):
+        _class_of_its_own(module)
+        for name in list(module.parametrizations):  # type: ignore[arg-type]
+            parametrize.remove_parametrizations(module, name)
+
+
+def _norm_hooks(module: nn.Module) -> Iterator[tuple[int, Any]]:
+    """The hooks by which torch.nn.utils.weight_norm and spectral_norm make a weight."""
+    for key, hook in module._forward_pre_hooks.items():
+        if isinstance(hook, WeightNorm | SpectralNorm):
+            yield key, hook
+
+
+def _class_of_its_own(module: nn.Module) -> None:
+    """Part ``module`` from its copies, whose class torch changes when a parametrization goes."""
+    kind = type(module)
+    own = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+    module.__class__ = type(kind.__name__, kind.__bases__, own)
