@@ -54,6 +54,7 @@ _COMPUTES = "tests/test_tuning_measure.py::test_every_kernel_that_accepts_an_op_
 
 #: A few minutes' worth of what differs between CPUs most, for every CPU above.
 SHORT = {
+    "Nehalem": ("tests/test_without_avx2.py",),  # the longest comes first
     "Haswell": (
         _LEGAL,
         f"{_ERRATUM}[16]",
@@ -68,7 +69,6 @@ SHORT = {
         "tests/test_qconfig.py::test_stock_onednn_mapping_raises_on_conv_transpose[1]",
         "tests/test_same_answers.py",
     ),
-    "Nehalem": ("tests/test_without_avx2.py",),
     **dict.fromkeys(
         ("Skylake server", "Alder Lake", "Zen 4"),
         (_LEGAL, _COMPUTES, "tests/test_overflow_campaign.py", "tests/test_same_answers.py"),

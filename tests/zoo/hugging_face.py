@@ -324,6 +324,7 @@ HUGGING_FACE: tuple[Animal, ...] = (
         _made("MobileNetV2Model", "MobileNetV2Config", depth_multiplier=0.25),
         _pixels(32, 48, 64),
         bound=3.0,  # with random weights it makes 13 dB of noise out of 40
+        slow=True,
     ),
     _animal(
         "wav2vec2",
@@ -470,6 +471,7 @@ HUGGING_FACE: tuple[Animal, ...] = (
         _pixels(32),
         bound=12.0,
         sizes=_ONE,
+        slow=True,
     ),
     _animal(
         "regnet",
