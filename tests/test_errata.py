@@ -170,6 +170,12 @@ CASES: list[tuple[str, OpSpec, OpSpec, str]] = [
         conv("conv3d", 24, 24, 3, 6, padding=1),
         "avx2",
     ),
+    (
+        "onednn",
+        conv("conv2d", 1, 13, 3, padding=3, size=30),
+        conv("conv2d", 1, 13, 3, padding=2, size=30),
+        "avx512",
+    ),
 ]
 
 
