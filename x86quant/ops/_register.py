@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -36,7 +37,8 @@ def register(
 
     The function is plain torch, so it serves fake tensors too: shapes, strides and errors of the
     fake kernel cannot drift from those of the real one. ``cpu`` is what runs real ones faster, and
-    ``fake`` what tells the shape of a result with fewer questions about sizes.
+    ``fake`` what tells the shape of a result with fewer questions about sizes: it has those of the
+    function's parameters that it reads.
     """
 
     def decorate(function: _F) -> _F:
@@ -46,7 +48,22 @@ def register(
             FASTER.add(name)
         _LIBRARY.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, cpu or function, "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake or function, lib=_LIBRARY)
+        shapes = function if fake is None else _with_all_arguments(fake, function)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
         return function
 
     return decorate
+
+
+def _with_all_arguments(fake: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """``fake``, called as ``function`` is, of whose arguments it gets those that it names."""
+    signature, read = inspect.signature(function), list(inspect.signature(fake).parameters)
+    if read == list(signature.parameters):
+        return fake
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return fake(*(given.arguments[name] for name in read))
+
+    return call

@@ -312,17 +312,7 @@ def check_interaction(
 
 
 def _interact_bags_fake(
-    dense: torch.Tensor,
-    rows: Sequence[torch.Tensor],
-    indices: Sequence[torch.Tensor],
-    offsets: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    formats: Sequence[int],
-    names: Sequence[str],
-    include_last_offset: bool,
-    places: Sequence[int] | None,
-    out_scale: float,
-    out_zp: int,
+    dense: torch.Tensor, names: Sequence[str], places: Sequence[int] | None
 ) -> torch.Tensor:
     width = interaction_width(dense.shape[1], len(names), places)
     return dense.new_empty((dense.shape[0], width), dtype=torch.uint8)

@@ -47,11 +47,6 @@ def _fake(
     scales: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     kind: str,
-    batch_first: bool,
-    x_scale: float,
-    x_zp: int,
-    out_scale: float,
-    out_zp: int,
 ) -> torch.Tensor:
     check_recurrent(x, weights, scales, biases, kind)
     width = sum(weight.shape[1] for weight in weights[1::2])
