@@ -1,5 +1,6 @@
 // Attention as torch sees it: see x86quant/ops/attention.py.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
 

@@ -1,5 +1,6 @@
 // `DynamicLinear` as torch sees it: weights packed once for each kernel the rules chose.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>

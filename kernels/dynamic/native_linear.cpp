@@ -1,6 +1,6 @@
 #include "native_linear.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 

@@ -2,7 +2,8 @@
 //
 // The input's share of the gates is one product for all steps; the state's share is one product a step, of the state
 // quantized row by row as it is then; the gates follow in float32.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>

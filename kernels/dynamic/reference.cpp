@@ -1,5 +1,8 @@
 // The kernel "reference": the definition of the op (x86quant/ops/dynamic.py) in plain ATen.
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <limits>
 

@@ -1,7 +1,8 @@
 // Row codes as three tensors: codes uint8 [..., K], scales float32 [...], zero points int32 [...].
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <tuple>
 #include <vector>

@@ -1,5 +1,6 @@
 // Products of row codes as torch sees them, and what needs no product: see x86quant/ops/rows.py.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
 

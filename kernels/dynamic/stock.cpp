@@ -1,6 +1,8 @@
 // The kernels "fbgemm" and "onednn": the stock dynamic linears. They quantize a whole tensor by one
 // range, so they are right for one row only.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_make_per_channel_quantized_tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 

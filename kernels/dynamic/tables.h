@@ -1,7 +1,8 @@
 // Quantized embedding tables as torch has them: any number of them, looked up in one call.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>

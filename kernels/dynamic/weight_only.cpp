@@ -1,5 +1,6 @@
 // Float rows times int8 weights, for few rows.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "../runtime/native_cpu.h"

@@ -2,7 +2,7 @@
 //
 // Scales are folded into one multiplier, as everywhere in the runtime: input and output scales are 1.
 // FBGEMM picks its path (depthwise, group-wise, pointwise, im2col) from the shape alone.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <fbgemm/Fbgemm.h>
 
 #include "../runtime/torch_tables.h"

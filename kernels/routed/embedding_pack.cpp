@@ -1,7 +1,7 @@
 // Packed tables of the stock workflow that compare indices with their bounds, and choose their kernel by the rules.
 //
 // The pack is the stock one with other lookups: every stock module, operator and serializer takes it.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/quantized/cpu/fbgemm_utils.h>
 #include <torch/library.h>
 

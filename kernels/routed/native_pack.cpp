@@ -2,6 +2,10 @@
 // each; symmetric weights.
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_empty_affine_quantized.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/quantized/Quantizer.h>
 
 #include <array>

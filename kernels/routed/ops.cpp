@@ -1,4 +1,7 @@
 // The operators through which Python makes and inspects routed packs.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/quantize_per_tensor.h>
 #include <c10/util/Type.h>
 #include <torch/library.h>
 

@@ -3,6 +3,10 @@
 #include "packer.h"
 
 #include <ATen/native/quantized/cpu/QuantUtils.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/quantize_per_tensor.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/quantized/Quantizer.h>
 
 namespace x86quant {

@@ -1,5 +1,9 @@
 #include "routed_pack.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_make_per_tensor_quantized_tensor.h>
+#include <ATen/ops/quantize_per_tensor.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/quantized/Quantizer.h>
 
 #include <cmath>

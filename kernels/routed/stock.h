@@ -1,8 +1,9 @@
 // Packing with a given stock engine, whatever engine the user has set.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/quantized/PackedParams.h>
+#include <c10/core/QEngine.h>
 
 #include <optional>
 #include <string>
