@@ -12,6 +12,8 @@ import pytest
 # Workers of pytest-xdist share the cores, so threads of each would get in each other's way. Tests
 # of several threads ask for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray's workers give way to other processes: beside another worker's tests they would stand still.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="session", autouse=True)

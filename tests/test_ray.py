@@ -164,26 +164,34 @@ def test_no_two_workers_have_a_core_in_common(tmp_path: Path) -> None:
     assert lease(1, tmp_path) is not None
 
 
-def killer_of(name: str, flag: Path) -> Any:
-    """For a dataset: passes rows on, and once kills a process of this node called ``name``."""
+def killer_of(name: str, flag: Path, row: int) -> Any:
+    """For a dataset: passes rows on, but before ``row`` kills a process here called ``name``.
 
-    def kill_once(batch: pa.Table) -> pa.Table:
+    So what comes behind cannot have ended by then.
+    """
+
+    def kill(folder: Path) -> bool:
         import os
         import signal
+
+        try:
+            title = (folder / "cmdline").read_bytes().decode()
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+        if name not in title or parent != os.getppid():
+            return False
+        os.kill(int(folder.name), signal.SIGKILL)
+        flag.write_text(title)
+        return True
+
+    def kill_once(batch: pa.Table) -> pa.Table:
+        import time
         from pathlib import Path
 
-        if not flag.exists():
-            flag.touch()
-            for folder in Path("/proc").glob("[0-9]*"):
-                try:
-                    title = (folder / "cmdline").read_bytes().decode()
-                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                except OSError:
-                    continue
-                if name in title and parent == os.getppid():
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    flag.write_text(title)
-                    break
+        if row in batch["id"].to_pylist() and not flag.exists():
+            while not any(kill(folder) for folder in Path("/proc").glob("[0-9]*")):
+                time.sleep(0.1)
         return batch
 
     return kill_once
@@ -197,13 +205,14 @@ def test_all_rows_come_once_and_in_order_though_a_worker_is_killed(
         [{"id": i, "x": x[i]} for i in range(len(x))], override_num_blocks=16
     )
     flag = tmp_path / "killed"
+    kill = killer_of("BatchPredictor", flag, row=64)
+    watched = dataset.map_batches(kill, num_cpus=0, batch_format="pyarrow")
     found = predict(
-        dataset, artifact, inputs="x", outputs="y", keep=["id"], batch_size=4, workers=2,
+        watched, artifact, inputs="x", outputs="y", keep=["id"], batch_size=4, workers=2,
         in_order=True,
     )  # fmt: skip
     assert dataset.context.execution_options.preserve_order
-    rows = found.map_batches(killer_of("BatchPredictor", flag), num_cpus=0, batch_format="pyarrow")
-    rows = rows.take_all()
+    rows = found.take_all()
     assert "BatchPredictor" in flag.read_text()
     assert [row["id"] for row in rows] == list(range(len(x)))
     expected = x86quant.load(artifact)(torch.from_numpy(x)).numpy()
