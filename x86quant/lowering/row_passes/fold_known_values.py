@@ -1,7 +1,7 @@
 """Values that depend on weights and fixed sizes alone are computed once, not on each run.
 
-Masks of shifted windows and tables of position biases are such. What is large stays as it was, since
-it would be stored with the model.
+Masks of shifted windows and tables of position biases are such. What is large stays as it was,
+since it would be stored with the model.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ def _value(gm: GraphModule, node: Node, known: dict[Node, torch.Tensor]) -> torc
         like = value_of(node.args[0])
         inputs[node.args[0]] = None if like is None else torch.empty(0, dtype=like.dtype)
     if not inputs or any(value is None for value in inputs.values()):
-        return None
-    if all(one.op == "get_attr" for one in inputs) and fake.numel() == 0:
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda one: inputs[one])
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Two masks that are added to the scores of an attention one after the other become one.
 
-Shifted windows add the positions' bias [1, heads, N, N], then, seen as [1, windows, heads, N, N], what
-hides tokens of other windows [1, windows, 1, N, N]: both are known.
+Shifted windows add the positions' bias [1, heads, N, N], then, seen as [images, windows, heads, N,
+N], what hides tokens of other windows [1, windows, 1, N, N]: both are known.
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ def _masks(gm: GraphModule, back: Node) -> tuple[Node, Node, Node, Node] | None:
     if constant(gm, bias) is None or constant(gm, windows) is None:
         return None
     seen, added = value_of(apart), value_of(windows)
-    assert seen is not None and added is not None
-    plain = seen.dim() == 5 and added.dim() == 5 and added.shape[0] == added.shape[2] == 1
-    return (scores, bias, windows, apart) if plain else None
+    if seen is None or added is None or seen.dim() != 5 or added.dim() != 5:
+        return None
+    return (scores, bias, windows, apart) if added.shape[0] == added.shape[2] == 1 else None

@@ -1,7 +1,7 @@
 """A float linear by a weight that is computed from int8 codes becomes the int8 one.
 
-So it looks in a graph where a module gives its layer's weight to ``F.linear``, as torchvision's Swin
-does with those of its attention.
+So it looks in a graph where a module gives its layer's weight to ``F.linear``, as torchvision's
+Swin does with those of its attention.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def _codes(gm: GraphModule, weight: object) -> tuple[Node, Node] | None:
     values, scales = constant(gm, codes), constant(gm, scale)
     if values is None or scales is None or values.dtype != torch.int8 or values.dim() != 2:
         return None
-    column_value = value_of(column)
+    seen = value_of(column)
     if scales.shape != values.shape[:1] or scales.dtype != torch.float32:
         return None
-    if column_value is None or tuple(column_value.shape) != (len(values), 1):
+    if seen is None or seen.shape != (len(values), 1):
         return None
-    assert isinstance(codes, Node) and isinstance(scale, Node)
+    assert isinstance(codes, Node)
+    assert isinstance(scale, Node)
     return codes, scale
