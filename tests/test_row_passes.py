@@ -345,7 +345,7 @@ def test_a_float_linear_by_the_weight_of_an_int8_layer_is_int8() -> None:
 
 def test_a_float_linear_by_another_weight_stays() -> None:
     def forward(m: Any, x: Any) -> Any:
-        return F.linear(x, 2 * m.q.weight), F.linear(x, m.k.weight * m.q.bias[None, :])
+        return F.linear(x, 2 * m.q.weight), F.linear(x, m.k.int8_weight * m.q.bias[None, :])
 
     assert lowered(forward) == {}
 
