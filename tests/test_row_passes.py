@@ -325,3 +325,72 @@ def test_tokens_joined_otherwise_are_no_rows() -> None:
         return m.q(out.reshape(x.shape))  # heads before tokens
 
     assert "attention_rows" not in lowered(forward, X)
+
+
+# --- shifted windows ---
+
+
+def test_a_float_linear_by_the_weight_of_an_int8_layer_is_int8() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return F.linear(x, m.q.weight, m.q.bias), F.linear(x, m.up.weight)
+
+    model, x = to_dynamic(Block(forward).eval()), torch.randn(2, 5, 32)
+    form, leaves = CallForm.of(model, (x,), {})
+    fused, _ = lower_rows(ops_from_export(model, form, leaves, free=False).graph_module)
+    ops = collections.Counter(op_name(n) for n in fused.graph.nodes if is_op(n))
+    assert ops == {"quantize_rows": 1, "linear_rows": 1}
+    for got, want in zip(fused(x), model(x), strict=True):  # which multiplies in int8, too
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+def test_a_float_linear_by_another_weight_stays() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return F.linear(x, 2 * m.q.weight), F.linear(x, m.k.int8_weight * m.q.bias[None, :])
+
+    assert lowered(forward) == {}
+
+
+def test_what_depends_on_sizes_alone_is_computed_once() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        numbers = x.new_zeros((4, 4))
+        numbers[:2, 1:] = 3
+        return x @ m.q.bias.new_ones((32, 4)) + numbers.unsqueeze(1).sum(0) * x.new_full((4,), 2.0)
+
+    model = Block(forward).eval()
+    form, leaves = CallForm.of(model, (torch.randn(2, 5, 32),), {})
+    exported = ops_from_export(model, form, leaves, free=True)
+    fused, _ = lower_rows(exported.graph_module)
+    called = [node for node in fused.graph.nodes if node.op == "call_function"]
+    assert len(called) == 2  # a product and a sum
+    x = torch.randn(3, 5, 32)
+    torch.testing.assert_close(fused(x)[0], forward(model, x))
+
+
+def test_what_depends_on_a_free_size_is_computed_on_each_run() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return m.q(x) + x.new_zeros((x.shape[1], 1)) + x.new_ones((x.shape[1], 1)).cumsum(0)
+
+    model = to_dynamic(Block(forward).eval())
+    form, leaves = CallForm.of(model, (torch.randn(2, 5, 32),), {})
+    exported = ops_from_export(model, form, leaves, free=True)
+    fused, _ = lower_rows(exported.graph_module)
+    x = torch.randn(3, 9, 32)
+    torch.testing.assert_close(fused(x)[0], model(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_the_masks_of_shifted_windows_are_one(images: int) -> None:
+    windows, tokens = 4, 5
+
+    def forward(m: Any, x: Any) -> Any:
+        q, k, v = (heads(one(x)) for one in (m.q, m.k, m.v))
+        scores = (q * 0.25) @ k.transpose(-2, -1)
+        scores = scores + m.rms[: 2 * tokens].reshape(1, 2, tokens, 1).expand(1, 2, tokens, tokens)
+        hidden = x.new_zeros((windows, tokens, tokens))
+        hidden[1:, :2] = -100.0
+        apart = scores.view(x.shape[0] // windows, windows, 2, tokens, tokens)
+        apart = apart + hidden.unsqueeze(1).unsqueeze(0)
+        return joined(apart.view(-1, 2, tokens, tokens).softmax(-1) @ v)
+
+    found = lowered(forward, torch.randn(images * windows, tokens, 32))
+    assert found == {"quantize_rows": 1, "linear_rows": 1, "attention": 1}

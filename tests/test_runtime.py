@@ -529,17 +529,19 @@ def test_a_handle_of_no_program_is_refused() -> None:
             try_run(gone, ())
 
 
-def test_copies_move_whole_elements() -> None:
-    x = torch.randn(3, 4, 5)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16])
+def test_copies_move_whole_elements(size: int) -> None:
+    x = torch.randint(0, 256, (3, 4, 5 * size), dtype=torch.uint8)
     program = torch.classes.x86quant.Program(0, 1)
-    program.expect([3, 4, 5], [20, 5, 1], "float32")
-    program.add_output([5, 3, 4], [12, 4, 1], "float32")
+    program.expect([3, 4, 5 * size], [20 * size, 5 * size, 1], "uint8")
+    program.add_output([5, 3, 4 * size], [12 * size, 4 * size, 1], "uint8")
     NativeStep("strided_copy", {
-        "element_size": 4, "sizes": [5, 3, 4], "from": [1, 0], "from_strides": [4, 80, 20],
-        "to": [2, 0], "to_strides": [48, 16, 4],
+        "element_size": size, "sizes": [5, 3, 4], "from": [1, 0],
+        "from_strides": [size, 20 * size, 5 * size],
+        "to": [2, 0], "to_strides": [12 * size, 4 * size, size],
     }).add_to(program)  # fmt: skip
     (copy,) = torch.ops.x86quant.run_program(program, [x])
-    assert torch.equal(copy, x.permute(2, 0, 1))
+    assert torch.equal(copy, x.view(3, 4, 5, size).permute(2, 0, 1, 3).reshape(5, 3, 4 * size))
 
 
 # A step of each kind that is right, but for what a test changes.

@@ -105,7 +105,9 @@ XQ_INLINE inline void float_product_tile(int64_t depth, const float* a, int64_t 
 template <class V>
 struct FloatProducts {
   using Share = float;
-  static constexpr int kRows = V::kLanes / 2;
+  // Sums that keep both multipliers busy while the operands of the next ones are loaded, and fit the registers; tiles
+  // of fewer rows make up kAttentionRows.
+  static constexpr int kRows = V::kLanes == 8 ? 6 : 8, kLastRows = V::kLanes / 2;
   static constexpr int64_t kColumns = 2 * V::kLanes;
 
   static int64_t padded(int64_t size) { return xq::round_up(size, kColumns); }
@@ -118,8 +120,16 @@ struct FloatProducts {
   static void pack_keys(const xq::HeadTask& t, void* to) {
     auto* k = static_cast<float*>(to);
     const int64_t keys = xq::round_up(t.keys, 32);
-    for (int64_t d = 0; d < t.size; ++d)
-      for (int64_t i = 0; i < keys; ++i) k[d * keys + i] = i < t.keys ? t.k[i * t.k_stride + d] : 0;
+    for (int64_t i = 0; i < keys; i += 4)
+      for (int64_t d = 0; d < t.size; d += V::kLanes) {
+        typename V::I v[4];
+        for (int r = 0; r < 4; ++r)
+          v[r] = V::as_bits(i + r < t.keys ? V::load_floats(t.k + (i + r) * t.k_stride + d, t.size - d) : V::setf(0));
+        V::transpose_quads(v);
+        for (int r = 0; r < 4; ++r)
+          V::store_lanes(reinterpret_cast<uint8_t*>(k + (d + r) * keys + i), 4 * keys * int64_t{sizeof(float)}, v[r],
+                         V::kLanes / 4, 16);
+      }
   }
   static void pack_values(const xq::HeadTask& t, void* to) {
     auto* v = static_cast<float*>(to);
@@ -138,8 +148,9 @@ struct FloatProducts {
     const auto* a = static_cast<const float*>(q);
     const auto* b = static_cast<const float*>(k) + first;
     for (int64_t c = 0; c < keys; c += kColumns)
-      for (int64_t r = 0; r < rows; r += kRows)
-        float_product_tile<V, kRows>(t.size, a + r * width, width, b + c, all, out + r * xq::kAttentionKeys + c, xq::kAttentionKeys, false);
+      each_tile(rows, [&](int64_t r, auto count) XQ_INLINE {
+        float_product_tile<V, count()>(t.size, a + r * width, width, b + c, all, out + r * xq::kAttentionKeys + c, xq::kAttentionKeys, false);
+      });
   }
   static void put(Share* to, typename V::F a, typename V::F b) {
     V::store_floats(to, a, V::kLanes), V::store_floats(to + V::kLanes, b, V::kLanes);
@@ -149,8 +160,25 @@ struct FloatProducts {
     const int64_t width = padded(t.size);
     const auto* b = static_cast<const float*>(v) + first * width;
     for (int64_t c = 0; c < width; c += kColumns)
-      for (int64_t r = 0; r < rows; r += kRows)
-        float_product_tile<V, kRows>(keys, shares + r * xq::kAttentionKeys, xq::kAttentionKeys, b + c, width, out + r * width + c, width, add);
+      each_tile(rows, [&](int64_t r, auto count) XQ_INLINE {
+        float_product_tile<V, count()>(keys, shares + r * xq::kAttentionKeys, xq::kAttentionKeys, b + c, width, out + r * width + c, width, add);
+      });
+  }
+
+ private:
+  template <int N>
+  struct Count {
+    constexpr int operator()() const { return N; }
+  };
+
+  // Calls `tile` with the first row and the number of rows of each tile. Rows up to kAttentionRows may be computed.
+  template <class Tile>
+  XQ_INLINE static void each_tile(int64_t rows, const Tile& tile) {
+    const int64_t all = xq::round_up(rows, kLastRows), missing = (kRows - all % kRows) % kRows;
+    const int64_t end = all - missing / xq::max64(kRows - kLastRows, 1) * kLastRows;
+    int64_t r = 0;
+    for (; r < end; r += kRows) tile(r, Count<kRows>());
+    for (; r < all; r += kLastRows) tile(r, Count<kLastRows>());
   }
 };
 

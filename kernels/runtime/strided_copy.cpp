@@ -4,6 +4,18 @@
 #include <cstring>
 
 namespace x86quant::runtime {
+namespace {
+
+template <class T>
+void copy_each(int64_t count, const uint8_t* from, int64_t from_step, uint8_t* to, int64_t to_step) {
+  for (int64_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, from + i * from_step, sizeof value);
+    std::memcpy(to + i * to_step, &value, sizeof value);
+  }
+}
+
+}  // namespace
 
 StridedCopy::StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes,
                          const std::vector<int64_t>& from_strides, const std::vector<int64_t>& to_strides) {
@@ -20,6 +32,12 @@ StridedCopy::StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes
     outer = {outer.size * inner.size, inner.from, inner.to};
     axes_.erase(axes_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  // Elements that lie apart are moved whole.
+  const bool apart = axes_.size() > 1 && axes_.back().size == element_size && axes_.back().from == 1 && axes_.back().to == 1;
+  if (apart && (element_size == 4 || element_size == 8)) {
+    axes_.pop_back();
+    unit_ = element_size;
+  }
 }
 
 void StridedCopy::run(const uint8_t* from, uint8_t* to) const { copy(0, from, to); }
@@ -32,10 +50,11 @@ void StridedCopy::copy(std::size_t index, const uint8_t* from, uint8_t* to) cons
   const Axis axis = axes_[index];
   if (index + 1 < axes_.size()) {
     for (int64_t i = 0; i < axis.size; ++i) copy(index + 1, from + i * axis.from, to + i * axis.to);
-  } else if (axis.from == 1 && axis.to == 1) {
+  } else if (unit_ == 1 && axis.from == 1 && axis.to == 1) {
     std::memcpy(to, from, static_cast<size_t>(axis.size));
   } else {
-    for (int64_t i = 0; i < axis.size; ++i) to[i * axis.to] = from[i * axis.from];
+    const auto each = unit_ == 8 ? copy_each<uint64_t> : unit_ == 4 ? copy_each<uint32_t> : copy_each<uint8_t>;
+    each(axis.size, from, axis.from, to, axis.to);
   }
 }
 

@@ -21,6 +21,7 @@ class StridedCopy {
   void copy(std::size_t axis, const uint8_t* from, uint8_t* to) const;
 
   std::vector<Axis> axes_;  // outermost first
+  int64_t unit_ = 1;        // bytes that the innermost axis moves at a time
 };
 
 }  // namespace x86quant::runtime

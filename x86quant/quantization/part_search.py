@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
@@ -274,11 +276,38 @@ class Called:
 
     Attributes:
         counts: how often each module, by path.
+        multiplied: linears that are not called, but whose weights the model multiplies by.
         differentiated: modules through whose results the model itself takes gradients.
     """
 
     counts: Mapping[str, int]
+    multiplied: Collection[str]
     differentiated: Collection[str]
+
+
+class _Products(TorchFunctionMode):
+    """Notes which linears' weights are given to ``F.linear``, and what else reads them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._paths = {
+            id(module.weight): path
+            for path, module in model.named_modules()
+            if type(module) is nn.Linear
+        }
+        self.multiplied: set[str] = set()
+        self.read: set[str] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run ``func``."""
+        kwargs = kwargs or {}
+        if not getattr(func, "__name__", "").startswith("__get"):  # dtype, shape, device
+            for place, x in enumerate((*args, *kwargs.values())):
+                if (path := self._paths.get(id(x))) is not None:
+                    (self.multiplied if func is F.linear and place == 1 else self.read).add(path)
+        return func(*args, **kwargs)
 
 
 def calls_of(model: nn.Module, call: Call) -> Called:
@@ -307,9 +336,11 @@ def calls_of(model: nn.Module, call: Call) -> Called:
         if not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             handles.append(module.register_forward_pre_hook(count(path)))
             handles.append(module.register_forward_hook(watch(path)))
+    products = _Products(model)
     try:
-        run(model, call)
+        with products:
+            run(model, call)
     finally:
         for handle in handles:
             handle.remove()
-    return Called(counts, differentiated)
+    return Called(counts, products.multiplied - products.read - counts.keys(), differentiated)

@@ -266,7 +266,7 @@ def _layers(
             continue
         if called is not None and name in called.differentiated:
             differentiated.append(name)
-        elif called is None or name in called.counts:
+        elif called is None or name in called.counts or name in called.multiplied:
             yield NamedLayer(name, type(module).__name__, None, name, name)
         else:
             unused.append(name)

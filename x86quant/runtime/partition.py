@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import nn
@@ -89,7 +89,7 @@ def _add_segment(
     inputs = [
         n
         for n in dict.fromkeys(before for node in nodes for before in node.all_input_nodes)
-        if n not in inside and n.op != "get_attr"
+        if n not in inside and (n.op != "get_attr" or _is_read(n, nodes))
     ]
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     name = f"segment_{sum(key.startswith('segment_') for key, _ in root.named_children())}"
@@ -97,6 +97,11 @@ def _add_segment(
     call = graph.call_module(name, tuple(value_of(n) for n in inputs))
     for index, node in enumerate(outputs):
         values[node] = graph.call_function(operator.getitem, (call, index))
+
+
+def _is_read(value: Node, nodes: Iterable[Node]) -> bool:
+    """Whether a step reads the constant ``value`` as it does inputs, rather than packs it."""
+    return any(node.kwargs.get("mask") is value for node in nodes)
 
 
 def _extract(

@@ -11,20 +11,26 @@ from types import ModuleType
 from x86quant.lowering.passes import fuse_activation
 from x86quant.lowering.row_passes import (
     drop_identities,
+    fold_known_values,
     fuse_gates,
     fuse_norms,
     join_products,
+    merge_masks,
     quantize_attention,
     quantize_products,
     recognise_attention,
     recognise_eager_attention,
     recognise_norms,
+    recognise_products,
     share_row_codes,
 )
 
 #: Each pass relies on those above it.
 ROW_PASSES: tuple[ModuleType, ...] = (
     drop_identities,
+    recognise_products,
+    fold_known_values,
+    merge_masks,
     recognise_norms,
     recognise_eager_attention,
     recognise_attention,

@@ -98,4 +98,10 @@ def _product(node: Node) -> tuple[Node, Node, float] | None:
     if {int(d) % 4 for d in turned.args[1:3]} != {2, 3}:  # type: ignore[arg-type]
         return None
     k = turned.args[0]
-    return (q, k, scale) if isinstance(k, Node) else None
+    if not isinstance(k, Node):
+        return None
+    if q.target is aten.mul.Tensor and is_alone(q) and not q.kwargs and is_float32(q):
+        source, number = q.args
+        if type(number) in (int, float) and isinstance(source, Node) and same_sizes(source, q):
+            return source, k, scale * float(number)  # type: ignore[arg-type]
+    return q, k, scale

@@ -17,7 +17,6 @@ from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import (
     code_sizes,
     codes_step,
-    has_constants,
     new_codes,
 )
 from x86quant.runtime.native_step import NativeStep
@@ -73,6 +72,11 @@ def _heads(value: Value) -> Value:
     return value
 
 
+def _reads(node: Node) -> bool:
+    """Whether heads are computed or given; a mask may be a constant, too."""
+    return all(isinstance(x := node.kwargs[name], Node) and x.op != "get_attr" for name in "qkv")
+
+
 def _as_q(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     q, k, v = (known.size(kwargs[name]) for name in "qkv")
     fits = len(q) == len(k) == 4 and k == v and q[0] == k[0] and q[3] == k[3]
@@ -99,6 +103,6 @@ def _as_rows(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
 
 
 FORMS = (
-    NativeForm("attention", _as_q, _attention, has_constants, None, gives=torch.float32),
-    NativeForm("attention_rows", _as_q, _attention_rows, has_constants, None, results=_as_rows),
+    NativeForm("attention", _as_q, _attention, _reads, None, gives=torch.float32),
+    NativeForm("attention_rows", _as_q, _attention_rows, _reads, None, results=_as_rows),
 )
