@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def find_parts(
     scheme: Scheme,
     calls: Sequence[Call],
     ranges: Ranges,
-    refused: Mapping[tuple[str, str], str] | None = None,
+    refused: MutableMapping[tuple[str, str], str] | None = None,
 ) -> Parts:
     """The outermost parts of ``model`` that can be static graphs.
 
@@ -75,10 +75,11 @@ def find_parts(
         scheme: what is wanted.
         calls: what the graphs are proved on.
         ranges: how they will be quantized.
-        refused: for parts that turned out not to be possible, by path and way, the reason.
+        refused: ways that turned out not to be possible, by path and method, with the reason; gets
+            those that this search finds, so that the next one need not try them.
     """
     with state_kept(model):
-        search = _Search(model, scheme, calls, ranges, refused or {})
+        search = _Search(model, scheme, calls, ranges, {} if refused is None else refused)
         search.try_part("", observe(model, [""], calls)[""])
     return search.result()
 
@@ -96,7 +97,7 @@ class _Search:
         scheme: Scheme,
         calls: Sequence[Call],
         ranges: Ranges,
-        refused: Mapping[tuple[str, str], str],
+        refused: MutableMapping[tuple[str, str], str],
     ) -> None:
         self._model, self._scheme, self._calls = model, scheme, calls
         self._ranges, self._refused = ranges, refused
@@ -199,9 +200,9 @@ def _find(
     module: nn.Module,
     seen: Sequence[Observed],
     ranges: Ranges,
-    refused: Mapping[tuple[str, str], str],
+    refused: MutableMapping[tuple[str, str], str],
 ) -> FoundPart:
-    """The part at ``path`` by the first way that holds.
+    """The part at ``path`` by the first way that holds; notes in ``refused`` those that do not.
 
     Raises:
         UnsupportedError: none does; says why.
@@ -209,15 +210,16 @@ def _find(
     if any(one.changes_inputs for one in seen):
         raise UnsupportedError("it changes its inputs in place")
     reasons: list[str] = []
-    for way in WAYS:
+    for method, way in WAYS.items():
         try:
+            if (path, method) in refused:
+                raise UnsupportedError(refused[path, method])
             traced = _proved(module, path, seen, way)
-            if (path, traced.method) in refused:
-                raise UnsupportedError(refused[path, traced.method])
             example = Call(tuple(traced.tensors(_example(traced, seen))))
             prepared = StaticPart(path, traced, example, ranges)
         except UnsupportedError as error:
             reasons.append(str(error))
+            refused[path, method] = str(error)
         else:
             return FoundPart(path, traced, example, "; ".join(reasons), prepared)
     raise UnsupportedError("; ".join(reasons))

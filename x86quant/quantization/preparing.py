@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 
 from torch import nn
 
@@ -103,7 +103,7 @@ def _prepared(
     data: Calibration | None,
     ranges: Ranges,
     settings: Settings,
-    refused: Mapping[tuple[str, str], str],
+    refused: MutableMapping[tuple[str, str], str],
 ) -> PreparedModel:
     model = _baked(reference, data)
     sample = () if data is None else data.sample

@@ -197,17 +197,20 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
     Raises:
         UnsupportedError: it does not; says where.
     """
-    checked = 0
+    checked = outside = 0
     held: list[set[int]] = [set() for _ in traced.guard.inputs]
     failed: list[tuple[list[set[int]], str]] = []
     for seen in observed:
         if seen.changes_inputs:
             raise UnsupportedError("it changes its inputs in place")
         tensors = traced.form.tensors(seen.call.args, seen.call.kwargs)
-        if tensors is None or _types_differ(traced, tensors):
-            continue
         inside = dataclasses.replace(traced, guard=_with_single(traced.guard, None))
-        if inside.guard.refusal(tensors, inside.guard.compiled()) is not None:
+        if (
+            tensors is None
+            or _types_differ(traced, tensors)
+            or inside.guard.refusal(tensors, inside.guard.compiled()) is not None
+        ):
+            outside += 1
             continue
         if not checked and difference(seen.result, _run_alone(module, seen.call)) is not None:
             raise UnsupportedError(
@@ -230,7 +233,8 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
             raise UnsupportedError(text)
     if not checked:
         raise UnsupportedError("no calibration batch meets what the graph had to assume")
-    return dataclasses.replace(traced, guard=_with_single(traced.guard, held))
+    guard = _with_single(traced.guard, held)
+    return dataclasses.replace(traced, guard=guard, is_partial=outside > 0)
 
 
 def _ones(guard: Guard, tensors: Sequence[torch.Tensor]) -> list[set[int]]:

@@ -227,7 +227,7 @@ class StaticPart:
         """Whether the graph is not all of the part: not every call, or not the same result."""
         traced = self.traced
         plain = traced.form.is_plain and traced.results.is_plain
-        return not (plain and traced.guard.is_trivial)
+        return traced.is_partial or not (plain and traced.guard.is_trivial)
 
     def build(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Traced:
         results: the structure of its result.
         guard: which tensors the graph holds for, beside those it is verified on.
         method: "torch.fx" or "torch.export".
+        is_partial: whether the module was seen to be called with what the graph does not hold for.
     """
 
     graph_module: GraphModule
@@ -61,6 +62,7 @@ class Traced:
     results: Structure
     guard: Guard
     method: str
+    is_partial: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module would return, by the graph."""
@@ -132,14 +134,15 @@ def by_export(module: nn.Module, example: Call) -> Traced:
     return Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
 
 
-#: From the one that keeps most of a module's structure to the one that follows most code.
-WAYS: tuple[Way, ...] = (by_fx, by_export)
+#: By method, from the one that keeps most of a module's structure to the one that follows most
+#: code.
+WAYS: Mapping[str, Way] = {"torch.fx": by_fx, "torch.export": by_export}
 
 
 def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
     """``module`` by ``way``, or the first that can, spelled for stock quantization."""
     reasons = []
-    for one in WAYS if way is None else (way,):
+    for one in WAYS.values() if way is None else (way,):
         try:
             found = one(module, example)
         except UnsupportedError as error:
@@ -152,7 +155,14 @@ def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
             )
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
-        recognise_recommender(found.graph_module, found.tensors(example))
+        try:
+            recognise_recommender(found.graph_module, found.tensors(example))
+        except UnsupportedError:
+            raise
+        except Exception as error:  # it runs the graph, where the module may have caught an error
+            raise UnsupportedError(
+                f"the graph of {found.method} fails where the module does not ({first_line(error)})"
+            ) from error
         part_recurrent(found.graph_module)
         _part_shared(found.graph_module)
         found.graph_module.recompile()
