@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import warnings
@@ -15,7 +16,12 @@ from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, settle, state_kept
 from x86quant.calling.wording import first_line, listed
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.errors import (
+    InvalidInputError,
+    UnsupportedError,
+    X86QuantError,
+    X86QuantWarning,
+)
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.kit import (
@@ -68,7 +74,8 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
             )
     refused: dict[tuple[str, str], str] = {}
     while True:
-        prepared = _prepared(reference, scheme, data, ranges, settings, refused)
+        with failing_batches_named(reference, () if data is None else data.sample):
+            prepared = _prepared(reference, scheme, data, ranges, settings, refused)
         failed = dict(_not_buildable(prepared))
         if not failed:
             return prepared
@@ -95,6 +102,23 @@ def _check_runs(model: nn.Module, example: Call, which: str = "the first") -> No
             f"the float model fails on {which} calibration batch, of "
             f"{str(example) or 'no tensors'}: {first_line(error)}"
         ) from error
+
+
+@contextlib.contextmanager
+def failing_batches_named(model: nn.Module, sample: Sequence[Call]) -> Iterator[None]:
+    """A block in which ``model`` runs: if that fails on a batch of ``sample``, the error says so.
+
+    Raises:
+        InvalidInputError: what failed in the block was that the model does not take a batch.
+    """
+    try:
+        yield
+    except X86QuantError:
+        raise
+    except Exception:
+        for call in sample:
+            _check_runs(model, call, "a")
+        raise
 
 
 def _prepared(
