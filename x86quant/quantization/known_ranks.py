@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from x86quant.quantization.known_sizes import SizesAskedFor
 
 #: Ops whose result may have another rank for other sizes.
-_BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
+BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
 #: A dimension of an input, by the input's number.
 Place = tuple[int, int]
 
@@ -204,7 +204,7 @@ class _Values(Interpreter):
                         return None
                     if node not in self.env:
                         name = str(getattr(node.target, "__name__", node.target))
-                        self._failed = name.rpartition(".")[2] in _BY_SIZE
+                        self._failed = name.rpartition(".")[2] in BY_SIZE
                         self.env[node] = self.run_node(node)
         except Exception:  # of whatever is called
             self._failed = True

@@ -20,7 +20,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import first_line, listed
-from x86quant.compiled.structure import CallForm
+from x86quant.compiled.structure import CallForm, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.proof import Observed, observe, prove
@@ -35,7 +35,8 @@ _log = logging.getLogger("x86quant.quantization")
 class FoundPart:
     """A part with an example of its calls, and why it was not traced by the first way.
 
-    ``prepared`` is what it was tried as, to be calibrated; None if it has changed since.
+    ``prepared`` is what it was tried as, to be calibrated; None if it has changed since. ``others``
+    are inputs of other sizes that the int8 graph has to run on, too.
     """
 
     path: str
@@ -43,10 +44,13 @@ class FoundPart:
     example: Call
     note: str
     prepared: StaticPart | None = None
+    others: Sequence[Call] = ()
 
     def static(self, ranges: Ranges) -> StaticPart:
         """The part, to be calibrated."""
-        return self.prepared or StaticPart(self.path, self.traced, self.example, ranges)
+        return self.prepared or StaticPart(
+            self.path, self.traced, self.example, ranges, self.others
+        )
 
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
@@ -216,12 +220,14 @@ def _find(
                 raise UnsupportedError(refused[path, method])
             traced = _proved(module, path, seen, way)
             example = Call(tuple(traced.tensors(_example(traced, seen))))
-            prepared = StaticPart(path, traced, example, ranges)
+            inputs = [traced.inputs(one.call) for one in seen] if traced.has_ranks_by_size else []
+            others = [call for call in inputs if call is not None]
+            prepared = StaticPart(path, traced, example, ranges, others)
         except UnsupportedError as error:
             reasons.append(str(error))
             refused[path, method] = str(error)
         else:
-            return FoundPart(path, traced, example, "; ".join(reasons), prepared)
+            return FoundPart(path, traced, example, "; ".join(reasons), prepared, others)
     raise UnsupportedError("; ".join(reasons))
 
 
@@ -277,16 +283,19 @@ class Called:
     Attributes:
         counts: how often each module, by path.
         differentiated: modules through whose results the model itself takes gradients.
+        transformed: modules that are called within torch.vmap, torch.func.grad or their kind.
     """
 
     counts: Mapping[str, int]
     differentiated: Collection[str]
+    transformed: Collection[str]
 
 
 def calls_of(model: nn.Module, call: Call) -> Called:
     """What is called when ``model`` runs on ``call``."""
     counts: dict[str, int] = {}
     differentiated: set[str] = set()
+    transformed: set[str] = set()
     handles = []
 
     def count(path: str) -> Any:
@@ -298,7 +307,9 @@ def calls_of(model: nn.Module, call: Call) -> Called:
     def watch(path: str) -> Any:
         def hook(_module: Any, _args: Any, result: Any) -> None:
             for x in pytree.tree_leaves(result):
-                if isinstance(x, torch.Tensor) and x.requires_grad:
+                if is_transformed(x):
+                    transformed.add(path)
+                elif isinstance(x, torch.Tensor) and x.requires_grad:
                     x.register_hook(  # type: ignore[no-untyped-call]
                         lambda _: differentiated.add(path)
                     )
@@ -314,4 +325,4 @@ def calls_of(model: nn.Module, call: Call) -> Called:
     finally:
         for handle in handles:
             handle.remove()
-    return Called(counts, differentiated)
+    return Called(counts, differentiated, transformed)

@@ -64,7 +64,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
         )
     reference = copied(given).eval()
     if data is not None:
-        _check_runs(reference, data.example)
+        _check_runs(reference, data.example, given=given)
         floats = [x for call in data.sample for x in call.leaves if x.is_floating_point()]
         if floats and not any(bool(x.any()) for x in floats):
             warnings.warn(
@@ -94,14 +94,35 @@ def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], s
             yield (part.path, part.traced.method), str(error)
 
 
-def _check_runs(model: nn.Module, example: Call, which: str = "the first") -> None:
+def _check_runs(
+    model: nn.Module, example: Call, which: str = "the first", given: nn.Module | None = None
+) -> None:
     try:
         settle(model, lambda: run(model, example))
     except Exception as error:  # whatever the user's model raises at wrong inputs
+        if given is not None and _runs(given, example):
+            raise UnsupportedError(
+                f"a copy of {type(given).__name__} by copy.deepcopy fails where the model itself "
+                "runs, and quantize does not change the model it is given: a hook or a function "
+                f"among its attributes refers to the original ({first_line(error)})"
+            ) from error
         raise InvalidInputError(
             f"the float model fails on {which} calibration batch, of "
             f"{str(example) or 'no tensors'}: {first_line(error)}"
         ) from error
+
+
+def _runs(model: nn.Module, example: Call) -> bool:
+    training = {module: module.training for module in model.modules()}
+    try:
+        with state_kept(model):
+            run(model.eval(), example)
+    except Exception:  # whatever the user's model raises
+        return False
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    return True
 
 
 @contextlib.contextmanager
@@ -284,12 +305,14 @@ def _layers(
             f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
         )
     called = _called(model, sample)
-    unused, differentiated = [], []
+    unused, differentiated, transformed = [], [], []
     for name, module in dynamic_layers(model, scheme):
         if f"{name}.".startswith(inside):
             continue
         if called is not None and name in called.differentiated:
             differentiated.append(name)
+        elif called is not None and name in called.transformed:
+            transformed.append(name)
         elif called is None or name in called.counts:
             yield NamedLayer(name, type(module).__name__, None, name, name)
         else:
@@ -297,6 +320,10 @@ def _layers(
     if differentiated:
         notes.append(
             f"in float, because the model takes gradients through them: {listed(differentiated)}"
+        )
+    if transformed:
+        notes.append(
+            f"in float, because torch.func's transforms do not know int8: {listed(transformed)}"
         )
     if unused:
         notes.append(

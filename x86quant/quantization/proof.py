@@ -18,7 +18,7 @@ from x86quant.calling.running import hooks_set_aside, run
 from x86quant.calling.state import State
 from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
-from x86quant.compiled.structure import take_apart
+from x86quant.compiled.structure import is_transformed, take_apart
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.tracing import Traced
 
@@ -163,7 +163,7 @@ class _Watch:
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = Call(args, kwargs)
-        kept = self._left > 0
+        kept = self._left > 0 and not any(map(is_transformed, call.leaves))
         self._left -= kept
         self._entered.append((call, call.copied()) if kept else None)
 
@@ -284,7 +284,7 @@ def difference(expected: Any, actual: Any) -> str | None:
             return f"{y.dtype} {tuple(y.shape)}, not {x.dtype} {tuple(x.shape)}"
         if not x.numel():
             continue
-        x, y = dense(x), dense(y)
+        x, y = dense(x.detach()), dense(y.detach())
         if not (x.is_floating_point() or x.is_complex()):
             if float((x != y).double().mean()) > _FLIPPED:
                 return "other integers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,8 +22,9 @@ from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apa
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import without_mutations
+from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.exported import from_export
-from x86quant.quantization.known_ranks import RankedTracer
+from x86quant.quantization.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
 from x86quant.quantization.recurrent_layers import part_recurrent
 
@@ -83,6 +85,14 @@ class Traced:
             raise UnsupportedError(reason)
         return tensors
 
+    @property
+    def has_ranks_by_size(self) -> bool:
+        """Whether the ranks of what it computes depend on sizes."""
+        return any(
+            node.op.startswith("call_") and _plain_name(node) in BY_SIZE
+            for node in self.graph_module.graph.nodes
+        )
+
     def inputs(self, call: Call) -> Call | None:
         """A call of the graph; None if it does not hold for ``call``."""
         try:
@@ -104,6 +114,8 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
     tracer = _LayerTracer(form, leaves)
     try:
         graph = tracer.trace(module)
+        if tracer.catches:
+            raise UnsupportedError("its code catches errors, and goes on in another way then")
         gm = GraphModule(module, graph)
         for node in graph.nodes:
             node.meta["scope"] = tracer.node_name_to_scope[node.name][0]
@@ -198,10 +210,12 @@ class _LayerTracer(RankedTracer):
 
     Attributes:
         results: the structure of the traced function's result.
+        catches: whether the code would catch what an op may raise at other sizes.
     """
 
     def __init__(self, form: CallForm, example: Sequence[torch.Tensor]) -> None:
         super().__init__(example)
+        self.catches = False
         self.results: Structure | None = None
         self._form = form
         self._thread = threading.get_ident()
@@ -210,6 +224,12 @@ class _LayerTracer(RankedTracer):
         if isinstance(m, Int8Linear | DynamicMultiheadAttention):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        """A node of the graph."""
+        # Not raised here, where that code would catch it.
+        self.catches = self.catches or (not self.computes and errors_are_caught(sys._getframe(1)))
+        return super().create_node(*args, **kwargs)
 
     def call_module(
         self,
