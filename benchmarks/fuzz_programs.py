@@ -13,8 +13,9 @@ is, or if it is much further off than eager float with each op's result rounded 
 of that size, and to ranges seen on calibration data, both put in by a dispatch mode. It is compared
 on data that calibration did not see, also at other sizes. An exception that x86quant did not raise
 on purpose is a failure too, and so is taking minutes. What fails is shrunk: statements go while the
-failure stays. ``--record`` gets a line of JSON for each failure. The last lines count, also what
-came back: programs of which nothing became int8 prove little.
+failure stays. ``--record`` gets a line of JSON for each failure, and ``judged.jsonl`` beside it
+one for each chunk; ``--resume`` leaves out the seeds that stand there, and ``--total`` adds them
+up. The last lines count, also what came back: programs of which nothing became int8 prove little.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import torch
 
 from benchmarks.fuzz.drawing import write
 from benchmarks.fuzz.judging import THROUGH, Verdict, judged
+from benchmarks.fuzz.ledger import Judged, Ledger
 from benchmarks.fuzz.shrinking import kind_of, shrunk
 
 #: A program that takes so many seconds of CPU fails.
@@ -117,6 +119,18 @@ def _range(text: str) -> range:
     return range(int(first), int(last))
 
 
+def _chunks(seeds: list[int], size: int) -> Iterator[list[int]]:
+    """``seeds`` in order, at most ``size`` at once, each chunk without gaps."""
+    chunk: list[int] = []
+    for seed in seeds:
+        if chunk and (len(chunk) == size or seed != chunk[-1] + 1):
+            yield chunk
+            chunk = []
+        chunk.append(seed)
+    if chunk:
+        yield chunk
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -125,33 +139,59 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="where failures are added, as lines of JSON")
     parser.add_argument("--chunk", type=int, default=500, help="programs between two summaries")
     parser.add_argument("--no-shrink", action="store_true", help="leave failures as they are")
+    parser.add_argument("--resume", action="store_true", help="leave out what was judged before")
+    parser.add_argument("--total", action="store_true", help="only add up what was judged so far")
     arguments = parser.parse_args()
+    if arguments.record is None and (arguments.resume or arguments.total):
+        parser.error("--resume and --total need --record")
+    ledger = None if arguments.record is None else Ledger(arguments.record.parent)
+    if arguments.total:
+        assert ledger is not None
+        print(ledger.total())
+        return 0
+    seeds = list(arguments.seeds)
+    if arguments.resume:
+        assert ledger is not None
+        seeds = ledger.left(seeds, arguments.through)
     torch.set_num_threads(1)
     start, cpu = time.monotonic(), time.process_time()
-    tally = Tally()
-    seeds: range = arguments.seeds
-    for done, seed in enumerate(seeds, start=1):
-        if done == 20:  # what torch imports and caches at its first use is there to stay
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(100_000, 50, 100)  # traces are many small objects: a tenth of the time
-        verdict = verdict_of(seed, arguments.through)
-        tally.add(verdict)
-        if verdict.kind == "failed":
-            if arguments.no_shrink:
-                print(f"--- program {seed}: {verdict.reason}", flush=True)
-            else:
-                _note(seed, arguments.through, verdict, arguments.record)
-        if done % arguments.chunk == 0 or done == len(seeds):
-            print(
-                f"fuzz {arguments.through} {seeds.start}:{seed + 1}: {tally}; "
-                f"{time.monotonic() - start:.0f} s, {(time.process_time() - cpu) / done:.3f} s of "
-                "CPU each",
-                flush=True,
-            )
+    tally, done = Tally(), 0
+    for chunk in _chunks(seeds, arguments.chunk):
+        before, chunk_cpu = tally.kinds.copy(), time.process_time()
+        for seed in chunk:
+            done += 1
+            if done == 20:  # what torch imports and caches at its first use is there to stay
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(100_000, 50, 100)  # traces are small objects: a tenth of the time
+            verdict = verdict_of(seed, arguments.through)
+            tally.add(verdict)
+            if verdict.kind == "failed":
+                if arguments.no_shrink:
+                    print(f"--- program {seed}: {verdict.reason}", flush=True)
+                else:
+                    _note(seed, arguments.through, verdict, arguments.record)
+        print(
+            f"fuzz {arguments.through} up to {chunk[-1]}: {tally}; "
+            f"{time.monotonic() - start:.0f} s, {(time.process_time() - cpu) / done:.3f} s of "
+            "CPU each",
+            flush=True,
+        )
+        if ledger is not None:
+            now = tally.kinds - before
+            counts = {kind: now[kind] for kind in ("passed", "failed", "refused")}
+            seconds = round(time.process_time() - chunk_cpu, 1)
+            ledger.add(
+                Judged(
+                    arguments.through, chunk[0], chunk[-1] + 1, **counts, seconds=seconds,
+                    commit=ledger.commit, cpu=ledger.cpu,
+                )
+            )  # fmt: skip
     for text, counted in (("failed", tally.failures), ("refused", tally.refusals)):
         for reason, count in counted.most_common(20):
             print(f"{text} {count:5}: {reason}")
+    if ledger is not None:
+        print(ledger.total())
     return 1 if tally.kinds["failed"] else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from benchmarks.fuzz import judging
 from benchmarks.fuzz.drawing import write
 from benchmarks.fuzz.judging import Judge, judged
+from benchmarks.fuzz.ledger import Judged, Ledger
 from benchmarks.fuzz.programs import Program
 from benchmarks.fuzz.shrinking import shrunk
 from x86quant.compiled import CompiledModule
@@ -161,3 +163,15 @@ def test_an_input_overwritten_by_other_values_fails(monkeypatch: pytest.MonkeyPa
     one = program("x0.mul_(0.5)")
     monkeypatch.setitem(judging._THROUGH, "quantize", spoilt)
     assert "dB" in judged(one, "quantize").reason
+
+
+def test_what_was_judged_is_left_out_and_added_up(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(Judged("quantize", 3, 6, 2, 1, 0, 0.5, "abc", "a CPU"))
+    ledger.add(Judged("quantize", 5, 7, 2, 0, 0, 0.5, "def", "a CPU"))
+    assert ledger.left(range(1, 9), "quantize") == [1, 2, 7, 8]
+    assert ledger.left(range(1, 9), "compile") == list(range(1, 9))
+    *commits, total = ledger.total().splitlines()
+    assert [line.split()[1] for line in commits] == ["abc", "def"]
+    assert total.startswith("in all: 4 programs: 4 passed, 1 failed")
+    assert ledger.commit not in ("", "+")

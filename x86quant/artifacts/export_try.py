@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import operator
 import re
@@ -21,6 +20,7 @@ from x86quant.artifacts.opaque_parts import SEEN, OpaquePart, PartCall, calls_se
 from x86quant.artifacts.saved import SavedModule
 from x86quant.artifacts.signatures import Signature, split_result
 from x86quant.artifacts.structures import Leaf, fill, split
+from x86quant.calling.state import with_shared_tensors
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, X86QuantError
 from x86quant.lowering import FloatNode
@@ -63,9 +63,8 @@ class ExportTry:
             raise ArtifactError(f"the hooks of {hooked[0]} have no form in a file: remove them")
         # A copy of the structure alone, with the same tensors.
         memo: dict[int, Any] = {id(part): OpaquePart(part) for part in found}
-        memo |= {id(t): t for t in (*model.parameters(), *model.buffers())}
         try:
-            self._flat = _Flat(copy.deepcopy(model, memo), signature).eval()
+            self._flat = _Flat(with_shared_tensors(model, memo), signature).eval()
         except (TypeError, RuntimeError) as error:
             raise ArtifactError(f"{type(model).__name__} cannot be copied: {error}") from error
 

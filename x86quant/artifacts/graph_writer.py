@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from x86quant.artifacts import modules
+from x86quant.artifacts import container, modules
 from x86quant.artifacts.allowed import (
     ATTRIBUTES,
     FUNCTIONS,
@@ -128,5 +128,7 @@ def _meta(node: Node) -> dict[str, Any]:
     if "qparams" in meta and node.op != "placeholder":
         found["qparams"] = [meta["qparams"].scale, meta["qparams"].zero_point]
     if isinstance(meta.get("input_dtype"), torch.dtype):
+        if meta["input_dtype"] not in container.STORABLE:
+            raise ArtifactError(f"inputs of {meta['input_dtype']} have no form in a file")
         found["input_dtype"] = str(meta["input_dtype"]).removeprefix("torch.")
     return found

@@ -11,6 +11,7 @@ from torch import nn
 from x86quant.artifacts.saved import SavedModule
 from x86quant.artifacts.signatures import split_result
 from x86quant.artifacts.size_conditions import excludes_one
+from x86quant.calling.call import dense
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
 
 
@@ -126,8 +127,9 @@ _ROUNDING = 1e-5
 def _equal(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return bool(a == b)
-    if a.dtype != b.dtype or a.shape != b.shape:
+    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
         return False
+    a, b = dense(a), dense(b)
     if not a.is_floating_point() or torch.equal(a, b):
         return torch.equal(a, b)
     largest = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max())

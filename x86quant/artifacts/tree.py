@@ -8,7 +8,6 @@ what quantization put in is put in again.
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.calling.baking import bake, computes_weights
-from x86quant.calling.state import HOOKS
+from x86quant.calling.state import HOOKS, with_shared_tensors
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
 from x86quant.dynamic import note_in_config
@@ -192,9 +191,7 @@ def _copied(skeleton: nn.Module) -> nn.Module:
     """Its structure; tensors are shared until they are replaced."""
     if not isinstance(skeleton, nn.Module):
         raise ArtifactError(f"model must be an nn.Module, not {type(skeleton).__name__}")
-    memo = {id(t): t for t in (*skeleton.parameters(), *skeleton.buffers())}
-    copied: nn.Module = copy.deepcopy(skeleton, memo)
-    return copied
+    return with_shared_tensors(skeleton)
 
 
 class _Tree:
@@ -328,7 +325,9 @@ class _Tree:
                         stored = self._stored[f"{prefix}{name}"]
                         if stored not in shared:
                             shared[stored] = nn.Parameter(new, requires_grad=False)
-                        group[name] = shared[stored]
+                        new = shared[stored]
+                    if isinstance(module, torch.jit.ScriptModule):  # of which this is a copy
+                        module._c.setattr(name, new)
                     else:
                         group[name] = new
             for name, value in vars(module).items():
@@ -355,6 +354,8 @@ def _plain_values(module: nn.Module) -> dict[str, bool | int | float]:
 
 def _keeps_state_elsewhere(module: nn.Module) -> bool:
     """Whether ``module`` has state that is neither a parameter nor a buffer, such as packs."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False  # its code comes with the model's
     own = type(module).get_extra_state is not nn.Module.get_extra_state
     return own or any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
 

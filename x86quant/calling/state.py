@@ -72,6 +72,32 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedError: something in it cannot be copied.
     """
+    try:
+        with _history_set_aside(model):
+            return copy.deepcopy(model)
+    except Exception as error:  # the user's own classes may raise anything
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be copied by copy.deepcopy, and quantize does not "
+            f"change the model it is given: {first_line(error)}"
+        ) from error
+
+
+def with_shared_tensors(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A copy of the structure of ``model``, with the same tensors.
+
+    Args:
+        model: it may hold results of its own calls, with their history.
+        memo: for the ids of objects in it, what stands for them in the copy.
+    """
+    memo = dict(memo or {})
+    memo |= {id(x): x for x in (*model.parameters(), *model.buffers())}
+    with _history_set_aside(model):
+        return copy.deepcopy(model, memo)
+
+
+@contextlib.contextmanager
+def _history_set_aside(model: nn.Module) -> Iterator[None]:
+    """A block in which no attribute of a module is a tensor with a history."""
     computed = [
         (vars(module), name, value)
         for module in model.modules()
@@ -81,12 +107,7 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         for attributes, name, value in computed:
             attributes[name] = value.detach()
-        return copy.deepcopy(model)
-    except Exception as error:  # the user's own classes may raise anything
-        raise UnsupportedError(
-            f"{type(model).__name__} cannot be copied by copy.deepcopy, and quantize does not "
-            f"change the model it is given: {first_line(error)}"
-        ) from error
+        yield
     finally:
         for attributes, name, value in computed:
             attributes[name] = value

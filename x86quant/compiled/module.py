@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.graph_inputs import GraphInputs
+from x86quant.compiled.structure import is_transformed
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.lowering import FloatNode
@@ -91,7 +92,7 @@ class CompiledModule(nn.Module):
         if _get_tracing_state() is not None:
             return self._traced(inputs, named)
         values = self._inputs.bound(inputs, named, self._float_type)
-        if any(_is_transformed(x) for x in values):
+        if any(map(is_transformed, values)):
             raise InvalidInputError(
                 "a compiled model has no rules for torch.vmap, torch.func.grad and their kind; "
                 "call it with the whole batch, outside of the transform"
@@ -261,10 +262,6 @@ class _Runtime:
         is_current = watch(graph_module)  # before anything is read
         make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
         return cls(partition(graph_module, make, torch_nodes), is_current)
-
-
-def _is_transformed(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _only_segment(module: GraphModule) -> Segment | None:

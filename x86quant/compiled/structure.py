@@ -76,6 +76,11 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+def is_transformed(x: object) -> bool:
+    """Whether ``x`` is a tensor within torch.vmap, torch.func.grad or another of their kind."""
+    return isinstance(x, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
 def take_apart(value: Any, is_leaf: Leaf = is_tensor) -> tuple[Structure, list[Any]]:
     """The structure of ``value``, and its tensors in order.
 

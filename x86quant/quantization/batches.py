@@ -73,11 +73,6 @@ class Calibration:
             call = next(self._calls, None)
             if call is None:
                 break
-            if any(x.is_nested for x in call.leaves):
-                raise InvalidInputError(
-                    "the calibration data hold nested tensors, which no int8 graph takes: give "
-                    "padded ones, x.to_padded_tensor(0.0)"
-                )
             kept.append(call)
             size += sum(x.numel() * x.element_size() for x in call.leaves)
         if not kept:
@@ -124,6 +119,11 @@ def _checked(data: Iterable[Any], signature: _Signature) -> Iterator[Call]:
     for number, batch in enumerate(data):
         call = signature.call(batch, number)
         for x in call.leaves:
+            if x.is_nested:
+                raise InvalidInputError(
+                    "the calibration data hold nested tensors, which no int8 graph takes: give "
+                    "padded ones, x.to_padded_tensor(0.0)"
+                )
             if x.is_floating_point() and not bool(torch.isfinite(dense(x)).all()):
                 raise InvalidInputError(
                     f"calibration batch {number} holds NaN or infinity: leave it out"

@@ -15,7 +15,7 @@ from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
-from x86quant.quantization.preparing import prepare
+from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
@@ -125,7 +125,8 @@ def quantize(
             scored = metric if evaluation is None else _on(metric, evaluation)
             drop = _MAX_DROP if max_drop is None else max_drop
             outcome = outcome.searched(search(prepared, scored, drop, kept, max_trials).result)
-        found: nn.Module = checked(outcome, settings)
+        with failing_batches_named(prepared.reference, prepared.sample):
+            found: nn.Module = checked(outcome, settings)
     _log.info("%s", found.quantization)
     return found
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from x86quant.quantization.known_sizes import SizesAskedFor
 
 #: Ops whose result may have another rank for other sizes.
-_BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
-
+BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
+#: A dimension of an input, by the input's number.
+Place = tuple[int, int]
 
 #: What makes a tensor of sizes, and takes no proxy for one.
 _FACTORIES = ("arange", "eye", "full", "linspace", "ones", "zeros")
@@ -42,6 +43,7 @@ class RankedTracer(InPlaceTracer):
         super().__init__()
         self._example = example
         self._values: _Values | None = None
+        self._with_more_rows: _Values | None = None
         self._sizes: SizesAskedFor | None = None
 
     @property
@@ -98,7 +100,8 @@ class RankedTracer(InPlaceTracer):
     @property
     def computes(self) -> bool:
         """Whether what is called is not traced at the moment, but run on the example."""
-        return any(one is not None and one.running for one in (self._values, self._sizes))
+        runs = (self._values, self._with_more_rows, self._sizes)
+        return any(one is not None and one.running for one in runs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """An attribute of a module: a proxy if it is a parameter."""
@@ -117,6 +120,8 @@ class RankedTracer(InPlaceTracer):
 
     def number(self, node: Node) -> int | None:
         """How many parts or rows ``node`` has, or the number that it is, if that is known."""
+        if self._grows_with_batch(node):  # which takes less time than sizes that are symbols
+            return None
         if self._sizes is None:
             # It imports the compiler, which takes as long as importing torch.
             from x86quant.quantization.known_sizes import SizesAskedFor
@@ -125,11 +130,48 @@ class RankedTracer(InPlaceTracer):
             self._sizes = SizesAskedFor(self.root, self.graph, self._example)
         return self._sizes.number(node)
 
+    def _grows_with_batch(self, node: Node) -> bool:
+        if self._with_more_rows is None:
+            self._with_more_rows = _Values(self, _with_more_rows(self._example))
+        here, there = count_of(self.value(node)), count_of(self._with_more_rows.of(node))
+        return here is not None and there is not None and here != there
+
     def value(self, node: Node) -> Any:
         """The value of ``node`` for the example, if its rank is the same for all sizes."""
         if self._values is None:
             self._values = _Values(self, self._example)
         return self._values.of(node)
+
+
+def batch_sizes(example: Sequence[torch.Tensor]) -> set[Place]:
+    """Where inputs have the size of a batch: in front, or, of indices of many tables, behind it."""
+    rows = next((len(x) for x in example if x.dim()), None)
+    found: set[Place] = set()
+    for i, x in enumerate(example):
+        stacked = not x.is_floating_point() and x.dim() > 1 and len(x) != rows
+        found.update(
+            (i, dim) for dim in range(1 if stacked else 0, x.dim() if stacked else min(1, x.dim()))
+        )
+    return found
+
+
+def count_of(value: Any) -> int | None:
+    """How many parts or rows ``value`` has, or the number that it is; None if it has neither."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.Tensor):
+        return int(value.shape[0]) if value.dim() else None
+    return len(value) if isinstance(value, tuple | list) else None
+
+
+def _with_more_rows(example: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``example`` with one more in each of :func:`batch_sizes`."""
+    found = list(example)
+    for i, dim in batch_sizes(example):
+        found[i] = torch.cat([found[i], found[i].narrow(dim, 0, 1)], dim)
+    return found
 
 
 def _has_proxy(value: Any) -> bool:
@@ -162,7 +204,7 @@ class _Values(Interpreter):
                         return None
                     if node not in self.env:
                         name = str(getattr(node.target, "__name__", node.target))
-                        self._failed = name.rpartition(".")[2] in _BY_SIZE
+                        self._failed = name.rpartition(".")[2] in BY_SIZE
                         self.env[node] = self.run_node(node)
         except Exception:  # of whatever is called
             self._failed = True

@@ -23,8 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.printers import PythonPrinter
 
-#: A dimension of an input, by the input's number.
-_Place = tuple[int, int]
+from x86quant.quantization.known_ranks import Place, batch_sizes, count_of
 
 
 class SizesAskedFor(Interpreter):
@@ -38,11 +37,11 @@ class SizesAskedFor(Interpreter):
 
     def __init__(self, root: nn.Module, graph: Graph, example: Sequence[torch.Tensor]) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
-        self.fixed: dict[_Place, int] = {}
+        self.fixed: dict[Place, int] = {}
         self.conditions: tuple[str, ...] = ()
         self.running = False
         self._sizes = {(i, d): n for i, x in enumerate(example) for d, n in enumerate(x.shape)}
-        self._batches = _batch_sizes(example)
+        self._batches = batch_sizes(example)
         self._shapes = ShapeEnv(
             duck_shape=False,
             specialize_zero_one=False,
@@ -77,7 +76,7 @@ class SizesAskedFor(Interpreter):
                 for node in self.graph.nodes:
                     if node not in self.env:
                         self.env[node] = self.run_node(node)
-                found = _count(self.env[wanted])
+                found = count_of(self.env[wanted])
         except Exception:  # of whatever is called
             return None
         finally:
@@ -91,7 +90,7 @@ class SizesAskedFor(Interpreter):
         self.fixed, self.conditions = fixed, conditions
         return found
 
-    def _assumed(self) -> tuple[dict[_Place, int], tuple[str, ...]]:
+    def _assumed(self) -> tuple[dict[Place, int], tuple[str, ...]]:
         """The sizes that were taken for numbers so far, and what else must be equal to one."""
         now = {place: self._shapes.replace(symbol) for place, symbol in self._symbols.items()}
         fixed = {place: self._sizes[place] for place, size in now.items() if size.is_number}
@@ -105,25 +104,5 @@ class SizesAskedFor(Interpreter):
         return fixed, tuple(dict.fromkeys(conditions))
 
 
-def _batch_sizes(example: Sequence[torch.Tensor]) -> set[_Place]:
-    """Where inputs have the size of a batch: in front, or, of indices of many tables, behind it."""
-    rows = next((len(x) for x in example if x.dim()), None)
-    found: set[_Place] = set()
-    for i, x in enumerate(example):
-        stacked = not x.is_floating_point() and x.dim() > 1 and len(x) != rows
-        found.update((i, dim) for dim in (range(1, x.dim()) if stacked else [0]))
-    return found
-
-
 def _symbolic(size: Any) -> Any:
     return size if isinstance(size, torch.SymInt) else None
-
-
-def _count(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | torch.SymInt):
-        return int(value)
-    if isinstance(value, torch.Tensor):
-        return int(value.shape[0]) if value.dim() else None
-    return len(value) if isinstance(value, tuple | list) else None

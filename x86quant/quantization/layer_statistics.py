@@ -24,7 +24,7 @@ from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.observation import fused
 from x86quant.quantization.part_search import FoundPart, trace_part
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.tracing import by_export, by_fx
+from x86quant.quantization.tracing import WAYS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _static(
 ) -> list[LayerStatistics]:
     examples: list[Call] = []
     feed(reference, calls[:1], {path: examples.append})
-    way = {"torch.fx": by_fx, "torch.export": by_export}[summary.traced_by[path]]
+    way = WAYS[summary.traced_by[path]]
     form = trace_part(path, reference.get_submodule(path), examples[0], way)
     traced = form.graph_module
     for pair in summary.equalized:

@@ -43,6 +43,8 @@ def check_model(model: Any) -> nn.Module:
                 "give the float model it was made from"
             )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise InvalidInputError(f"{name} has no size yet: call the model once, on an example")
         if tensor.device.type != "cpu":
             raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
     parameters = [pair for pair in model.named_parameters() if pair[1].is_floating_point()]

@@ -60,10 +60,15 @@ def fused(gm: GraphModule) -> GraphModule:
     stale = False
     modules = dict(found.named_modules(remove_duplicate=False))
     calls: dict[str, list[Node]] = {}
+    read: set[str] = set()
     for node in found.graph.nodes:
         if node.op == "call_module":
             calls.setdefault(str(node.target), []).append(node)
+        elif node.op == "get_attr":
+            read.add(str(node.target).rpartition(".")[0])
     for path, nodes in calls.items():
+        if path in read:
+            continue  # its weight would have another path
         layer = modules[path]
         relus = [_relu_behind(node, modules) for node in nodes]
         if type(layer) not in BEFORE_RELU or None in relus:
@@ -161,7 +166,8 @@ class _Observing:
         if origin == "known":
             scale, zero_point = KNOWN[kind]
             return FixedRangeObserver(scale, zero_point, self._make)
-        if origin == "seen" or (origin == "operands" and _tensors(node) > 1):
+        # What a number makes of a tensor may be a thousand times smaller.
+        if origin in ("seen", "operands"):
             return self._make()
         shared: nn.Module = self._observers[sources[0]]
         for source in sources[1:]:  # a join: all that comes in gets the codes that go out
@@ -190,12 +196,6 @@ class _Observing:
         node = self._gm.graph.call_module(path, (source,))
         self._observers[node] = observer
         return node
-
-
-def _tensors(node: Node) -> int:
-    """How many of the two operands of a sum or product are tensors."""
-    values = (*node.args, *node.kwargs.values())
-    return sum(isinstance(value, Node) for value in values[:2])
 
 
 def is_observer(module: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import first_line, listed
-from x86quant.compiled.structure import CallForm
+from x86quant.compiled.structure import CallForm, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.proof import Observed, observe, prove
@@ -37,7 +37,8 @@ _log = logging.getLogger("x86quant.quantization")
 class FoundPart:
     """A part with an example of its calls, and why it was not traced by the first way.
 
-    ``prepared`` is what it was tried as, to be calibrated; None if it has changed since.
+    ``prepared`` is what it was tried as, to be calibrated; None if it has changed since. ``others``
+    are inputs of other sizes that the int8 graph has to run on, too.
     """
 
     path: str
@@ -45,10 +46,13 @@ class FoundPart:
     example: Call
     note: str
     prepared: StaticPart | None = None
+    others: Sequence[Call] = ()
 
     def static(self, ranges: Ranges) -> StaticPart:
         """The part, to be calibrated."""
-        return self.prepared or StaticPart(self.path, self.traced, self.example, ranges)
+        return self.prepared or StaticPart(
+            self.path, self.traced, self.example, ranges, self.others
+        )
 
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
@@ -68,7 +72,7 @@ def find_parts(
     scheme: Scheme,
     calls: Sequence[Call],
     ranges: Ranges,
-    refused: Mapping[tuple[str, str], str] | None = None,
+    refused: MutableMapping[tuple[str, str], str] | None = None,
 ) -> Parts:
     """The outermost parts of ``model`` that can be static graphs.
 
@@ -77,10 +81,11 @@ def find_parts(
         scheme: what is wanted.
         calls: what the graphs are proved on.
         ranges: how they will be quantized.
-        refused: for parts that turned out not to be possible, by path and way, the reason.
+        refused: ways that turned out not to be possible, by path and method, with the reason; gets
+            those that this search finds, so that the next one need not try them.
     """
     with state_kept(model):
-        search = _Search(model, scheme, calls, ranges, refused or {})
+        search = _Search(model, scheme, calls, ranges, {} if refused is None else refused)
         search.try_part("", observe(model, [""], calls)[""])
     return search.result()
 
@@ -98,7 +103,7 @@ class _Search:
         scheme: Scheme,
         calls: Sequence[Call],
         ranges: Ranges,
-        refused: Mapping[tuple[str, str], str],
+        refused: MutableMapping[tuple[str, str], str],
     ) -> None:
         self._model, self._scheme, self._calls = model, scheme, calls
         self._ranges, self._refused = ranges, refused
@@ -201,9 +206,9 @@ def _find(
     module: nn.Module,
     seen: Sequence[Observed],
     ranges: Ranges,
-    refused: Mapping[tuple[str, str], str],
+    refused: MutableMapping[tuple[str, str], str],
 ) -> FoundPart:
-    """The part at ``path`` by the first way that holds.
+    """The part at ``path`` by the first way that holds; notes in ``refused`` those that do not.
 
     Raises:
         UnsupportedError: none does; says why.
@@ -211,17 +216,20 @@ def _find(
     if any(one.changes_inputs for one in seen):
         raise UnsupportedError("it changes its inputs in place")
     reasons: list[str] = []
-    for way in WAYS:
+    for method, way in WAYS.items():
         try:
+            if (path, method) in refused:
+                raise UnsupportedError(refused[path, method])
             traced = _proved(module, path, seen, way)
-            if (path, traced.method) in refused:
-                raise UnsupportedError(refused[path, traced.method])
             example = Call(tuple(traced.tensors(_example(traced, seen))))
-            prepared = StaticPart(path, traced, example, ranges)
+            inputs = [traced.inputs(one.call) for one in seen] if traced.has_ranks_by_size else []
+            others = [call for call in inputs if call is not None]
+            prepared = StaticPart(path, traced, example, ranges, others)
         except UnsupportedError as error:
             reasons.append(str(error))
+            refused[path, method] = str(error)
         else:
-            return FoundPart(path, traced, example, "; ".join(reasons), prepared)
+            return FoundPart(path, traced, example, "; ".join(reasons), prepared, others)
     raise UnsupportedError("; ".join(reasons))
 
 
@@ -278,11 +286,13 @@ class Called:
         counts: how often each module, by path.
         multiplied: linears that are not called, but whose weights the model multiplies by.
         differentiated: modules through whose results the model itself takes gradients.
+        transformed: modules that are called within torch.vmap, torch.func.grad or their kind.
     """
 
     counts: Mapping[str, int]
     multiplied: Collection[str]
     differentiated: Collection[str]
+    transformed: Collection[str]
 
 
 class _Products(TorchFunctionMode):
@@ -314,6 +324,7 @@ def calls_of(model: nn.Module, call: Call) -> Called:
     """What is called when ``model`` runs on ``call``."""
     counts: dict[str, int] = {}
     differentiated: set[str] = set()
+    transformed: set[str] = set()
     handles = []
 
     def count(path: str) -> Any:
@@ -325,7 +336,9 @@ def calls_of(model: nn.Module, call: Call) -> Called:
     def watch(path: str) -> Any:
         def hook(_module: Any, _args: Any, result: Any) -> None:
             for x in pytree.tree_leaves(result):
-                if isinstance(x, torch.Tensor) and x.requires_grad:
+                if is_transformed(x):
+                    transformed.add(path)
+                elif isinstance(x, torch.Tensor) and x.requires_grad:
                     x.register_hook(  # type: ignore[no-untyped-call]
                         lambda _: differentiated.add(path)
                     )
@@ -343,4 +356,5 @@ def calls_of(model: nn.Module, call: Call) -> Called:
     finally:
         for handle in handles:
             handle.remove()
-    return Called(counts, products.multiplied - products.read - counts.keys(), differentiated)
+    multiplied = products.multiplied - products.read - counts.keys()
+    return Called(counts, multiplied, differentiated, transformed)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 
 from torch import nn
 
@@ -15,7 +16,12 @@ from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, settle, state_kept
 from x86quant.calling.wording import first_line, listed
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.errors import (
+    InvalidInputError,
+    UnsupportedError,
+    X86QuantError,
+    X86QuantWarning,
+)
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.kit import (
@@ -58,7 +64,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
         )
     reference = copied(given).eval()
     if data is not None:
-        _check_runs(reference, data.example)
+        _check_runs(reference, data.example, given=given)
         floats = [x for call in data.sample for x in call.leaves if x.is_floating_point()]
         if floats and not any(bool(x.any()) for x in floats):
             warnings.warn(
@@ -68,7 +74,8 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
             )
     refused: dict[tuple[str, str], str] = {}
     while True:
-        prepared = _prepared(reference, scheme, data, ranges, settings, refused)
+        with failing_batches_named(reference, () if data is None else data.sample):
+            prepared = _prepared(reference, scheme, data, ranges, settings, refused)
         failed = dict(_not_buildable(prepared))
         if not failed:
             return prepared
@@ -87,14 +94,52 @@ def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], s
             yield (part.path, part.traced.method), str(error)
 
 
-def _check_runs(model: nn.Module, example: Call, which: str = "the first") -> None:
+def _check_runs(
+    model: nn.Module, example: Call, which: str = "the first", given: nn.Module | None = None
+) -> None:
     try:
         settle(model, lambda: run(model, example))
     except Exception as error:  # whatever the user's model raises at wrong inputs
+        if given is not None and _runs(given, example):
+            raise UnsupportedError(
+                f"a copy of {type(given).__name__} by copy.deepcopy fails where the model itself "
+                "runs, and quantize does not change the model it is given: a hook or a function "
+                f"among its attributes refers to the original ({first_line(error)})"
+            ) from error
         raise InvalidInputError(
             f"the float model fails on {which} calibration batch, of "
             f"{str(example) or 'no tensors'}: {first_line(error)}"
         ) from error
+
+
+def _runs(model: nn.Module, example: Call) -> bool:
+    training = {module: module.training for module in model.modules()}
+    try:
+        with state_kept(model):
+            run(model.eval(), example)
+    except Exception:  # whatever the user's model raises
+        return False
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    return True
+
+
+@contextlib.contextmanager
+def failing_batches_named(model: nn.Module, sample: Sequence[Call]) -> Iterator[None]:
+    """A block in which ``model`` runs: if that fails on a batch of ``sample``, the error says so.
+
+    Raises:
+        InvalidInputError: what failed in the block was that the model does not take a batch.
+    """
+    try:
+        yield
+    except X86QuantError:
+        raise
+    except Exception:
+        for call in sample:
+            _check_runs(model, call, "a")
+        raise
 
 
 def _prepared(
@@ -103,7 +148,7 @@ def _prepared(
     data: Calibration | None,
     ranges: Ranges,
     settings: Settings,
-    refused: Mapping[tuple[str, str], str],
+    refused: MutableMapping[tuple[str, str], str],
 ) -> PreparedModel:
     model = _baked(reference, data)
     sample = () if data is None else data.sample
@@ -260,12 +305,14 @@ def _layers(
             f"{len(names)} layers with weights stay in float, because {reason}: {listed(names)}"
         )
     called = _called(model, sample)
-    unused, differentiated = [], []
+    unused, differentiated, transformed = [], [], []
     for name, module in dynamic_layers(model, scheme):
         if f"{name}.".startswith(inside):
             continue
         if called is not None and name in called.differentiated:
             differentiated.append(name)
+        elif called is not None and name in called.transformed:
+            transformed.append(name)
         elif called is None or name in called.counts or name in called.multiplied:
             yield NamedLayer(name, type(module).__name__, None, name, name)
         else:
@@ -273,6 +320,10 @@ def _layers(
     if differentiated:
         notes.append(
             f"in float, because the model takes gradients through them: {listed(differentiated)}"
+        )
+    if transformed:
+        notes.append(
+            f"in float, because torch.func's transforms do not know int8: {listed(transformed)}"
         )
     if unused:
         notes.append(

@@ -18,7 +18,7 @@ from x86quant.calling.running import hooks_set_aside, run
 from x86quant.calling.state import State
 from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
-from x86quant.compiled.structure import take_apart
+from x86quant.compiled.structure import is_transformed, take_apart
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.tracing import Traced
 
@@ -163,7 +163,7 @@ class _Watch:
 
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = Call(args, kwargs)
-        kept = self._left > 0
+        kept = self._left > 0 and not any(map(is_transformed, call.leaves))
         self._left -= kept
         self._entered.append((call, call.copied()) if kept else None)
 
@@ -197,17 +197,20 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
     Raises:
         UnsupportedError: it does not; says where.
     """
-    checked = 0
+    checked = outside = 0
     held: list[set[int]] = [set() for _ in traced.guard.inputs]
     failed: list[tuple[list[set[int]], str]] = []
     for seen in observed:
         if seen.changes_inputs:
             raise UnsupportedError("it changes its inputs in place")
         tensors = traced.form.tensors(seen.call.args, seen.call.kwargs)
-        if tensors is None or _types_differ(traced, tensors):
-            continue
         inside = dataclasses.replace(traced, guard=_with_single(traced.guard, None))
-        if inside.guard.refusal(tensors, inside.guard.compiled()) is not None:
+        if (
+            tensors is None
+            or _types_differ(traced, tensors)
+            or inside.guard.refusal(tensors, inside.guard.compiled()) is not None
+        ):
+            outside += 1
             continue
         if not checked and difference(seen.result, _run_alone(module, seen.call)) is not None:
             raise UnsupportedError(
@@ -230,7 +233,8 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
             raise UnsupportedError(text)
     if not checked:
         raise UnsupportedError("no calibration batch meets what the graph had to assume")
-    return dataclasses.replace(traced, guard=_with_single(traced.guard, held))
+    guard = _with_single(traced.guard, held)
+    return dataclasses.replace(traced, guard=guard, is_partial=outside > 0)
 
 
 def _ones(guard: Guard, tensors: Sequence[torch.Tensor]) -> list[set[int]]:
@@ -280,7 +284,7 @@ def difference(expected: Any, actual: Any) -> str | None:
             return f"{y.dtype} {tuple(y.shape)}, not {x.dtype} {tuple(x.shape)}"
         if not x.numel():
             continue
-        x, y = dense(x), dense(y)
+        x, y = dense(x.detach()), dense(y.detach())
         if not (x.is_floating_point() or x.is_complex()):
             if float((x != y).double().mean()) > _FLIPPED:
                 return "other integers"

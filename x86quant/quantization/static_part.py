@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from x86quant.calling.wording import first_line, quiet
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.compiled.structure import Structure
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.lowering.rounded import FusedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
 from x86quant.observing.observer import RangeObserver
@@ -138,8 +138,16 @@ class StaticPart:
         rounded: layers with rounded weights, by the node that calls them, as simulations make them.
     """
 
-    def __init__(self, path: str, traced: Traced, example: Call, ranges: Ranges) -> None:
+    def __init__(
+        self,
+        path: str,
+        traced: Traced,
+        example: Call,
+        ranges: Ranges,
+        others: Sequence[Call] = (),
+    ) -> None:
         self.path = path
+        self._others = others
         self.traced = traced
         self._not_float = _not_float(traced.graph_module, example)
         self.float_module = traced.graph_module
@@ -227,7 +235,7 @@ class StaticPart:
         """Whether the graph is not all of the part: not every call, or not the same result."""
         traced = self.traced
         plain = traced.form.is_plain and traced.results.is_plain
-        return not (plain and traced.guard.is_trivial)
+        return traced.is_partial or not (plain and traced.guard.is_trivial)
 
     def build(
         self,
@@ -278,6 +286,11 @@ class StaticPart:
         """
         built = self._built[(frozenset(), flat)] = self.build(flat=flat)
         check_savable(built, self.traced if flat else None)
+        for call in self._others:  # float layers take ranks that int8 ones do not
+            try:
+                call(built)
+            except X86QuantError as error:
+                raise UnsupportedError(f"in int8 it fails on {call}: {error}") from error
 
     def _check_prepared(self) -> None:
         """That the graph computes with observers what it does without."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apa
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import without_mutations
+from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.exported import from_export
-from x86quant.quantization.known_ranks import RankedTracer
+from x86quant.quantization.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
 from x86quant.quantization.recurrent_layers import part_recurrent
 
@@ -54,6 +56,7 @@ class Traced:
         results: the structure of its result.
         guard: which tensors the graph holds for, beside those it is verified on.
         method: "torch.fx" or "torch.export".
+        is_partial: whether the module was seen to be called with what the graph does not hold for.
     """
 
     graph_module: GraphModule
@@ -61,6 +64,7 @@ class Traced:
     results: Structure
     guard: Guard
     method: str
+    is_partial: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module would return, by the graph."""
@@ -80,6 +84,14 @@ class Traced:
         if reason is not None:
             raise UnsupportedError(reason)
         return tensors
+
+    @property
+    def has_ranks_by_size(self) -> bool:
+        """Whether the ranks of what it computes depend on sizes."""
+        return any(
+            node.op.startswith("call_") and _plain_name(node) in BY_SIZE
+            for node in self.graph_module.graph.nodes
+        )
 
     def inputs(self, call: Call) -> Call | None:
         """A call of the graph; None if it does not hold for ``call``."""
@@ -102,6 +114,8 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
     tracer = _LayerTracer(form, leaves)
     try:
         graph = tracer.trace(module)
+        if tracer.catches:
+            raise UnsupportedError("its code catches errors, and goes on in another way then")
         gm = GraphModule(module, graph)
         for node in graph.nodes:
             node.meta["scope"] = tracer.node_name_to_scope[node.name][0]
@@ -132,14 +146,15 @@ def by_export(module: nn.Module, example: Call) -> Traced:
     return Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
 
 
-#: From the one that keeps most of a module's structure to the one that follows most code.
-WAYS: tuple[Way, ...] = (by_fx, by_export)
+#: By method, from the one that keeps most of a module's structure to the one that follows most
+#: code.
+WAYS: Mapping[str, Way] = {"torch.fx": by_fx, "torch.export": by_export}
 
 
 def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
     """``module`` by ``way``, or the first that can, spelled for stock quantization."""
     reasons = []
-    for one in WAYS if way is None else (way,):
+    for one in WAYS.values() if way is None else (way,):
         try:
             found = one(module, example)
         except UnsupportedError as error:
@@ -152,7 +167,14 @@ def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
             )
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
-        recognise_recommender(found.graph_module, found.tensors(example))
+        try:
+            recognise_recommender(found.graph_module, found.tensors(example))
+        except UnsupportedError:
+            raise
+        except Exception as error:  # it runs the graph, where the module may have caught an error
+            raise UnsupportedError(
+                f"the graph of {found.method} fails where the module does not ({first_line(error)})"
+            ) from error
         part_recurrent(found.graph_module)
         _part_shared(found.graph_module)
         found.graph_module.recompile()
@@ -188,10 +210,12 @@ class _LayerTracer(RankedTracer):
 
     Attributes:
         results: the structure of the traced function's result.
+        catches: whether the code would catch what an op may raise at other sizes.
     """
 
     def __init__(self, form: CallForm, example: Sequence[torch.Tensor]) -> None:
         super().__init__(example)
+        self.catches = False
         self.results: Structure | None = None
         self._form = form
         self._thread = threading.get_ident()
@@ -200,6 +224,12 @@ class _LayerTracer(RankedTracer):
         if isinstance(m, Int8Linear | DynamicMultiheadAttention):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        """A node of the graph."""
+        # Not raised here, where that code would catch it.
+        self.catches = self.catches or (not self.computes and errors_are_caught(sys._getframe(1)))
+        return super().create_node(*args, **kwargs)
 
     def call_module(
         self,

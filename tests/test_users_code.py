@@ -1,0 +1,334 @@
+"""Code that users bring: it catches errors, shares weights, is scripted, lazy or transformed."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.utils import prune
+
+import x86quant
+from x86quant.calling.call import Call
+from x86quant.compiled.guarded import GuardedModule
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, X86QuantWarning
+from x86quant.quantization.tracing import by_fx
+
+
+def rows(count: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(model: nn.Module, data: Any = None, **settings: Any) -> Any:
+    data = [rows(seed=seed) for seed in range(2)] if data is None else data
+    return x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **settings)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.b(F.relu(self.a(x)))
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return ((actual - expected).norm() / expected.norm()).item() < 0.06
+
+
+# --- errors that are caught ---
+
+
+class Catches(Net):
+    """Goes another way where sizes do not fit."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(x @ self.b.weight)
+        try:
+            return y.view(-1, 32)
+        except RuntimeError:
+            return y * 2
+
+
+class CatchesAll(Catches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(x @ self.b.weight)
+        try:
+            with torch.no_grad():
+                y = y.view(-1, 32)
+        except:  # noqa: E722
+            y = y * 2
+        return y
+
+
+class Suppresses(Catches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(x @ self.b.weight)
+        with contextlib.suppress(RuntimeError):
+            y = y.view(-1, 32)
+        return y
+
+
+class CatchesWhatNoOpRaises(Catches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.b(self.a(x))
+        except KeyError:
+            return x
+        finally:
+            del x
+
+
+@pytest.mark.filterwarnings("ignore:a call runs in float:x86quant.errors.X86QuantWarning")
+@pytest.mark.parametrize("kind", [Catches, CatchesAll, Suppresses])
+def test_code_that_catches_errors_is_right_at_other_sizes(kind: type[Catches]) -> None:
+    model = kind().eval()
+    with pytest.raises(UnsupportedError, match="catches errors"):
+        by_fx(model, Call((rows(),)))
+    int8 = quantized(model)
+    assert int8.quantization.int8_layers
+    for count in (16, 7, 6, 1):
+        assert int8(rows(count, seed=9)).shape == model(rows(count, seed=9)).shape
+
+
+def test_errors_that_no_op_raises_may_be_caught() -> None:
+    assert by_fx(CatchesWhatNoOpRaises().eval(), Call((rows(),))).method == "torch.fx"
+
+
+# --- calls that the graph of a part does not hold for ---
+
+
+class SeesOtherRanks(Net):
+    """With one row, its layers get a tensor of another rank."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.detach().sum().item() > 1e9:  # no graph of the whole
+            return x
+        y = F.relu(self.a(x.squeeze(0)))
+        return self.b(y)
+
+
+def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
+    model = SeesOtherRanks().eval()
+    int8 = quantized(model)
+    assert isinstance(int8.a, GuardedModule)
+    with pytest.warns(X86QuantWarning, match="runs in float"):
+        assert close(int8(rows(1)), model(rows(1)))
+    assert close(int8(rows(5)), model(rows(5)))
+
+
+class DropsOneImage(nn.Module):
+    """With one image, its second convolution gets a tensor of rank 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(F.relu(self.a(x)).squeeze())
+
+
+@pytest.mark.filterwarnings("ignore:a call runs in float:x86quant.errors.X86QuantWarning")
+def test_a_graph_whose_ranks_depend_on_sizes_answers_for_one_image() -> None:
+    model = DropsOneImage().eval()
+    images = torch.randn(8, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+    int8 = quantized(model, [images])
+    assert int8.quantization.int8_layers
+    for count in (8, 1, 3):
+        assert int8(images[:count]).shape == model(images[:count]).shape
+        assert close(int8(images[:count]), model(images[:count]))
+
+
+# --- weights that are read, and layers that are not as usual ---
+
+
+class ReturnsItsWeight(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.b(F.relu(self.a(x))), self.a.weight
+
+
+class ReadsItsWeight(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return F.linear(F.relu(self.a(x)), self.a.weight.t(), self.b.bias), None
+
+
+class CallsScripted(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.Tanh()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(self.inner(x)), None
+
+
+class Pruned(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        prune.l1_unstructured(self.a, "weight", amount=0.5)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), None
+
+
+class ReturnsSparse(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x).to_sparse(), None
+
+
+class ReturnsNumbers(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        return y, float(y.mean())
+
+
+class TakesCodes(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.dequantize()), None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ReturnsItsWeight,
+        ReadsItsWeight,
+        CallsScripted,
+        Pruned,
+        ReturnsSparse,
+        ReturnsNumbers,
+        TakesCodes,
+    ],
+)
+@pytest.mark.filterwarnings("ignore::x86quant.errors.X86QuantWarning")
+def test_unusual_layers_and_results_become_int8_and_are_saved(
+    kind: type[Net], tmp_path: Path
+) -> None:
+    def given(seed: int) -> torch.Tensor:
+        if kind is not TakesCodes:
+            return rows(seed=seed)
+        return torch.quantize_per_tensor(rows(seed=seed), 0.05, 64, torch.quint8)
+
+    model = kind().eval()
+    int8 = quantized(model, [(given(seed),) for seed in range(2)])
+    assert int8.quantization.int8_layers
+    x = given(7)
+    exact, found = model(x), int8(x)
+    assert close(found[0].to_dense(), exact[0].to_dense())
+    x86quant.save(int8, tmp_path / "net.x86q")
+    try:
+        loaded: Any = x86quant.load(tmp_path / "net.x86q")
+    except X86QuantError:  # which says that it needs the model's class
+        loaded = x86quant.load(tmp_path / "net.x86q", model=kind())
+    again = loaded(x)
+    assert torch.equal(again[0].to_dense(), found[0].to_dense())
+    if isinstance(found[1], torch.Tensor):
+        assert torch.equal(again[1], found[1])
+        assert torch.equal(found[1], exact[1])
+
+
+# --- what is refused in a sentence ---
+
+
+class TakesGradientsOfRows(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def energy(row: torch.Tensor) -> torch.Tensor:
+            return self.b(torch.tanh(self.a(row))).sum()
+
+        return torch.vmap(torch.func.grad(energy))(x)
+
+
+class KeepsByHook(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, torch.Tensor] = {}
+        self.a.register_forward_hook(lambda _m, _x, y: self.kept.__setitem__("a", y))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        return y, self.kept["a"]
+
+
+class Lazy(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.LazyLinear(32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "sentence"),
+    [
+        (TakesGradientsOfRows, UnsupportedError, "no part"),
+        (KeepsByHook, UnsupportedError, "refers to the original"),
+        (Lazy, InvalidInputError, "call the model once"),
+    ],
+)
+def test_refused_in_a_sentence(kind: type[Net], error: type[Exception], sentence: str) -> None:
+    model = kind()
+    if kind is KeepsByHook:
+        model(rows())
+        model.kept.clear()  # type: ignore[operator, union-attr]
+    with pytest.raises(error, match=sentence):
+        quantized(model)
+
+
+def test_layers_within_transforms_stay_in_float() -> None:
+    class Both(TakesGradientsOfRows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.c(x) + super().forward(x)
+
+    model = Both().eval()
+    int8 = quantized(model, mode="dynamic")
+    assert int8.quantization.int8_layers == ("c",)
+    assert any("transforms" in note for note in int8.quantization.notes)
+    assert close(int8(rows(seed=5)), model(rows(seed=5)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_calibration_data_are_refused() -> None:
+    data = torch.nested.nested_tensor([rows(3), rows(5)])
+    with pytest.raises(InvalidInputError, match="to_padded_tensor"):
+        quantized(Net(), [(data,)])
+
+
+class RefusesLarge(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        torch.normal(y, 9 - x.abs().max().expand(y.shape))
+        return y
+
+
+def test_the_batch_that_the_float_model_fails_on_is_named() -> None:
+    large = rows(seed=1)
+    large[0, 0] = 10.0
+    with pytest.raises(InvalidInputError, match="float model fails on a calibration batch"):
+        quantized(RefusesLarge(), [rows(), large])
+
+
+# --- ranges that are known ---
+
+
+@pytest.mark.parametrize("function", [torch.tanh, lambda x: torch.softmax(x, -1)])
+def test_results_that_use_little_of_a_known_range_keep_their_bits(function: Any) -> None:
+    class Small(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(32, 1000)
+            self.last = nn.Linear(1000, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(function(self.wide(self.a(x)) * 1e-3))
+
+    model = Small().eval()
+    int8 = quantized(model, mode="static")
+    assert min(int8.quantization.sqnr_db) > 25
+    assert close(int8(rows(seed=5)), model(rows(seed=5)))

@@ -1,0 +1,72 @@
+"""Whether code that is traced stands in a ``try`` that would catch what an op raises at some sizes.
+
+torch.fx sees the one way that was taken, and no op fails while it is traced: at sizes where the
+module goes the other way, its graph would fail.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+#: What no op raises for the sizes of its arguments.
+_OTHER_ERRORS = (TypeError, ImportError, AttributeError, KeyError, StopIteration)
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+#: Where an error is held against a class. Handlers ask within the first few of their instructions.
+_MATCHES = ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")
+_FEW = 8
+
+
+def errors_are_caught(frame: FrameType | None) -> bool:
+    """Whether ``frame``, or what has called it, would catch a RuntimeError; of the user's code."""
+    while frame is not None and frame.f_code.co_name != "trace":
+        own = frame.f_code.co_filename.startswith(_OWN)
+        if not own and any(
+            _catches(frame, name) for name in _caught_at(frame.f_code, frame.f_lasti)
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _catches(frame: FrameType, name: str | None) -> bool:
+    """Whether an ``except`` of the class called ``name`` in ``frame`` is of errors of ops."""
+    if name is None:
+        return True
+    builtin = frame.f_builtins.get(name)
+    kind = frame.f_locals.get(name, frame.f_globals.get(name, builtin))
+    return not (isinstance(kind, type) and issubclass(kind, _OTHER_ERRORS))
+
+
+@functools.lru_cache(maxsize=4096)
+def _caught_at(code: CodeType, offset: int) -> tuple[str | None, ...]:
+    """What stands behind ``except`` in the handlers around an instruction; None: no name."""
+    if sys.version_info < (3, 11):
+        return ()
+    found: list[str | None] = []
+    table = dis._parse_exception_table(code)
+    instructions = list(dis.get_instructions(code))
+    seen = set()
+    while True:
+        handlers = [e.target for e in table if e.start <= offset < e.end and e.target not in seen]
+        if not handlers:
+            return tuple(found)
+        offset = handlers[-1]
+        seen.add(offset)
+        handler = [i for i in instructions if i.offset >= offset][:_FEW]
+        names = [i.opname for i in handler]
+        # "except:" of anything, and what contextlib.suppress stands for.
+        if names[1:2] == ["POP_TOP"] or (
+            names[1:2] == ["WITH_EXCEPT_START"] and "suppress" in code.co_names
+        ):
+            found.append(None)
+        for before, after in itertools.pairwise(handler):
+            if after.opname in _MATCHES:
+                found.append(before.argval if before.opname.startswith("LOAD_") else None)
+                break
