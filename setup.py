@@ -61,6 +61,9 @@ OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_ve
 
 SERVING = Path("kernels", "serving")
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)
+#: Those that read the headers of torch's Python side.
+OF_PYTHON = ("kernels/runtime/direct_call.cpp", "kernels/runtime/watch.cpp",
+             "kernels/dynamic/direct_tables.cpp")  # fmt: skip
 #: The library that serves program files without torch.
 RUNTIME = "libx86quant_runtime.so"
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")
@@ -89,7 +92,27 @@ def extension() -> list[CppExtension]:
     # The headers of torch are not ours to be warned of.
     system = [flag for path in include_paths() for flag in ("-isystem", path)]
     flags = [*toolchain().flags(), "-g0", *system]
-    return [CppExtension("x86quant._C", SOURCES, extra_compile_args=flags)]
+    alone = without_torch()
+    sources = [*alone, *together([source for source in SOURCES if source not in alone])]
+    return [CppExtension("x86quant._C", sources, extra_compile_args=flags)]
+
+
+def together(sources: list[str]) -> list[str]:
+    """A few files that include ``sources``: torch's headers take longer than the rest of each."""
+    groups: dict[str, list[str]] = {}
+    for source in sources:
+        folder = Path(source).parent.name
+        group = folder if folder in ("dynamic", "routed") else "providers"
+        groups.setdefault("python" if source in OF_PYTHON else group, []).append(source)
+    made = OBJECTS / "together"
+    made.mkdir(parents=True, exist_ok=True)
+    for group, files in groups.items():
+        path = made / f"{group}.cpp"
+        up = Path(os.path.relpath(".", made))
+        text = "".join(f'#include "{(up / file).as_posix()}"\n' for file in files)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    return [str(made / f"{group}.cpp") for group in groups]
 
 
 class Build(BuildExtension.with_options(no_python_abi_suffix=True)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from x86quant.hardware.cpu import Cpu, cpu
 from x86quant.hardware.isa import LEVELS as _LEVELS
 
@@ -24,6 +26,14 @@ def bare() -> Cpu:
 def has(level: str) -> bool:
     """Whether this process can be held to ``level``."""
     return _LEVELS[level].features <= cpu().features
+
+
+def skip_unless_lower(level: str) -> None:
+    """Skip a test that runs others held to ``level``, where those in this process show no less."""
+    if not has(level):
+        pytest.skip(f"this CPU has no {level}")
+    if level == cpu().isa:
+        pytest.skip(f"{level} is what the tests in this process run at")
 
 
 def environment(level: str) -> dict[str, str]:

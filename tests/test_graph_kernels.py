@@ -173,8 +173,7 @@ def test_graph_kernel_on_random_shapes(kernel: str, data: st.DataObject) -> None
 
 @pytest.mark.parametrize("level", isa.LEVELS)
 def test_graph_kernels_on_every_instruction_set(level: str) -> None:
-    if not isa.has(level):
-        pytest.skip(f"this CPU has no {level}")
+    isa.skip_unless_lower(level)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     command += ["-k", "graph_kernel_of or within"]
     done = subprocess.run(

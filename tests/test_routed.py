@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import x86quant
+from tests.isa import skip_unless_lower
 from tests.packs import Y_ZERO_POINT, Problem, quantized_weight
 from tests.stock import engine
 from tests.test_conformance import convolutions, linears
@@ -80,11 +81,7 @@ def test_the_whole_workflow_at_every_lower_level(isa, capsys):
     import subprocess
     import sys
 
-    from x86quant.hardware.isa import LEVELS
-
-    here = x86quant.cpu()
-    if not LEVELS[isa].features <= here.features:
-        pytest.skip(f"{here.name} cannot run {isa}")
+    skip_unless_lower(isa)
     done = subprocess.run(
         [
             sys.executable,

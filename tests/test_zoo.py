@@ -28,19 +28,14 @@ _UNTIMED: dict[str, Any] = (
 _FAST = [animal for animal in ZOO if not animal.slow]
 
 
-def _parameter(animal: Animal, known: dict[str, str]) -> Any:
-    marks = []
-    if animal.needs and importlib.util.find_spec(animal.needs) is None:
-        marks.append(pytest.mark.skip(reason=f"{animal.needs} is not installed"))
-    elif animal.name in known:
-        marks.append(pytest.mark.xfail(strict=True, reason=known[animal.name]))
-    return pytest.param(animal, id=animal.name, marks=marks)
+def _parameter(animal: Animal) -> Any:
+    missing = animal.needs and importlib.util.find_spec(animal.needs) is None
+    skip = pytest.mark.skipif(bool(missing), reason=f"{animal.needs} is not installed")
+    return pytest.param(animal, id=animal.name, marks=skip)
 
 
 class Specimen:
     """An architecture, in float and in int8, made once for the tests that look at it."""
-
-    made: tuple[str, Specimen] | None = None
 
     def __init__(self, animal: Animal) -> None:
         self.animal, self.model = animal, animal.model()
@@ -54,17 +49,22 @@ class Specimen:
         except X86QuantError as error:
             self.refusal = error
 
-    @classmethod
-    def of(cls, animal: Animal) -> Specimen:
-        """The one made last, if it is of this architecture; there is memory for one only."""
-        if cls.made is None or cls.made[0] != animal.name:
-            cls.made = (animal.name, cls(animal))
-        return cls.made[1]
+
+# Of the module's scope, so that pytest runs the tests of one architecture one after the other.
+@pytest.fixture(scope="module", params=[_parameter(animal) for animal in _FAST])
+def specimen(request: pytest.FixtureRequest) -> Specimen:
+    """Each architecture in turn."""
+    return Specimen(request.param)
 
 
-@pytest.mark.parametrize("animal", [_parameter(animal, WRONG) for animal in _FAST])
-def test_it_is_right_or_refused(animal: Animal) -> None:
-    specimen = Specimen.of(animal)
+def _may_fail(request: pytest.FixtureRequest, animal: Animal, known: dict[str, str]) -> None:
+    if animal.name in known:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=known[animal.name]))
+
+
+def test_it_is_right_or_refused(specimen: Specimen, request: pytest.FixtureRequest) -> None:
+    animal = specimen.animal
+    _may_fail(request, animal, WRONG)
     if animal.refused is not None:
         assert specimen.refusal is not None, "it is no longer refused"
         assert "\n" not in str(specimen.refusal)
@@ -84,11 +84,13 @@ def test_it_is_right_or_refused(animal: Animal) -> None:
             assert found >= animal.bound, f"{found:.1f} dB, batch {batch}, size {size}"
 
 
-@pytest.mark.parametrize("animal", [_parameter(animal, {**WRONG, **UNSAVABLE}) for animal in _FAST])
-def test_it_saves_and_loads(animal: Animal, tmp_path: Path) -> None:
+def test_it_saves_and_loads(
+    specimen: Specimen, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    animal = specimen.animal
+    _may_fail(request, animal, {**WRONG, **UNSAVABLE})
     if animal.refused is not None:
         pytest.skip("it is refused")
-    specimen = Specimen.of(animal)
     path = tmp_path / "model.x86q"
     if animal.save is not None:
         with pytest.raises(ArtifactError, match=animal.save):

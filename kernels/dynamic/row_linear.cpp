@@ -102,7 +102,7 @@ FiveTensors normed(const RowPack& linear, const at::Tensor& codes, const at::Ten
   return norm.run_on(op, operand.shape_with(linear.out_features()), linear.in_features());
 }
 
-using Pack = c10::intrusive_ptr<RowLinear>;
+using RowLinearPack = c10::intrusive_ptr<RowLinear>;
 
 // A linear's tensors, which live as long as this does.
 class Weights {
@@ -123,14 +123,14 @@ class Weights {
   at::Tensor weight_, scale_, bias_;
 };
 
-Pack pack_row_linear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
+RowLinearPack pack_row_linear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
                      const std::optional<std::string>& activation) {
   const Weights weights(weight, scale, bias);
   return c10::make_intrusive<RowLinear>(
       std::make_shared<RowPack>(weights.view(), activation_code(activation.value_or(""))));
 }
 
-Pack pack_gated_rows(const at::Tensor& gate, const at::Tensor& gate_scale, const std::optional<at::Tensor>& gate_bias,
+RowLinearPack pack_gated_rows(const at::Tensor& gate, const at::Tensor& gate_scale, const std::optional<at::Tensor>& gate_bias,
                      const at::Tensor& up, const at::Tensor& up_scale, const std::optional<at::Tensor>& up_bias,
                      const std::string& activation) {
   const Weights first(gate, gate_scale, gate_bias), second(up, up_scale, up_bias);
@@ -176,26 +176,26 @@ FiveTensors native_norm_rows(const at::Tensor& x, const std::optional<at::Tensor
   return Norm(residual, weight, bias, eps, kind, outputs).run_on(op, in.sizes(), 0);
 }
 
-#define PACK "__torch__.torch.classes.x86quant.RowLinear"
+#define ROW_PACK "__torch__.torch.classes.x86quant.RowLinear"
 #define CODES "(Tensor, Tensor, Tensor)"
 #define FIVE "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.class_<RowLinear>("RowLinear")
       // Methods, not ops: torch takes 8 us to pass an object to an op.
-      .def("floats", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
+      .def("floats", [](const RowLinearPack& p, const at::Tensor& codes, const at::Tensor& scale,
                         const at::Tensor& zp) { return floats(*p->pack, codes, scale, zp); })
-      .def("codes", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale,
+      .def("codes", [](const RowLinearPack& p, const at::Tensor& codes, const at::Tensor& scale,
                        const at::Tensor& zp) { return row_codes(*p->pack, codes, scale, zp); })
-      .def("normed", [](const Pack& p, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
+      .def("normed", [](const RowLinearPack& p, const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& zp,
                         const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& weight,
                         const std::optional<at::Tensor>& bias, double eps, std::string kind, int64_t outputs) {
         return normed(*p->pack, codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
       })
-      .def("bytes", [](const Pack& p) { return p->pack->bytes(); });
-  m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation) -> " PACK, pack_row_linear);
+      .def("bytes", [](const RowLinearPack& p) { return p->pack->bytes(); });
+  m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation) -> " ROW_PACK, pack_row_linear);
   m.def("pack_gated_rows(Tensor gate, Tensor gate_scale, Tensor? gate_bias, Tensor up, Tensor up_scale, "
-        "Tensor? up_bias, str activation) -> " PACK, pack_gated_rows);
+        "Tensor? up_bias, str activation) -> " ROW_PACK, pack_gated_rows);
   m.def("native_quantize_rows(Tensor x) -> " CODES, native_quantize_rows);
   m.def("native_norm_rows(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, str kind, "
         "int outputs) -> " FIVE, native_norm_rows);

@@ -11,7 +11,7 @@ namespace x86quant::dynamic {
 namespace {
 
 // Fewer than these are not worth waking a thread for.
-constexpr int64_t kMultiplyAddsEach = 200'000;
+constexpr int64_t kFloatMultiplyAddsEach = 200'000;
 
 // Operands have been checked: float rows (rows, in), int8 weight (out, in), float scale and bias.
 at::Tensor weight_only_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scale,
@@ -34,7 +34,7 @@ at::Tensor weight_only_rows(const at::Tensor& x, const at::Tensor& weight, const
   op.activation = activation_code(activation);
   op.isa = native_isa();
   succeed(xq_weight_only_check(&op));
-  const int threads = runtime::useful_threads(weight.numel() * op.rows / kMultiplyAddsEach);
+  const int threads = runtime::useful_threads(weight.numel() * op.rows / kFloatMultiplyAddsEach);
   runtime::split(op.out_features, threads, [&](int64_t begin, int64_t end) {
     xq_weight_only_run(&op, begin, end);
   });

@@ -101,7 +101,7 @@ class FbgemmConv final : public PackedConv {
   at::Tensor sums_;
 };
 
-PackedConvPtr pack(ConvDescription d) {
+PackedConvPtr pack_fbgemm(ConvDescription d) {
   const xq_conv& c = d.conv;
   require(!c.transposed && !d.requant.residual,
           "fbgemm: neither transposed convolutions nor residuals");
@@ -110,7 +110,7 @@ PackedConvPtr pack(ConvDescription d) {
   return std::make_shared<FbgemmConv<2>>(std::move(d));
 }
 
-const RegisterConvKernel fbgemm_conv("fbgemm", pack);
+const RegisterConvKernel fbgemm_conv("fbgemm", pack_fbgemm);
 
 }  // namespace
 }  // namespace x86quant::runtime

@@ -130,7 +130,7 @@ class Convolution final : public OnednnConv {
   int first_;  // axis
 };
 
-PackedConvPtr pack(ConvDescription d) {
+PackedConvPtr pack_onednn(ConvDescription d) {
   const xq_conv& c = d.conv;
   require(!c.transposed && !d.requant.residual,
           "onednn: neither transposed convolutions nor residuals");
@@ -141,7 +141,7 @@ PackedConvPtr pack(ConvDescription d) {
   return std::make_shared<Convolution>(std::move(d));
 }
 
-const RegisterConvKernel onednn_conv("onednn", pack);
+const RegisterConvKernel onednn_conv("onednn", pack_onednn);
 
 }  // namespace
 }  // namespace x86quant::runtime

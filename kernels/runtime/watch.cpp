@@ -153,14 +153,14 @@ PyObject* holds(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef methods[] = {{"holds", holds, METH_NOARGS, "Whether nothing was replaced, moved or written to since."},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef watch_methods[] = {{"holds", holds, METH_NOARGS, "Whether nothing was replaced, moved or written to since."},
+                               {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
                        {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-                       {Py_tp_methods, methods},
+                       {Py_tp_methods, watch_methods},
                        {0, nullptr}};
 
 PyType_Spec spec = {"x86quant._C.Watch", sizeof(WatchObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};

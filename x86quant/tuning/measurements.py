@@ -74,6 +74,10 @@ COLUMNS = (
     "tie",
     "note",
 )
+#: Those that say what came of a case, rather than what it is.
+_RESULTS = frozenset(
+    ("kernel_name", "status", "median_us", "low_us", "high_us", "min_us", "rounds", "tie", "note")
+)
 
 #: What the head of a file must say. More is kept.
 PROVENANCE = (
@@ -341,8 +345,12 @@ def read(path: str | os.PathLike[str]) -> MeasurementSet:
     provenance = _read_provenance(lines, where)
     measurements: list[Measurement] = []
     seen: dict[tuple[Case, str, bool], int] = {}
+    cases: dict[tuple[str, ...], Case] = {}  # reading one takes longest, and each has many lines
     for row in rows(lines, where, COLUMNS):
-        measurement = from_cells(row)
+        cells = tuple(cell for column, cell in row.cells.items() if column not in _RESULTS)
+        if cells not in cases:
+            cases[cells] = case_from_cells(row)
+        measurement = from_cells(row, cases[cells])
         key = (measurement.case, measurement.kernel_name, measurement.narrow_weights)
         if key in seen:
             row.fail(
@@ -500,10 +508,13 @@ def _checked_header(
     return names
 
 
-def from_cells(row: Row) -> Measurement:
-    """The measurement that ``to_cells`` gave; MeasurementError if something is wrong with it."""
+def from_cells(row: Row, case: Case | None = None) -> Measurement:
+    """The measurement that ``to_cells`` gave; MeasurementError if something is wrong with it.
+
+    ``case`` is what it is of, if that was read already.
+    """
     measurement = Measurement(
-        case_from_cells(row),
+        case or case_from_cells(row),
         row.text("kernel_name") or row.fail("kernel_name", "empty; name the kernel"),
         row.text("status", get_args(Status)),  # type: ignore[arg-type]
         median_us=row.number("median_us"),

@@ -15,7 +15,7 @@ from x86quant.kernels import all_kernels, graph_kernels
 from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
-from x86quant.tables.errata import read_errata
+from x86quant.tables.errata import Erratum, read_errata
 from x86quant.tables.table import RuleTable
 from x86quant.tuning.cases import Grid, Shape, jobs
 from x86quant.tuning.measurements import Case, MeasurementSet, usual
@@ -105,9 +105,10 @@ def diff_tables(
     """
     times = _times(measured, cpu.isa)
     cases = [case for job in jobs(shapes, grid, machine="", isa=cpu.isa) for case in job]
+    errata = read_errata(torch.__version__)
     changes = []
     for case in cases:
-        before, after = (_choice(case, table, cpu) for table in (old, new))
+        before, after = (_choice(case, table, cpu, errata) for table in (old, new))
         if before.kernel != after.kernel:
             known = times.get((case.caller, _key(case.spec)), {})
             count = sum(number for _, number in case.nets)
@@ -117,9 +118,8 @@ def diff_tables(
     return TableDiff(tuple(changes), len(cases))
 
 
-def _choice(case: Case, table: RuleTable, cpu: Cpu) -> Choice:
+def _choice(case: Case, table: RuleTable, cpu: Cpu, errata: Sequence[Erratum]) -> Choice:
     kernels = graph_kernels() if case.caller == "graph" else all_kernels()
-    errata = read_errata(torch.__version__)
     return choose(as_routed(case), cpu=cpu, table=table, kernels=kernels, errata=errata)
 
 
