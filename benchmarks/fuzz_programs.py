@@ -15,7 +15,8 @@ on data that calibration did not see, also at other sizes. An exception that x86
 on purpose is a failure too, and so is taking minutes. What fails is shrunk: statements go while the
 failure stays. ``--record`` gets a line of JSON for each failure, and ``judged.jsonl`` beside it
 one for each chunk; ``--resume`` leaves out the seeds that stand there, and ``--total`` adds them
-up. The last lines count, also what came back: programs of which nothing became int8 prove little.
+up: what was judged since that is noted, with ``--record benchmarks/fuzz/failures.jsonl``. The last
+lines count, also what came back: programs of which nothing became int8 prove little.
 """
 
 from __future__ import annotations
