@@ -157,15 +157,20 @@ def _json(results: BenchResults, judged: Sequence[Target]) -> str:
     return json.dumps({**json.loads(results.to_json()), "targets": told}, indent=1)
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line."""
-    summary, _, details = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.against_peers",
+def parser_of(module: str, text: str | None) -> argparse.ArgumentParser:
+    """The parser of ``python -m module``, whose help is the module's ``text``."""
+    summary, _, details = (text or "").partition("\n\n")
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
         description=summary,
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = parser_of("benchmarks.against_peers", __doc__)
     parser.add_argument(
         "--models", nargs="+", default=NETWORKS, metavar="NAME", help="torchvision networks"
     )

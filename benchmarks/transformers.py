@@ -12,13 +12,12 @@ results is kept for each size, since the same model is measured at several.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.against_peers import Target
+from benchmarks.against_peers import Target, parser_of
 from x86quant.bench.backends import BACKENDS
 from x86quant.bench.campaign import check_folder, measure_apart, run_campaign
 from x86quant.bench.one_model import BenchRequest
@@ -109,13 +108,7 @@ def _name(run: ModelRun) -> str:
 
 def main() -> int:
     """Run the command line; returns the exit status."""
-    summary, _, details = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.transformers",
-        description=summary,
-        epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.transformers", __doc__)
     parser.add_argument("--models", nargs="+", default=USUAL, choices=SIZES)
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=[*BACKENDS])
     parser.add_argument("--threads", type=int, default=1)

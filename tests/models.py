@@ -5,11 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx, prepare_qat_fx
 from torch.nn import functional
+
+import x86quant
+
+
+def rows(count: int = 8, seed: int = 0) -> torch.Tensor:
+    """Random rows of 16 numbers."""
+    return torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(model: nn.Module, data: Any, **settings: Any) -> Any:
+    """``model`` in int8, whatever that does to its speed."""
+    torch.manual_seed(0)
+    return x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,12 @@ from x86quant.runtime.segment import Segment
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """The extension, which tests use that nothing before them has loaded."""
+    extension.load()
+
+
 def compiled(model: nn.Module, *shape: int) -> CompiledModule:
     torch.manual_seed(0)
     x = torch.randn(shape)

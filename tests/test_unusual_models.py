@@ -11,16 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from tests.models import quantized, rows
 from x86quant.errors import UnsupportedError, X86QuantWarning
-
-
-def rows(count: int = 8, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
-
-
-def quantized(model: nn.Module, data: Any, **settings: Any) -> Any:
-    torch.manual_seed(0)
-    return x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **settings)
 
 
 class Net(nn.Module):

@@ -13,19 +13,13 @@ from torch import nn
 from torch.nn.utils import prune
 
 import x86quant
+from tests.models import quantized, rows
 from x86quant.calling.call import Call
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, X86QuantWarning
 from x86quant.quantization.tracing import by_fx
 
-
-def rows(count: int = 16, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
-
-
-def quantized(model: nn.Module, data: Any = None, **settings: Any) -> Any:
-    data = [rows(seed=seed) for seed in range(2)] if data is None else data
-    return x86quant.quantize(model.eval(), data, speed_check=False, progress=False, **settings)
+DATA = [rows(16, seed=seed) for seed in range(2)]
 
 
 class Net(nn.Module):
@@ -90,15 +84,15 @@ class CatchesWhatNoOpRaises(Catches):
 def test_code_that_catches_errors_is_right_at_other_sizes(kind: type[Catches]) -> None:
     model = kind().eval()
     with pytest.raises(UnsupportedError, match="catches errors"):
-        by_fx(model, Call((rows(),)))
-    int8 = quantized(model)
+        by_fx(model, Call((rows(16),)))
+    int8 = quantized(model, DATA)
     assert int8.quantization.int8_layers
     for count in (16, 7, 6, 1):
         assert int8(rows(count, seed=9)).shape == model(rows(count, seed=9)).shape
 
 
 def test_errors_that_no_op_raises_may_be_caught() -> None:
-    assert by_fx(CatchesWhatNoOpRaises().eval(), Call((rows(),))).method == "torch.fx"
+    assert by_fx(CatchesWhatNoOpRaises().eval(), Call((rows(16),))).method == "torch.fx"
 
 
 # --- calls that the graph of a part does not hold for ---
@@ -116,7 +110,7 @@ class SeesOtherRanks(Net):
 
 def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
     model = SeesOtherRanks().eval()
-    int8 = quantized(model)
+    int8 = quantized(model, DATA)
     assert isinstance(int8.a, GuardedModule)
     with pytest.warns(X86QuantWarning, match="runs in float"):
         assert close(int8(rows(1)), model(rows(1)))
@@ -211,8 +205,8 @@ def test_unusual_layers_and_results_become_int8_and_are_saved(
 ) -> None:
     def given(seed: int) -> torch.Tensor:
         if kind is not TakesCodes:
-            return rows(seed=seed)
-        return torch.quantize_per_tensor(rows(seed=seed), 0.05, 64, torch.quint8)
+            return rows(16, seed=seed)
+        return torch.quantize_per_tensor(rows(16, seed=seed), 0.05, 64, torch.quint8)
 
     model = kind().eval()
     int8 = quantized(model, [(given(seed),) for seed in range(2)])
@@ -271,10 +265,10 @@ class Lazy(Net):
 def test_refused_in_a_sentence(kind: type[Net], error: type[Exception], sentence: str) -> None:
     model = kind()
     if kind is KeepsByHook:
-        model(rows())
+        model(rows(16))
         model.kept.clear()  # type: ignore[operator, union-attr]
     with pytest.raises(error, match=sentence):
-        quantized(model)
+        quantized(model, DATA)
 
 
 def test_layers_within_transforms_stay_in_float() -> None:
@@ -287,10 +281,10 @@ def test_layers_within_transforms_stay_in_float() -> None:
             return self.c(x) + super().forward(x)
 
     model = Both().eval()
-    int8 = quantized(model, mode="dynamic")
+    int8 = quantized(model, DATA, mode="dynamic")
     assert int8.quantization.int8_layers == ("c",)
     assert any("transforms" in note for note in int8.quantization.notes)
-    assert close(int8(rows(seed=5)), model(rows(seed=5)))
+    assert close(int8(rows(16, seed=5)), model(rows(16, seed=5)))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -308,10 +302,10 @@ class RefusesLarge(Net):
 
 
 def test_the_batch_that_the_float_model_fails_on_is_named() -> None:
-    large = rows(seed=1)
+    large = rows(16, seed=1)
     large[0, 0] = 10.0
     with pytest.raises(InvalidInputError, match="float model fails on a calibration batch"):
-        quantized(RefusesLarge(), [rows(), large])
+        quantized(RefusesLarge(), [rows(16), large])
 
 
 # --- ranges that are known ---
@@ -329,6 +323,6 @@ def test_results_that_use_little_of_a_known_range_keep_their_bits(function: Any)
             return self.last(function(self.wide(self.a(x)) * 1e-3))
 
     model = Small().eval()
-    int8 = quantized(model, mode="static")
+    int8 = quantized(model, DATA, mode="static")
     assert min(int8.quantization.sqnr_db) > 25
-    assert close(int8(rows(seed=5)), model(rows(seed=5)))
+    assert close(int8(rows(16, seed=5)), model(rows(16, seed=5)))

@@ -149,9 +149,8 @@ def batch_sizes(example: Sequence[torch.Tensor]) -> set[Place]:
     found: set[Place] = set()
     for i, x in enumerate(example):
         stacked = not x.is_floating_point() and x.dim() > 1 and len(x) != rows
-        found.update(
-            (i, dim) for dim in range(1 if stacked else 0, x.dim() if stacked else min(1, x.dim()))
-        )
+        dims = range(1, x.dim()) if stacked else range(min(1, x.dim()))
+        found.update((i, dim) for dim in dims)
     return found
 
 
