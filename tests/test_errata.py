@@ -22,6 +22,7 @@ ERRATA = read_errata(importlib.metadata.version("torch"))
 
 
 # What oneDNN is capped to, so that it runs as on such a CPU; FBGEMM's errata need none.
+TRIES = 8  # what reads memory that nobody wrote is right now and then
 CAPS = {"avx2": "AVX2", "avx_vnni": "AVX2_VNNI", "avx512": "AVX512_CORE", "amx_int8": "ALL"}
 
 
@@ -262,9 +263,13 @@ def run_case(engine: str, spec: OpSpec) -> str:
 if __name__ == "__main__":
     engine, wrong, right, _ = CASES[int(sys.argv[1])]
     for spec in (right, wrong):
-        try:
-            outcome = run_case(engine, spec)
-        except RuntimeError as error:  # of scales read past their end, as of anything else
-            print(error, file=sys.stderr)
-            outcome = "wrong"
+        outcome = "right"
+        for _ in range(TRIES):
+            try:
+                outcome = run_case(engine, spec)
+            except RuntimeError as error:  # of scales read past their end, as of anything else
+                print(error, file=sys.stderr)
+                outcome = "wrong"
+            if outcome == "wrong":
+                break
         print(outcome, flush=True)
