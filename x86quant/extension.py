@@ -67,6 +67,7 @@ def other_torch(built: str, present: str) -> str | None:
 
 @functools.cache
 def direct() -> Any:
-    """What is called past torch's dispatcher: ``try_run``, ``try_look_up`` and ``Watch``."""
+    """What is called past torch's dispatcher, and tells whether objects changed: see
+    ``kernels/runtime/direct_call.cpp`` and ``watch.h``."""
     load()
     return importlib.import_module("x86quant._C")

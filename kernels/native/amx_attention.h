@@ -9,6 +9,7 @@ namespace {
 template <class V>
 struct TileProducts {
   using Share = uint16_t;  // bfloat16
+  static constexpr bool kShort = true;
 
   static int64_t padded(int64_t size) { return xq::round_up(size, 32); }
   static int64_t key_bytes(int64_t keys, int64_t size) { return keys * padded(size) * 2; }

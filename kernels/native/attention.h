@@ -6,17 +6,30 @@
 
 namespace {
 
-// 2^n of whole numbers from -127 (as 0) on, times a polynomial of the rest: exp(x) to within 3e-7, 0 below -88.
+// 2^y, by a polynomial of what is left of y beside a whole number: to within 3e-7, or where SHORT to within 3e-6, which
+// is far below what bfloat16 keeps. 0 for y from -127 down.
+template <class V, bool SHORT>
+XQ_INLINE inline typename V::F power_of_two(typename V::F y) {
+  using F = typename V::F;
+  constexpr float kLong[] = {0.000154035f, 0.00133335581f, 0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f};
+  constexpr float kShort[] = {0.00957010165f, 0.0559178621f, 0.240247448f, 0.693121815f, 0.999999261f};
+  const float* terms = SHORT ? kShort : kLong;
+  constexpr int kDegree = SHORT ? 4 : 6;
+  // A float this large has no bits for fractions, so the sum is rounded to a whole number; that stands in its low bits,
+  // more by an exponent's bias.
+  const F large = V::setf(12582912.0f + 127.0f);
+  y = V::max(V::setf(-127), y);  // in this order NaN stays
+  const F biased = V::add(y, large), rest = V::sub(y, V::sub(biased, large));
+  F p = V::setf(terms[0]);
+  for (int i = 1; i <= kDegree; ++i) p = V::fma(p, rest, V::setf(terms[i]));
+  return V::mul(p, V::exponent_bits(biased));
+}
+
+constexpr float kLog2e = 1.44269504f;
+
 template <class V>
 XQ_INLINE inline typename V::F exponential(typename V::F x) {
-  using F = typename V::F;
-  constexpr float kTerms[] = {0.000154035f, 0.00133335581f, 0.00961812911f, 0.0555041087f, 0.240226507f, 0.693147181f, 1.0f};
-  const F y = V::max(V::setf(-127), V::mul(x, V::setf(1.44269504f)));  // in this order NaN stays
-  const auto n = V::to_int(y);
-  const F rest = V::sub(y, V::to_float(n));
-  F p = V::setf(kTerms[0]);
-  for (int i = 1; i < 7; ++i) p = V::fma(p, rest, V::setf(kTerms[i]));
-  return V::mul(p, V::power_of_two(n));
+  return power_of_two<V, false>(V::mul(x, V::setf(kLog2e)));
 }
 
 template <class V>
@@ -34,6 +47,15 @@ struct MaskRow {
 
 // The numbers of the lanes.
 alignas(64) constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// Scores of which `count` are seen; minus infinity stands for the others.
+template <class V>
+XQ_INLINE inline typename V::F seen_scores(const float* scores, int64_t count) {
+  const auto none = V::setf(-__builtin_inff());
+  if (count <= 0) return none;
+  const auto s = V::loadf(scores);
+  return count >= V::kLanes ? s : V::if_greater(V::setf(static_cast<float>(count)), V::loadf(kLaneNumbers), s, none);
+}
 
 // What a query has seen so far. Shares of later blocks are relative to a larger maximum.
 struct Seen {
@@ -82,6 +104,54 @@ XQ_INLINE inline float softmax_row(float* scores, int64_t keys, int64_t visible,
   return factor_before;
 }
 
+// The greatest score of a query to the keys that it may see, of which there is at least one.
+template <class V>
+XQ_INLINE inline float greatest_score(const float* scores, int64_t visible) {
+  using F = typename V::F;
+  const F none = V::setf(-__builtin_inff());
+  F most[2] = {none, none};
+  int64_t k = 0;
+  for (; k + 2 * V::kLanes <= visible; k += 2 * V::kLanes)
+    unroll<2>([&](int i) XQ_INLINE { most[i] = V::max(most[i], V::loadf(scores + k + i * V::kLanes)); });
+  for (; k < visible; k += V::kLanes) most[0] = V::max(most[0], seen_scores<V>(scores + k, visible - k));
+  return V::greatest(V::max(most[0], most[1]));
+}
+
+// Scores of a query without a mask become shares: those of keys beyond the visible ones 0. Returns their sum.
+template <class V, bool SHORT, class Put>
+XQ_INLINE inline float shares_of(const float* scores, int64_t keys, int64_t visible, float factor, float most, const Put& put) {
+  using F = typename V::F;
+  const F times = V::setf(factor), less = V::setf(-most * factor);
+  F sums[2] = {V::setf(0), V::setf(0)};
+  const auto pair = [&](int64_t k, F a, F b) XQ_INLINE {
+    a = power_of_two<V, SHORT>(V::fma(a, times, less)), b = power_of_two<V, SHORT>(V::fma(b, times, less));
+    sums[0] = V::add(sums[0], a), sums[1] = V::add(sums[1], b);
+    put(k, a, b);
+  };
+  int64_t k = 0;
+  for (; k + 2 * V::kLanes <= visible; k += 2 * V::kLanes) pair(k, V::loadf(scores + k), V::loadf(scores + k + V::kLanes));
+  if (k < visible) {
+    pair(k, seen_scores<V>(scores + k, visible - k), seen_scores<V>(scores + k + V::kLanes, visible - k - V::kLanes));
+    k += 2 * V::kLanes;
+  }
+  for (; k < keys; k += 2 * V::kLanes) put(k, V::setf(0), V::setf(0));
+  return V::total(V::add(sums[0], sums[1]));
+}
+
+// What softmax_row does, where there is no mask and the greatest score is known.
+template <class V, bool SHORT, class Put>
+XQ_INLINE inline float plain_softmax(const float* scores, int64_t keys, int64_t visible, float scale, float block_most,
+                                     Seen& seen, const Put& put) {
+  const float before = seen.most;
+  if (block_most > before) seen.most = block_most;
+  // Where nothing has been seen, minus infinity less itself would be no number.
+  const float base = seen.most == -__builtin_inff() ? 0.0f : seen.most;
+  const float sum = shares_of<V, SHORT>(scores, keys, visible, scale * kLog2e, base, put);
+  const float factor = before == seen.most || before == -__builtin_inff() ? 1.0f : exponential_of<V>((before - seen.most) * scale);
+  seen.sum = seen.sum * factor + sum;
+  return factor;
+}
+
 // C[rows][columns] = A B, or + A B. Rows come in ROWS, columns in pairs of vectors.
 template <class V, int ROWS>
 XQ_INLINE inline void float_product_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
@@ -105,6 +175,7 @@ XQ_INLINE inline void float_product_tile(int64_t depth, const float* a, int64_t 
 template <class V>
 struct FloatProducts {
   using Share = float;
+  static constexpr bool kShort = false;
   // Sums that keep both multipliers busy while the operands of the next ones are loaded, and fit the registers; tiles
   // of fewer rows make up kAttentionRows.
   static constexpr int kRows = V::kLanes == 8 ? 6 : 8, kLastRows = V::kLanes / 2;
@@ -207,28 +278,51 @@ struct AttentionScratch {
   }
 };
 
+// How many keys a head's queries may see where they are the first ones and the same for all queries, as with padding;
+// -1 where the mask says more than that.
+inline int64_t first_keys(const xq::HeadTask& t, int64_t head) {
+  if (!t.mask) return t.keys;
+  if (!t.mask_is_bool || t.mask_query != 0) return -1;
+  const uint8_t* seen = static_cast<const uint8_t*>(t.mask) + head * t.mask_head;
+  int64_t n = 0, k = 0;
+  while (n < t.keys && seen[n]) ++n;
+  for (k = n; k < t.keys && !seen[k];) ++k;
+  return k == t.keys ? n : -1;
+}
+
 // A tile of at most kAttentionRows queries, the first of which is number `first`.
 template <class V, class P>
-void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, const AttentionScratch<P>& at) {
+void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, int64_t first_keys, const AttentionScratch<P>& at) {
   Seen seen[xq::kAttentionRows];
   const int64_t width = P::padded(t.size);
   const float* q = t.q + head * t.q_head + first * t.q_stride;
   P::pack_queries(t, q, t.q_stride, rows, at.queries);
-  const int64_t last = t.causal ? xq::min64(t.keys, first + rows) : t.keys;
+  const int64_t seen_keys = first_keys < 0 ? t.keys : first_keys;
+  const int64_t last = t.causal ? xq::min64(seen_keys, first + rows) : seen_keys;
   bool any = false;
   for (int64_t k = 0; k < last; k += xq::kAttentionKeys) {
     const int64_t keys = xq::min64(xq::kAttentionKeys, last - k), whole = xq::round_up(keys, 32);
     P::scores(t, at.queries, rows, at.keys, k, whole, at.scores);
+    // A score of minus infinity is no number once it is multiplied by a scale of 0, and none is hidden by a negative one.
+    const bool plain = first_keys >= 0 && t.scale > 0;
+    float most[xq::kAttentionRows];
+    // First of all queries: each number is the end of a chain, and chains of several run side by side.
+    for (int64_t m = 0; plain && m < rows; ++m) {
+      const int64_t visible = t.causal ? xq::min64(keys, first + m + 1 - k) : keys;
+      most[m] = visible > 0 ? greatest_score<V>(at.scores + m * xq::kAttentionKeys, visible) : -__builtin_inff();
+    }
     for (int64_t m = 0; m < rows; ++m) {
       const int64_t query = first + m;
       MaskRow mask;
       const int64_t cell = head * t.mask_head + query * t.mask_query + k;
-      if (t.mask && t.mask_is_bool) mask.seen = static_cast<const uint8_t*>(t.mask) + cell;
-      if (t.mask && !t.mask_is_bool) mask.added = static_cast<const float*>(t.mask) + cell;
+      if (first_keys < 0 && t.mask_is_bool) mask.seen = static_cast<const uint8_t*>(t.mask) + cell;
+      if (first_keys < 0 && !t.mask_is_bool) mask.added = static_cast<const float*>(t.mask) + cell;
       const int64_t visible = t.causal ? xq::min64(keys, query + 1 - k) : keys;
       typename P::Share* shares = at.shares + m * xq::kAttentionKeys;
-      const float before = softmax_row<V>(at.scores + m * xq::kAttentionKeys, whole, visible, t.scale, mask, seen[m],
-                                          [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); });
+      const auto put = [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); };
+      const float* scores = at.scores + m * xq::kAttentionKeys;
+      const float before = plain ? plain_softmax<V, P::kShort>(scores, whole, visible, t.scale, most[m], seen[m], put)
+                                 : softmax_row<V>(at.scores + m * xq::kAttentionKeys, whole, visible, t.scale, mask, seen[m], put);
       if (any && before != 1.0f)
         for (int64_t d = 0; d < width; d += V::kLanes) {
           float* o = at.out + m * width + d;
@@ -254,9 +348,11 @@ void attention(const xq::HeadTask& t, void* scratch) {
   memset(at.shares, 0, static_cast<size_t>(xq::kAttentionRows * xq::kAttentionKeys) * sizeof(typename P::Share));
   P::begin();
   P::pack_keys(t, at.keys), P::pack_values(t, at.values);
-  for (int64_t head = 0; head < t.heads; ++head)
+  for (int64_t head = 0; head < t.heads; ++head) {
+    const int64_t keys = first_keys(t, head);
     for (int64_t m = t.query_begin; m < t.query_end; m += xq::kAttentionRows)
-      attend<V, P>(t, head, m, xq::min64(xq::kAttentionRows, t.query_end - m), at);
+      attend<V, P>(t, head, m, xq::min64(xq::kAttentionRows, t.query_end - m), keys, at);
+  }
   P::end();
 }
 

@@ -70,6 +70,8 @@ struct VecCommon {
   static F min(F a, F b) { return XQ_MM(min_ps)(a, b); }
   static F max(F a, F b) { return XQ_MM(max_ps)(a, b); }
   static F div(F a, F b) { return XQ_MM(div_ps)(a, b); }
+  // A float whose exponent is the low 8 bits of v: 2^(n - 127) for n from 1 on, 0 for 0.
+  static F exponent_bits(F v) { return XQ_FROM_BITS(XQ_MM(slli_epi32)(XQ_BITS(v), 23)); }
   static I sub32(I a, I b) { return XQ_MM(sub_epi32)(a, b); }
   static I mul32(I a, I b) { return XQ_MM(mullo_epi32)(a, b); }
   static I add32(I a, I b) { return XQ_MM(add_epi32)(a, b); }

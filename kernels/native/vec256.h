@@ -34,10 +34,6 @@ struct Vec256 : VecCommon {
     return VecCommon::dot16(acc, a, w);
   }
 
-  // 2^n for n from -126 to 127, 0 for -127.
-  static F power_of_two(I n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
-  }
   static F if_greater(F a, F b, F x, F y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
   static float total(F v) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

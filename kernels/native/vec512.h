@@ -38,10 +38,6 @@ struct Vec512 : VecCommon {
     return VecCommon::dot16(acc, a, w);
   }
 
-  // 2^n for n from -126 to 127, 0 for -127.
-  static F power_of_two(I n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
-  }
   // Where a > b, x, else y; so y where a or b is NaN.
   static F if_greater(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
   static float total(F v) { return _mm512_reduce_add_ps(v); }

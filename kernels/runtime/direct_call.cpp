@@ -121,6 +121,7 @@ PyMethodDef methods[] = {
     {"add_step", as_method(add_step), METH_FASTCALL, nullptr},
     {"try_look_up", as_method(dynamic::try_look_up), METH_FASTCALL, nullptr},
     {"try_run", as_method(try_run), METH_FASTCALL, nullptr},
+    {"unchanged_since", unchanged_since, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

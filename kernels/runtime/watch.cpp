@@ -4,6 +4,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -165,7 +166,45 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
 
 PyType_Spec spec = {"x86quant._C.Watch", sizeof(WatchObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
+// CPython counts the changes of all dictionaries until 3.13.
+#if PY_VERSION_HEX < 0x030D0000
+uint64_t changes_of(PyObject* dictionary) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dictionary)->ma_version_tag;
+#pragma GCC diagnostic pop
+}
+constexpr bool kCountsChanges = true;
+#else
+uint64_t changes_of(PyObject*) { return 0; }
+constexpr bool kCountsChanges = false;
+#endif
+
 }  // namespace
+
+PyObject* unchanged_since(PyObject*, PyObject* args) {
+  PyObject *dictionaries = nullptr, *counts = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &dictionaries, &PyByteArray_Type, &counts)) return nullptr;
+  const Py_ssize_t n = PyTuple_GET_SIZE(dictionaries);
+  if (PyByteArray_GET_SIZE(counts) != n * Py_ssize_t{sizeof(uint64_t)}) {
+    PyErr_SetString(PyExc_ValueError, "unchanged_since takes 8 bytes for each dictionary");
+    return nullptr;
+  }
+  char* at = PyByteArray_AS_STRING(counts);
+  bool same = kCountsChanges;
+  for (Py_ssize_t i = 0; i < n; ++i, at += sizeof(uint64_t)) {
+    PyObject* dictionary = PyTuple_GET_ITEM(dictionaries, i);
+    if (!PyDict_Check(dictionary)) {
+      PyErr_SetString(PyExc_TypeError, "unchanged_since takes a tuple of dictionaries");
+      return nullptr;
+    }
+    const uint64_t changes = changes_of(dictionary);
+    if (std::memcmp(at, &changes, sizeof(changes)) == 0) continue;
+    same = false;
+    std::memcpy(at, &changes, sizeof(changes));
+  }
+  return PyBool_FromLong(same);
+}
 
 PyObject* watch_type() { return PyType_FromSpec(&spec); }
 

@@ -10,4 +10,9 @@ namespace x86quant::runtime {
 // null with an exception set.
 PyObject* watch_type();
 
+// The Python function unchanged_since(dictionaries, counts), of a tuple of dictionaries and a bytearray of 8 bytes for
+// each: whether none of them was given, or lost, an entry or had one replaced since the last call with these counts,
+// which are brought up to date. It may answer no where nothing changed.
+PyObject* unchanged_since(PyObject* self, PyObject* args);
+
 }  // namespace x86quant::runtime

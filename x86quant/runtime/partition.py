@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import attribute
+from x86quant.runtime.known_values import KnownValues, known_nodes, sizes_of
 from x86quant.runtime.segment import Segment
 from x86quant.runtime.supported import runner
 
@@ -24,9 +25,10 @@ def partition(
     ``make`` builds a segment from a graph module and its name; torch runs ``torch_nodes``. Each
     node gets a stage: even ones are native, odd ones are not, and stages never decrease along an
     edge. So everything native of one stage can run together without waiting for anything that
-    comes later.
+    comes later. What depends on sizes alone comes first and is kept from call to call.
     """
-    stages = _stages(lowered.graph, torch_nodes)
+    known = known_nodes(lowered.graph, torch_nodes)
+    stages = _stages(lowered.graph, torch_nodes, known)
     root = nn.Module()
     graph = Graph()
     values: dict[Node, Node] = {}
@@ -49,24 +51,36 @@ def partition(
             values[node] = graph.get_attr(name)
         return values[node]
 
+    if known:
+        for size in sizes_of(known):
+            values[size] = graph.node_copy(size, value_of)
+        _add_part(
+            lowered, known, lambda gm, _: KnownValues(gm), "known_values", root, graph, values
+        )
+    done = {*values, *known}
     for stage in sorted(by_stage):
-        nodes = by_stage[stage]
+        nodes = [node for node in by_stage[stage] if node not in done]
         if stage % 2:
             for node in nodes:
                 values[node] = graph.node_copy(node, value_of)
                 if node.op == "call_module":
                     _keep_module(root, lowered, str(node.target))
-        else:
-            _add_segment(lowered, nodes, make, root, graph, values, value_of)
+        elif nodes:
+            name = f"segment_{sum(key.startswith('segment_') for key, _ in root.named_children())}"
+            read = [n for node in nodes for n in node.all_input_nodes if _is_read(n, nodes)]
+            given = {n: value_of(n) for n in read if n.op == "get_attr"}
+            _add_part(lowered, nodes, make, name, root, graph, values, given)
     graph.output(torch.fx.node.map_arg(output.args[0], value_of))
     return GraphModule(root, graph, class_name="Partitioned").eval()
 
 
-def _stages(graph: Graph, torch_nodes: Collection[str]) -> dict[Node, int]:
+def _stages(
+    graph: Graph, torch_nodes: Collection[str], known: Collection[Node]
+) -> dict[Node, int]:
     """The stage of every node that computes something."""
-    stages: dict[Node, int] = {}
+    stages: dict[Node, int] = dict.fromkeys(known, 0)
     for node in graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
+        if node.op in ("placeholder", "get_attr", "output") or node in stages:
             continue
         stage = max((stages.get(before, 0) for before in node.all_input_nodes), default=0)
         by = runner(node, torch_nodes)
@@ -75,26 +89,29 @@ def _stages(graph: Graph, torch_nodes: Collection[str]) -> dict[Node, int]:
     return stages
 
 
-def _add_segment(
+def _add_part(
     lowered: GraphModule,
     nodes: list[Node],
-    make: Callable[[GraphModule, str], Segment],
+    make: Callable[[GraphModule, str], nn.Module],
+    name: str,
     root: nn.Module,
     graph: Graph,
     values: dict[Node, Node],
-    value_of: Callable[[Node], Node],
+    given: Collection[Node] = (),
 ) -> None:
-    """Move ``nodes`` into a segment and call it in ``graph``."""
+    """Move ``nodes`` into a module of their own and call it in ``graph``.
+
+    It has constants of its own, but for those that are ``given`` to it as inputs are.
+    """
     inside = set(nodes)
     inputs = [
         n
         for n in dict.fromkeys(before for node in nodes for before in node.all_input_nodes)
-        if n not in inside and (n.op != "get_attr" or _is_read(n, nodes))
+        if n not in inside and (n.op != "get_attr" or n in given)
     ]
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
-    name = f"segment_{sum(key.startswith('segment_') for key, _ in root.named_children())}"
     root.add_module(name, make(_extract(lowered, nodes, inputs, outputs), name))
-    call = graph.call_module(name, tuple(value_of(n) for n in inputs))
+    call = graph.call_module(name, tuple(values[n] for n in inputs))
     for index, node in enumerate(outputs):
         values[node] = graph.call_function(operator.getitem, (call, index))
 

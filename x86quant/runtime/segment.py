@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +42,7 @@ class Segment(nn.Module):
         self._plans = PlanCache(name, limit)
         self._lock = threading.Lock()
         self._try_run = extension.direct().try_run
-        self._latest: tuple[int, Plan] | None = None
+        self._latest: _Latest | None = None
 
     def run_again(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
         """The outputs by the latest plan if it is for inputs like these, else None.
@@ -53,7 +54,11 @@ class Segment(nn.Module):
         latest = self._latest
         if latest is None or OBSERVERS:
             return None
-        return self._run(latest[0], inputs)
+        if latest.numbers:
+            if any(inputs[i] != number for i, number in latest.numbers):
+                return None
+            inputs = tuple([inputs[i] for i in latest.tensors])
+        return self._run(latest.handle, inputs)
 
     def _run(self, handle: int, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
         try:
@@ -76,7 +81,7 @@ class Segment(nn.Module):
             observe(plan)
         handle = plan.program.handle()
         if not any(plan.numbers):
-            self._latest = (handle, plan)
+            self._latest = _Latest.of(handle, plan, inputs)
         results = self._run(handle, tuple(tensors))
         if results is None:
             results = torch.ops.x86quant.run_program(plan.program, tensors)
@@ -116,6 +121,29 @@ class Segment(nn.Module):
         """The plans made so far and kept."""
         with self._lock:
             return self._plans.plans()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Latest:
+    """The plan that ran last, and what of its inputs it was made for.
+
+    Attributes:
+        handle: of its program.
+        plan: kept, so that the program is.
+        tensors: which inputs are tensors, whose shapes the program checks.
+        numbers: the others: which, and what they were.
+    """
+
+    handle: int
+    plan: Plan
+    tensors: tuple[int, ...]
+    numbers: tuple[tuple[int, Any], ...]
+
+    @classmethod
+    def of(cls, handle: int, plan: Plan, inputs: Sequence[Any]) -> _Latest:
+        tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        numbers = [(i, x) for i, x in enumerate(inputs) if i not in tensors]
+        return cls(handle, plan, tuple(tensors), tuple(numbers))
 
 
 def _signature(x: Any) -> Any:

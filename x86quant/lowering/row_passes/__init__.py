@@ -23,6 +23,7 @@ from x86quant.lowering.row_passes import (
     recognise_norms,
     recognise_products,
     share_row_codes,
+    simplify_masks,
 )
 
 #: Each pass relies on those above it.
@@ -30,6 +31,7 @@ ROW_PASSES: tuple[ModuleType, ...] = (
     drop_identities,
     recognise_products,
     fold_known_values,
+    simplify_masks,
     merge_masks,
     recognise_norms,
     recognise_eager_attention,

@@ -1,0 +1,153 @@
+"""What transformers asks of a mask and always knows is left out.
+
+It builds masks from functions of numbers of tokens: ``q_idx >= 0`` holds of each, and
+``padding[batch_idx, kv_idx]`` of all numbers in order is the padding mask itself, seen in four
+dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule, Node
+
+from x86quant.lowering.graph_tools import constant, finish, replace
+from x86quant.lowering.row_passes._values import call, sizes, value_of
+
+aten = torch.ops.aten
+
+_BOTH = (aten.__and__.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default)
+
+
+class _Numbers(NamedTuple):
+    """What is known of a tensor of the numbers 0, 1, 2, … along one dimension.
+
+    Attributes:
+        dim: that dimension; all others have size 1.
+        size: how many there are, as the graph says it.
+    """
+
+    dim: int
+    size: Any
+
+
+_Known = dict[Any, _Numbers]
+
+
+def run(gm: GraphModule) -> int:
+    """Apply the pass to ``gm``; returns the number of calls left out."""
+    numbers: _Known = {}
+    true: set[Any] = set()
+    changed = 0
+    for node in list(gm.graph.nodes):
+        found = _numbers(node, numbers)
+        if found is not None:
+            numbers[node] = found
+        elif _is_true(gm, node, numbers, true):
+            true.add(node)
+        else:
+            changed += _without_true(node, true) or _without_index(node, numbers)
+    return finish(gm, changed)
+
+
+def _numbers(node: Node, known: _Known) -> _Numbers | None:
+    args, value = node.args, value_of(node)
+    if value is None or value.dtype not in (torch.int64, torch.int32):
+        return None
+    if node.target is aten.arange.default:
+        return _Numbers(0, args[0])
+    if not args or args[0] not in known:
+        return None
+    dim, size = known[args[0]]
+    if node.target is aten.add.Tensor and type(args[1]) is int and args[1] == 0:
+        return _Numbers(dim, size)
+    if node.target is aten.unsqueeze.default and isinstance(args[1], int):
+        at = args[1] % value.dim()
+        return _Numbers(dim + (at <= dim), size)
+    return None
+
+
+def _is_true(gm: GraphModule, node: Node, numbers: _Known, true: set[Any]) -> bool:
+    """Whether every element of ``node`` is true, whatever its sizes."""
+    value, args = value_of(node), node.args
+    if value is None or value.dtype is not torch.bool:
+        return False
+    if node.op == "get_attr":
+        known = constant(gm, node)
+        return known is not None and bool(known.all())
+    if node.target is aten.ge.Scalar:
+        return args[0] in numbers and isinstance(args[1], int | float) and args[1] <= 0
+    if node.target in _BOTH:
+        return args[0] in true and args[1] in true
+    return node.target in (aten.expand.default, aten.unsqueeze.default) and args[0] in true
+
+
+def _without_true(node: Node, true: set[Any]) -> bool:
+    """Whether ``node`` was an "and" of a mask and of what is true, and is now the mask."""
+    if node.target not in _BOTH or not any(x in true for x in node.args):
+        return False
+    mask, other = node.args if node.args[1] in true else node.args[::-1]
+    value, seen, wanted = value_of(mask), sizes(mask), sizes(node)
+    if value is None or value.dtype is not torch.bool or seen is None or wanted is None:
+        return False
+    assert isinstance(mask, Node) and isinstance(other, Node)
+    if seen != wanted and not _is_expanded(node, seen, wanted):
+        if len(sizes(other) or ()) != len(wanted) or len(seen) != len(wanted):
+            return False
+        with node.graph.inserting_before(node):
+            mask = _expanded(mask, seen, other, node)
+    replace(node, mask)
+    return True
+
+
+def _is_expanded(node: Node, seen: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Whether whoever reads ``node`` makes it as large by itself."""
+    changed = [dim - len(wanted) for dim, (a, b) in enumerate(zip(seen, wanted)) if a != b]
+    return len(seen) == len(wanted) and all(
+        user.target is aten.expand.default and all(user.args[1][dim] != -1 for dim in changed)  # type: ignore[index]
+        for user in node.users
+    )
+
+
+def _expanded(mask: Node, seen: tuple[str, ...], other: Node, node: Node) -> Node:
+    """``mask`` in the sizes of ``node``: where it has others, they are those of ``other``."""
+    shape: list[Any] = []
+    for dim, (have, want) in enumerate(zip(seen, sizes(node) or (), strict=True)):
+        size: Any = -1
+        if have != want:
+            size = node.graph.call_function(aten.sym_size.int, (other, dim))
+            size.meta["val"] = value_of(node).shape[dim]  # type: ignore[union-attr]
+        shape.append(size)
+    return call(node.graph, aten.expand.default, value_of(node), mask, shape)
+
+
+def _without_index(node: Node, numbers: _Known) -> bool:
+    """Whether ``node`` took elements of a tensor in their order, and now looks at it.
+
+    There may be more elements than are taken; where there are fewer, the view is refused.
+    """
+    if node.target is not aten.index.Tensor:
+        return False
+    source, indices = node.args[:2]
+    assert isinstance(indices, list | tuple)
+    seen, wanted = sizes(source), sizes(node)
+    if seen is None or wanted is None or len(indices) != len(seen):
+        return False
+    if not all(index in numbers for index in indices):
+        return False
+    shape: list[Any] = [1] * len(wanted)
+    dims = [numbers[index].dim - len(sizes(index) or ()) for index in indices]
+    if dims != sorted(set(dims)):
+        return False
+    for index, dim in zip(indices, dims, strict=True):
+        shape[dim] = numbers[index].size
+    graph, value = node.graph, value_of(node)
+    with graph.inserting_before(node):
+        view = source
+        for dim, index in enumerate(indices):
+            if seen[dim] != (sizes(index) or ())[dims[dim]]:
+                view = call(graph, aten.slice.Tensor, None, view, dim, 0, numbers[index].size)
+        view = call(graph, aten.reshape.default, value, view, shape)
+    replace(node, view)
+    return True
