@@ -22,12 +22,12 @@ struct Epilogue {
         lut(p.has_lut ? p.at<uint8_t>(p.lut) : nullptr), clamp_float(p.clamp_float != 0),
         clamp_hi(p.hi < 255), from_zero(p.out_zp == 0 && p.lo == 0) {}
 
-  // Without table or upper clamp: most layers.
-  bool plain() const { return !lut && !clamp_float && !clamp_hi; }
+  // Without table: most layers.
+  bool plain() const { return !lut && !clamp_float; }
 
-  // What `apply` does where plain(), in as few instructions as it takes: with VNNI they wait for the same ports as
-  // products. ZERO promises from_zero.
-  template <int VECS, bool RES, bool ZERO>
+  // What `apply` does where no float must be clamped, in as few instructions as it takes: with VNNI they wait for the
+  // same ports as products. ZERO promises from_zero, TABLE says whether there is one.
+  template <int VECS, bool RES, bool ZERO, bool TABLE = false>
   XQ_INLINE inline void apply_plain(I sums[4], const F mult[VECS], const F bias[VECS], uint8_t* out, int64_t stride,
                                     const uint8_t* res, int64_t res_stride, int pixels, int count) const {
     F r[4];
@@ -37,7 +37,9 @@ struct Epilogue {
       if constexpr (RES) v = V::fma(r[i], res_mult, v);
       sums[i] = V::to_int(v);
     });
-    const I bytes = ZERO ? V::narrow_from_zero(sums) : V::max8(V::narrow(sums, zp16), lo);
+    I bytes = ZERO ? V::narrow_from_zero(sums) : V::max8(V::narrow(sums, zp16), lo);
+    if (clamp_hi) bytes = V::min8(bytes, hi);
+    if constexpr (TABLE) bytes = V::look_up(lut, bytes);
     V::template store_pixels<VECS>(out, stride, V::template pixels_apart<VECS>(bytes), pixels, count);
   }
 
@@ -74,7 +76,7 @@ struct Epilogue {
 
   enum Way { kGeneral, kSums, kResidual };
 
-  template <int VECS, Way WAY, bool ZERO>
+  template <int VECS, Way WAY, bool ZERO, bool TABLE = false>
   static void rows_of(const Epilogue& all, const Pixels& pixels, int64_t rows) {
     // Copies, of which only what is used is made, and scalars in local vectors: a store of bytes could otherwise
     // change them.
@@ -91,8 +93,8 @@ struct Epilogue {
       if constexpr (WAY == kGeneral)
         e.template apply<VECS>(v, m, b, p.out, p.stride, p.res, p.res_stride, here, p.count);
       else
-        e.template apply_plain<VECS, WAY == kResidual, ZERO>(v, m, b, p.out, p.stride, p.res, p.res_stride, here,
-                                                             p.count);
+        e.template apply_plain<VECS, WAY == kResidual, ZERO, TABLE>(v, m, b, p.out, p.stride, p.res, p.res_stride,
+                                                                    here, p.count);
     };
     for (; rows >= kPixels; rows -= kPixels) {
       put(kPixels);
@@ -107,7 +109,8 @@ struct Epilogue {
 
   template <int VECS>
   PutRows put_rows_way(bool residual) const {
-    if (!plain()) return rows_of<VECS, kGeneral, false>;
+    if (clamp_float) return rows_of<VECS, kGeneral, false>;
+    if (lut) return residual ? rows_of<VECS, kResidual, false, true> : rows_of<VECS, kSums, false, true>;
     if (residual) return from_zero ? rows_of<VECS, kResidual, true> : rows_of<VECS, kResidual, false>;
     return from_zero ? rows_of<VECS, kSums, true> : rows_of<VECS, kSums, false>;
   }
