@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,6 +295,29 @@ def test_rows_of_an_image_of_any_width(
         lib.conv(plain, x, want, more if residual else None)
         np.testing.assert_array_equal(got, want, f"{height} by {width} pixels")
         free()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("channels", [64, 192, 720])
+@pytest.mark.parametrize("change", [{}, {"residual": True}, {"hi": 90}, {"padding": (0, 0, 0)}])
+def test_bytes_that_are_made_later_go_where_they_belong(
+    lib: capi.Library, isa: str, channels: int, change: dict[str, Any]
+) -> None:
+    """Sums of a tile may wait for the next one's: of another row, block of channels or image."""
+    rng = np.random.default_rng(channels)
+    weight = rng.integers(-127, 128, (72, channels, 1, 3, 3)).astype(np.int8)
+    spec = capi.ConvSpec(
+        weight, np.full(72, 2e-4, np.float32), padding=(0, 1, 1), res_zp=9, res_mult=0.4
+    )
+    spec = dataclasses.replace(spec, **change)
+    packed, plain = lib.pack(spec, isa), lib.pack(spec, "reference")
+    for batch, width in [(1, 1), (2, 3), (3, 7), (1, 33)]:
+        x = rng.integers(0, 256, (batch, 1, 5, width + 2, channels)).astype(np.uint8)
+        more = rng.integers(0, 256, (batch, *spec.out_size(x.shape[1:4]), 72)).astype(np.uint8)
+        got, want = np.zeros_like(more), np.zeros_like(more)
+        lib.conv(packed, x, got, more if spec.residual else None)
+        lib.conv(plain, x, want, more if spec.residual else None)
+        np.testing.assert_array_equal(got, want, f"{batch} images, {width} pixels")
 
 
 # A core's L1 and L2 in bytes: real ones, and sizes no core has.

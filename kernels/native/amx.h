@@ -12,10 +12,20 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Tiles 0 to 3 hold sums, 4 and 5 pixels, 6 and 7 weights.
-template <int M, int N>
-void amx_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t* offsets,
-              const xq::Block& block, int32_t* sums) {
+// Lines of memory that will be read soon, asked for a few at a time.
+struct Prefetches {
+  const int8_t *at, *end;
+
+  void take(int64_t lines) {
+    for (; lines > 0 && at < end; --lines, at += 64) xq::prefetch_to_l2(at);
+  }
+};
+
+// Sums of 16 M rows and 16 N outputs: tiles 0 to 3 hold sums, 4 and 5 pixels, 6 and 7 weights. `meanwhile` is called
+// once for every 64 bytes of K.
+template <int M, int N, class Meanwhile>
+XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
+                               const int64_t* offsets, int32_t* sums, const Meanwhile& meanwhile) {
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
@@ -45,6 +55,7 @@ void amx_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t*
         _tile_dpbusd(2, 5, 6);
         if constexpr (N == 2) _tile_dpbusd(3, 5, 7);
       }
+      meanwhile();
     }
   }
   _tile_stored(0, sums, N * 64);
@@ -53,40 +64,124 @@ void amx_tile(const xq::Packed& p, const uint8_t* a, int64_t lda, const int64_t*
   if constexpr (M == 2 && N == 2) _tile_stored(3, sums + 16 * N * 16 + 16, N * 64);
 }
 
-template <class V, class Out = Epilogue<V>>
+template <class Meanwhile>
+XQ_INLINE inline void amx_rows(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
+                               const int64_t* offsets, int64_t rows, int32_t* sums, const Meanwhile& meanwhile) {
+  if (block.vecs == 2 && rows > 16) amx_tile<2, 2>(p, block, a, lda, offsets, sums, meanwhile);
+  else if (block.vecs == 2) amx_tile<1, 2>(p, block, a, lda, offsets, sums, meanwhile);
+  else if (rows > 16) amx_tile<2, 1>(p, block, a, lda, offsets, sums, meanwhile);
+  else amx_tile<1, 1>(p, block, a, lda, offsets, sums, meanwhile);
+}
+
+// Sums of a tile that wait to become bytes.
+template <class V>
+class WaitingBytes {
+ public:
+  explicit WaitingBytes(const xq::DenseTask& task) : task_(task), epilogue_(*task.packed) {
+    ways_[0] = epilogue_.template put_rows_way<1>(task.res), ways_[1] = epilogue_.template put_rows_way<2>(task.res);
+  }
+
+  // The sums of `rows` rows of a segment from `begin` on.
+  void wait(const xq::Block& block, int64_t segment, int64_t begin, int64_t rows, const int32_t* sums) {
+    const xq::Packed& p = *task_.packed;
+    left_ = rows;
+    way_ = ways_[block.vecs - 1];
+    // The division is worth avoiding: flat tensors are one long row.
+    const int64_t y = begin < task_.row_len ? 0 : begin / task_.row_len;
+    x_ = begin - y * task_.row_len;
+    pixels_.sums = sums, pixels_.lds = block.vecs * V::kLanes;
+    pixels_.mult = p.at<float>(p.mult) + block.s_off, pixels_.bias = p.at<float>(p.bias) + block.s_off;
+    pixels_.out = task_.out + segment * task_.out_segment + block.out_c + y * task_.out_row + x_ * task_.out_pixel;
+    pixels_.stride = task_.out_pixel, pixels_.res_stride = task_.res_pixel, pixels_.count = block.count;
+    if (task_.res)
+      pixels_.res = task_.res + segment * task_.res_segment + block.out_c + y * task_.res_row + x_ * task_.res_pixel;
+  }
+
+  int64_t left() const { return left_; }
+
+  XQ_INLINE inline void take(int64_t rows) {
+    if (left_ > 0) put(xq::min64(rows, left_));
+  }
+
+ private:
+  void put(int64_t rows) {
+    left_ -= rows;
+    while (rows > 0) {
+      const int64_t valid = xq::min64(task_.row_valid - x_, rows), here = xq::min64(task_.row_len - x_, rows);
+      if (valid > 0) way_(epilogue_, pixels_, valid);
+      move(here);
+      rows -= here, x_ += here;
+      if (x_ < task_.row_len) return;
+      x_ = 0;
+      pixels_.out += task_.out_row - task_.row_len * task_.out_pixel;
+      if (task_.res) pixels_.res += task_.res_row - task_.row_len * task_.res_pixel;
+    }
+  }
+
+  void move(int64_t rows) {
+    pixels_.sums += rows * pixels_.lds, pixels_.out += rows * task_.out_pixel;
+    if (task_.res) pixels_.res += rows * task_.res_pixel;
+  }
+
+  const xq::DenseTask& task_;
+  const Epilogue<V> epilogue_;
+  typename Epilogue<V>::PutRows ways_[2], way_ = nullptr;
+  typename Epilogue<V>::Pixels pixels_{};
+  int64_t x_ = 0, left_ = 0;
+};
+
+// Whether blocks of weights pass over all rows, one after the other, while the next one is asked for: where input and
+// output stay in L2, weights need not.
+inline bool weights_pass_once(const xq::DenseTask& t) {
+  const xq::Packed& p = *t.packed;
+  const int64_t row = t.lda + p.conv.out_channels * (t.res ? 2 : 1);
+  return t.segments * t.rows * row <= p.caches.l2 / 4;
+}
+
+// A block of 32 x 32 sums takes about as long to multiply, at some hundred products each, as to become bytes. Tiles
+// and vectors are different parts of a core, so the bytes of a block are made between the products of the next one.
+template <class V>
 void dense_amx(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
-  const Out epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
-  alignas(64) int32_t sums[32 * 32];
+  alignas(64) int32_t sums[2][32 * 32];
   const TileConfig config;
   _tile_loadconfig(&config);
-  const int64_t chunk = chunk_rows(t, 32);
-  const int64_t tiles = xq::ceil_div(t.rows, 32), per_chunk = chunk / 32;
+  const xq::Run* runs = p.at<xq::Run>(p.runs);
+  int64_t steps = 0;
+  for (int i = 0; i < p.n_runs; ++i) steps += runs[i].quads / 16;
+  const int64_t tiles = xq::ceil_div(t.rows, 32);
+  const bool once = weights_pass_once(t);
+  const int64_t per_chunk = once ? t.segments * tiles : chunk_rows(t, 32) / 32;
+  WaitingBytes<V> waiting(t);
+  int turn = 0;
   // Segments follow one another, so that weights are read once for several small images.
-  for (int64_t first = 0; first < t.segments * tiles; first += per_chunk)
+  for (int64_t first = 0; first < t.segments * tiles; first += per_chunk) {
+    const int64_t last = xq::min64(first + per_chunk, t.segments * tiles);
     for (int b = t.block_begin; b < t.block_end; ++b) {
-      const int64_t last = xq::min64(first + per_chunk, t.segments * tiles);
+      const xq::Block& block = blocks[b];
+      const int8_t* next = p.at<int8_t>(p.weights) + block.w_off + block.w_size;
+      Prefetches ahead{next, next + (once && b + 1 < t.block_end ? blocks[b + 1].w_size : 0)};
+      const int64_t lines = xq::ceil_div(block.w_size / 64, steps * per_chunk);
       int64_t s = first / tiles, m = first % tiles * 32;
       for (int64_t i = first; i < last; ++i) {
         const int64_t rows = xq::min64(32, t.rows - m);
         const bool in_tail = m >= t.tail_begin;
         const int64_t lda = in_tail ? t.tail_lda : t.lda;
         const uint8_t* a = (in_tail ? t.tail + (m - t.tail_begin) * lda
-                                    : t.a + s * t.a_segment + m * lda) + blocks[b].a_off;
-        if (blocks[b].vecs == 2) {
-          rows > 16 ? amx_tile<2, 2>(p, a, lda, t.offsets, blocks[b], sums)
-                    : amx_tile<1, 2>(p, a, lda, t.offsets, blocks[b], sums);
-          put_rows<V, 2>(epilogue, t, blocks[b], s, m, rows, sums, 32);
-        } else {
-          rows > 16 ? amx_tile<2, 1>(p, a, lda, t.offsets, blocks[b], sums)
-                    : amx_tile<1, 1>(p, a, lda, t.offsets, blocks[b], sums);
-          put_rows<V, 1>(epilogue, t, blocks[b], s, m, rows, sums, 16);
-        }
+                                    : t.a + s * t.a_segment + m * lda) + block.a_off;
+        const int64_t share = xq::round_up(xq::ceil_div(waiting.left(), steps), 8);
+        const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), ahead.take(lines); };
+        amx_rows(p, block, a, lda, t.offsets, rows, sums[turn], meanwhile);
+        waiting.take(waiting.left());
+        waiting.wait(block, s, m, rows, sums[turn]);
+        turn ^= 1;
         m += 32;
         if (m >= t.rows) m = 0, ++s;
       }
     }
+  }
+  waiting.take(waiting.left());
   _tile_release();
 }
 

@@ -26,44 +26,6 @@ struct WaitingSums {
   }
 };
 
-// Lines of memory that will be read soon, asked for a few at a time.
-struct Prefetches {
-  const int8_t *at, *end;
-
-  void take(int64_t lines) {
-    for (; lines > 0 && at < end; --lines, at += 64) __builtin_prefetch(at, 0, 2);  // into L2
-  }
-};
-
-// Sums of 16 M rows and 16 N outputs. `meanwhile` is called once for every 64 features.
-template <int M, int N, class Meanwhile>
-XQ_INLINE inline void linear_tile(const uint8_t* a, int64_t lda, const int8_t* w, int64_t steps, int32_t* sums,
-                                  const Meanwhile& meanwhile) {
-  _tile_zero(0);
-  if constexpr (N == 2) _tile_zero(1);
-  if constexpr (M == 2) _tile_zero(2);
-  if constexpr (M == 2 && N == 2) _tile_zero(3);
-  for (int64_t i = 0; i < steps; ++i, a += 64, w += N * 1024) {
-    _tile_loadd(6, w, N * 64);
-    _tile_loadd(4, a, lda);
-    _tile_dpbusd(0, 4, 6);
-    if constexpr (N == 2) {
-      _tile_loadd(7, w + 64, N * 64);
-      _tile_dpbusd(1, 4, 7);
-    }
-    if constexpr (M == 2) {
-      _tile_loadd(5, a + 16 * lda, lda);
-      _tile_dpbusd(2, 5, 6);
-      if constexpr (N == 2) _tile_dpbusd(3, 5, 7);
-    }
-    meanwhile();
-  }
-  _tile_stored(0, sums, N * 64);
-  if constexpr (N == 2) _tile_stored(1, sums + 16, N * 64);
-  if constexpr (M == 2) _tile_stored(2, sums + 16 * N * 16, N * 64);
-  if constexpr (M == 2 && N == 2) _tile_stored(3, sums + 16 * N * 16 + 16, N * 64);
-}
-
 template <class V, int ACTIVATION>
 void linear_amx_blocks(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
@@ -89,10 +51,7 @@ void linear_amx_blocks(const xq::DenseTask& t) {
         const int64_t share = xq::ceil_div(waiting.left, steps);
         const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), next.take(lines); };
         int32_t* to = sums[turn];
-        if (block.vecs == 2 && rows > 16) linear_tile<2, 2>(a, lda, w, steps, to, meanwhile);
-        else if (block.vecs == 2) linear_tile<1, 2>(a, lda, w, steps, to, meanwhile);
-        else if (rows > 16) linear_tile<2, 1>(a, lda, w, steps, to, meanwhile);
-        else linear_tile<1, 1>(a, lda, w, steps, to, meanwhile);
+        amx_rows(p, block, a, lda, t.offsets, rows, to, meanwhile);
         waiting.take(waiting.left);
         waiting.block = &block, waiting.sums = to, waiting.row = m, waiting.left = rows;
         turn ^= 1;

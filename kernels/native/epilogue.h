@@ -22,12 +22,12 @@ struct Epilogue {
         lut(p.has_lut ? p.at<uint8_t>(p.lut) : nullptr), clamp_float(p.clamp_float != 0),
         clamp_hi(p.hi < 255), from_zero(p.out_zp == 0 && p.lo == 0) {}
 
-  // Without table or upper clamp: most layers.
-  bool plain() const { return !lut && !clamp_float && !clamp_hi; }
+  // Without table: most layers.
+  bool plain() const { return !lut && !clamp_float; }
 
-  // What `apply` does where plain(), in as few instructions as it takes: with VNNI they wait for the same ports as
-  // products. ZERO promises from_zero.
-  template <int VECS, bool RES, bool ZERO>
+  // What `apply` does where no float must be clamped, in as few instructions as it takes: with VNNI they wait for the
+  // same ports as products. ZERO promises from_zero, TABLE says whether there is one.
+  template <int VECS, bool RES, bool ZERO, bool TABLE = false>
   XQ_INLINE inline void apply_plain(I sums[4], const F mult[VECS], const F bias[VECS], uint8_t* out, int64_t stride,
                                     const uint8_t* res, int64_t res_stride, int pixels, int count) const {
     F r[4];
@@ -37,62 +37,89 @@ struct Epilogue {
       if constexpr (RES) v = V::fma(r[i], res_mult, v);
       sums[i] = V::to_int(v);
     });
-    const I bytes = ZERO ? V::narrow_from_zero(sums) : V::max8(V::narrow(sums, zp16), lo);
+    I bytes = ZERO ? V::narrow_from_zero(sums) : V::max8(V::narrow(sums, zp16), lo);
+    if (clamp_hi) bytes = V::min8(bytes, hi);
+    if constexpr (TABLE) bytes = V::look_up(lut, bytes);
     V::template store_pixels<VECS>(out, stride, V::template pixels_apart<VECS>(bytes), pixels, count);
   }
 
-  // sums: 4 vectors, of 4 / VECS pixels; mult and bias: VECS vectors. PLAIN promises plain() and
-  // no residual.
-  template <int VECS, bool PLAIN = false>
+  // sums: 4 vectors, of 4 / VECS pixels; mult and bias: VECS vectors.
+  template <int VECS>
   __attribute__((always_inline)) void apply(I sums[4], const F mult[VECS], const F bias[VECS], uint8_t* out,
                                             int64_t stride, const uint8_t* res, int64_t res_stride,
                                             int pixels, int count) const {
     I r[4];
-    const bool add = !PLAIN && res;
-    if (add) V::widen(V::template pixels_woven<VECS>(V::template load_pixels<VECS>(res, res_stride, pixels, count)), r);
+    if (res) V::widen(V::template pixels_woven<VECS>(V::template load_pixels<VECS>(res, res_stride, pixels, count)), r);
     for (int i = 0; i < 4; ++i) {
       F v = V::fma(V::to_float(sums[i]), mult[i % VECS], bias[i % VECS]);
-      if (add) v = V::fma(V::to_float(V::sub32(r[i], res_zp)), res_mult, v);
-      if (!PLAIN && clamp_float) v = V::min(limit, v);  // in this order NaN stays NaN: the lower bound
+      if (res) v = V::fma(V::to_float(V::sub32(r[i], res_zp)), res_mult, v);
+      if (clamp_float) v = V::min(limit, v);  // in this order NaN stays NaN: the lower bound
       sums[i] = V::to_int(v);
     }
     I bytes = V::max8(V::narrow(sums, zp16), lo);
-    if (!PLAIN && clamp_hi) bytes = V::min8(bytes, hi);
-    if (!PLAIN && lut) bytes = V::look_up(lut, bytes);
+    if (clamp_hi) bytes = V::min8(bytes, hi);
+    if (lut) bytes = V::look_up(lut, bytes);
     V::template store_pixels<VECS>(out, stride, V::template pixels_apart<VECS>(bytes), pixels, count);
   }
 
-  template <int VECS, bool PLAIN>
-  static void rows_of(const Epilogue& all, const int32_t* sums, int64_t lds, int64_t rows, const float* mult,
-                      const float* bias, uint8_t* out, int64_t stride, const uint8_t* res,
-                      int64_t res_stride, int count) {
-    // A copy, of which only what is used is made, and scalars in local vectors: a store of bytes could otherwise
+  // Adjacent output pixels: where their sums lie, `lds` elements apart, and where they go.
+  struct Pixels {
+    const int32_t* sums;
+    int64_t lds;
+    const float *mult, *bias;
+    uint8_t* out;
+    int64_t stride;
+    const uint8_t* res;
+    int64_t res_stride;
+    int count;
+  };
+
+  enum Way { kGeneral, kSums, kResidual };
+
+  template <int VECS, Way WAY, bool ZERO, bool TABLE = false>
+  static void rows_of(const Epilogue& all, const Pixels& pixels, int64_t rows) {
+    // Copies, of which only what is used is made, and scalars in local vectors: a store of bytes could otherwise
     // change them.
     const Epilogue e = all;
+    Pixels p = pixels;
     F m[VECS], b[VECS];
-    for (int i = 0; i < VECS; ++i) m[i] = V::loadf(mult + i * V::kLanes), b[i] = V::loadf(bias + i * V::kLanes);
+    for (int i = 0; i < VECS; ++i) m[i] = V::loadf(p.mult + i * V::kLanes), b[i] = V::loadf(p.bias + i * V::kLanes);
     constexpr int kPixels = 4 / VECS;
-    for (; rows >= kPixels; rows -= kPixels) {
+    const auto put = [&](int here) XQ_INLINE {
       I v[4];
-      for (int k = 0; k < 4; ++k) v[k] = V::load(sums + k / VECS * lds + k % VECS * V::kLanes);
-      e.template apply<VECS, PLAIN>(v, m, b, out, stride, res, res_stride, kPixels, count);
-      sums += kPixels * lds, out += kPixels * stride;
-      if (!PLAIN && res) res += kPixels * res_stride;
+      unroll<4>([&](int k) XQ_INLINE {
+        v[k] = V::load(p.sums + (k / VECS < here ? k / VECS : 0) * p.lds + k % VECS * V::kLanes);
+      });
+      if constexpr (WAY == kGeneral)
+        e.template apply<VECS>(v, m, b, p.out, p.stride, p.res, p.res_stride, here, p.count);
+      else
+        e.template apply_plain<VECS, WAY == kResidual, ZERO, TABLE>(v, m, b, p.out, p.stride, p.res, p.res_stride,
+                                                                    here, p.count);
+    };
+    for (; rows >= kPixels; rows -= kPixels) {
+      put(kPixels);
+      p.sums += kPixels * p.lds, p.out += kPixels * p.stride;
+      if (WAY == kResidual || (WAY == kGeneral && p.res)) p.res += kPixels * p.res_stride;
     }
-    if (rows == 0) return;
-    const int left = static_cast<int>(rows);
-    I v[4];
-    for (int k = 0; k < 4; ++k)
-      v[k] = V::load(sums + (k / VECS < left ? k / VECS : 0) * lds + k % VECS * V::kLanes);
-    e.template apply<VECS, PLAIN>(v, m, b, out, stride, res, res_stride, left, count);
+    if (rows > 0) put(static_cast<int>(rows));
+  }
+
+  // What makes `rows` pixels of sums bytes.
+  using PutRows = void (*)(const Epilogue& all, const Pixels& pixels, int64_t rows);
+
+  template <int VECS>
+  PutRows put_rows_way(bool residual) const {
+    if (clamp_float) return rows_of<VECS, kGeneral, false>;
+    if (lut) return residual ? rows_of<VECS, kResidual, false, true> : rows_of<VECS, kSums, false, true>;
+    if (residual) return from_zero ? rows_of<VECS, kResidual, true> : rows_of<VECS, kResidual, false>;
+    return from_zero ? rows_of<VECS, kSums, true> : rows_of<VECS, kSums, false>;
   }
 
   // `rows` adjacent output pixels whose sums lie `lds` elements apart.
   template <int VECS>
   void rows(const int32_t* sums, int64_t lds, int64_t rows, const float* mult, const float* bias,
             uint8_t* out, int64_t stride, const uint8_t* res, int64_t res_stride, int count) const {
-    const auto f = plain() && !res ? rows_of<VECS, true> : rows_of<VECS, false>;
-    f(*this, sums, lds, rows, mult, bias, out, stride, res, res_stride, count);
+    put_rows_way<VECS>(res)(*this, {sums, lds, mult, bias, out, stride, res, res_stride, count}, rows);
   }
 };
 
