@@ -17,7 +17,7 @@ from torch import nn
 import x86quant
 from tests import isa
 from x86quant.compiled import CompiledModule
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime.check import check_ops
 
@@ -202,8 +202,6 @@ def test_files_and_pickles(kind: Any, tmp_path: Path) -> None:
         expected = int8(data[0])
         assert torch.equal(loaded(data[0]), expected)
         assert torch.equal(pickle.loads(pickle.dumps(int8))(data[0]), expected)
-    with pytest.raises(UnsupportedError, match="recurrent"):
-        x86quant.export_program(int8, tmp_path / "tagger.xq", [data[0]])
 
 
 def test_layers_can_stay_float() -> None:

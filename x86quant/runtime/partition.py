@@ -101,7 +101,11 @@ def _add_segment(
 
 def _is_read(value: Node, nodes: Iterable[Node]) -> bool:
     """Whether a step reads the constant ``value`` as it does inputs, rather than packs it."""
-    return any(node.kwargs.get("mask") is value for node in nodes)
+    return any(node.kwargs.get(name) is value for node in nodes for name in _READ)
+
+
+#: Arguments that steps read where they lie.
+_READ = ("mask", "h", "c")
 
 
 def _extract(
