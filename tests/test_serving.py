@@ -267,6 +267,33 @@ def test_recurrent_layers_at_every_level(kind: type[nn.LSTM | nn.GRU], tmp_path:
             assert _same(served(x), [module(x)])
 
 
+class Streaming(nn.Module):
+    """A recurrent layer that goes on from what it gave for the last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(16, 24, proj_size=8), nn.Linear(8, 5)
+
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        out, (h, c) = self.rnn(x, (h, c))
+        return self.head(out), h, c
+
+
+def test_a_sequence_in_several_calls(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    call = torch.randn(4, 3, 16), torch.randn(1, 3, 8), torch.randn(1, 3, 24)
+    module = _quantized(Streaming(), *call)
+    x86quant.export_program(module, tmp_path / "streaming.xq", [call])
+    for level in filter(has, LEVELS):
+        served, states = Served(tmp_path / "streaming.xq", isa=level), list(call[1:])
+        for _ in range(3):
+            expected = module(call[0], *states)
+            assert _same(served(call[0], *states), expected)
+            states = [x.detach() for x in expected[1:]]
+
+
 def test_a_shape_without_a_plan_is_told_with_those_there_are(file: Path) -> None:
     with pytest.raises(RefusedError) as caught:
         Served(file)(torch.zeros(2, 3, 16, 16))
@@ -517,8 +544,8 @@ TAGGED = torch.zeros(3, 9, 20)
         (lambda m: m["row_packs"][0]["linears"][0].update(weight="t99"), "no tensor t99"),
         (lambda m: m["row_packs"][0]["linears"].append(m["row_packs"][1]["linears"][0]),
          "gate and up must have one shape"),
-        (lambda m: m["row_packs"][0]["linears"][0].update(scale=_weight(m)), "takes a float for each"),
-        (lambda m: m["row_packs"][0]["linears"][0].update(weight=_scale(m)), "takes an int8 weight"),
+        (lambda m: _linear(m).update(scale=_linear(m)["weight"]), "takes a float for each"),
+        (lambda m: _linear(m).update(weight=_linear(m)["scale"]), "takes an int8 weight"),
         (lambda m: _recurrent(m).update(units=25), "has weights of other sizes"),
         (lambda m: _recurrent(m).update(steps=1000), "reaches bytes"),
         (lambda m: _recurrent(m).update(sequences=1 << 40), "is not a size"),
@@ -539,9 +566,5 @@ def _recurrent(manifest: dict[str, Any]) -> dict[str, Any]:
     return _first(manifest["plans"][0], "recurrent")
 
 
-def _weight(manifest: dict[str, Any]) -> str:
-    return manifest["row_packs"][0]["linears"][0]["weight"]
-
-
-def _scale(manifest: dict[str, Any]) -> str:
-    return manifest["row_packs"][0]["linears"][0]["scale"]
+def _linear(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["row_packs"][0]["linears"][0]

@@ -2,8 +2,8 @@
 
     python -m tools.sanitize_serving --seeds 500
 
-Exports a small network, a small recommender and a small recurrent network, then loads and runs them with random changes. Needs
-a checkout and a C++ compiler with its sanitizer libraries.
+Exports a small network, a small recommender and a small recurrent network, then loads and runs them
+with random changes. Needs a checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -74,18 +74,20 @@ class Recommender(nn.Module):
 
 
 class Tagger(nn.Module):
-    """An LSTM and a GRU."""
+    """An LSTM that goes on from states, projected, and a GRU in both directions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(4, 8, bidirectional=True, batch_first=True)
-        self.gru = nn.GRU(16, 6)
-        self.head = nn.Linear(6, 3)
+        self.lstm = nn.LSTM(4, 8, proj_size=5, batch_first=True)
+        self.gru = nn.GRU(5, 6, bidirectional=True)
+        self.head = nn.Linear(12, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Three numbers for each step."""
-        out: torch.Tensor = self.head(self.gru(self.lstm(x)[0])[0])
-        return out
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Three numbers for each step, and the last cells."""
+        out, (_, c) = self.lstm(x, (h, c))
+        return self.head(self.gru(out)[0]), c
 
 
 def exported(folder: Path) -> list[Path]:
@@ -93,11 +95,11 @@ def exported(folder: Path) -> list[Path]:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 16, 16)
     dense, ids = torch.randn(64, 4), torch.randint(0, 20, (64, 3))
-    steps = torch.randn(3, 5, 4)
+    steps = torch.randn(3, 5, 4), torch.randn(1, 3, 5), torch.randn(1, 3, 8)
     samples: list[tuple[nn.Module, tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]] = [
         (Variety(), (x,), [(x[:1],), (torch.zeros(4, 3, 16, 16),)]),
         (Recommender(), (dense, ids), [(dense, ids), (dense[:2], ids[:2])]),
-        (Tagger(), (steps,), [(steps,), (steps[:1],)]),
+        (Tagger(), steps, [steps]),
     ]
     paths = []
     for model, batch, calls in samples:

@@ -171,6 +171,7 @@ def _rounded_recurrent(
         return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point)
     both = emit(builder.graph, "recurrent_last", **arguments)
     out, last = (builder.graph.call_function(operator.getitem, (both, i)) for i in (0, 1))
+    out.meta["qparams"] = both.meta.pop("qparams")
     return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point), last
 
 

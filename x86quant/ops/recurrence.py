@@ -151,11 +151,12 @@ def recurrent_last(
     found, last = [], []
     for i in range(sizes.directions):
         linears = [*zip(weights, scales, biases, strict=True)][i * sizes.products :]
-        given = (None if s is None else s[i].reshape(-1, s.shape[-1]) for s in (h, c))
+        first = [None if s is None else s[i].reshape(-1, s.shape[-1]) for s in (h, c)]
         own = _product(steps.flatten(0, 1), x_scale, x_zp, linears[0])
         own = own.reshape(*steps.shape[:2], -1)
         project = linears[2] if sizes.products == 3 else None
-        states, end = _direction(own, i == 1, linears[1], project, kind, *given, out_scale, out_zp)
+        given = first[0], first[1] if kind == "lstm" else first[0]
+        states, end = _direction(own, i == 1, linears[1], project, kind, given, out_scale, out_zp)
         found.append(states)
         last.append(end)
     out = torch.cat(found, 2)
@@ -171,17 +172,18 @@ def _direction(
     hidden: _Linear,
     project: _Linear | None,
     kind: str,
-    h: torch.Tensor | None,
-    c: torch.Tensor | None,
+    given: tuple[torch.Tensor | None, torch.Tensor | None],
     scale: float,
     zero_point: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of all states of one direction, and the last cell or state."""
+    """Codes of all states of one direction, and the last cell or state.
+
+    ``given`` are what the first product reads and what the gates go on from, where not zeros.
+    """
     inverse = torch.tensor(1 / scale, dtype=torch.float32)
-    first = None if h is None else linear_dynamic(h, *hidden)
+    first = None if given[0] is None else linear_dynamic(given[0], *hidden)
     zeros = own.new_zeros((own.shape[1], own.shape[2] // GATES[kind]))
-    given = c if kind == "lstm" else h
-    cell = zeros if given is None else given
+    cell = zeros if given[1] is None else given[1]
     now = zeros.new_full((own.shape[1], hidden[0].shape[1]), zero_point, dtype=torch.uint8)
     outs = [now] * len(own)
     for t in range(len(own) - 1, -1, -1) if backward else range(len(own)):

@@ -6,7 +6,7 @@ What a static graph makes of such a layer is ``RoundedRecurrent``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class _OneLayer:
                 x.new_zeros((*before, width)) if state is None else state
                 for state, width in zip((h, c), widths, strict=True)
             )
-        states, (_, last) = super().forward(x, hx)  # type: ignore[misc]
+        states, (_, last) = super().forward(x, hx)
         return states, last
 
 
@@ -217,15 +217,15 @@ def _layers(module: Any, last: bool) -> list[nn.Module]:
             device="meta",
             **({"proj_size": module.proj_size} if module.proj_size else {}),
         )
-        _share(layer, module, lambda name, i=i: name.replace("_l0", f"_l{i}"))
+        _share(layer, module, {name: name.replace("_l0", f"_l{i}") for name in layer._parameters})
         found.append(layer.eval())
     return found
 
 
-def _share(layer: Any, module: nn.Module, own: Callable[[str], str]) -> None:
-    """Give ``layer`` the parameters of ``module``, which are called what ``own`` says there."""
-    for name in list(layer._parameters):
-        layer.register_parameter(name, getattr(module, own(name)))
+def _share(layer: Any, module: nn.Module, names: Mapping[str, str]) -> None:
+    """Give ``layer`` the parameters of ``module``; ``names`` has those there by those here."""
+    for name, there in names.items():
+        layer.register_parameter(name, getattr(module, there))
     layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
 
 
@@ -239,8 +239,7 @@ def _replace(gm: GraphModule, node: Node, paths: Sequence[str], module: Any, las
     with graph.inserting_before(node):
         x = _input(node)
         for i, path in enumerate(paths):
-            part = slice(i * directions, (i + 1) * directions)
-            own = [_item(gm, state, part) if len(paths) > 1 else state for state in initial]
+            own = [_of_layer(gm, state, i, len(paths), directions) for state in initial]
             x = _call(gm, node, path, x, own)
             if last:
                 cells.append(_item(gm, x, 1))
@@ -262,6 +261,25 @@ def _replace(gm: GraphModule, node: Node, paths: Sequence[str], module: Any, las
             continue
         graph.erase_node(user)
     graph.erase_node(node)
+
+
+def _of_layer(gm: GraphModule, state: Any, layer: int, layers: int, directions: int) -> Any:
+    """The part for one layer of an initial state of all; None for zeros."""
+    first, last = layer * directions, (layer + 1) * directions
+    if layers == 1 or state is None:
+        return state
+    if state.target is torch.ops.aten.cat.default and len(state.args[0]) == layers:
+        return state.args[0][layer]  # another module's last cells
+    if state.target is torch.stack and len(state.args[0]) == layers * directions:
+        return _joined(gm, state.args[0][first:last])  # another module's last states
+    return _item(gm, state, slice(first, last))
+
+
+def _joined(gm: GraphModule, states: Sequence[Node]) -> Node:
+    """``states`` one after the other, each in a dimension of its own."""
+    if len(states) == 1:
+        return gm.graph.call_function(torch.unsqueeze, (states[0], 0))
+    return gm.graph.call_function(torch.stack, (list(states), 0))
 
 
 def _call(gm: GraphModule, node: Node, path: str, x: Any, initial: Sequence[Any]) -> Node:
@@ -307,7 +325,7 @@ def _replace_last(gm: GraphModule, states: Node, outs: Sequence[Node], module: A
     if states.users:
         with gm.graph.inserting_before(states):
             found = [_last(gm, outs, i, module) for i in range(count)]
-            states.replace_all_uses_with(gm.graph.call_function(torch.stack, (found, 0)))
+            states.replace_all_uses_with(_joined(gm, found))
 
 
 def _last(gm: GraphModule, outs: Sequence[Node], number: int, module: Any) -> Node:
@@ -331,7 +349,7 @@ def _part_cells(gm: GraphModule, path: str, module: Any, nodes: Sequence[Node]) 
     layer = _KINDS[type(module)](
         module.input_size, module.hidden_size, bias=module.bias, device="meta"
     )
-    _share(layer, module, lambda name: name.removesuffix("_l0"))
+    _share(layer, module, {name: name.removesuffix("_l0") for name in layer._parameters})
     gm.set_submodule(path, layer.eval())
     graph = gm.graph
     for node in nodes:
@@ -342,7 +360,7 @@ def _part_cells(gm: GraphModule, path: str, module: Any, nodes: Sequence[Node]) 
             last = _item(gm, _item(gm, both, 1), 0)
         for user in list(node.users):
             if isinstance(module, nn.LSTMCell):
-                user.replace_all_uses_with((state, last)[user.args[1]])
+                user.replace_all_uses_with(state if user.args[1] == 0 else last)
                 graph.erase_node(user)
             else:  # what goes on from the state takes it as it was before rounding
                 goes_on = user in nodes and _initial(user, module)[0] is node

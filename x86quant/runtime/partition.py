@@ -92,6 +92,9 @@ def _add_segment(
         if n not in inside and (n.op != "get_attr" or _is_read(n, nodes))
     ]
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    # In the order in which the graph returns them, so that one segment may be all of a program.
+    returned = {node: i for i, node in enumerate(list(lowered.graph.nodes)[-1].all_input_nodes)}
+    outputs.sort(key=lambda node: returned.get(node, len(returned)))
     name = f"segment_{sum(key.startswith('segment_') for key, _ in root.named_children())}"
     root.add_module(name, make(_extract(lowered, nodes, inputs, outputs), name))
     call = graph.call_module(name, tuple(value_of(n) for n in inputs))
