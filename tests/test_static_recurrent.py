@@ -378,9 +378,10 @@ def test_one_sequence_without_a_batch() -> None:
         assert decibels(model(data[0]), int8(data[0])) > 30
 
 
-def test_steps_are_no_batch_that_is_run_in_parts() -> None:
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_steps_are_no_batch_that_is_run_in_parts(bidirectional: bool) -> None:
     # More than the second-level cache holds, as if the first dimension were images.
-    model = Tagger(nn.GRU(160, 64), every_step).eval()
+    model = Tagger(nn.GRU(160, 64, bidirectional=bidirectional), every_step).eval()
     data = [torch.randn(256, 64, FEATURES)] * 2
     int8 = static(model, data)
     with torch.no_grad():  # linears of this size may be another provider's, which rounds otherwise

@@ -1,6 +1,6 @@
 // One layer of an LSTM or a GRU on static int8 codes, both directions: see x86quant/ops/recurrence.py.
 //
-// The input's share of the gates is one product for all steps; the state's share one product a step, of the codes that
+// The input's share of the gates is one product for many steps; the state's share one product a step, of the codes that
 // the layer's result holds already. Gates and states are float32. States that are given or projected are quantized row
 // by row for the products that read them.
 #include <algorithm>
@@ -20,6 +20,9 @@ namespace {
 
 // Fewer units of state than these are not worth waking a thread for.
 constexpr int64_t kUnitsEach = 8192;
+// Where the rows of a step lie together, the input's product is of about so many at a time: their gates are still in the
+// caches when the steps read them.
+constexpr int64_t kInputRows = 512;
 // More rows than any tensor has; sizes that are less multiply without overflow.
 constexpr int64_t kMostOfASize = int64_t{1} << 20;
 
@@ -78,9 +81,8 @@ class Recurrent final : public Step {
   }
 
   void run(const Bases& bases) const override {
-    const int64_t rows = steps_ * sequences_;
     const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
-    const Scratch own(floats(rows * gates()));
+    const Scratch own(floats(steps_at_once() * sequences_ * gates()));
     const Scratch work(floats(sequences_ * (gates() + 2 * units_ + width_ + 2)) +
                        static_cast<size_t>(sequences_ * (width_ + std::max(units_, width_))));
     Work w;
@@ -95,9 +97,9 @@ class Recurrent final : public Step {
       const auto part = [&](const std::optional<Address>& all, int64_t width) -> float* {
         return all ? all->at<float>(bases) + at * sequences_ * width : nullptr;
       };
-      multiply(*directions_[d].input, x_scale_.of(x_.at<uint8_t>(bases)), rows, w.own);
       begin_states(w, part(h_, width_), part(c_, units_));
-      run_direction(directions_[d], d == 1, w, part(h_, width_), out_.at<uint8_t>(bases) + at * width_);
+      run_direction(directions_[d], d == 1, w, x_.at<uint8_t>(bases), part(h_, width_),
+                    out_.at<uint8_t>(bases) + at * width_);
       if (float* last = part(last_, units_)) std::copy_n(lstm_ ? w.c : w.h, sequences_ * units_, last);
     }
   }
@@ -141,6 +143,11 @@ class Recurrent final : public Step {
 
   int64_t gates() const { return (lstm_ ? 4 : 3) * units_; }
 
+  int64_t steps_at_once() const {
+    const bool together = !batch_first_ || sequences_ == 1;
+    return together ? std::clamp<int64_t>(kInputRows / sequences_, 1, steps_) : steps_;
+  }
+
   static void multiply(const RowPack& pack, xq_codes in, int64_t rows, float* out) {
     xq_rows op = pack.call(rows);
     op.in = in, op.total = out;
@@ -183,20 +190,28 @@ class Recurrent final : public Step {
 
   // All steps of one direction, whose part of the first row of the result is `out`. `before` are the states that are
   // given, or null; the work has them, too, and the cells.
-  void run_direction(const Direction& d, bool backward, const Work& w, const float* before, uint8_t* out) const {
+  void run_direction(const Direction& d, bool backward, const Work& w, const uint8_t* x, const float* before,
+                     uint8_t* out) const {
     const int64_t all = width_ * static_cast<int64_t>(directions_.size());
     // Rows from one sequence to the next, and from one step to the next.
     const int64_t next = batch_first_ ? steps_ : 1, later = batch_first_ ? 1 : sequences_;
     const bool together = sequences_ == 1 || (next == 1 && all == width_);
     const uint8_t* state = w.codes;
+    const int64_t at_once = steps_at_once();
+    int64_t first = 0;  // of the steps whose gates' shares there are
     for (int64_t i = 0; i < steps_; ++i) {
-      const int64_t row = (backward ? steps_ - 1 - i : i) * later;
+      const int64_t step = backward ? steps_ - 1 - i : i, row = step * later;
+      if (i % at_once == 0) {
+        const int64_t count = std::min(at_once, steps_ - i);
+        first = backward ? step - count + 1 : step;
+        multiply(*d.input, x_scale_.of(x + first * sequences_ * features_), count * sequences_, w.own);
+      }
       if (i == 0 && before) {
         multiply_rows(*d.hidden, before, w, w.hidden);
       } else {
         multiply(*d.hidden, h_scale_.of(state), sequences_, w.hidden);
       }
-      run_gates(w, w.own + row * gates(), next * gates());
+      run_gates(w, w.own + (row - first * later) * gates(), next * gates());
       if (d.projection) multiply_rows(*d.projection, w.h, w, w.projected);
       uint8_t* to = out + row * all;
       const xq_op round = rounding(d.projection ? w.projected : w.h, to, next * all);
