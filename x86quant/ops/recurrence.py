@@ -64,7 +64,7 @@ def _fake(
     c: torch.Tensor | None,
 ) -> torch.Tensor:
     check_recurrent(x, weights, scales, biases, kind, batch_first, h, c)
-    sizes = Sizes.of(weights)
+    sizes = LayerSizes.of(weights)
     return x.new_empty((*x.shape[:-1], sizes.directions * sizes.width))
 
 
@@ -79,12 +79,12 @@ def _fake_last(
     c: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     states = _fake(x, weights, scales, biases, kind, batch_first, h, c)
-    sizes = Sizes.of(weights)
+    sizes = LayerSizes.of(weights)
     last = (sizes.directions, *sequences_of(x.shape, batch_first), sizes.units)
     return states, x.new_empty(last, dtype=torch.float32)
 
 
-class Sizes(NamedTuple):
+class LayerSizes(NamedTuple):
     """What the weights of a layer say: products a direction, directions, units, states' width."""
 
     products: int
@@ -93,12 +93,12 @@ class Sizes(NamedTuple):
     width: int
 
     @staticmethod
-    def of(weights: Sequence[torch.Tensor]) -> Sizes:
+    def of(weights: Sequence[torch.Tensor]) -> LayerSizes:
         """Those of ``weights``, of which there are as many as some layer has."""
         products = 3 if len(weights) % 3 == 0 else 2
         width = weights[1].shape[1]
         units = weights[2].shape[1] if products == 3 else width
-        return Sizes(products, len(weights) // products, units, width)
+        return LayerSizes(products, len(weights) // products, units, width)
 
 
 def sequences_of(sizes: Sequence[int], batch_first: bool) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def recurrent_last(
     check_qparams("recurrent", x_scale, x_zp)
     check_qparams("recurrent", out_scale, out_zp)
     steps = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if batch_first else x
-    sizes = Sizes.of(weights)
+    sizes = LayerSizes.of(weights)
     found, last = [], []
     for i in range(sizes.directions):
         linears = [*zip(weights, scales, biases, strict=True)][i * sizes.products :]
@@ -276,7 +276,7 @@ def check_recurrent(
         )
     if not len(weights) == len(scales) == len(biases):
         raise InvalidInputError("x86quant::recurrent: one scale and one bias for each weight")
-    sizes = Sizes.of(weights)
+    sizes = LayerSizes.of(weights)
     rows = GATES[kind] * sizes.units
     wanted = [(rows, x.shape[-1]), (rows, sizes.width), (sizes.width, sizes.units)]
     for i, operands in enumerate(zip(weights, scales, biases, strict=True)):

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, op_name
-from x86quant.ops.recurrence import Sizes, sequences_of
+from x86quant.ops.recurrence import LayerSizes, sequences_of
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import contiguous, result_of
@@ -75,13 +75,13 @@ def _add(draft: Draft, node: Node, states: Value, last: Value | None) -> None:
     draft.add(node, step, [x, *given.values()], states, op_name(node), others, **facts)
 
 
-def _packed(draft: Draft, kwargs: Any) -> tuple[dict[str, Any], Sizes, int]:
+def _packed(draft: Draft, kwargs: Any) -> tuple[dict[str, Any], LayerSizes, int]:
     """The packed products as fields of the step, the layer's sizes, and how many weights it has."""
     lists = [
         [attribute(draft.root, str(x.target)) for x in kwargs[name]]
         for name in ("weights", "scales", "biases")
     ]
-    layer = Sizes.of(lists[0])
+    layer = LayerSizes.of(lists[0])
     fields: dict[str, Any] = {}
     for i, (weight, scale, bias) in enumerate(zip(*lists, strict=True)):
         direction, product = divmod(i, layer.products)
@@ -106,7 +106,7 @@ def _results(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
     weights = [torch.empty(known.size(w), device="meta") for w in kwargs["weights"]]
     if len(x) not in (2, 3) or x[-1] != weights[0].shape[1]:
         return None
-    layer = Sizes.of(weights)
+    layer = LayerSizes.of(weights)
     before = (layer.directions, *sequences_of(x, kwargs["batch_first"]))
     for name, width in (("h", layer.width), ("c", layer.units)):
         given = kwargs.get(name)  # files of old versions have none
