@@ -291,7 +291,7 @@ class BlockRows {
   void quad(int64_t index, int8_t* to) const {
     for (int vec = 0; vec < block_.vecs; ++vec)
       for (int lane = 0; lane < h_.lanes; ++lane, to += 4)
-        if (const int64_t oc = channel_of(block_.vecs, vec, lane); oc < block_.count)
+        if (const int64_t oc = channel_of(h_, block_.vecs, vec, lane); oc < block_.count)
           memcpy(to, from_ + oc * length_ + index * 4, 4);
   }
 
@@ -447,7 +447,7 @@ void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   for (const Block& b : l.blocks)
     for (int vec = 0; vec < b.vecs; ++vec)
       for (int lane = 0; lane < to->lanes; ++lane)
-        if (const int64_t oc = channel_of(b.vecs, vec, lane); oc < b.count)
+        if (const int64_t oc = channel_of(*to, b.vecs, vec, lane); oc < b.count)
           set(b.s_off + vec * to->lanes + lane, b.out_c + oc);
 }
 

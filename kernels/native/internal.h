@@ -119,6 +119,11 @@ static inline int channel_of(int vecs, int vec, int lane) {
   return 4 * vecs * (lane / 4) + 4 * vec + lane % 4;
 }
 
+// The same for what `p` packs: floats are not narrowed, so their channels lie in order.
+static inline int channel_of(const Packed& p, int vecs, int vec, int lane) {
+  return p.weight_sums ? p.lanes * vec + lane : channel_of(vecs, vec, lane);
+}
+
 // Where the rows of a matrix product lie and where its results go. Row m of a segment is pixel
 // (m / row_len, m % row_len); those with m % row_len >= row_valid are computed and dropped.
 struct DenseTask {

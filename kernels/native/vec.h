@@ -46,6 +46,10 @@ struct VecCommon {
   // Bytes as 16 bits.
   static I even_bytes(I v) { return XQ_SI(and)(v, set16(0xff)); }
   static I odd_bytes(I v) { return XQ_MM(srli_epi16)(v, 8); }
+  // An int32 as the pair of int16 whose products with `times` of a number from 0 to 255 add up to minus its product with
+  // the number. It must not leave 23 bits.
+  static I factors(I v) { return XQ_MM(slli_epi32)(XQ_MM(srai_epi32)(v, 7), 16) | (v & set32(127)); }
+  static I times(int32_t v) { return set32(static_cast<int32_t>(static_cast<uint32_t>(-v * 128) << 16 | (static_cast<uint32_t>(-v) & 0xffff))); }
   // Pairs of int16 products onto int32.
   static I dot16(I acc, I a, I w) { return add32(acc, XQ_MM(madd_epi16)(a, w)); }
 

@@ -29,6 +29,10 @@ struct Vec256 : VecCommon {
     if constexpr (VNNI) return _mm256_dpbusd_avx_epi32(acc, a, w);
     return dot_wide(acc, a, w);
   }
+  static I dot16(I acc, I a, I w) {
+    if constexpr (VNNI) return _mm256_dpwssd_avx_epi32(acc, a, w);
+    return VecCommon::dot16(acc, a, w);
+  }
 
   // 2^n for n from -126 to 127, 0 for -127.
   static F power_of_two(I n) {
@@ -54,13 +58,6 @@ struct Vec256 : VecCommon {
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
   }
   static bool any_nan(F v) { return _mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)) != 0; }
-  template <int VECS>
-  static void channels_in_order(F v[VECS]) {
-    if constexpr (VECS == 2) {
-      const F a = v[0], b = v[1];
-      v[0] = _mm256_permute2f128_ps(a, b, 0x20), v[1] = _mm256_permute2f128_ps(a, b, 0x31);
-    }
-  }
   template <int VECS>
   static I pixels_apart(I v) {
     if constexpr (VECS == 2) return _mm256_permute4x64_epi64(v, 0xd8);

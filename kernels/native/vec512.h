@@ -33,6 +33,10 @@ struct Vec512 : VecCommon {
     if constexpr (VNNI) return _mm512_dpbusd_epi32(acc, a, w);
     return dot_wide(acc, a, w);
   }
+  static I dot16(I acc, I a, I w) {
+    if constexpr (VNNI) return _mm512_dpwssd_epi32(acc, a, w);
+    return VecCommon::dot16(acc, a, w);
+  }
 
   // 2^n for n from -126 to 127, 0 for -127.
   static F power_of_two(I n) {
@@ -47,16 +51,6 @@ struct Vec512 : VecCommon {
   static float least(F v) { return _mm512_reduce_min_ps(v); }
   static float greatest(F v) { return _mm512_reduce_max_ps(v); }
   static bool any_nan(F v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
-  // Vectors in the order of channel_of to channels in order.
-  template <int VECS>
-  static void channels_in_order(F v[VECS]) {
-    if constexpr (VECS == 2) {
-      const I low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-      const I high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-      const F a = v[0], b = v[1];
-      v[0] = _mm512_permutex2var_ps(a, low, b), v[1] = _mm512_permutex2var_ps(a, high, b);
-    }
-  }
   // narrow() leaves 4 / VECS pixels interleaved by 128-bit lane: take them apart, and back.
   template <int VECS>
   static I pixels_apart(I v) {
