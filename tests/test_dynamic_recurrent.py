@@ -92,6 +92,22 @@ def test_batches_and_single_sequences(
             close(ours(x, hx), real(x, hx))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_many_rows_give_what_each_sequence_gives_alone(kind: type[nn.RNNBase]) -> None:
+    # More than the input's product is of at a time, some steps of more than that alone.
+    _, ours = make(kind, {"bidirectional": True, "num_layers": 2})
+    lengths = torch.randint(1, 6, (700,))
+    x = torch.randn(5, 700, INPUTS)
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    with torch.no_grad():
+        out, _ = nn.utils.rnn.pad_packed_sequence(ours(packed)[0])
+        several = ours(x[:, :300])[0]
+        for i in range(0, 300, 13):
+            alone = ours(x[: lengths[i], i : i + 1])[0]
+            assert torch.equal(out[: lengths[i], i : i + 1], alone)
+            assert torch.equal(several[:, i : i + 1], ours(x[:, i : i + 1])[0])
+
+
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 @pytest.mark.parametrize("lengths", [(5, 3, 3, 1), (1, 4, 2, 4), (2, 2, 2, 2)])
 @pytest.mark.parametrize("initial", [True, False])

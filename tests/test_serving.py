@@ -243,6 +243,57 @@ def test_a_recommender_with_its_tables(tmp_path: Path) -> None:
         served(dense, indices.int())
 
 
+class Tagger(nn.Module):
+    """A recurrent layer between two linears."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(20, 16), nn.Linear(48, 5)
+        self.rnn = kind(16, 24, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(self.first(x))[0])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_at_every_level(kind: type[nn.LSTM | nn.GRU], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = _quantized(Tagger(kind), torch.randn(3, 9, 20))
+    inputs = [torch.randn(3, 9, 20), torch.randn(1, 4, 20)]
+    x86quant.export_program(module, tmp_path / "tagger.xq", inputs)
+    for level in filter(has, LEVELS):
+        served = Served(tmp_path / "tagger.xq", threads=2, isa=level)
+        for x in inputs:
+            assert _same(served(x), [module(x)])
+
+
+class Streaming(nn.Module):
+    """A recurrent layer that goes on from what it gave for the last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(16, 24, proj_size=8), nn.Linear(8, 5)
+
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        out, (h, c) = self.rnn(x, (h, c))
+        return self.head(out), h, c
+
+
+def test_a_sequence_in_several_calls(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    call = torch.randn(4, 3, 16), torch.randn(1, 3, 8), torch.randn(1, 3, 24)
+    module = _quantized(Streaming(), *call)
+    x86quant.export_program(module, tmp_path / "streaming.xq", [call])
+    for level in filter(has, LEVELS):
+        served, states = Served(tmp_path / "streaming.xq", isa=level), list(call[1:])
+        for _ in range(3):
+            expected = module(call[0], *states)
+            assert _same(served(call[0], *states), expected)
+            states = [x.detach() for x in expected[1:]]
+
+
 def test_a_shape_without_a_plan_is_told_with_those_there_are(file: Path) -> None:
     with pytest.raises(RefusedError) as caught:
         Served(file)(torch.zeros(2, 3, 16, 16))
@@ -426,9 +477,9 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as caught:
             Served(path)
         assert caught.value.status == status
-    newer = file.read_bytes().replace(b"x86quant-program 1 ", b"x86quant-program 2 ")
+    newer = file.read_bytes().replace(b"x86quant-program 2 ", b"x86quant-program 3 ")
     (tmp_path / "newer.xq").write_bytes(newer)
-    with pytest.raises(RefusedError, match="format version 2, and this library reads version 1"):
+    with pytest.raises(RefusedError, match="format version 3, and this library reads version 2"):
         Served(tmp_path / "newer.xq")
 
 
@@ -471,3 +522,49 @@ def test_an_impossible_plan_is_refused(
     bad = _changed(file, tmp_path / "bad.xq", change)
     with pytest.raises(RefusedError, match=message):
         Served(bad)(torch.zeros(SHAPES[0]))
+
+
+@pytest.fixture(scope="module")
+def tagger_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "tagger.xq"
+    x86quant.export_program(_quantized(Tagger(nn.LSTM), TAGGED), path, [TAGGED])
+    return path
+
+
+TAGGED = torch.zeros(3, 9, 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.pop("row_packs"), 'lacks "row_packs"'),
+        (lambda m: m["row_packs"].pop(), "no pack 7"),
+        (lambda m: m["row_packs"][0].update(activation="x"), 'no activation "x"'),
+        (lambda m: m["row_packs"][0].update(linears=[]), "has 0 linears"),
+        (lambda m: m["row_packs"][0]["linears"][0].update(weight="t99"), "no tensor t99"),
+        (lambda m: m["row_packs"][0]["linears"].append(m["row_packs"][1]["linears"][0]),
+         "gate and up must have one shape"),
+        (lambda m: _linear(m).update(scale=_linear(m)["weight"]), "takes a float for each"),
+        (lambda m: _linear(m).update(weight=_linear(m)["scale"]), "takes an int8 weight"),
+        (lambda m: _recurrent(m).update(units=25), "has weights of other sizes"),
+        (lambda m: _recurrent(m).update(steps=1000), "reaches bytes"),
+        (lambda m: _recurrent(m).update(sequences=1 << 40), "is not a size"),
+        (lambda m: _recurrent(m).update(h_zp=256), "is no code"),
+        (lambda m: _recurrent(m).update(hidden0=3), "takes packed weights of rows, got Int"),
+        (lambda m: _recurrent(m)["x"].__setitem__(1, -64), "reaches bytes -64"),
+    ],
+)  # fmt: skip
+def test_an_impossible_recurrent_layer_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str, tagger_file: Path, tmp_path: Path
+) -> None:
+    bad = _changed(tagger_file, tmp_path / "bad.xq", change)
+    with pytest.raises(RefusedError, match=message):
+        Served(bad)(TAGGED)
+
+
+def _recurrent(manifest: dict[str, Any]) -> dict[str, Any]:
+    return _first(manifest["plans"][0], "recurrent")
+
+
+def _linear(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["row_packs"][0]["linears"][0]

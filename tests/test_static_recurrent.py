@@ -17,7 +17,7 @@ from torch import nn
 import x86quant
 from tests import isa
 from x86quant.compiled import CompiledModule
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime.check import check_ops
 
@@ -157,18 +157,216 @@ def test_last_states_and_repeated_calls(kind: Any, use: Use, options: Any) -> No
         assert decibels(model(data[0]), int8(data[0])) > 25
 
 
-@pytest.mark.parametrize(
-    ("use", "options"),
-    [(last_cell, {}), (with_initial, {}), (every_step, {"proj_size": 7})],
-    ids=["cells", "initial states", "projections"],
+class Stateful(nn.Module):
+    """A recurrent layer that goes on from given states, and gives its own."""
+
+    def __init__(self, rnn: nn.RNNBase) -> None:
+        super().__init__()
+        self.first, self.rnn = nn.Linear(FEATURES, rnn.input_size), rnn
+        width = (rnn.proj_size or rnn.hidden_size) * (2 if rnn.bidirectional else 1)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None = None) -> Any:
+        if c is None:
+            out, h = self.rnn(self.first(x), h)
+            return self.head(out), h
+        out, (h, c) = self.rnn(self.first(x), (h, c))
+        return self.head(out), h, c
+
+
+def calls(rnn: nn.RNNBase, count: int = 4, sequences: int | None = BATCH) -> list[tuple[Any, ...]]:
+    """Inputs and initial states, which are larger than the states that a layer computes."""
+    batch = () if sequences is None else (sequences,)
+    layers = rnn.num_layers * (2 if rnn.bidirectional else 1)
+    steps = (*batch, STEPS) if rnn.batch_first else (STEPS, *batch)
+    widths = (rnn.proj_size or UNITS, UNITS) if isinstance(rnn, nn.LSTM) else (UNITS,)
+    return [
+        (torch.randn(*steps, FEATURES), *(2 * torch.randn(layers, *batch, w) for w in widths))
+        for _ in range(count)
+    ]
+
+
+def compiled_in(int8: nn.Module) -> CompiledModule:
+    """The one graph that is all of a model, perhaps behind a guard of its arguments."""
+    (found,) = (x for x in int8.modules() if isinstance(x, CompiledModule))
+    return found
+
+
+def layers_of(int8: nn.Module) -> int:
+    nodes = compiled_in(int8).graph_module.graph.nodes
+    return sum(is_op(node, "recurrent", "recurrent_last") for node in nodes)
+
+
+STATEFUL: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (nn.LSTM, {}),
+    (nn.GRU, {}),
+    (nn.LSTM, {"bidirectional": True, "num_layers": 2}),
+    (nn.GRU, {"bidirectional": True, "num_layers": 2, "batch_first": True}),
+    (nn.LSTM, {"proj_size": 7, "bias": False}),
+    (nn.LSTM, {"proj_size": 7, "bidirectional": True, "num_layers": 2, "batch_first": True}),
 )
-def test_what_has_no_static_form_stays_float(use: Use, options: Any) -> None:
-    model = tagger(nn.LSTM, use, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sequences"),
+    [(*one, BATCH) for one in STATEFUL] + [(*one, None) for one in STATEFUL[2:4]],
+)
+def test_states_that_are_given_and_asked_for(
+    kind: Any, options: Any, sequences: int | None
+) -> None:
+    torch.manual_seed(0)
+    model = Stateful(kind(16, UNITS, **options)).eval()
+    data = calls(model.rnn, sequences=sequences)
+    int8 = static(model, data)
+    plain = compiled_in(int8).graph_module
+    assert layers_of(int8) == model.rnn.num_layers
+    for call in calls(model.rnn, 2, sequences):
+        with torch.no_grad():
+            found, exact = int8(*call), model(*call)
+            assert all(map(torch.equal, found, plain(*call)))
+            assert min(map(decibels, exact, found)) > 20
+            if kind is nn.LSTM:  # no codes say them
+                assert decibels(exact[2], found[2]) > 33
+    ops = [layer.op for layer in x86quant.explain(int8).layers]
+    assert sum("recurrent" in op for op in ops) == model.rnn.num_layers
+    x86quant.assert_int8(int8, data[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_initial_states_give_other_answers(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = Stateful(kind(16, UNITS)).eval()
+    int8 = static(model, calls(model.rnn))
+    (call,) = calls(model.rnn, 1)
+    with torch.no_grad():
+        expected = model(*call)[0] - model(call[0], *(x * 0 for x in call[1:]))[0]
+        found = int8(*call)[0] - int8(call[0], *(x * 0 for x in call[1:]))[0]
+        assert decibels(expected, found) > 20
+    with pytest.raises(InvalidInputError, match="h must be of shape"):
+        int8(call[0], call[1][:, :1], *call[2:])
+
+
+class Translator(nn.Module):
+    """A decoder that begins where an encoder ended."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 16)
+        self.encoder, self.decoder = kind(16, UNITS, **options), kind(16, UNITS, **options)
+        self.head = nn.Linear(UNITS * (2 if self.encoder.bidirectional else 1), 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        _, state = self.encoder(self.first(x))
+        out: torch.Tensor = self.head(self.decoder(self.first(y), state)[0])
+        return out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
+def test_a_decoder_begins_where_an_encoder_ended(kind: Any, options: Any) -> None:
+    torch.manual_seed(0)
+    model = Translator(kind, **options).eval()
+    data = [(torch.randn(STEPS, BATCH, FEATURES), torch.randn(4, BATCH, FEATURES)) for _ in "abcd"]
+    int8 = static(model, data)
+    assert layers_of(int8) == 2 * model.encoder.num_layers
+    if not model.encoder.bidirectional:
+        assert not int8.float_nodes
+    with torch.no_grad():
+        assert torch.equal(int8(*data[0]), int8.graph_module(*data[0]))
+        assert decibels(model(*data[0]), int8(*data[0])) > 30
+
+
+def from_zeros(rnn: Any, x: torch.Tensor) -> torch.Tensor:
+    zeros = torch.zeros(rnn.num_layers, x.shape[1], UNITS)
+    found: torch.Tensor = rnn(x, (zeros, zeros) if isinstance(rnn, nn.LSTM) else zeros)[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "options"),
+    [
+        (nn.LSTM, from_zeros, {"num_layers": 2}),
+        (nn.GRU, from_zeros, {}),
+        (nn.LSTM, with_initial, {}),
+        (nn.LSTM, last_cell, {"num_layers": 2}),
+        (nn.LSTM, every_step, {"proj_size": 7, "num_layers": 2, "bidirectional": True}),
+    ],
+)
+def test_zeros_constants_cells_and_projections(kind: Any, use: Use, options: Any) -> None:
+    model = tagger(kind, use, **options)
     data = batches(model)
     int8 = static(model, data)
-    assert not any(is_op(node, "recurrent") for node in int8.graph_module.graph.nodes)
+    assert layers_of(int8) == model.rnn.num_layers
+    assert not int8.float_nodes
     with torch.no_grad():
+        assert torch.equal(int8(data[0]), int8.graph_module(data[0]))
         assert decibels(model(data[0]), int8(data[0])) > 30
+
+
+class Cells(nn.Module):
+    """A cell called step by step, from given states or zeros."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.first, self.cell, self.head = (
+            nn.Linear(FEATURES, 16),
+            kind(16, UNITS),
+            nn.Linear(UNITS, 5),
+        )
+
+    def forward(self, x: torch.Tensor, state: Any = None) -> torch.Tensor:
+        x, outs = self.first(x), []
+        for i in range(STEPS):
+            state = self.cell(x[i], state)
+            outs.append(state[0] if isinstance(self.cell, nn.LSTMCell) else state)
+        out: torch.Tensor = self.head(torch.stack(outs))
+        return out
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("given", [False, True])
+def test_cells_are_layers_of_one_step(kind: Any, given: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Cells(kind).eval()
+    state = torch.randn(BATCH, UNITS)
+    states = ((state, state) if kind is nn.LSTMCell else state,) if given else ()
+    data = [(torch.randn(STEPS, BATCH, FEATURES), *states) for _ in range(4)]
+    int8 = static(model, data, example_inputs=data[0])
+    compiled = compiled_in(int8)
+    nodes = [x for x in compiled.graph_module.graph.nodes if is_op(x, "recurrent_last")]
+    assert len(nodes) == STEPS
+    assert len({node.kwargs["weights"][0].target for node in nodes}) == 1  # weights are there once
+    with torch.no_grad():
+        assert decibels(model(*data[0]), int8(*data[0])) > 28
+        leaves = [data[0][0], *([state] * (1 if kind is nn.GRUCell else 2) if given else [])]
+        assert torch.equal(compiled(*leaves)[0], compiled.graph_module(*leaves)[0])
+        x86quant.save(int8, tmp_path / "cells.x86q")
+        assert torch.equal(x86quant.load(tmp_path / "cells.x86q")(*data[0]), int8(*data[0]))
+
+
+class Packing(nn.Module):
+    """Sequences of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(FEATURES, UNITS, batch_first=True), nn.Linear(UNITS, 5)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        out: torch.Tensor = self.head(self.rnn(packed)[1][-1])
+        return out
+
+
+def test_packed_sequences_stay_float_and_a_note_says_so() -> None:
+    torch.manual_seed(0)
+    model = Packing().eval()
+    data = [(torch.randn(BATCH, STEPS, FEATURES), torch.tensor([9, 4, 6])) for _ in range(3)]
+    int8 = static(model, data)
+    assert "in float: rnn; recurrent layers of packed sequences" in str(int8.quantization)
+    with torch.no_grad():
+        assert decibels(model(*data[0]), int8(*data[0])) > 30
 
 
 def test_one_sequence_without_a_batch() -> None:
@@ -180,9 +378,10 @@ def test_one_sequence_without_a_batch() -> None:
         assert decibels(model(data[0]), int8(data[0])) > 30
 
 
-def test_steps_are_no_batch_that_is_run_in_parts() -> None:
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_steps_are_no_batch_that_is_run_in_parts(bidirectional: bool) -> None:
     # More than the second-level cache holds, as if the first dimension were images.
-    model = Tagger(nn.GRU(160, 64), every_step).eval()
+    model = Tagger(nn.GRU(160, 64, bidirectional=bidirectional), every_step).eval()
     data = [torch.randn(256, 64, FEATURES)] * 2
     int8 = static(model, data)
     with torch.no_grad():  # linears of this size may be another provider's, which rounds otherwise
@@ -202,8 +401,6 @@ def test_files_and_pickles(kind: Any, tmp_path: Path) -> None:
         expected = int8(data[0])
         assert torch.equal(loaded(data[0]), expected)
         assert torch.equal(pickle.loads(pickle.dumps(int8))(data[0]), expected)
-    with pytest.raises(UnsupportedError, match="recurrent"):
-        x86quant.export_program(int8, tmp_path / "tagger.xq", [data[0]])
 
 
 def test_layers_can_stay_float() -> None:
@@ -224,26 +421,44 @@ def test_by_itself_quantize_keeps_them_dynamic() -> None:
 
 _AT_A_LEVEL = """
 import hashlib, sys, torch, x86quant
-x = torch.randn(9, 3, 20, generator=torch.Generator().manual_seed(1))
+module, digest = x86quant.load(sys.argv[1]), hashlib.sha256()
 with torch.no_grad():
-    print(hashlib.sha256(x86quant.load(sys.argv[1])(x).numpy().tobytes()).hexdigest())
+    for call in torch.load(sys.argv[2]):
+        answer = module(*call)
+        for x in answer if isinstance(answer, tuple) else (answer,):
+            digest.update(x.numpy().tobytes())
+print(digest.hexdigest())
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_level_gives_the_same_bytes(kind: Any, tmp_path: Path) -> None:
-    model = tagger(kind, num_layers=2)
-    int8 = static(model, batches(model))
-    x86quant.save(int8, tmp_path / "tagger.x86q")
-    found = {
+def at_every_level(int8: nn.Module, data: list[tuple[Any, ...]], folder: Path) -> set[str]:
+    """What ``int8`` answers, as each level gives it, in short."""
+    model, inputs = folder / "model.x86q", folder / "inputs.pt"
+    x86quant.save(int8, model)
+    torch.save(data, inputs)
+    return {
         subprocess.run(
-            [sys.executable, "-c", _AT_A_LEVEL, str(tmp_path / "tagger.x86q")],
+            [sys.executable, "-c", _AT_A_LEVEL, str(model), str(inputs)],
             env=isa.environment(level), capture_output=True, text=True, check=True,
         ).stdout
         for level in isa.LEVELS
         if isa.has(level)
     }  # fmt: skip
-    assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_level_gives_the_same_bytes(kind: Any, tmp_path: Path) -> None:
+    model = tagger(kind, num_layers=2)
+    data = [(x,) for x in batches(model)]
+    assert len(at_every_level(static(model, [x for (x,) in data]), data, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("kind", "options"), STATEFUL[3:])
+def test_every_level_goes_on_from_states_alike(kind: Any, options: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Stateful(kind(16, UNITS, **options)).eval()
+    data = calls(model.rnn)
+    assert len(at_every_level(static(model, data), data, tmp_path)) == 1
 
 
 def operands(kind: str = "lstm") -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     python -m tools.sanitize_serving --seeds 500
 
-Exports a small network and a small recommender, then loads and runs them with random changes. Needs
-a checkout and a C++ compiler with its sanitizer libraries.
+Exports a small network, a small recommender and a small recurrent network, then loads and runs them
+with random changes. Needs a checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -73,20 +73,41 @@ class Recommender(nn.Module):
         return out
 
 
+class Tagger(nn.Module):
+    """An LSTM that goes on from states, projected, and a GRU in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 8, proj_size=5, batch_first=True)
+        self.gru = nn.GRU(5, 6, bidirectional=True)
+        self.head = nn.Linear(12, 3)
+
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Three numbers for each step, and the last cells."""
+        out, (_, c) = self.lstm(x, (h, c))
+        return self.head(self.gru(out)[0]), c
+
+
 def exported(folder: Path) -> list[Path]:
     """Program files with several plans, of the network one in parts of a batch."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 16, 16)
     dense, ids = torch.randn(64, 4), torch.randint(0, 20, (64, 3))
+    steps = torch.randn(3, 5, 4), torch.randn(1, 3, 5), torch.randn(1, 3, 8)
     samples: list[tuple[nn.Module, tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]] = [
         (Variety(), (x,), [(x[:1],), (torch.zeros(4, 3, 16, 16),)]),
         (Recommender(), (dense, ids), [(dense, ids), (dense[:2], ids[:2])]),
+        (Tagger(), steps, [steps]),
     ]
     paths = []
     for model, batch, calls in samples:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = x86quant.quantize(model.eval(), [batch], speed_check=False, progress=False)
+            module = x86quant.quantize(
+                model.eval(), [batch], mode="static", speed_check=False, progress=False
+            )
         paths.append(folder / f"fuzzed_{type(model).__name__.lower()}.xq")
         x86quant.export_program(module, paths[-1], calls)
     return paths

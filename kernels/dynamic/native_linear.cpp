@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "../runtime/activation.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
-#include "activation.h"
 
 namespace x86quant::dynamic {
 namespace {
@@ -24,7 +24,7 @@ constexpr int64_t kFewestRows = 512;
 
 NativeLinear::NativeLinear(const Description& d)
     : linear_{static_cast<int32_t>(d.in_features()), static_cast<int32_t>(d.out_features()),
-              activation_code(d.activation)} {
+              runtime::activation_code(d.activation)} {
   const int isa = native_isa();
   const size_t size = xq_linear_packed_size(&linear_, isa);
   TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");

@@ -1,6 +1,6 @@
 // LSTMs and GRUs with int8 products: all layers, directions and steps in one call.
 //
-// The input's share of the gates is one product for all steps; the state's share is one product a step, of the state
+// The input's share of the gates is one product for many steps; the state's share is one product a step, of the state
 // quantized row by row as it is then; the gates follow in float32.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -23,6 +23,9 @@ namespace {
 
 // Fewer units of state than these are not worth waking a thread for.
 constexpr int64_t kUnitsEach = 8192;
+// The input's product is of so many rows at a time, if a step has no more: enough of them that reading its weights again
+// does not count, and their gates are still in the caches when the steps read them.
+constexpr int64_t kInputRows = 512;
 
 // One direction of one layer.
 struct Direction {
@@ -75,17 +78,15 @@ class Recurrent final : public torch::CustomClassHolder {
     for (const at::Tensor& state : initial) last.push_back(state.contiguous().clone());
     at::Tensor in = x.contiguous();
     const int64_t rows = in.size(0), sequences = sizes[0];
-    at::Tensor own = at::empty({rows, gates() * units_}, at::kFloat);
+    const runtime::Buffer own(static_cast<size_t>(most_input_rows(sizes) * gates() * units_) * sizeof(float));
     const runtime::Buffer work(static_cast<size_t>(sequences * (gates() + 1) * units_) * sizeof(float));
     for (size_t i = 0; i < parts_.size();) {
       at::Tensor out = at::empty({rows, directions_ * width_}, at::kFloat);
       for (int64_t d = 0; d < directions_; ++d, ++i) {
-        const NativeLinear& product = parts_[i].input;
-        product.multiply(in.const_data_ptr<float>(), rows, in.size(1), own.mutable_data_ptr<float>(), own.size(1));
         float* h = last[0].mutable_data_ptr<float>() + static_cast<int64_t>(i) * sequences * width_;
         float* c = lstm_ ? last[1].mutable_data_ptr<float>() + static_cast<int64_t>(i) * sequences * units_ : nullptr;
-        steps(parts_[i], d == 1, sizes, own.const_data_ptr<float>(), rows, h, c, reinterpret_cast<float*>(work.data()),
-              out.mutable_data_ptr<float>() + d * width_);
+        const States states{h, c, reinterpret_cast<float*>(own.data()), reinterpret_cast<float*>(work.data())};
+        steps(parts_[i], d == 1, sizes, in, states, out.mutable_data_ptr<float>() + d * width_);
       }
       in = out;
     }
@@ -124,19 +125,50 @@ class Recurrent final : public torch::CustomClassHolder {
                       }), "x86quant: expected initial states of float32 ", h, lstm_ ? c10::str(" and ", c) : "");
   }
 
-  // All steps of one direction. h and c hold the initial states, and the last ones in the end. A sequence that is over,
-  // or going backward has not begun, keeps its state.
-  void steps(const Direction& d, bool backward, const std::vector<int64_t>& sizes, const float* own, int64_t rows,
-             float* h, float* c, float* work, float* out) const {
-    const int64_t all = gates() * units_, stride = directions_ * width_;
+  // Of one direction.
+  struct States {
+    float *h, *c;      // the initial ones, and in the end the last
+    float *own, *work;  // the input's share of the gates of some steps; what one step needs
+  };
+
+  // How many steps, from step `i` on in their order, have their input's product at a time.
+  static int64_t steps_at_once(const std::vector<int64_t>& sizes, bool backward, int64_t i) {
     const auto count = static_cast<int64_t>(sizes.size());
-    int64_t row = backward ? rows : 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t now = sizes[static_cast<size_t>(backward ? count - 1 - i : i)];
-      if (backward) row -= now;
-      step(d, now, own + row * all, h, c, work, work + sizes[0] * all);
-      for (int64_t n = 0; n < now; ++n) std::copy_n(h + n * width_, width_, out + (row + n) * stride);
-      if (!backward) row += now;
+    int64_t last = i, rows = 0;
+    while (last < count) {
+      rows += sizes[static_cast<size_t>(backward ? count - 1 - last : last)];
+      if (last > i && rows > kInputRows) break;
+      ++last;
+    }
+    return last - i;
+  }
+
+  static int64_t most_input_rows(const std::vector<int64_t>& sizes) {
+    int64_t rows = 0;
+    for (const int64_t size : sizes) rows += size;
+    return std::min(rows, std::max(kInputRows, sizes[0]));
+  }
+
+  // All steps of one direction. A sequence that is over, or going backward has not begun, keeps its state.
+  void steps(const Direction& d, bool backward, const std::vector<int64_t>& sizes, const at::Tensor& in,
+             const States& states, float* out) const {
+    const int64_t all = gates() * units_, stride = directions_ * width_, features = in.size(1);
+    const auto count = static_cast<int64_t>(sizes.size());
+    const auto size_of = [&](int64_t i) { return sizes[static_cast<size_t>(backward ? count - 1 - i : i)]; };
+    int64_t row = backward ? in.size(0) : 0;
+    for (int64_t i = 0; i < count;) {
+      const int64_t end = i + steps_at_once(sizes, backward, i);
+      int64_t rows = 0;
+      for (int64_t t = i; t < end; ++t) rows += size_of(t);
+      const int64_t first = backward ? row - rows : row;
+      d.input.multiply(in.const_data_ptr<float>() + first * features, rows, features, states.own, all);
+      for (; i < end; ++i) {
+        const int64_t now = size_of(i);
+        if (backward) row -= now;
+        step(d, now, states.own + (row - first) * all, states.h, states.c, states.work, states.work + sizes[0] * all);
+        for (int64_t n = 0; n < now; ++n) std::copy_n(states.h + n * width_, width_, out + (row + n) * stride);
+        if (!backward) row += now;
+      }
     }
   }
 

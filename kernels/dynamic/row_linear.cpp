@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
+#include "../runtime/activation.h"
 #include "../runtime/native_cpu.h"
-#include "activation.h"
 #include "row_codes.h"
 #include "row_linear.h"
 
@@ -127,14 +127,14 @@ RowLinearPack pack_row_linear(const at::Tensor& weight, const at::Tensor& scale,
                      const std::optional<std::string>& activation) {
   const Weights weights(weight, scale, bias);
   return c10::make_intrusive<RowLinear>(
-      std::make_shared<RowPack>(weights.view(), activation_code(activation.value_or(""))));
+      std::make_shared<RowPack>(weights.view(), runtime::activation_code(activation.value_or(""))));
 }
 
 RowLinearPack pack_gated_rows(const at::Tensor& gate, const at::Tensor& gate_scale, const std::optional<at::Tensor>& gate_bias,
                      const at::Tensor& up, const at::Tensor& up_scale, const std::optional<at::Tensor>& up_bias,
                      const std::string& activation) {
   const Weights first(gate, gate_scale, gate_bias), second(up, up_scale, up_bias);
-  const auto pack = std::make_shared<RowPack>(first.view(), activation_code(activation));
+  const auto pack = std::make_shared<RowPack>(first.view(), runtime::activation_code(activation));
   pack->multiply_by(second.view());
   return c10::make_intrusive<RowLinear>(pack);
 }

@@ -3,9 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "../runtime/activation.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
-#include "activation.h"
 
 namespace x86quant::dynamic {
 namespace {
@@ -31,7 +31,7 @@ at::Tensor weight_only_rows(const at::Tensor& x, const at::Tensor& weight, const
   op.rows = x.size(0);
   op.in_stride = op.in_features = weight.size(1);
   op.out_stride = op.out_features = weight.size(0);
-  op.activation = activation_code(activation);
+  op.activation = runtime::activation_code(activation);
   op.isa = native_isa();
   succeed(xq_weight_only_check(&op));
   const int threads = runtime::useful_threads(weight.numel() * op.rows / kFloatMultiplyAddsEach);

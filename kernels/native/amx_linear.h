@@ -5,6 +5,7 @@
 #pragma once
 
 #include "amx.h"
+#include "dense.h"
 
 namespace {
 
@@ -61,8 +62,13 @@ void linear_amx_blocks(const xq::DenseTask& t) {
   waiting.take(waiting.left);
 }
 
+// Tiles take as long for one row as for 16. Of few rows vectors make the same sums, of the same packed weights, in
+// less time: the weights pass at the speed of the second-level cache.
+constexpr int64_t kFewRows = 4;
+
 template <class V>
 void linear_amx(const xq::DenseTask& t) {
+  if (t.rows <= kFewRows) return dense<V, FloatEpilogue<V>>(t);
   const TileConfig config;
   _tile_loadconfig(&config);
   switch (t.packed->activation) {

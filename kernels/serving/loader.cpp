@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 
+#include "../runtime/activation.h"
 #include "../runtime/errors.h"
 #include "../runtime/parallel.h"
 #include "packed_cache.h"
@@ -17,6 +18,7 @@ namespace {
 using runtime::Field;
 using runtime::Layout;
 using runtime::PackedConvPtr;
+using runtime::RowPackPtr;
 using runtime::Table;
 
 // A copy that outlives the file; floats in a file may lie anywhere.
@@ -31,6 +33,7 @@ class Loader {
  public:
   Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path) {
     pack(cache, {level, l1_bytes(), l2_bytes(), file_.checksum(), file_.size()});
+    for (const Json& pack : file_.manifest().at("row_packs").list("the packs of rows")) row_packs_.push_back(row_packed(pack));
   }
 
   std::vector<std::unique_ptr<runtime::Program>> programs() {
@@ -79,6 +82,43 @@ class Loader {
     return runtime::pack_conv("native", std::move(description));
   }
 
+  // One linear, or two whose results are multiplied.
+  RowPackPtr row_packed(const Json& pack) const {
+    const Json::List& linears = pack.at("linears").list("linears");
+    require(linears.size() == 1 || linears.size() == 2, "a pack of rows has ", linears.size(), " linears");
+    const RowLinear first = row_linear(linears[0]);
+    const int32_t activation = runtime::activation_code(pack.at("activation").text("an activation"));
+    const auto made = std::make_shared<runtime::RowPack>(first.view(), activation);
+    if (linears.size() == 2) made->multiply_by(row_linear(linears[1]).view());
+    return made;
+  }
+
+  struct RowLinear {
+    const ProgramFile::Tensor& weight;
+    Table scale;
+    std::optional<Table> bias;
+
+    runtime::RowWeights view() const {
+      return {weight.table.as<int8_t>(), scale.as<float>(), bias ? bias->as<float>() : nullptr, weight.sizes[1], weight.sizes[0]};
+    }
+  };
+
+  RowLinear row_linear(const Json& json) const {
+    const ProgramFile::Tensor& weight = file_.tensor(json.at("weight").text("a weight"));
+    const auto possible = [](int64_t size) { return size > 0 && size == static_cast<int32_t>(size); };
+    require(weight.table.type == runtime::Type::kChar && weight.sizes.size() == 2 && possible(weight.sizes[0]) &&
+                possible(weight.sizes[1]), "a linear of rows takes an int8 weight of two dimensions");
+    const auto floats = [&](const Json& name) {
+      Table found = table(name);
+      require(found.type == runtime::Type::kFloat && found.count == weight.sizes[0],
+              "a linear of rows takes a float for each of its ", weight.sizes[0], " results");
+      return found;
+    };
+    RowLinear found{weight, floats(json.at("scale")), std::nullopt};
+    if (!json.at("bias").is_null()) found.bias = floats(json.at("bias"));
+    return found;
+  }
+
   Table table(const Json& name) const { return kept(file_.tensor(name.text("a tensor's name")).table); }
 
   std::unique_ptr<runtime::Program> program(const Json& plan) const {
@@ -111,14 +151,20 @@ class Loader {
   Field field(const Json& json) const {
     if (const auto* object = std::get_if<Json::Object>(&json.value)) {
       if (object->count("table")) return table(object->find("table")->second);
-      const auto index = json.at("pack").integer("a pack");
-      require(index >= 0 && index < static_cast<int64_t>(packs_.size()), "the file has no pack ", index);
-      return packs_[static_cast<size_t>(index)];
+      if (object->count("row_pack")) return one_of(row_packs_, object->find("row_pack")->second);
+      return one_of(packs_, json.at("pack"));
     }
     if (const auto* list = std::get_if<Json::List>(&json.value)) return numbers(*list);
     if (const auto* flag = std::get_if<bool>(&json.value)) return *flag;
     if (const auto* real = std::get_if<double>(&json.value)) return *real;
     return json.integer("a field of a step");
+  }
+
+  template <class Pack>
+  static Field one_of(const std::vector<Pack>& packs, const Json& number) {
+    const auto index = number.integer("a pack");
+    require(index >= 0 && index < static_cast<int64_t>(packs.size()), "the file has no pack ", index);
+    return packs[static_cast<size_t>(index)];
   }
 
   // Of integers unless the first is a real.
@@ -135,6 +181,7 @@ class Loader {
 
   ProgramFile file_;
   std::vector<PackedConvPtr> packs_;
+  std::vector<RowPackPtr> row_packs_;
 };
 
 }  // namespace

@@ -50,7 +50,7 @@ _CLASSES: tuple[tuple[re.Pattern[str], bool], ...] = (
     (
         re.compile(
             r"x86quant::(conv|linear|linear_dynamic|linear_rows(_rows|_norm)?|gated_rows_rows|"
-            r"recurrent)"
+            r"recurrent(_last)?)"
         ),
         True,
     ),

@@ -32,6 +32,7 @@ class Builder:
         self.root = nn.Module()
         self.graph = Graph()
         self._shared: dict[str, str] = {}
+        self._once: dict[int, tuple[str, torch.Tensor]] = {}  # kept, so that no other has its id
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Emit a float call in its canonical spelling; an identity emits nothing."""
@@ -51,6 +52,11 @@ class Builder:
     def constant(self, hint: str, tensor: torch.Tensor) -> Node:
         """A constant tensor of the graph."""
         return add_constant(self.root, self.graph, hint, tensor.detach())
+
+    def constant_once(self, hint: str, tensor: torch.Tensor) -> Node:
+        """A constant that every call with this ``tensor`` shares."""
+        known, _ = self._once.setdefault(id(tensor), (f"{hint}_{len(self._once)}", tensor))
+        return self.shared(known, lambda: tensor)
 
     def shared(self, hint: str, make: Callable[[], torch.Tensor]) -> Node:
         """A constant that every call with this ``hint`` shares."""

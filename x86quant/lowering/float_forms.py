@@ -6,6 +6,7 @@ one: torch.ao may be missing otherwise.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -149,7 +150,9 @@ def _rounded_layer(builder: Builder, path: str, module: RoundedLayer, x: Any) ->
     return convolution(builder, path, layer, x, module.weight, layer.bias)
 
 
-def _rounded_recurrent(builder: Builder, path: str, module: RoundedRecurrent, x: Any) -> Any:
+def _rounded_recurrent(
+    builder: Builder, path: str, module: RoundedRecurrent, x: Any, h: Any = None, c: Any = None
+) -> Any:
     codes = dequantized(x)
     assert codes is not None  # its input is rounded to the module's own codes
     constants = {
@@ -158,12 +161,18 @@ def _rounded_recurrent(builder: Builder, path: str, module: RoundedRecurrent, x:
         "biases": module.biases,
     }
     given = {
-        name: [builder.constant(f"{path}_{name}", x) for x in tensors]
+        name: [builder.constant_once(f"{path}_{name}", x) for x in tensors]
         for name, tensors in constants.items()
     }
     scale, zero_point = module.h_qparams
-    out = emit(builder.graph, "recurrent", x=codes, **given, **module.arguments())
-    return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point)
+    arguments = {"x": codes, **given, **module.arguments(), "h": h, "c": c}
+    if not module.returns_last:
+        out = emit(builder.graph, "recurrent", **arguments)
+        return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point)
+    both = emit(builder.graph, "recurrent_last", **arguments)
+    out, last = (builder.graph.call_function(operator.getitem, (both, i)) for i in (0, 1))
+    out.meta["qparams"] = both.meta.pop("qparams")
+    return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point), last
 
 
 def _rounded(builder: Builder, node: Node, x: Any, scale: float, zero_point: int) -> Any:

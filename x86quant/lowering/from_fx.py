@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,6 +208,8 @@ class _Walk:
         if (own := own_call(node)) is not None:
             return self.builder.graph.call_function(own[0], (), dict(self._mapped(own[1])))
         args, kwargs = self._mapped(node.args), dict(self._mapped(node.kwargs))
+        if target is operator.getitem and isinstance(args[0], tuple):
+            return args[0][args[1]]  # of what a module gave
         converter = float_forms.function_converter(target)
         if converter is not None and _binds(converter, self.builder, node, *args, **kwargs):
             return converter(self.builder, node, *args, **kwargs)

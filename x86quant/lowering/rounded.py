@@ -78,6 +78,7 @@ class RoundedRecurrent(nn.Module):
         biases: one for each of them.
         kind, batch_first: as ``torch.ops.x86quant.recurrent`` takes them.
         x_qparams, h_qparams: scale and zero point of the codes of the input and of the states.
+        returns_last: whether it returns the last cells or states, too.
     """
 
     def __init__(
@@ -88,11 +89,13 @@ class RoundedRecurrent(nn.Module):
         batch_first: bool,
         x_qparams: tuple[float, int],
         h_qparams: tuple[float, int],
+        returns_last: bool = False,
     ) -> None:
         super().__init__()
         self.weights, self.biases = weights, biases
         self.kind, self.batch_first = kind, batch_first
         self.x_qparams, self.h_qparams = x_qparams, h_qparams
+        self.returns_last = returns_last
 
     def arguments(self) -> dict[str, object]:
         """Those of the operator that are no tensors."""
@@ -106,18 +109,22 @@ class RoundedRecurrent(nn.Module):
             "out_zp": h_zp,
         }
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The states at all steps, as their codes say them."""
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor | None = None, c: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """The states at all steps, as their codes say them; perhaps the last cells or states."""
         (x_scale, x_zp), (h_scale, h_zp) = self.x_qparams, self.h_qparams
-        found = op("recurrent")(
+        found, last = op("recurrent_last")(
             op("quantize")(x, out_scale=x_scale, out_zp=x_zp),
             [weight.codes for weight in self.weights],
             [weight.scales for weight in self.weights],
             self.biases,
             **self.arguments(),
+            h=h,
+            c=c,
         )
         real: torch.Tensor = op("dequantize")(found, x_scale=h_scale, x_zp=h_zp)
-        return real
+        return (real, last) if self.returns_last else real
 
 
 class FusedLayer(nn.Sequential):

@@ -3,28 +3,40 @@
 ``recurrent`` takes codes ``x`` [steps, sequences, features] ([sequences, steps, features] with
 ``batch_first``, [steps, features] for one sequence) and gives the codes of the states at all steps,
 both directions side by side. For each direction ``weights`` has the input's weight
-[gates * units, features] and the state's [gates * units, units], ``scales`` and ``biases`` a row
-of each, with torch's order of gates. An LSTM has four, a GRU three. States begin as 0. ::
+[gates * units, features], the state's [gates * units, width] and, where states are projected, that
+of the projection [width, units]; else a state's width is its units. ``scales`` and ``biases`` have
+a row of each, with torch's order of gates. An LSTM has four, a GRU three. ::
 
     own    = fma(float(sum((x - x_zp) * w_ih)), x_scale * scale_ih, bias_ih)       of all steps
     hidden = fma(float(sum((code - out_zp) * w_hh)), out_scale * scale_hh, bias_hh)    of one
     h, c   = the gates, from own and hidden, in float32
+    h      = linear_dynamic(h, w_hr, scale_hr, bias_hr)                   where it is projected
     code   = clamp(round(h * float32(1 / out_scale)) + out_zp, 0, 255)
 
 Sums are exact. The float state of a GRU goes on as it is: its product alone sees codes. The gates
 are spelled out below, in float32, each step rounded as written: native kernels give the same bytes.
+
+States begin as 0, or as ``h`` [directions, sequences, width] and ``c`` [directions, sequences,
+units], without sequences where x has none. They come from outside, with a range of their own, so
+``hidden`` of the first step is ``linear_dynamic`` of ``h``. ``recurrent_last`` also returns what a
+layer that goes on needs and codes do not say, in the form of ``c``: the last cells of an LSTM, the
+last states of a GRU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from x86quant.errors import InvalidInputError
 from x86quant.ops._numerics import check_codes, check_qparams, codes
 from x86quant.ops._register import OUT_QPARAMS, X_QPARAMS, register
-from x86quant.ops.dynamic import check_weight
+from x86quant.ops.dynamic import check_weight, linear_dynamic
+
+#: An int8 weight, a scale for each of its rows, a bias.
+_Linear = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 #: Gates of a unit.
 GATES = {"lstm": 4, "gru": 3}
@@ -37,7 +49,7 @@ _LIMIT = 9.1
 
 _ARGUMENTS = (
     "Tensor x, Tensor[] weights, Tensor[] scales, Tensor[] biases, str kind, bool batch_first, "
-    f"{X_QPARAMS}, {OUT_QPARAMS}"
+    f"{X_QPARAMS}, {OUT_QPARAMS}, Tensor? h=None, Tensor? c=None"
 )
 
 
@@ -47,10 +59,51 @@ def _fake(
     scales: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     kind: str,
+    batch_first: bool,
+    h: torch.Tensor | None,
+    c: torch.Tensor | None,
 ) -> torch.Tensor:
-    check_recurrent(x, weights, scales, biases, kind)
-    width = sum(weight.shape[1] for weight in weights[1::2])
-    return x.new_empty((*x.shape[:-1], width))
+    check_recurrent(x, weights, scales, biases, kind, batch_first, h, c)
+    sizes = LayerSizes.of(weights)
+    return x.new_empty((*x.shape[:-1], sizes.directions * sizes.width))
+
+
+def _fake_last(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    kind: str,
+    batch_first: bool,
+    h: torch.Tensor | None,
+    c: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    states = _fake(x, weights, scales, biases, kind, batch_first, h, c)
+    sizes = LayerSizes.of(weights)
+    last = (sizes.directions, *sequences_of(x.shape, batch_first), sizes.units)
+    return states, x.new_empty(last, dtype=torch.float32)
+
+
+class LayerSizes(NamedTuple):
+    """What the weights of a layer say: products a direction, directions, units, states' width."""
+
+    products: int
+    directions: int
+    units: int
+    width: int
+
+    @staticmethod
+    def of(weights: Sequence[torch.Tensor]) -> LayerSizes:
+        """Those of ``weights``, of which there are as many as some layer has."""
+        products = 3 if len(weights) % 3 == 0 else 2
+        width = weights[1].shape[1]
+        units = weights[2].shape[1] if products == 3 else width
+        return LayerSizes(products, len(weights) // products, units, width)
+
+
+def sequences_of(sizes: Sequence[int], batch_first: bool) -> tuple[int, ...]:
+    """How many sequences an input of these ``sizes`` has; nothing for one without a batch."""
+    return () if len(sizes) == 2 else (sizes[0 if batch_first else 1],)
 
 
 @register(_ARGUMENTS, fake=_fake)
@@ -65,47 +118,91 @@ def recurrent(
     x_zp: int,
     out_scale: float,
     out_zp: int,
+    h: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Codes of the states of one layer at all steps: [..., directions * units]."""
-    check_recurrent(x, weights, scales, biases, kind)
+    """Codes of the states of one layer at all steps: [..., directions * width]."""
+    return recurrent_last(
+        x, weights, scales, biases, kind, batch_first, x_scale, x_zp, out_scale, out_zp, h, c
+    )[0]
+
+
+@register(_ARGUMENTS, fake=_fake_last, returns="(Tensor, Tensor)")
+def recurrent_last(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    kind: str,
+    batch_first: bool,
+    x_scale: float,
+    x_zp: int,
+    out_scale: float,
+    out_zp: int,
+    h: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and the last cells or states in float: [directions, ..., units]."""
+    check_recurrent(x, weights, scales, biases, kind, batch_first, h, c)
     check_qparams("recurrent", x_scale, x_zp)
     check_qparams("recurrent", out_scale, out_zp)
     steps = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if batch_first else x
-    found = []
-    for i in range(0, len(weights), 2):
-        own = _product(
-            steps.flatten(0, 1), x_scale, x_zp, weights[i].double(), scales[i], biases[i]
-        )
+    sizes = LayerSizes.of(weights)
+    found, last = [], []
+    for i in range(sizes.directions):
+        linears = [*zip(weights, scales, biases, strict=True)][i * sizes.products :]
+        first = [None if s is None else s[i].reshape(-1, s.shape[-1]) for s in (h, c)]
+        own = _product(steps.flatten(0, 1), x_scale, x_zp, linears[0])
         own = own.reshape(*steps.shape[:2], -1)
-        order = range(len(own)) if i == 0 else range(len(own) - 1, -1, -1)
-        units = weights[i + 1].shape[1]
-        state = weights[i + 1].double()
-        h = c = own.new_zeros((steps.shape[1], units))
-        now = torch.full_like(h, out_zp, dtype=torch.uint8)
-        outs = [now] * len(own)
-        for t in order:
-            share = _product(now, out_scale, out_zp, state, scales[i + 1], biases[i + 1])
-            if kind == "lstm":
-                h, c = lstm_gates(own[t], share, c)
-            else:
-                h = gru_gates(own[t], share, h)
-            inverse = torch.tensor(1 / out_scale, dtype=torch.float32)
-            outs[t] = now = codes(h * inverse, out_zp)
-        found.append(torch.stack(outs))
+        project = linears[2] if sizes.products == 3 else None
+        given = first[0], first[1] if kind == "lstm" else first[0]
+        states, end = _direction(own, i == 1, linears[1], project, kind, given, out_scale, out_zp)
+        found.append(states)
+        last.append(end)
     out = torch.cat(found, 2)
-    return out.squeeze(1) if x.dim() == 2 else out.transpose(0, 1) if batch_first else out
+    out = out.squeeze(1) if x.dim() == 2 else out.transpose(0, 1) if batch_first else out
+    return out, torch.stack(last).reshape(
+        sizes.directions, *sequences_of(x.shape, batch_first), sizes.units
+    )
 
 
-def _product(
-    rows: torch.Tensor,
+def _direction(
+    own: torch.Tensor,
+    backward: bool,
+    hidden: _Linear,
+    project: _Linear | None,
+    kind: str,
+    given: tuple[torch.Tensor | None, torch.Tensor | None],
     scale: float,
     zero_point: int,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of all states of one direction, and the last cell or state.
+
+    ``given`` are what the first product reads and what the gates go on from, where not zeros.
+    """
+    inverse = torch.tensor(1 / scale, dtype=torch.float32)
+    first = None if given[0] is None else linear_dynamic(given[0], *hidden)
+    zeros = own.new_zeros((own.shape[1], own.shape[2] // GATES[kind]))
+    cell = zeros if given[1] is None else given[1]
+    now = zeros.new_full((own.shape[1], hidden[0].shape[1]), zero_point, dtype=torch.uint8)
+    outs = [now] * len(own)
+    for t in range(len(own) - 1, -1, -1) if backward else range(len(own)):
+        share = _product(now, scale, zero_point, hidden) if first is None else first
+        first = None
+        if kind == "lstm":
+            state, cell = lstm_gates(own[t], share, cell)
+        else:
+            state = cell = gru_gates(own[t], share, cell)
+        if project is not None:
+            state = linear_dynamic(state, *project)
+        outs[t] = now = codes(state * inverse, zero_point)
+    return torch.stack(outs), cell
+
+
+def _product(rows: torch.Tensor, scale: float, zero_point: int, linear: _Linear) -> torch.Tensor:
+    weight, weight_scale, bias = linear
     # float64 holds every sum exactly, and the product of two float32.
-    sums = (rows.double() - zero_point) @ weight.t()
+    sums = (rows.double() - zero_point) @ weight.double().t()
     steps = torch.tensor(scale, dtype=torch.float32) * weight_scale
     return _fma(sums.float(), steps, bias)
 
@@ -164,22 +261,40 @@ def check_recurrent(
     scales: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     kind: str,
+    batch_first: bool,
+    h: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
 ) -> None:
     """Raise InvalidInputError unless the operands fit each other."""
     check_codes("recurrent", x=x)
-    if kind not in GATES or len(weights) not in (2, 4) or x.dim() not in (2, 3):
+    counts = (2, 3, 4, 6) if kind == "lstm" else (2, 4)
+    if kind not in GATES or len(weights) not in counts or x.dim() not in (2, 3):
         raise InvalidInputError(
-            "x86quant::recurrent takes an lstm or a gru, two weights a direction, and x of two or "
-            f"three dimensions; got {kind!r}, {len(weights)} and {tuple(x.shape)}"
+            "x86quant::recurrent takes an lstm or a gru, two weights a direction or, of an lstm "
+            "with projections, three, and x of two or three dimensions; got "
+            f"{kind!r}, {len(weights)} and {tuple(x.shape)}"
         )
     if not len(weights) == len(scales) == len(biases):
         raise InvalidInputError("x86quant::recurrent: one scale and one bias for each weight")
-    units = weights[1].shape[-1]
+    sizes = LayerSizes.of(weights)
+    rows = GATES[kind] * sizes.units
+    wanted = [(rows, x.shape[-1]), (rows, sizes.width), (sizes.width, sizes.units)]
     for i, operands in enumerate(zip(weights, scales, biases, strict=True)):
         check_weight("recurrent", *operands)
-        wanted = (GATES[kind] * units, units if i % 2 else x.shape[-1])
-        if tuple(operands[0].shape) != wanted:
-            raise InvalidInputError(
-                f"x86quant::recurrent: weight {i} must be of shape {wanted}, got "
-                f"{tuple(operands[0].shape)}"
-            )
+        _check_shape(f"weight {i}", operands[0], wanted[i % sizes.products])
+    before = (sizes.directions, *sequences_of(x.shape, batch_first))
+    for name, state, width in (("h", h, sizes.width), ("c", c, sizes.units)):
+        if state is not None:
+            _check_shape(name, state, (*before, width))
+            if state.dtype != torch.float32 or (name == "c" and kind == "gru"):
+                raise InvalidInputError(
+                    f"x86quant::recurrent: {name} must be float32, and c is an lstm's; got "
+                    f"{state.dtype} for {kind!r}"
+                )
+
+
+def _check_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != wanted:
+        raise InvalidInputError(
+            f"x86quant::recurrent: {name} must be of shape {wanted}, got {tuple(tensor.shape)}"
+        )

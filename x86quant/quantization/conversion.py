@@ -32,10 +32,12 @@ from x86quant.quantization.observation import (
     is_observer,
     qparams_of_observer,
 )
-from x86quant.quantization.recurrent_layers import is_recurrent_layer
+from x86quant.quantization.recurrent_layers import is_recurrent_layer, returns_last, states_of
 
 #: Makes the observer of the weight of a step: by node and module.
 WeightObservers = Callable[[Node, nn.Module | None], ChannelRangesObserver]
+#: Weights of a recurrent layer, and a bias for each.
+Products = tuple[list[Int8Weight], list[torch.Tensor]]
 
 
 def converted(
@@ -56,6 +58,7 @@ def converted(
     values: dict[Node, Any] = {}
     layers: dict[str, nn.Module] = {}
     constants = nn.Module()
+    recurrent: dict[int, Products] = {}
     for node in source.graph.nodes:
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if is_observer(module):
@@ -70,7 +73,10 @@ def converted(
             continue
         layer = None if module is None else core(module)
         if is_recurrent_layer(layer):
-            found = rounded_recurrent(node, layer, weights, *_qparams_around(node, modules))
+            if id(layer) not in recurrent:
+                recurrent[id(layer)] = rounded_products(node, layer, weights)
+            products = recurrent[id(layer)]
+            found = rounded_recurrent(layer, products, *_qparams_around(node, layer, modules))
             # Another call has other ranges.
             new.target = str(node.target) if node.target not in layers else node.name
             layers[new.target] = found
@@ -117,33 +123,36 @@ def _rounded(
 
 
 def _qparams_around(
-    node: Node, modules: Mapping[str, nn.Module]
+    node: Node, layer: object, modules: Mapping[str, nn.Module]
 ) -> tuple[tuple[float, int], tuple[float, int]]:
     """Scale and zero point of what ``node`` reads, and of its result."""
-    before, (behind, *_) = node.args[0], node.users
+    before, (behind, *_) = node.args[0], states_of(node, layer).users
     assert isinstance(before, Node)
     first, second = (qparams_of_observer(modules[str(x.target)]) for x in (before, behind))
     return first, second
 
 
-def rounded_recurrent(
-    node: Node,
-    layer: Any,
-    weights: WeightObservers,
-    x_qparams: tuple[float, int],
-    h_qparams: tuple[float, int],
-) -> RoundedRecurrent:
-    """One recurrent ``layer``, which ``node`` calls, with int8 weights."""
-    kind = "lstm" if isinstance(layer, nn.LSTM) else "gru"
+def rounded_products(node: Node, layer: Any, weights: WeightObservers) -> Products:
+    """Int8 weights and biases of one recurrent ``layer``, which ``node`` calls."""
     suffixes = ("_l0", "_l0_reverse") if layer.bidirectional else ("_l0",)
-    names = [f"{which}{suffix}" for suffix in suffixes for which in ("ih", "hh")]
-    own = [getattr(layer, f"weight_{name}").detach() for name in names]
-    biases = [
-        getattr(layer, f"bias_{name}").detach() if layer.bias else torch.zeros(len(weight))
-        for name, weight in zip(names, own, strict=True)
-    ]
-    rounded = [Int8Weight(*int8_codes(x, weights(node, layer)), 0) for x in own]
-    return RoundedRecurrent(rounded, biases, kind, layer.batch_first, x_qparams, h_qparams)
+    kinds = ("ih", "hh", "hr") if layer.proj_size else ("ih", "hh")
+    found: Products = ([], [])
+    for name in (f"{kind}{suffix}" for suffix in suffixes for kind in kinds):
+        weight = getattr(layer, f"weight_{name}").detach()
+        bias = getattr(layer, f"bias_{name}", None)  # projections have none
+        found[0].append(Int8Weight(*int8_codes(weight, weights(node, layer)), 0))
+        found[1].append(torch.zeros(len(weight)) if bias is None else bias.detach())
+    return found
+
+
+def rounded_recurrent(
+    layer: Any, products: Products, x_qparams: tuple[float, int], h_qparams: tuple[float, int]
+) -> RoundedRecurrent:
+    """One recurrent ``layer`` with the int8 weights ``products``."""
+    kind = "lstm" if isinstance(layer, nn.LSTM) else "gru"
+    return RoundedRecurrent(
+        *products, kind, layer.batch_first, x_qparams, h_qparams, returns_last(layer)
+    )
 
 
 def weight_observer(

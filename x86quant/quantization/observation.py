@@ -21,6 +21,7 @@ from x86quant.quantization.int8_forms import (
     kind_of,
     operands,
 )
+from x86quant.quantization.recurrent_layers import states_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class _Observing:
             if relu is not None:
                 followers.add(relu)  # one step with it: its results alone are observed
                 continue
-            self._observe(node, self._output(node, kind, origin))
+            self._observe(states_of(node, module), self._output(node, kind, origin))
         self._gm.recompile()
         self._gm.graph.lint()
         unfinished = {relu.all_input_nodes[0].name for relu in followers}

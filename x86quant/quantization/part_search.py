@@ -26,6 +26,7 @@ from x86quant.compiled.structure import CallForm, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.proof import Observed, observe, prove
+from x86quant.quantization.recurrent_layers import LAYERS
 from x86quant.quantization.scheme import Scheme, other_precision, static_candidates
 from x86quant.quantization.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing import WAYS, Traced, Way, trace
@@ -124,7 +125,23 @@ class _Search:
         if found and found[0].path:
             names = listed([part.path for part in found])
             notes.append(f"static parts: {names}; torch runs what is between")
+            notes += self._recurrent_in_float([part.path for part in found])
         return Parts(found, tuple(notes))
+
+    def _recurrent_in_float(self, parts: Sequence[str]) -> list[str]:
+        """A note of the recurrent layers that are in no part of a static form."""
+        names = [
+            path
+            for path, module in self._model.named_modules()
+            if type(module) in LAYERS.values()
+            and not any(f"{path}.".startswith(f"{part}.") for part in parts)
+        ]
+        if not names or self._scheme.dynamic:
+            return []
+        return [
+            f"in float: {listed(names)}; recurrent layers of packed sequences have no static form, "
+            'because their lengths change from call to call: mode="dynamic" takes them'
+        ]
 
     def try_part(self, path: str, seen: Sequence[Observed]) -> None:
         """Make a graph of the module at ``path``, or else of modules in it."""

@@ -115,7 +115,9 @@ def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.
     for path, module in model.named_modules():
         if plan.dynamic and any(_is_attention(m) or is_recurrent(m) for m in module.modules()):
             continue
-        wanted: Any = _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear, *LAYERS)
+        wanted: Any = (
+            _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear, *LAYERS.values())
+        )
         if any(isinstance(m, wanted) for m in module.modules()):
             yield path, module
 

@@ -13,7 +13,7 @@ from torch.fx import Interpreter, Node
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
-from x86quant.quantization.conversion import rounded_recurrent
+from x86quant.quantization.conversion import rounded_products, rounded_recurrent
 from x86quant.quantization.recurrent_layers import is_recurrent_layer
 from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
 
@@ -133,6 +133,8 @@ class _Simulation(Interpreter):
         node = self._nodes[n.name]
         observer = self._part.output_observer(node)
         assert observer is not None
+        if is_recurrent_layer(self._part.module(node)):
+            return self._compute(n, node)  # whose states are rounded
         return fake_activation(observer, self._compute(n, node), self._chosen)
 
     def _compute(self, n: Node, node: Node) -> Any:
@@ -141,11 +143,11 @@ class _Simulation(Interpreter):
         if is_recurrent_layer(module):
             around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
             (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
+            products = rounded_products(node, module, self._part.weight_observer)
             rnn = rounded_recurrent(
-                node, module, self._part.weight_observer,
-                (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp)),
-            )  # fmt: skip
-            return rnn(self.env[n.all_input_nodes[0]])
+                module, products, (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp))
+            )
+            return rnn(*self.fetch_args_kwargs_from_env(n)[0])
         if not is_weighted(module):
             return super().run_node(n)
         x = self.env[n.all_input_nodes[0]]

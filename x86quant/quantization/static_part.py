@@ -37,7 +37,7 @@ from x86quant.quantization.int8_forms import (
 )
 from x86quant.quantization.observation import Observation, core, is_observer, observed
 from x86quant.quantization.proof import difference
-from x86quant.quantization.recurrent_layers import LAYERS, is_recurrent_layer
+from x86quant.quantization.recurrent_layers import LAYERS, is_recurrent_layer, states_of
 from x86quant.quantization.savable import check_savable
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import Traced
@@ -198,8 +198,8 @@ class StaticPart:
         return module if is_observer(module) else None
 
     def output_observer(self, node: Node) -> Any:
-        """The observer of the result of ``node``."""
-        for user in node.users:
+        """The observer of the result of ``node``, or of the states of a recurrent layer."""
+        for user in states_of(node, self.module(node)).users:
             if (observer := self.observer_of(user)) is not None:
                 return observer
         return None
@@ -534,8 +534,7 @@ def _name_float_sources(compiled: GraphModule, reference: GraphModule) -> None:
 
 def _kind(module: nn.Module) -> str:
     """The class of ``module``; of a layer of a recurrent one, torch's."""
-    own = next((kind for kind, layer in LAYERS.items() if type(module) is layer), type(module))
-    return own.__name__
+    return LAYERS.get(type(module), type(module)).__name__
 
 
 def _name(target: object) -> str:

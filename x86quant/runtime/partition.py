@@ -110,6 +110,9 @@ def _add_part(
         if n not in inside and (n.op != "get_attr" or n in given)
     ]
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    # In the order in which the graph returns them, so that one segment may be all of a program.
+    returned = {node: i for i, node in enumerate(list(lowered.graph.nodes)[-1].all_input_nodes)}
+    outputs.sort(key=lambda node: returned.get(node, len(returned)))
     root.add_module(name, make(_extract(lowered, nodes, inputs, outputs), name))
     call = graph.call_module(name, tuple(values[n] for n in inputs))
     for index, node in enumerate(outputs):
@@ -118,7 +121,11 @@ def _add_part(
 
 def _is_read(value: Node, nodes: Iterable[Node]) -> bool:
     """Whether a step reads the constant ``value`` as it does inputs, rather than packs it."""
-    return any(node.kwargs.get("mask") is value for node in nodes)
+    return any(node.kwargs.get(name) is value for node in nodes for name in _READ)
+
+
+#: Arguments that steps read where they lie.
+_READ = ("mask", "h", "c")
 
 
 def _extract(

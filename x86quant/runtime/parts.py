@@ -40,7 +40,9 @@ class BatchParts:
         self._packs = packs
         self._images: dict[Hashable, _Image | None] = {}
         # Its first dimension may be that of steps, which come one after another.
-        self._in_steps = any(is_op(node, "recurrent") for node in graph_module.graph.nodes)
+        self._in_steps = any(
+            is_op(node, "recurrent", "recurrent_last") for node in graph_module.graph.nodes
+        )
         # The last plan of each kind of part, for as long as somebody keeps it.
         self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")

@@ -15,17 +15,17 @@ import dataclasses
 import hashlib
 import json
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from x86quant.errors import UnsupportedError
 from x86quant.packing.row_linears import Weights
 from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.version import __version__
 
-VERSION = 1
+VERSION = 2
 
 _MAGIC = "x86quant-program"
 _NO_CRC = "0" * 8
@@ -41,6 +41,11 @@ class StoredLayer:
     def bytes(self) -> int:
         """Memory of the weights."""
         return self.nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredRowLinear(StoredLayer):
+    """The same for products of row codes, which are numbered by themselves."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +98,7 @@ class StoredPrograms(Programs):
         self._tensors: dict[str, torch.Tensor] = {}
         self._names: dict[bytes, str] = {}
         self._packs: list[dict[str, Any]] = []
+        self._row_packs: list[dict[str, Any]] = []
 
     def kernel(self, chosen: str) -> str:
         """The library has no other."""
@@ -107,14 +113,20 @@ class StoredPrograms(Programs):
         return StoredLayer(len(self._packs) - 1, layer.weight.numel())
 
     def row_linear(self, weights: Weights, activation: str | None) -> Any:
-        """Refuse: the file has no form for them."""
-        raise UnsupportedError(
-            "a program file holds no layers of transformers and no recurrent layers yet"
-        )
+        """Store the weights as they are."""
+        return self._row_pack([weights], activation) if weights[0].numel() else None
 
     def gated_rows(self, gate: Weights, up: Weights, activation: str) -> Any:
-        """Refuse, as for ``row_linear``."""
-        return self.row_linear(gate, activation)
+        """Store both."""
+        return self._row_pack([gate, up], activation) if gate[0].numel() else None
+
+    def _row_pack(self, parts: Sequence[Weights], activation: str | None) -> StoredRowLinear:
+        stored = [[None if x is None else self._stored(x) for x in part] for part in parts]
+        names = ("weight", "scale", "bias")
+        linears = [dict(zip(names, part, strict=True)) for part in stored]
+        self._row_packs.append({"linears": linears, "activation": activation or ""})
+        count = sum(part[0].numel() for part in parts)
+        return StoredRowLinear(len(self._row_packs) - 1, count)
 
     def new(self, arena_bytes: int, inputs: int) -> StoredPlan:
         """A plan without steps."""
@@ -132,6 +144,7 @@ class StoredPrograms(Programs):
         manifest = {
             "made_by": f"x86quant {__version__}",
             "packs": self._packs,
+            "row_packs": self._row_packs,
             "plans": [vars(plan) for plan in plans],
         }
         text = json.dumps(manifest, separators=(",", ":"), allow_nan=False)
@@ -141,6 +154,8 @@ class StoredPrograms(Programs):
     def _plain(self, field: Any) -> Any:
         if isinstance(field, torch.Tensor):
             return {"table": self._stored(field)}
+        if isinstance(field, StoredRowLinear):
+            return {"row_pack": field.number}
         return {"pack": field.number} if isinstance(field, StoredLayer) else field
 
     def _stored(self, tensor: torch.Tensor) -> str:

@@ -58,7 +58,7 @@ std::string changed(const std::string& file, Random& random) {
   uint64_t length;
   std::memcpy(&length, file.data(), sizeof(length));
   std::string header = file.substr(8, length), tensors = file.substr(8 + length);
-  static const std::string magic = "x86quant-program 1 ";
+  static const std::string magic = "x86quant-program 2 ";
   const size_t digits = header.find(magic) + magic.size();
   for (size_t times = 1 + below(random, 3); times > 0; --times) {
     switch (below(random, 8)) {

@@ -5,8 +5,9 @@
 #include <string>
 
 #include "../native/native.h"
+#include "errors.h"
 
-namespace x86quant::dynamic {
+namespace x86quant::runtime {
 
 inline int32_t activation_code(const std::string& name) {
   static const std::map<std::string, int32_t> codes = {{"", XQ_ACT_NONE},
@@ -14,7 +15,9 @@ inline int32_t activation_code(const std::string& name) {
                                                        {"gelu", XQ_ACT_GELU},
                                                        {"gelu_tanh", XQ_ACT_GELU_TANH},
                                                        {"silu", XQ_ACT_SILU}};
-  return codes.at(name);
+  const auto found = codes.find(name);
+  require(found != codes.end(), "there is no activation \"", name, "\"");
+  return found->second;
 }
 
-}  // namespace x86quant::dynamic
+}  // namespace x86quant::runtime
