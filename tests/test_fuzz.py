@@ -54,6 +54,21 @@ FOUND = {
         ("y = self.b(self.a(x0))",),
         "y",
     ),
+    "a vector that a single column is spread over": (
+        ("self.a = nn.Conv1d(8, 8, 3, padding=1)", "self.p = nn.Parameter(torch.randn(6))"),
+        ("y = (self.a(x0) * self.p).squeeze()",),
+        "y",
+    ),
+    "a layer norm behind a rank that depends on the batch": (
+        ("self.a = nn.Conv1d(8, 8, 3, padding=1)", "self.b = nn.LayerNorm(6)"),
+        ("y = self.b(torch.relu(self.a(x0)).squeeze())",),
+        "y",
+    ),
+    "a shape that changes in place": (
+        ("self.a = nn.Linear(6, 4)", "self.b = nn.Linear(4, 2)"),
+        ("y = self.a(x0)", "z = y.relu_()", "torch.sum(x0, -1, out=z)", "y.unsqueeze_(0)"),
+        "self.b(y[..., :4])",
+    ),
 }
 
 

@@ -28,6 +28,8 @@ from x86quant.lowering.tensor_memory import (
     tensors_of,
 )
 
+_SEED = 0
+
 #: Methods that change how a tensor looks at its memory, and not what is there.
 _IN_PLACE_VIEWS = frozenset(
     ["squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"]
@@ -38,17 +40,21 @@ def without_reshapes(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMod
     """``gm`` itself if no node changes the shape of another's value, else a graph that gives the
     same results. What else is written in place still is.
 
+    It draws from torch's own generator.
+
     Raises:
         UnsupportedError: such a change cannot be expressed.
     """
     if not any(map(_may_reshape, gm.graph.nodes)):
         return gm
+    torch.default_generator.manual_seed(_SEED)
     recorder = _Recorder(gm)
     expected = clones(recorder.run(*clones(tuple(example_inputs))))
     if not recorder.reshapes:
         return gm
     new = copy.copy(gm)
     new.graph = _rewritten(gm, recorder)
+    torch.default_generator.manual_seed(_SEED)
     if not same_values(expected, Interpreter(new).run(*clones(tuple(example_inputs)))):
         raise UnsupportedError("a tensor whose shape changes in place is read in another way")
     return new
@@ -100,12 +106,13 @@ class _Recorder(Interpreter):
         op, target, args, kwargs = call
         args = clones(map_arg(args, lambda n: self.env[n]))
         kwargs = clones(map_arg(kwargs, lambda n: self.env[n]))
-        try:
-            if op == "call_method":
-                return getattr(args[0], target)(*args[1:], **kwargs)
-            return target(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
-            return None
+        with torch.random.fork_rng(devices=[]):
+            try:
+                if op == "call_method":
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                return target(*args, **kwargs)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
+                return None
 
     def _note(
         self,
