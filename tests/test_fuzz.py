@@ -106,6 +106,22 @@ def test_wrong_answers_are_noticed(spoilt: Any) -> None:
     assert Judge(model, one).wrong(spoilt(expected), expected, inputs) is not None
 
 
+def test_another_number_of_what_is_found_is_right_where_rounding_changes_it() -> None:
+    one = program("y = torch.argwhere((self.b(y) * 1e4).int() % 2)", "return y, y.float()")
+    model, inputs = one.build(), one.data(10, 3)
+    with torch.no_grad():
+        expected = model(*inputs)
+    judge = Judge(model, one)
+    fewer = tuple(x[:-3] for x in expected)
+    assert judge.wrong(fewer, expected, inputs) is None
+    assert not judge.sharp
+    assert Judge(model, one).wrong(tuple(x[:, :2] for x in expected), expected, inputs) is not None
+    plain = program("y = torch.argwhere(torch.ones_like(y))", "return y")
+    with torch.no_grad():
+        expected = plain.build()(*inputs)
+    assert Judge(plain.build(), plain).wrong(expected[:-3], expected, inputs) is not None
+
+
 def test_a_wrong_zero_point_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     right = judging.quantized
     assert judged(program(), "quantize").kind == "passed"

@@ -190,6 +190,8 @@ def _outside(
             return f"{inside} has hooks"
         if inside in changed:
             return f"{_shown(inside)} changes its own attributes or buffers at each call"
+        if "forward" in vars(inner) and type(inner).__module__.startswith("torch."):
+            return f"the forward of {_shown(inside)} was replaced on the object"
         if type(inner).__call__ is not nn.Module.__call__:
             return f"{type(inner).__name__} has a __call__ of its own"
         if isinstance(inner, torch.jit.ScriptModule):
