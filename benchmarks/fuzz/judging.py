@@ -76,7 +76,7 @@ def _flipped(expected: torch.Tensor, actual: torch.Tensor) -> float:
 
 
 def _found(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both might list what was found in values, argwhere's rows say: other numbers of it."""
+    """Whether both might list what was found in values, as argwhere does: another number of it."""
     return a.dim() == b.dim() and sum(n != m for n, m in zip(a.shape, b.shape, strict=True)) == 1
 
 
