@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.models import quantized, rows
 from x86quant.calling.call import Call
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, X86QuantWarning
+from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.tracing import by_fx
 
 DATA = [rows(16, seed=seed) for seed in range(2)]
@@ -93,6 +96,98 @@ def test_code_that_catches_errors_is_right_at_other_sizes(kind: type[Catches]) -
 
 def test_errors_that_no_op_raises_may_be_caught() -> None:
     assert by_fx(CatchesWhatNoOpRaises().eval(), Call((rows(16),))).method == "torch.fx"
+
+
+def asks() -> bool:
+    return errors_are_caught(sys._getframe(1))
+
+
+def in_a_try() -> bool:
+    try:
+        found = asks()
+    except (ValueError, RuntimeError):
+        return False
+    return found
+
+
+def in_a_bare_try() -> bool:
+    try:
+        found = asks()
+    except:  # noqa: E722
+        return False
+    return found
+
+
+def in_an_outer_try() -> bool:
+    try:
+        for _ in range(2):
+            with contextlib.nullcontext():
+                try:
+                    found = asks()
+                except TypeError:
+                    continue
+                else:
+                    return found
+    except Exception:
+        return False
+    return False
+
+
+def called_in_a_try() -> bool:
+    try:
+        return behind_a_try()
+    except RuntimeError:
+        return False
+
+
+def behind_a_try() -> bool:
+    for number in range(2):
+        try:
+            if number:
+                continue
+        except RuntimeError:
+            raise
+    return asks()
+
+
+def in_a_handler() -> bool:
+    try:
+        raise KeyError
+    except Exception:
+        return asks()
+
+
+def before_a_finally() -> bool:
+    try:
+        return asks()
+    finally:
+        behind_a_try()
+
+
+def suppressed() -> bool:
+    with contextlib.suppress(RuntimeError):
+        return asks()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("function", "caught"),
+    [
+        (in_a_try, True),
+        (in_a_bare_try, True),
+        (in_an_outer_try, True),
+        (called_in_a_try, True),
+        (suppressed, True),
+        (behind_a_try, False),
+        (in_a_handler, False),
+        (before_a_finally, False),
+    ],
+)
+def test_code_within_a_try_is_known(function: Callable[[], bool], caught: bool) -> None:
+    def trace() -> bool:  # what calls it does not count
+        return function()
+
+    assert trace() is caught
 
 
 # --- calls that the graph of a part does not hold for ---
