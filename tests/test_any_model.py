@@ -19,7 +19,7 @@ import x86quant
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.guarded import Guard, GuardedModule
+from x86quant.compiled.guarded import Guard, GuardedInput, GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import equalization, speed
 from x86quant.quantization import outcome as outcome_module
@@ -270,6 +270,14 @@ def test_conditions_are_about_sizes_alone(condition):
     with pytest.raises(UnsupportedError, match="cannot be checked"):
         Guard((), (condition,))
     Guard((), ("(max(1, s[0][3] // 4)*max(1, s[0][2] // 4)) != 1",))
+
+
+def test_a_condition_that_divides_by_a_size_of_zero_does_not_hold():
+    guard = Guard((GuardedInput("x", torch.float32, 2),), ("s[0][0] % s[0][1] == 0",))
+    code = guard.compiled()
+    assert guard.refusal([torch.zeros(4, 2)], code) is None
+    for shape in ((4, 3), (4, 0)):
+        assert "do not meet" in guard.refusal([torch.zeros(shape)], code)
 
 
 def test_strict_guards_raise():

@@ -54,6 +54,21 @@ FOUND = {
         ("y = self.b(self.a(x0))",),
         "y",
     ),
+    "a vector that a single column is spread over": (
+        ("self.a = nn.Conv1d(8, 8, 3, padding=1)", "self.p = nn.Parameter(torch.randn(6))"),
+        ("y = (self.a(x0) * self.p).squeeze()",),
+        "y",
+    ),
+    "a layer norm behind a rank that depends on the batch": (
+        ("self.a = nn.Conv1d(8, 8, 3, padding=1)", "self.b = nn.LayerNorm(6)"),
+        ("y = self.b(torch.relu(self.a(x0)).squeeze())",),
+        "y",
+    ),
+    "a shape that changes in place": (
+        ("self.a = nn.Linear(6, 4)", "self.b = nn.Linear(4, 2)"),
+        ("y = self.a(x0)", "z = y.relu_()", "torch.sum(x0, -1, out=z)", "y.unsqueeze_(0)"),
+        "self.b(y[..., :4])",
+    ),
 }
 
 
@@ -89,6 +104,22 @@ def test_wrong_answers_are_noticed(spoilt: Any) -> None:
         expected = model(*inputs)
     assert Judge(model, one).wrong(expected, expected, inputs) is None
     assert Judge(model, one).wrong(spoilt(expected), expected, inputs) is not None
+
+
+def test_another_number_of_what_is_found_is_right_where_rounding_changes_it() -> None:
+    one = program("y = torch.argwhere((self.b(y) * 1e4).int() % 2)", "return y, y.float()")
+    model, inputs = one.build(), one.data(10, 3)
+    with torch.no_grad():
+        expected = model(*inputs)
+    judge = Judge(model, one)
+    fewer = tuple(x[:-3] for x in expected)
+    assert judge.wrong(fewer, expected, inputs) is None
+    assert not judge.sharp
+    assert Judge(model, one).wrong(tuple(x[:, :2] for x in expected), expected, inputs) is not None
+    plain = program("y = torch.argwhere(torch.ones_like(y))", "return y")
+    with torch.no_grad():
+        expected = plain.build()(*inputs)
+    assert Judge(plain.build(), plain).wrong(expected[:-3], expected, inputs) is not None
 
 
 def test_a_wrong_zero_point_fails(monkeypatch: pytest.MonkeyPatch) -> None:

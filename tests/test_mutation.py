@@ -206,12 +206,44 @@ def integer(m: Any, x: torch.Tensor) -> torch.Tensor:
     return index
 
 
+def turned(m: Any, x: torch.Tensor) -> Any:
+    y = m.linear(x)
+    other = y[:, :3]
+    y.t_()
+    return y + 1, other, y.unsqueeze_(0), y
+
+
+def unsqueezed_then_written(m: Any, x: torch.Tensor) -> Any:
+    y = m.linear(x)
+    part = y[1]
+    same = y.clamp_(min=0.0)
+    same.unsqueeze_(1)
+    y.mul_(2.0)
+    part.add_(1.0)
+    return y, part, same.squeeze_(1) - 1, y
+
+
+def out_of_another_shape(m: Any, x: torch.Tensor) -> Any:
+    y = m.linear(x)
+    z = y.relu_()
+    w = z + 1
+    torch.sum(w, 0, out=y)
+    z.mul_(0.5)
+    return y, w, z - w
+
+
+def out_that_grows(m: Any, x: torch.Tensor) -> Any:
+    y = m.linear(x)[:1].clone()
+    torch.mul(x, x, out=y)
+    return y.neg_() + x
+
+
 WRITES = [
     clamp_statement, relu_in_place, relu_in_place_by_position, relu_module, relu_function,
     masked_fill, chained, slice_of, other_name, shifted, set_item, zero_and_fill, view_before,
     written_through_view, chunk_written, base_written_after_chunk, tuple_item, to_out, detached,
     behind_data, accumulated, sizes, input_written, used_before, alpha, diagonal,
-    integer,
+    integer, turned, unsqueezed_then_written, out_of_another_shape, out_that_grows,
 ]  # fmt: skip
 
 
@@ -225,6 +257,7 @@ def is_functional(gm: GraphModule) -> bool:
     ) and not any(n.kwargs.get("inplace") or "out" in n.kwargs for n in gm.graph.nodes)
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("function", WRITES, ids=lambda f: f.__name__)
 def test_a_functional_graph_gives_what_the_model_does(function: Callable[..., Any]) -> None:
     torch.manual_seed(0)
@@ -286,19 +319,41 @@ def state_written(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x + m.state
 
 
-def shape_changed(m: Any, x: torch.Tensor) -> torch.Tensor:
+def shape_set(m: Any, x: torch.Tensor) -> torch.Tensor:
     y = m.linear(x)
-    y.t_()
+    y.set_(x)
     return y
 
 
+def shape_of_a_view(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.linear(x)
+    other = y[:1]
+    torch.sum(x, 0, out=y)
+    return y + other
+
+
+def shape_in_a_tuple(m: Any, x: torch.Tensor) -> torch.Tensor:
+    parts = m.linear(x).chunk(2, 1)
+    parts[0].unsqueeze_(0)
+    return parts[0] + parts[1]
+
+
+def shape_of_state(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.state.unsqueeze_(0)
+    return x + m.state
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (counter, "its own parameters or buffers"),
         (memory, "its own '_view_of_state"),
         (state_written, "its own 'state'"),
-        (shape_changed, "changes the shape"),
+        (shape_set, "changes the shape"),
+        (shape_of_a_view, "memory getitem reads too"),
+        (shape_in_a_tuple, "memory chunk reads too"),
+        (shape_of_state, "its own"),
     ],
 )
 def test_what_has_no_functional_form_is_refused(function: Callable[..., Any], reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from tests.models import quantized, rows
+from tests.models import quantized, rows, sqnr
+from x86quant.calling.running import tensors_in
 from x86quant.errors import UnsupportedError, X86QuantWarning
 
 
@@ -147,6 +149,100 @@ def test_noise_is_known_beside_objects_that_cannot_be_looked_into() -> None:
     int8 = quantized(Boxed(), [rows()])
     assert len(int8.quantization.sqnr_db) == 1
     assert int8.quantization.sqnr_db[0] > 20
+
+
+class OwnMapping(collections.OrderedDict[str, Any]):
+    """A result that is a mapping of the user's own."""
+
+
+class Slotted:
+    """A result with slots."""
+
+    __slots__ = ("logits", "normal")
+
+    def __init__(self, logits: Any, normal: Any) -> None:
+        self.logits, self.normal = logits, [normal]
+
+
+class Plain:
+    """A result with attributes, of which one leads back to it."""
+
+    def __init__(self, logits: Any, normal: Any) -> None:
+        self.logits, self.normal, self.itself = logits, {"normal": normal}, self
+
+
+class ReturnsItsNorm(nn.Module):
+    """Returns what its layer norm gives, too."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm, self.head, self.kind = nn.LayerNorm(16), nn.Linear(16, 4), kind
+        nn.init.normal_(self.norm.weight, 1.0, 0.5)
+        with torch.no_grad():
+            self.norm.weight[3] *= 30.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(x)
+        z = self.head(y)
+        return self.kind(logits=z, normal=y)
+
+
+@pytest.mark.parametrize("kind", [OwnMapping, Slotted, Plain])
+def test_results_of_the_users_own_class_are_looked_into(kind: Any) -> None:
+    model = ReturnsItsNorm(kind).eval()
+    int8 = quantized(model, [rows(seed=n) for n in range(4)], mode="dynamic", smooth_quant=True)
+    assert len(int8.quantization.sqnr_db) == 2
+    x = rows(seed=9)
+    for actual, expected in zip(*map(tensors_in, (int8(x), model(x))), strict=True):
+        assert sqnr(expected, actual) > 20
+
+
+class KeepsItsNorm(ReturnsItsNorm):
+    """Keeps what its layer norm gave, for who asks later."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.norm(x)
+        return self.head(self.seen)
+
+
+def test_smoothing_leaves_what_a_model_keeps() -> None:
+    model = KeepsItsNorm(None).eval()
+    int8 = quantized(model, [rows(seed=n) for n in range(4)], mode="dynamic", smooth_quant=True)
+    for one in (model, int8):
+        one(rows(seed=9))
+    torch.testing.assert_close(int8.seen, model.seen)
+
+
+class ReplacesForward(Net):
+    """As wrappers of models do it that move weights at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        before = self.a.forward
+        vars(self.a)["forward"] = lambda x: before(x) * 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(F.relu(self.a(x)))
+
+
+def test_a_layer_whose_forward_was_replaced_stays_in_float() -> None:
+    model = ReplacesForward().eval()
+    int8 = quantized(model, [rows(seed=n) for n in range(4)])
+    assert int8.quantization.int8_layers == ("b",)
+    assert any("forward of a was replaced" in note for note in int8.quantization.notes)
+    assert sqnr(model(rows(seed=9)), int8(rows(seed=9))) > 25
+
+
+class Decides(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(F.relu(self.a(x))).argmax(-1)
+
+
+def test_a_result_without_floats_is_said_not_to_be_judged() -> None:
+    int8 = quantized(Decides(), [rows(seed=n) for n in range(4)])
+    assert not int8.quantization.sqnr_db
+    assert any("no floating-point tensors" in note for note in int8.quantization.notes)
 
 
 class ViewsResults(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from tests.models import quantized, rows
 from x86quant.calling.call import Call
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, X86QuantWarning
-from x86quant.quantization.tracing import by_fx
+from x86quant.quantization import part_search
+from x86quant.quantization.caught_errors import errors_are_caught
+from x86quant.quantization.tracing import Way, by_export, by_fx
 
 DATA = [rows(16, seed=seed) for seed in range(2)]
 
@@ -95,6 +99,98 @@ def test_errors_that_no_op_raises_may_be_caught() -> None:
     assert by_fx(CatchesWhatNoOpRaises().eval(), Call((rows(16),))).method == "torch.fx"
 
 
+def asks() -> bool:
+    return errors_are_caught(sys._getframe(1))
+
+
+def in_a_try() -> bool:
+    try:
+        found = asks()
+    except (ValueError, RuntimeError):
+        return False
+    return found
+
+
+def in_a_bare_try() -> bool:
+    try:
+        found = asks()
+    except:  # noqa: E722
+        return False
+    return found
+
+
+def in_an_outer_try() -> bool:
+    try:
+        for _ in range(2):
+            with contextlib.nullcontext():
+                try:
+                    found = asks()
+                except TypeError:
+                    continue
+                else:
+                    return found
+    except Exception:
+        return False
+    return False
+
+
+def called_in_a_try() -> bool:
+    try:
+        return behind_a_try()
+    except RuntimeError:
+        return False
+
+
+def behind_a_try() -> bool:
+    for number in range(2):
+        try:
+            if number:
+                continue
+        except RuntimeError:
+            raise
+    return asks()
+
+
+def in_a_handler() -> bool:
+    try:
+        raise KeyError
+    except Exception:
+        return asks()
+
+
+def before_a_finally() -> bool:
+    try:
+        return asks()
+    finally:
+        behind_a_try()
+
+
+def suppressed() -> bool:
+    with contextlib.suppress(RuntimeError):
+        return asks()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("function", "caught"),
+    [
+        (in_a_try, True),
+        (in_a_bare_try, True),
+        (in_an_outer_try, True),
+        (called_in_a_try, True),
+        (suppressed, True),
+        (behind_a_try, False),
+        (in_a_handler, False),
+        (before_a_finally, False),
+    ],
+)
+def test_code_within_a_try_is_known(function: Callable[[], bool], caught: bool) -> None:
+    def trace() -> bool:  # what calls it does not count
+        return function()
+
+    assert trace() is caught
+
+
 # --- calls that the graph of a part does not hold for ---
 
 
@@ -115,6 +211,66 @@ def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
     with pytest.warns(X86QuantWarning, match="runs in float"):
         assert close(int8(rows(1)), model(rows(1)))
     assert close(int8(rows(5)), model(rows(5)))
+
+
+class LoopsOverRows(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.b(F.relu(self.a(row))) for row in x]) / len(x)
+
+
+class LoopsByItself(nn.Module):
+    """Has no modules that could be graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([F.linear(row[None], self.weight)[0] for row in x])
+
+
+class OnlyFunctions(nn.Module):
+    """Has weights, and no layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shapes = (32, 16), (16, 32)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(shape, generator=generator) / 4) for shape in shapes
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.weights
+        return F.linear(F.relu(F.linear(x, first)), second)
+
+
+@pytest.mark.parametrize("way", [by_fx, by_export])
+def test_weights_without_layers_become_int8(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_search, "WAYS", {"the way": way})
+    model = OnlyFunctions().eval()
+    int8 = quantized(model, DATA)
+    assert len(int8.quantization.int8_layers) == 2
+    assert close(int8(rows(5, seed=9)), model(rows(5, seed=9)))
+
+
+def test_a_loop_over_the_batch_is_int8_for_every_batch() -> None:
+    model = LoopsOverRows().eval()
+    int8 = quantized(model, DATA)
+    assert int8.quantization.int8_layers == ("a", "b")
+    assert any("16 rows alone" in note for note in int8.quantization.notes)
+    for count in (1, 3, 16):
+        assert close(int8(rows(count, seed=9)), model(rows(count, seed=9)))
+    assert not any(m.outside for m in int8.modules() if isinstance(m, GuardedModule))
+
+
+def test_a_loop_over_the_batch_is_a_graph_for_one_where_that_is_all_there_is() -> None:
+    model = LoopsByItself().eval()
+    int8 = quantized(model, DATA)
+    assert isinstance(int8, GuardedModule)
+    assert close(int8(rows(16, seed=9)), model(rows(16, seed=9)))
+    with pytest.warns(X86QuantWarning, match="runs in float"):
+        assert torch.equal(int8(rows(3)), model(rows(3)))
 
 
 class DropsOneImage(nn.Module):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -93,11 +94,46 @@ def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
 
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
-    """The tensors in a result, as far as its classes can be looked into."""
+    """The tensors in a result, also in classes of the user's own: in their items or attributes."""
     try:
         return take_apart(result)[1]
-    except UnsupportedError:  # the user's own class
-        return [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    except UnsupportedError:
+        return list(_tensors_anywhere(result))
+
+
+#: So many objects of a result are looked into at most.
+_MOST_OBJECTS = 10_000
+
+
+def _tensors_anywhere(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors that can be reached from ``result``, each once."""
+    seen: set[int] = set()
+    left = [result]
+    while left and len(seen) < _MOST_OBJECTS:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, nn.Module | type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        else:
+            left += reversed(_inside(value))
+
+
+def _inside(value: Any) -> list[Any]:
+    """The items and attributes of ``value``."""
+    if isinstance(value, Mapping):
+        found = list(value.values())
+    elif isinstance(value, tuple | list | set | frozenset | deque):
+        found = list(value)
+    else:
+        found = pytree.tree_leaves(value)
+    found += getattr(value, "__dict__", {}).values()
+    for kind in type(value).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found += [getattr(value, name) for name in names if hasattr(value, name)]
+    return found
 
 
 class Fed(Protocol):

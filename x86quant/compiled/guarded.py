@@ -104,10 +104,17 @@ class Guard:
                 return reason
         if code is not None:
             sizes = [x.shape for x in tensors]
-            if not eval(code, _FUNCTIONS, {"s": sizes}):
-                wrong = next(c for c in self.conditions if not eval(c, _FUNCTIONS, {"s": sizes}))
+            if not _holds(code, sizes):
+                wrong = next(c for c in self.conditions if not _holds(c, sizes))
                 return f"sizes {[tuple(s) for s in sizes]} do not meet {wrong}"
         return None
+
+
+def _holds(condition: str | CodeType, sizes: Sequence[torch.Size]) -> bool:
+    try:
+        return bool(eval(condition, _FUNCTIONS, {"s": sizes}))
+    except ZeroDivisionError:  # what it asks about has no meaning at such sizes
+        return False
 
 
 class GuardedModule(Int8Module):

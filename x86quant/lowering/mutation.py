@@ -18,53 +18,32 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import operator
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy, Tracer
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from x86quant.errors import UnsupportedError
-
-_IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
-    operator.iadd: operator.add,
-    operator.iand: operator.and_,
-    operator.ifloordiv: operator.floordiv,
-    operator.ilshift: operator.lshift,
-    operator.imatmul: operator.matmul,
-    operator.imod: operator.mod,
-    operator.imul: operator.mul,
-    operator.ior: operator.or_,
-    operator.ipow: operator.pow,
-    operator.irshift: operator.rshift,
-    operator.isub: operator.sub,
-    operator.itruediv: operator.truediv,
-    operator.ixor: operator.xor,
-}
-
-#: Methods whose functional form is not called what they are without the underscore.
-_METHODS: dict[str, Callable[..., Any]] = {
-    "copy_": torch.ops.aten.copy.default,
-    "fill_": torch.full_like,
-    "zero_": torch.zeros_like,
-}
-
-#: What a tracer calls a tensor that the traced code created; other attributes are state.
-_FRESH = re.compile(r"_tensor_constant\d+")
+from x86quant.lowering.functional_forms import IN_PLACE_OPERATORS, NodeCall, functional_forms
+from x86quant.lowering.reshaped import without_reshapes
+from x86quant.lowering.tensor_memory import (
+    Geometry,
+    clones,
+    geometry_of,
+    is_fresh,
+    layout_of,
+    same_values,
+    state_of,
+    storage_of,
+    tensors_of,
+    version_of,
+)
 
 _SEED = 0
-
-#: What identifies a tensor's view of its storage.
-_Geometry = tuple[Any, ...]
-#: op, target, args, kwargs: what makes a node.
-_Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 
 
 class OnCopy(nn.Module):
@@ -91,20 +70,20 @@ class InPlaceTracer(Tracer):
         Raises:
             UnsupportedError: ``root`` wrote to its own parameters or buffers while it was traced.
         """
-        state = _state(root) if isinstance(root, nn.Module) else []
-        versions = list(map(_version, state))
+        state = state_of(root) if isinstance(root, nn.Module) else []
+        versions = list(map(version_of, state))
         graph = super().trace(root, concrete_args)
-        if versions != list(map(_version, state)):
+        if versions != list(map(version_of, state)):
             raise UnsupportedError(
                 f"{type(root).__name__} changes its own parameters or buffers at each call; "
                 "a quantized model keeps no state between calls"
             )
-        storages = set(map(_storage, state))
+        storages = set(map(storage_of, state))
         for node in graph.nodes:
             # A view of a buffer may be read like a constant, but is not one that each call creates.
-            if node.op == "get_attr" and _FRESH.fullmatch(str(node.target)):
+            if node.op == "get_attr" and is_fresh(node):
                 tensor = getattr(self.root, str(node.target))
-                if _storage(tensor) in storages:
+                if storage_of(tensor) in storages:
                     node.target = f"_view_of_state{node.target!s}"
                     setattr(self.root, node.target, tensor)
         return graph
@@ -132,7 +111,7 @@ def _recorded(target: Any) -> Callable[[Proxy, Any], Any]:
     return method
 
 
-for _target, _ in _IN_PLACE_OPERATORS.items():
+for _target, _ in IN_PLACE_OPERATORS.items():
     setattr(InPlaceProxy, f"__{_target.__name__}__", _recorded(_target))
 
 
@@ -150,16 +129,18 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
     # Leaving inference mode would turn gradients on: no_grad comes after it.
     with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_SEED)
+        gm = without_reshapes(gm, example_inputs)
+        torch.default_generator.manual_seed(_SEED)
         recorder = _WriteRecorder(gm)
-        expected = recorder.run(*_clones(tuple(example_inputs)))
-        expected = _clones(expected)
-        spelled = [n for n in gm.graph.nodes if n.target in _IN_PLACE_OPERATORS]
+        expected = recorder.run(*clones(tuple(example_inputs)))
+        expected = clones(expected)
+        spelled = [n for n in gm.graph.nodes if n.target in IN_PLACE_OPERATORS]
         if not recorder.writes and not spelled:
             return gm
         functional = _Rewriter(gm, recorder).run()
         torch.default_generator.manual_seed(_SEED)
-        actual = Interpreter(functional).run(*_clones(tuple(example_inputs)))
-    if not _equal(expected, actual):
+        actual = Interpreter(functional).run(*clones(tuple(example_inputs)))
+    if not same_values(expected, actual):
         raise UnsupportedError("writes in place cannot be told apart from the values they change")
     return functional
 
@@ -185,7 +166,7 @@ def _may_write(n: Node, root: nn.Module) -> bool:
     home = str(getattr(target, "__module__", None) or "torch")
     switches = ("inplace", "training", "train", "use_input_stats", "max_norm", "out")
     return (
-        target in _IN_PLACE_OPERATORS
+        target in IN_PLACE_OPERATORS
         or target is operator.setitem
         or name.endswith("_")
         or home.partition(".")[0] not in _KNOWN
@@ -208,7 +189,7 @@ class _Write:
     """A write by one node: the storage it changes, and how else its new value can be computed."""
 
     storage: int
-    functional: _Call | None
+    functional: NodeCall | None
 
 
 class _WriteRecorder(Interpreter):
@@ -219,8 +200,8 @@ class _WriteRecorder(Interpreter):
         self.values: dict[Node, Any] = {}
         self.writes: dict[Node, _Write] = {}
         #: The shape of each node's tensor when it was made: a later ``t_()`` may change it.
-        self.geometries: dict[Node, _Geometry | None] = {}
-        self._versions: dict[int, tuple[torch.Tensor, int, _Geometry]] = {}
+        self.geometries: dict[Node, Geometry | None] = {}
+        self._versions: dict[int, tuple[torch.Tensor, int, Geometry]] = {}
         self._copies: dict[int, torch.Tensor] = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -234,26 +215,26 @@ class _WriteRecorder(Interpreter):
         if n.op == "output":
             return super().run_node(n)
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        state = [] if module is None else [(x, _version(x)) for x in _state(module)]
-        candidates = [(call, self._tried(call)) for call in _functional_forms(n, self.module)]
+        state = [] if module is None else [(x, version_of(x)) for x in state_of(module)]
+        candidates = [(call, self._tried(call)) for call in functional_forms(n, self.module)]
         value = super().run_node(n)
-        if any(_version(x) != version for x, version in state):
+        if any(version_of(x) != version for x, version in state):
             raise UnsupportedError(
                 f"{n.target} changes its own parameters or buffers at each call; "
                 "call eval() on the model, or keep this module out of the quantized part"
             )
         self._note(n, candidates)
         self.values[n] = value
-        self.geometries[n] = _geometry(value) if isinstance(value, torch.Tensor) else None
-        for x in _tensors(value):
-            self._versions.setdefault(id(x), (x, _version(x), _geometry(x)))
+        self.geometries[n] = geometry_of(value) if isinstance(value, torch.Tensor) else None
+        for x in tensors_of(value):
+            self._versions.setdefault(id(x), (x, version_of(x), geometry_of(x)))
         return value
 
-    def _tried(self, call: _Call) -> Any:
+    def _tried(self, call: NodeCall) -> Any:
         """What a functional form gives, or None if it cannot be called so."""
         op, target, args, kwargs = call
-        args = _clones(map_arg(args, lambda n: self.env[n]))
-        kwargs = _clones(map_arg(kwargs, lambda n: self.env[n]))
+        args = clones(map_arg(args, lambda n: self.env[n]))
+        kwargs = clones(map_arg(kwargs, lambda n: self.env[n]))
         with torch.random.fork_rng(devices=[]):
             try:
                 if op == "call_method":
@@ -262,73 +243,26 @@ class _WriteRecorder(Interpreter):
             except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
                 return None
 
-    def _note(self, n: Node, candidates: list[tuple[_Call, Any]]) -> None:
-        for x in _tensors([self.env[argument] for argument in n.all_input_nodes]):
-            if _geometry(x) != self._versions[id(x)][2]:
+    def _note(self, n: Node, candidates: list[tuple[NodeCall, Any]]) -> None:
+        for x in tensors_of([self.env[argument] for argument in n.all_input_nodes]):
+            if geometry_of(x) != self._versions[id(x)][2]:
                 raise UnsupportedError(
                     f"{n.target} changes the shape of a tensor in place; write x = x."
                     f"{str(n.target).rstrip('_')}(...) instead"
                 )
         written: dict[int, torch.Tensor] = {}
         for key, (x, version, geometry) in self._versions.items():
-            if _version(x) != version:
-                written[_storage(x)] = x
-                self._versions[key] = (x, _version(x), geometry)
+            if version_of(x) != version:
+                written[storage_of(x)] = x
+                self._versions[key] = (x, version_of(x), geometry)
         if not written:
             return
         if len(written) > 1:
             raise UnsupportedError(f"{n.target} writes to more than one tensor in place")
         (storage,) = written
         target = _written_argument(n, storage, self.env)
-        same = [call for call, value in candidates if _equal(self.env[target], value)]
+        same = [call for call, value in candidates if same_values(self.env[target], value)]
         self.writes[n] = _Write(storage, same[0] if same else None)
-
-
-def _functional_forms(n: Node, root: nn.Module) -> Iterator[_Call]:
-    """Calls without a write that might give what ``n`` writes."""
-    args, kwargs = n.args, dict(n.kwargs)
-    target: Any = n.target
-    if "out" in kwargs:
-        yield n.op, target, args, {k: v for k, v in kwargs.items() if k != "out"}
-    if n.op == "call_module":
-        module = root.get_submodule(str(target))
-        if getattr(module, "inplace", False):
-            plain = copy.copy(module)
-            plain.inplace = False  # type: ignore[assignment]
-            yield "call_module", plain, args, kwargs
-    elif n.op == "call_method" and target.endswith("_") and not target.endswith("__"):
-        if target in _METHODS:
-            yield "call_function", _METHODS[target], args, kwargs
-        elif hasattr(torch.Tensor, target[:-1]):
-            yield "call_method", target[:-1], args, kwargs
-    elif n.op == "call_function":
-        yield from _functional_functions(target, args, kwargs)
-
-
-def _functional_functions(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[_Call]:
-    if target in _IN_PLACE_OPERATORS:
-        yield "call_function", _IN_PLACE_OPERATORS[target], args, kwargs
-        return
-    if isinstance(target, torch._ops.OpOverload):
-        packet, overload = target._schema.name.partition("::")[2], target._overloadname
-        plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
-        if packet.endswith("_") and overload in getattr(plain, "overloads", list)():
-            yield "call_function", getattr(plain, overload), args, kwargs
-        return
-    name = getattr(target, "__name__", "")
-    if name.endswith("_") and not name.endswith("__"):
-        for home in (F, torch):
-            if callable(plain := getattr(home, name[:-1], None)):
-                yield "call_function", plain, args, kwargs
-    try:
-        bound = inspect.signature(target).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # builtin, or not a legal call
-        return
-    if bound.arguments.get("inplace"):
-        bound.arguments["inplace"] = False
-        yield "call_function", target, bound.args, bound.kwargs
 
 
 def _written_argument(n: Node, storage: int, env: dict[Node, Any]) -> Node:
@@ -337,7 +271,7 @@ def _written_argument(n: Node, storage: int, env: dict[Node, Any]) -> Node:
     for argument in (*first, *n.all_input_nodes):
         if isinstance(argument, Node):
             value = env[argument]
-            if isinstance(value, torch.Tensor) and _storage(value) == storage:
+            if isinstance(value, torch.Tensor) and storage_of(value) == storage:
                 return argument
     raise UnsupportedError(f"{n.target} writes to a tensor that is not among its arguments")
 
@@ -380,21 +314,21 @@ class _Rewriter:
 
     def _tensor_in(self, node: Node, storage: int) -> bool:
         value = self.values.get(node)
-        return isinstance(value, torch.Tensor) and _storage(value) == storage
+        return isinstance(value, torch.Tensor) and storage_of(value) == storage
 
     def _again(self, node: Node) -> Node:
         """``node`` computed from what its arguments are now."""
         value = self.values[node]
-        stale = isinstance(value, torch.Tensor) and _storage(value) in self.written
-        if stale and not any(self._tensor_in(x, _storage(value)) for x in node.all_input_nodes):
+        stale = isinstance(value, torch.Tensor) and storage_of(value) in self.written
+        if stale and not any(self._tensor_in(x, storage_of(value)) for x in node.all_input_nodes):
             through_views = any(
-                self._parent(x, _storage(value)) is not None for x in node.all_input_nodes
+                self._parent(x, storage_of(value)) is not None for x in node.all_input_nodes
             )
             if not through_views:
-                return self._alike(node, _storage(value))
+                return self._alike(node, storage_of(value))
         new = self.graph.node_copy(node, self._current)
-        if node.target in _IN_PLACE_OPERATORS and not isinstance(value, list | torch.Tensor):
-            new.target = _IN_PLACE_OPERATORS[node.target]  # of sizes
+        if node.target in IN_PLACE_OPERATORS and not isinstance(value, list | torch.Tensor):
+            new.target = IN_PLACE_OPERATORS[node.target]  # of sizes
         return new
 
     def _alike(self, node: Node, storage: int) -> Node:
@@ -409,7 +343,7 @@ class _Rewriter:
         if node in self.writes:
             return _written_argument(node, storage, self.values)
         for before in node.all_input_nodes:
-            if any(_storage(x) == storage for x in _tensors(self.values[before])):
+            if any(storage_of(x) == storage for x in tensors_of(self.values[before])):
                 return before
         return None
 
@@ -430,7 +364,7 @@ class _Rewriter:
         target = _written_argument(node, storage, self.values)
         chain = self._chain(target, storage)
         root = chain[0]
-        if root.op == "get_attr" and not _FRESH.fullmatch(str(root.target)):
+        if root.op == "get_attr" and not is_fresh(root):
             raise UnsupportedError(
                 f"the model writes to its own {root.target!r} at each call ({node.target}); "
                 "a quantized model keeps no state between calls"
@@ -447,7 +381,7 @@ class _Rewriter:
             raise UnsupportedError(f"{node.target} both writes in place and returns something else")
 
     def _written_root(
-        self, node: Node, chain: list[Node], storage: int, functional: _Call | None
+        self, node: Node, chain: list[Node], storage: int, functional: NodeCall | None
     ) -> Node:
         root, target = chain[0], chain[-1]
         if functional is None or self.geometries[root] != self.geometries[target]:
@@ -470,7 +404,7 @@ class _Rewriter:
         for n in (root, *reads):
             inside[n] = inner.placeholder(f"{n.name}_")
         # Whether a view of it shares its memory depends on the layout that the copy has.
-        layout: dict[str, Any] = {"memory_format": _layout(self.values[root])}
+        layout: dict[str, Any] = {"memory_format": layout_of(self.values[root])}
         copied = inside[root] = inner.call_function(torch.clone, (inside[root],), layout)
         for step in (*chain[1:], node):
             if step in steps:
@@ -491,7 +425,7 @@ class _Rewriter:
         after = self.position[node]
         self.fresh = {root}
         for other in list(self.now):
-            if any(_storage(x) == storage for x in _tensors(self.values[other])) and any(
+            if any(storage_of(x) == storage for x in tensors_of(self.values[other])) and any(
                 self.position[user] > after for user in other.users
             ):
                 self._renew_one(other, storage)
@@ -516,65 +450,3 @@ class _Rewriter:
             self._renew_one(parent, storage)
             view = node not in self.writes
             self.now[node] = self.graph.node_copy(node, self._current) if view else self.now[parent]
-
-
-# --- tensors ---------------------------------------------------------------------------------
-
-
-def _state(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
-
-
-def _version(x: torch.Tensor) -> int:
-    return 0 if x.is_inference() else x._version
-
-
-def _storage(x: torch.Tensor) -> int:
-    if x.layout is not torch.strided:
-        return id(x)
-    return int(x.untyped_storage()._cdata)
-
-
-def _layout(x: torch.Tensor) -> torch.memory_format:
-    """The order of the dimensions of ``x`` in memory, as far as torch has a name for it."""
-    if x.layout is torch.strided and not x.is_contiguous():
-        named = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-        if named is not None and x.is_contiguous(memory_format=named):
-            return named
-        return torch.preserve_format
-    return torch.contiguous_format
-
-
-def _geometry(x: torch.Tensor) -> _Geometry:
-    if x.layout is not torch.strided:
-        return (tuple(x.shape), x.layout, x.dtype, id(x))
-    return (tuple(x.shape), x.stride(), x.storage_offset(), x.dtype, _storage(x))
-
-
-def _clones(value: Any) -> Any:
-    return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, value)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two results have the same structure and, NaN beside NaN, the same values."""
-    one, spec = pytree.tree_flatten(a)
-    other, other_spec = pytree.tree_flatten(b)
-    return spec == other_spec and all(map(_same, one, other))
-
-
-def _same(a: Any, b: Any) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return type(a) is type(b) and bool(a == b or a is b)
-    if a.shape != b.shape or a.dtype != b.dtype or a.is_quantized != b.is_quantized:
-        return False
-    if a.is_quantized:
-        return _same(a.int_repr(), b.int_repr()) and _same(a.dequantize(), b.dequantize())
-    if a.is_floating_point() or a.is_complex():
-        return bool(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))) and bool(
-            torch.equal(a.isnan(), b.isnan())
-        )
-    return bool(torch.equal(a, b))

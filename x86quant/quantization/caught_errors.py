@@ -10,6 +10,7 @@ import dis
 import functools
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -47,26 +48,64 @@ def _catches(frame: FrameType, name: str | None) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _caught_at(code: CodeType, offset: int) -> tuple[str | None, ...]:
     """What stands behind ``except`` in the handlers around an instruction; None: no name."""
-    if sys.version_info < (3, 11):
-        return ()
     found: list[str | None] = []
-    table = dis._parse_exception_table(code)
     instructions = list(dis.get_instructions(code))
-    seen = set()
-    while True:
-        handlers = [e.target for e in table if e.start <= offset < e.end and e.target not in seen]
-        if not handlers:
-            return tuple(found)
-        offset = handlers[-1]
-        seen.add(offset)
-        handler = [i for i in instructions if i.offset >= offset][:_FEW]
+    for start in _handlers(code, offset):
+        handler = [i for i in instructions if i.offset >= start][:_FEW]
         names = [i.opname for i in handler]
+        if names[0] == "PUSH_EXC_INFO":  # before Python 3.11 there is none
+            del names[0]
         # "except:" of anything, and what contextlib.suppress stands for.
-        if names[1:2] == ["POP_TOP"] or (
-            names[1:2] == ["WITH_EXCEPT_START"] and "suppress" in code.co_names
+        if names[0] == "POP_TOP" or (
+            names[0] == "WITH_EXCEPT_START" and "suppress" in code.co_names
         ):
             found.append(None)
         for before, after in itertools.pairwise(handler):
             if after.opname in _MATCHES:
                 found.append(before.argval if before.opname.startswith("LOAD_") else None)
                 break
+    return tuple(found)
+
+
+def _handlers(code: CodeType, offset: int) -> Iterator[int]:
+    """Where the handlers around an instruction start, the innermost first."""
+    if sys.version_info < (3, 11):
+        yield from reversed(_blocks(code).get(offset, ()))
+        return
+    table = dis._parse_exception_table(code)
+    seen: set[int] = set()
+    while True:
+        handlers = [e.target for e in table if e.start <= offset < e.end and e.target not in seen]
+        if not handlers:
+            return
+        offset = handlers[-1]
+        seen.add(offset)
+        yield offset
+
+
+#: What leads nowhere else than to its own target, or out of the function.
+_LEAVES = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "RAISE_VARARGS", "RERAISE")
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(code: CodeType) -> dict[int, tuple[int, ...]]:
+    """For each instruction, before Python 3.11, the handlers of the blocks that it stands in."""
+    instructions = list(dis.get_instructions(code))
+    places = {one.offset: place for place, one in enumerate(instructions)}
+    found: dict[int, tuple[int, ...]] = {}
+    left: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    while left:
+        place, blocks = left.pop()
+        if place >= len(instructions) or instructions[place].offset in found:
+            continue
+        one = instructions[place]
+        found[one.offset] = blocks
+        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:  # a handler's start, too
+            left.append((places[one.argval], blocks))
+        if one.opname.startswith("SETUP_"):
+            blocks = (*blocks, one.argval)
+        elif one.opname == "POP_BLOCK":
+            blocks = blocks[:-1]
+        if one.opname not in _LEAVES:
+            left.append((place + 1, blocks))
+    return found

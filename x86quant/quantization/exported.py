@@ -46,6 +46,11 @@ _LAYERS: dict[Any, tuple[tuple[type[nn.Module], ...], int]] = {
 }
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    # of weights that are not a layer's
+    aten.conv1d.default: F.conv1d,
+    aten.conv2d.default: F.conv2d,
+    aten.conv3d.default: F.conv3d,
+    aten.linear.default: F.linear,
     aten.relu.default: F.relu,
     aten.relu6.default: F.relu6,
     aten.hardtanh.default: F.hardtanh,

@@ -330,7 +330,15 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
             honest = sqnrs(prepared, simulated, prepared.held_back)
         if len(honest) == len(found):
             found = tuple(map(min, found, honest))
-    return dataclasses.replace(outcome, sqnr_db=found)
+    outcome = dataclasses.replace(outcome, sqnr_db=found)
+    return outcome if found or _NOT_JUDGED in outcome.notes else outcome.noting(_NOT_JUDGED)
+
+
+#: Where no noise can be told.
+_NOT_JUDGED = (
+    "what the model returns holds no floating-point tensors to compare with the float model's: "
+    "try it on data of your own, or give a metric"
+)
 
 
 def _floats(result: Any) -> list[torch.Tensor]:

@@ -114,6 +114,7 @@ class _Search:
             run(model, calls[0])
             self._changed = state.changed()
         self._found: list[FoundPart] = []
+        self._for_one_batch: dict[str, FoundPart] = {}
         self._notes: list[str] = []
         if self._changed:
             names = listed(sorted(map(_shown, self._changed)))
@@ -155,9 +156,12 @@ class _Search:
         names = [name.removeprefix(prefix) for name in inner]
         with hooks_set_aside(module):  # a call was noted behind them
             inside = observe(module, names, [one.call for one in seen])
+        before = len(self._found)
         for one, name in zip(inner, names, strict=True):
             # What another module calls than the one it belongs to is seen in the whole model only.
             self.try_part(one, inside[name] or observe(self._model, [one], self._calls)[one])
+        if path in self._for_one_batch and len(self._found) == before:
+            self._found.append(self._for_one_batch[path])
 
     def _next(self, path: str) -> Iterator[str]:
         """The nearest modules in the one at ``path`` that are called and hold candidates."""
@@ -183,6 +187,11 @@ class _Search:
             except UnsupportedError as error:
                 reason = str(error)
             else:
+                rows = _only_rows(part, seen)
+                if rows is not None and any(True for _ in self._next(path)):
+                    self._for_one_batch[path] = part  # if there is nothing better
+                    reason = f"its graph would hold for {rows} rows alone"
+            if reason is None:
                 self._found.append(part)
                 if part.note:
                     self._notes.append(part.note)
@@ -193,8 +202,23 @@ class _Search:
         return False
 
 
+def _only_rows(part: FoundPart, seen: Sequence[Observed]) -> int | None:
+    """How many rows the graph of ``part`` needs, if the module takes other numbers of them."""
+    guard, form = part.traced.guard, part.traced.form
+    for number, spec in enumerate(guard.inputs):
+        rows = dict(spec.fixed).get(0)
+        for one in seen if rows is not None else ():
+            tensors = form.tensors(one.call.args, one.call.kwargs)
+            if tensors is not None and tensors[number].shape[:1] not in ((), (rows,)):
+                return rows
+    return None
+
+
 def _shown(path: str) -> str:
     return path or "the model"
+
+
+_NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
 
 
 def _outside(
@@ -207,7 +231,9 @@ def _outside(
             return f"{inside} has hooks"
         if inside in changed:
             return f"{_shown(inside)} changes its own attributes or buffers at each call"
-        if type(inner).__call__ is not nn.Module.__call__:
+        if "forward" in vars(inner) and type(inner).__module__.startswith("torch."):
+            return f"the forward of {_shown(inside)} was replaced on the object"
+        if type(inner).__call__ is not nn.Module.__call__ and not isinstance(inner, _NEVER_CALLED):
             return f"{type(inner).__name__} has a __call__ of its own"
         if isinstance(inner, torch.jit.ScriptModule):
             return f"{_shown(inside)} is a ScriptModule"

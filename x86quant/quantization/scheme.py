@@ -111,14 +111,18 @@ def other_precision(module: nn.Module) -> torch.dtype | None:
 
 
 def static_candidates(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Module]]:
-    """Submodules that may be quantized statically, outer ones before what is in them."""
+    """Submodules that may be quantized statically, outer ones before what is in them.
+
+    The whole may be without layers, where its code calls functions on weights of its own.
+    """
     for path, module in model.named_modules():
         if plan.dynamic and any(_is_attention(m) or is_recurrent(m) for m in module.modules()):
             continue
         wanted: Any = (
             _CONVOLUTIONS if plan.dynamic else (_CONVOLUTIONS, nn.Linear, *LAYERS.values())
         )
-        if any(isinstance(m, wanted) for m in module.modules()):
+        own = not (plan.dynamic or path) and any(x.dim() > 1 for x in module.parameters())
+        if own or any(isinstance(m, wanted) for m in module.modules()):
             yield path, module
 
 

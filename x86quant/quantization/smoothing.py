@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import no_fast_path
+from x86quant.calling.running import no_fast_path, tensors_in
 
 _ALPHAS = (0.25, 0.4, 0.5, 0.6, 0.75)
 _ROWS = 512
@@ -136,8 +136,9 @@ class _NormWatch(TorchFunctionMode):
         self._results[id(result)] = (module, result)
 
     def returned(self, result: Any) -> None:
-        """The model's own result: its readers must not see another scale."""
-        for value in pytree.tree_leaves(result):
+        """The model's own result, and what it keeps: their readers must not see another scale."""
+        kept = pytree.tree_leaves([list(vars(module).values()) for module in self._names])
+        for value in (*tensors_in(result), *kept):
             if id(value) in self._results:
                 self._refused.add(self._results[id(value)][0])
 

@@ -18,7 +18,7 @@ from x86quant.calling.wording import first_line, quiet
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.compiled.structure import Structure
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering.rounded import FusedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
 from x86quant.observing.observer import RangeObserver
@@ -289,8 +289,10 @@ class StaticPart:
         for call in self._others:  # float layers take ranks that int8 ones do not
             try:
                 call(built)
-            except X86QuantError as error:
-                raise UnsupportedError(f"in int8 it fails on {call}: {error}") from error
+            except Exception as error:  # its axes are those of the example
+                raise UnsupportedError(
+                    f"in int8 it fails on {call}: {first_line(error)}"
+                ) from error
 
     def _check_prepared(self) -> None:
         """That the graph computes with observers what it does without."""

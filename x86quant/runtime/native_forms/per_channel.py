@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from x86quant.errors import NoKernelError
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
@@ -31,6 +32,8 @@ def _for_each(draft: Draft, node: Node, table: torch.Tensor) -> torch.Tensor:
     """``table`` as floats; one value may stand for all channels, the kernel reads one for each."""
     kwargs: Any = node.kwargs
     channels = draft.value(kwargs["x"]).shape[kwargs["axis"]]
+    if table.numel() not in (1, channels):  # a single channel, spread over the values
+        raise NoKernelError(f"it has {table.numel()} parameters for {channels} channels")
     return table.float().expand(channels).contiguous()
 
 
