@@ -264,7 +264,7 @@ if __name__ == "__main__":
     engine, wrong, right, _ = CASES[int(sys.argv[1])]
     for spec in (right, wrong):
         outcome = "right"
-        for _ in range(TRIES):
+        for _try in range(TRIES):
             try:
                 outcome = run_case(engine, spec)
             except RuntimeError as error:  # of scales read past their end, as of anything else

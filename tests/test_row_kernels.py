@@ -343,7 +343,10 @@ def test_attention_is_what_torch_defines(
     added[..., -1, :] = -torch.inf
     least = torch.finfo(torch.float32).min
     padding = torch.zeros(batch, 1, 1, keys).masked_fill(seen[:, :1, -1:], least)
-    for mask in (None, seen, seen[:, :1], seen[:, :, -1:], added, padding):
+    # Padding behind the first tokens, of another number in each image and head; none at all in one.
+    first = torch.arange(keys) < torch.randint(0, keys + 1, (batch, n, 1, 1), generator=draw)
+    alike = (torch.arange(keys) < max(keys - 3, 0)).expand(1, 1, 1, keys)
+    for mask in (None, seen, seen[:, :1], seen[:, :, -1:], added, padding, first, alike):
         for causal in (False, True):
             want = attention(q, k, v, mask, causal, 0.2)
             got = attend(lib, isa, q, k, v, mask, causal)

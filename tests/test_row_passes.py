@@ -394,3 +394,54 @@ def test_the_masks_of_shifted_windows_are_one(images: int) -> None:
 
     found = lowered(forward, torch.randn(images * windows, tokens, 32))
     assert found == {"quantize_rows": 1, "linear_rows": 1, "attention": 1}
+
+
+def mask_nodes(forward: Forward) -> tuple[list[Any], Any, Any]:
+    """The nodes that are left of ``forward`` on a mask of free sizes, and both graphs."""
+    model = to_dynamic(Block(forward).eval())
+    given = (torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.long))
+    form, leaves = CallForm.of(model, given, {})
+    exported = ops_from_export(model, form, leaves, free=True)
+    fused, _ = lower_rows(exported.graph_module)
+    return [n.target for n in fused.graph.nodes], exported.graph_module, fused
+
+
+def padding_as_transformers_asks(m: Any, x: Any, mask: Any) -> Any:
+    batch, tokens = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+    q, k = tokens[None, None, :, None], tokens[None, None, None, :] + 0
+    seen = mask.bool()[batch[:, None, None, None], k]
+    seen = (q.new_ones((), dtype=torch.bool) & (q >= 0)) & seen
+    seen = seen.expand(x.shape[0], -1, x.shape[1], x.shape[1])
+    q, k, v = (heads(one(x)) for one in (m.q, m.k, m.v))
+    return joined(F.scaled_dot_product_attention(q, k, v, attn_mask=seen))
+
+
+def test_a_padding_mask_is_no_longer_looked_up() -> None:
+    targets, before, after = mask_nodes(padding_as_transformers_asks)
+    aten = torch.ops.aten
+    assert not {aten.index.Tensor, aten.ge.Scalar, aten.__and__.Tensor} & {*targets}
+    for batch, tokens in ((2, 5), (1, 7), (3, 2)):
+        x, mask = torch.randn(batch, tokens, 32), torch.ones(batch, tokens, dtype=torch.long)
+        mask[-1, 1:] = 0
+        with torch.no_grad():
+            (expected,), (actual,) = before(x, mask), after(x, mask)
+        assert float((actual - expected).abs().max()) < 0.05  # attention may be in bfloat16
+    with torch.no_grad(), pytest.raises((RuntimeError, IndexError, ValueError)):
+        after(torch.randn(3, 5, 32), torch.ones(1, 5, dtype=torch.long))
+
+
+@pytest.mark.parametrize("odd", ["backwards", "beyond", "later"])
+def test_a_mask_that_is_asked_otherwise_is(odd: str) -> None:
+    def forward(m: Any, x: Any, mask: Any) -> Any:
+        batch, k = torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1])[None, :]
+        if odd == "backwards":
+            seen = mask.bool()[batch, x.shape[1] - 1 - k]
+        elif odd == "beyond":
+            seen = mask.bool()[batch, k] & (k >= 1)
+        else:
+            seen = mask.bool()[batch, k] & (mask.sum(1, keepdim=True) > k)
+        return m.q(x) * seen.unsqueeze(-1)
+
+    _, before, after = mask_nodes(forward)
+    x, mask = torch.randn(2, 6, 32), torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
+    assert torch.equal(before(x, mask)[0], after(x, mask)[0])

@@ -220,7 +220,7 @@ class _BlockWatch:
 class _Attributes:
     """Tells whether dictionaries had entries set since it last told."""
 
-    def __init__(self, dictionaries: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, dictionaries: Sequence[Mapping[Any, Any]]) -> None:
         self._dictionaries = tuple(d for d in dictionaries if isinstance(d, dict))
         self._counts = bytearray(8 * len(self._dictionaries))
         self._unchanged_since = extension.direct().unchanged_since

@@ -74,9 +74,7 @@ def partition(
     return GraphModule(root, graph, class_name="Partitioned").eval()
 
 
-def _stages(
-    graph: Graph, torch_nodes: Collection[str], known: Collection[Node]
-) -> dict[Node, int]:
+def _stages(graph: Graph, torch_nodes: Collection[str], known: Collection[Node]) -> dict[Node, int]:
     """The stage of every node that computes something."""
     stages: dict[Node, int] = dict.fromkeys(known, 0)
     for node in graph.nodes:

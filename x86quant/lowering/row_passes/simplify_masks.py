@@ -91,7 +91,8 @@ def _without_true(node: Node, true: set[Any]) -> bool:
     value, seen, wanted = value_of(mask), sizes(mask), sizes(node)
     if value is None or value.dtype is not torch.bool or seen is None or wanted is None:
         return False
-    assert isinstance(mask, Node) and isinstance(other, Node)
+    assert isinstance(mask, Node)
+    assert isinstance(other, Node)
     if seen != wanted and not _is_expanded(node, seen, wanted):
         if len(sizes(other) or ()) != len(wanted) or len(seen) != len(wanted):
             return False
@@ -103,8 +104,11 @@ def _without_true(node: Node, true: set[Any]) -> bool:
 
 def _is_expanded(node: Node, seen: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
     """Whether whoever reads ``node`` makes it as large by itself."""
-    changed = [dim - len(wanted) for dim, (a, b) in enumerate(zip(seen, wanted)) if a != b]
-    return len(seen) == len(wanted) and all(
+    if len(seen) != len(wanted):
+        return False
+    changed = [dim for dim, (a, b) in enumerate(zip(seen, wanted, strict=True)) if a != b]
+    changed = [dim - len(wanted) for dim in changed]  # more dimensions come first
+    return all(
         user.target is aten.expand.default and all(user.args[1][dim] != -1 for dim in changed)  # type: ignore[index]
         for user in node.users
     )
