@@ -335,7 +335,7 @@ class Softmaxed(nn.Module):
         self.conv, self.last = nn.Conv2d(4, 8, 3), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.erfinv(self.conv(x).mean((2, 3)).tanh()))
+        return self.last(torch.erfinv(0.5 * self.conv(x).mean((2, 3)).tanh()))
 
 
 def test_float_steps_are_named(tmp_path: Path) -> None:
@@ -552,6 +552,7 @@ TAGGED = torch.zeros(3, 9, 20)
         (lambda m: _recurrent(m).update(h_zp=256), "is no code"),
         (lambda m: _recurrent(m).update(hidden0=3), "takes packed weights of rows, got Int"),
         (lambda m: _recurrent(m)["x"].__setitem__(1, -64), "reaches bytes -64"),
+        (lambda m: _quantize(m)["a"].__setitem__(1, 2), "does not lie at whole elements of 4"),
     ],
 )  # fmt: skip
 def test_an_impossible_recurrent_layer_is_refused(
@@ -564,6 +565,10 @@ def test_an_impossible_recurrent_layer_is_refused(
 
 def _recurrent(manifest: dict[str, Any]) -> dict[str, Any]:
     return _first(manifest["plans"][0], "recurrent")
+
+
+def _quantize(manifest: dict[str, Any]) -> dict[str, Any]:
+    return _first(manifest["plans"][0], "quantize")
 
 
 def _linear(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 #include "step.h"
 
+#include <algorithm>
+
 #include "errors.h"
 
 namespace x86quant::runtime {
@@ -127,8 +129,15 @@ RowPackPtr StepFields::row_pack(const char* name) {
 Address StepFields::address(const char* name, int64_t element_size, const Words& sizes, const Words& strides) {
   const Words found = integers(name, 2);
   if (found[0] < 0 || found[0] != static_cast<int32_t>(found[0])) refuse(name, "has no base " + std::to_string(found[0]));
+  require_whole_elements(name, element_size, found[1], strides);
   reach_.add(found[0], found[1], element_size, sizes, strides);
   return {static_cast<int32_t>(found[0]), found[1]};
+}
+
+void StepFields::require_whole_elements(const char* name, int64_t element_size, int64_t offset, const Words& strides) const {
+  const auto whole = [&](int64_t bytes) { return bytes % element_size == 0; };
+  if (!whole(offset) || !std::all_of(strides.begin(), strides.end(), whole))
+    refuse(name, "does not lie at whole elements of " + std::to_string(element_size) + " bytes");
 }
 
 Place StepFields::place(const char* name, int64_t stride_c, int64_t element_size) {
@@ -142,8 +151,9 @@ Place StepFields::place(const char* name, int64_t stride_c, int64_t element_size
   t.stride_n = words[7], t.stride_d = words[8], t.stride_h = words[9], t.stride_w = words[10];
   // Stands for the address that a run will fill in: checks look whether there is one.
   t.data = reinterpret_cast<uint8_t*>(uintptr_t{64});
-  reach_.add(words[0], words[1], element_size, {t.n, t.d, t.h, t.w, t.c},
-             {t.stride_n, t.stride_d, t.stride_h, t.stride_w, stride_c});
+  const Words strides = {t.stride_n, t.stride_d, t.stride_h, t.stride_w, stride_c};
+  require_whole_elements(name, element_size, place.offset, strides);
+  reach_.add(words[0], words[1], element_size, {t.n, t.d, t.h, t.w, t.c}, strides);
   return place;
 }
 

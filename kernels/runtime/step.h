@@ -74,6 +74,7 @@ class StepFields {
  private:
   const Field& get(const char* name);
   Place place(const char* name, int64_t stride_c, int64_t element_size);
+  void require_whole_elements(const char* name, int64_t element_size, int64_t offset, const Words& strides) const;
   std::vector<double> reals_of(const char* name, size_t count);
   template <class T>
   const T& as(const char* name, const char* wanted);

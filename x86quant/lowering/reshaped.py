@@ -48,7 +48,7 @@ def without_reshapes(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMod
     if not any(map(_may_reshape, gm.graph.nodes)):
         return gm
     torch.default_generator.manual_seed(_SEED)
-    recorder = _Recorder(gm)
+    recorder = _ShapeRecorder(gm)
     expected = clones(recorder.run(*clones(tuple(example_inputs))))
     if not recorder.reshapes:
         return gm
@@ -75,7 +75,7 @@ class _Reshape:
     is_view: bool
 
 
-class _Recorder(Interpreter):
+class _ShapeRecorder(Interpreter):
     """Runs a graph and notes the value of every node, and which of them got another shape."""
 
     def __init__(self, gm: GraphModule) -> None:
@@ -136,7 +136,7 @@ class _Recorder(Interpreter):
         self.reshapes[n] = _Reshape(tensor, same[0], "out" not in n.kwargs)
 
 
-def _rewritten(gm: GraphModule, recorder: _Recorder) -> Graph:
+def _rewritten(gm: GraphModule, recorder: _ShapeRecorder) -> Graph:
     graph = Graph()
     now: dict[Node, Node] = {}
     position = {node: index for index, node in enumerate(gm.graph.nodes)}
@@ -157,7 +157,7 @@ def _rewritten(gm: GraphModule, recorder: _Recorder) -> Graph:
     return graph
 
 
-def _check_alone(node: Node, same: list[Node], later: list[Node], recorder: _Recorder) -> None:
+def _check_alone(node: Node, same: list[Node], later: list[Node], recorder: _ShapeRecorder) -> None:
     """That nothing sees the change of ``node`` but what reads ``same``, which are its tensor.
 
     Raises:
