@@ -52,8 +52,10 @@ struct Plan {
     const int64_t bytes = op.features * 4 * (up ? 2 : 1), most = round_up(ceil_div(op.rows, parts), kRowTile);
     const bool finished = combined || op.norm != XQ_NORM_NONE || op.out.codes;
     group = block_parts ? round_up(op.rows, kRowTile) : most;
-    // The floats of a group take half of L2, weights pass through the rest.
-    if (!block_parts && finished) group = min64(most, max64(packed->caches.l2 / 2 / bytes / kRowTile, 2) * kRowTile);
+    // The floats of a group take half of L2, weights pass through the rest. Where three quarters hold all rows, weights
+    // need not pass twice.
+    const int64_t l2 = packed->caches.l2;
+    if (!block_parts && finished && most * bytes > l2 * 3 / 4) group = min64(most, max64(l2 / 2 / bytes / kRowTile, 2) * kRowTile);
     group_floats = (value_is_total ? 0 : group * op.features) + (up ? group * op.features : 0);
     if (op.isa == XQ_ISA_REFERENCE) return;
     const bool in_place = packed->conv.in_channels % kAlign == 0;
