@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Node
+from torch.fx.node import map_arg
+
+from x86quant.lowering.tensor_memory import clones
 
 #: op, target, args, kwargs: what makes a node.
 NodeCall = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
@@ -86,3 +89,17 @@ def _functional_functions(
     if bound.arguments.get("inplace"):
         bound.arguments["inplace"] = False
         yield "call_function", target, bound.args, bound.kwargs
+
+
+def tried(call: NodeCall, env: Mapping[Node, Any]) -> Any:
+    """What a form gives on copies of the values in ``env``; None if it cannot be called."""
+    op, target, args, kwargs = call
+    args = clones(map_arg(args, lambda n: env[n]))
+    kwargs = clones(map_arg(kwargs, lambda n: env[n]))
+    with torch.random.fork_rng(devices=[]):
+        try:
+            if op == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            return target(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
+            return None

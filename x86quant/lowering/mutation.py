@@ -28,7 +28,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy, Tracer
 from torch.fx.node import map_arg
 
 from x86quant.errors import UnsupportedError
-from x86quant.lowering.functional_forms import IN_PLACE_OPERATORS, NodeCall, functional_forms
+from x86quant.lowering.functional_forms import IN_PLACE_OPERATORS, NodeCall, functional_forms, tried
 from x86quant.lowering.reshaped import without_reshapes
 from x86quant.lowering.tensor_memory import (
     Geometry,
@@ -216,7 +216,7 @@ class _WriteRecorder(Interpreter):
             return super().run_node(n)
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         state = [] if module is None else [(x, version_of(x)) for x in state_of(module)]
-        candidates = [(call, self._tried(call)) for call in functional_forms(n, self.module)]
+        candidates = [(call, tried(call, self.env)) for call in functional_forms(n, self.module)]
         value = super().run_node(n)
         if any(version_of(x) != version for x, version in state):
             raise UnsupportedError(
@@ -229,19 +229,6 @@ class _WriteRecorder(Interpreter):
         for x in tensors_of(value):
             self._versions.setdefault(id(x), (x, version_of(x), geometry_of(x)))
         return value
-
-    def _tried(self, call: NodeCall) -> Any:
-        """What a functional form gives, or None if it cannot be called so."""
-        op, target, args, kwargs = call
-        args = clones(map_arg(args, lambda n: self.env[n]))
-        kwargs = clones(map_arg(kwargs, lambda n: self.env[n]))
-        with torch.random.fork_rng(devices=[]):
-            try:
-                if op == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                return target(*args, **kwargs)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
-                return None
 
     def _note(self, n: Node, candidates: list[tuple[NodeCall, Any]]) -> None:
         for x in tensors_of([self.env[argument] for argument in n.all_input_nodes]):

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
 from x86quant.errors import UnsupportedError
-from x86quant.lowering.functional_forms import NodeCall, functional_forms
+from x86quant.lowering.functional_forms import NodeCall, functional_forms, tried
 from x86quant.lowering.tensor_memory import (
     Geometry,
     clones,
@@ -95,37 +95,24 @@ class _ShapeRecorder(Interpreter):
         else:
             given = tensors_of([self.env[argument] for argument in n.all_input_nodes])
             before = [geometry_of(x) for x in given]
-            tried = [(call, self._tried(call)) for call in functional_forms(n, self.module)]
+            forms = [(call, tried(call, self.env)) for call in functional_forms(n, self.module)]
             value = super().run_node(n)
-            self._note(n, given, before, tried)
+            self._note(n, given, before, forms)
         self.storages[n] = set(map(storage_of, tensors_of(value)))
         return value
-
-    def _tried(self, call: NodeCall) -> Any:
-        """What ``call`` gives; None if it fails."""
-        op, target, args, kwargs = call
-        args = clones(map_arg(args, lambda n: self.env[n]))
-        kwargs = clones(map_arg(kwargs, lambda n: self.env[n]))
-        with torch.random.fork_rng(devices=[]):
-            try:
-                if op == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                return target(*args, **kwargs)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
-                return None
 
     def _note(
         self,
         n: Node,
         given: list[torch.Tensor],
         before: list[Geometry],
-        tried: list[tuple[NodeCall, Any]],
+        forms: list[tuple[NodeCall, Any]],
     ) -> None:
         pairs = zip(given, before, strict=True)
         changed = {id(x): x for x, geometry in pairs if geometry_of(x) != geometry}
         if not changed:
             return
-        same = [call for call, value in tried if len(changed) == 1
+        same = [call for call, value in forms if len(changed) == 1
                 and same_values(next(iter(changed.values())), value)]  # fmt: skip
         if not same:
             raise UnsupportedError(
