@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,17 @@ def test_another_torch_is_told() -> None:
     for words in ("built for torch 2.13.0", "tested with torch 2.13", "this is torch 2.14.1+cpu"):
         assert words in found
     assert extension.other_torch("2.13.0", "2.13.1") is None
+
+
+def test_an_install_has_every_package() -> None:
+    """Their list is written out, and an editable install finds those that it lacks all the same."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (listed,) = re.findall(r"^packages = \[\n(.*?)^\]", text, flags=re.MULTILINE | re.DOTALL)
+    folders = [
+        path.parent
+        for name in ("x86quant", "kernels")
+        for path in (ROOT / name).rglob("__init__.py")
+    ]
+    names = [".".join(folder.relative_to(ROOT).parts) for folder in folders]
+    wanted = {re.sub(r"^kernels", "x86quant.kernels", name) for name in names} | {"x86quant.rules"}
+    assert set(re.findall(r'"(.+?)"', listed)) == wanted
