@@ -17,6 +17,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
+from x86quant.compiled import block_graphs
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.compiled.structure import CallForm
 from x86quant.dynamic import to_dynamic
@@ -356,6 +357,23 @@ def test_hooks_see_the_layers(fused: Any) -> None:
             handle.remove()
             assert not torch.equal(model(**given)[0], hooked)
         assert calls == [1]
+
+
+def test_a_thread_never_sees_half_a_look(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread that comes while one looks at the attributes looks for itself."""
+    settings = block_graphs._settings
+    seen: list[bool | None] = []
+
+    def interrupted(config: object) -> Any:
+        if not seen:
+            seen.append(None)
+            seen[0] = watch.holds() and not watch.wants_layers()
+        return settings(config)
+
+    watch = block_graphs._BlockWatch(copy.deepcopy(fused))
+    monkeypatch.setattr(block_graphs, "_settings", interrupted)
+    assert watch.holds()
+    assert seen == [True]
 
 
 def test_training_mode_is_the_layers_own(fused: Any) -> None:

@@ -179,32 +179,40 @@ class _BlockWatch:
         plain = [(vars(m), _plain_values(m)) for m in self._modules]
         self._plain = [(d, operator.itemgetter(*names)) for d, names in plain if names]
         self._values = [get(d) for d, get in self._plain]
-        self._attributes = _Attributes(
-            [*map(vars, self._modules), *self._hooks, getattr(self._config, "__dict__", {})]
-        )
-        self._wants_layers = self._holds = False
+        dictionaries = [
+            *map(vars, self._modules),
+            *self._hooks,
+            getattr(self._config, "__dict__", {}),
+        ]
+        self._dictionaries = tuple(d for d in dictionaries if isinstance(d, dict))
+        self._counted = len(self._dictionaries) == len(dictionaries)
+        self._unchanged_since = extension.direct().unchanged_since
+        # One value, since any number of threads may look: changes counted, and what was seen after.
+        self._seen = (bytearray(8 * len(self._dictionaries)), False, False)
 
     def wants_layers(self) -> bool:
         """Whether some of it is in training mode, or somebody looks at the calls of layers."""
-        self._look()
-        return self._wants_layers
+        return self._look()[0]
 
     def holds(self) -> bool:
         """Whether nothing was replaced or written to."""
-        self._look()
-        return self._tensors_hold() and self._holds
+        return self._tensors_hold() and self._look()[1]
 
-    def _look(self) -> None:
-        """Look at all attributes, if one was set since the last time."""
-        if self._attributes.unchanged():
-            return
+    def _look(self) -> tuple[bool, bool]:
+        """Whether layers are wanted and attributes hold: looked at where one was set since."""
+        known, wants_layers, hold = self._seen
+        counts = bytearray(known)
+        if self._unchanged_since(self._dictionaries, counts) and self._counted:
+            return wants_layers, hold
         hooked = any(map(len, self._hooks)) and not self._only_known_hooks()
-        self._wants_layers = hooked or any(map(_training, self._modules))
-        self._holds = (
+        wants_layers = hooked or any(map(_training, self._modules))
+        hold = (
             _settings(self._config) == self._settings
             and not any("forward" in variables for variables in self._variables)
             and self._attributes_hold()
         )
+        self._seen = (counts, wants_layers, hold)
+        return wants_layers, hold
 
     def _attributes_hold(self) -> bool:
         try:
@@ -215,21 +223,6 @@ class _BlockWatch:
     def _only_known_hooks(self) -> bool:
         """transformers puts hooks of its own on modules, which do nothing unless it asks."""
         return all(map(is_known_hook, (hook for d in self._hooks for hook in d.values())))
-
-
-class _Attributes:
-    """Tells whether dictionaries had entries set since it last told."""
-
-    def __init__(self, dictionaries: Sequence[Mapping[Any, Any]]) -> None:
-        self._dictionaries = tuple(d for d in dictionaries if isinstance(d, dict))
-        self._counts = bytearray(8 * len(self._dictionaries))
-        self._unchanged_since = extension.direct().unchanged_since
-        self._plain = len(self._dictionaries) == len(dictionaries)
-
-    def unchanged(self) -> bool:
-        """Whether nothing was set; False where that cannot be known."""
-        unchanged: bool = self._unchanged_since(self._dictionaries, self._counts)
-        return unchanged and self._plain
 
 
 def _fingerprint_of(module: nn.Module) -> int:
