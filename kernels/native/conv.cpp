@@ -88,7 +88,7 @@ int64_t xq_conv_items(const xq_conv_call* call) {
   if (p.algo == XQ_ALGO_REFERENCE) return out.n * out.d * out.h;
   if (p.algo == XQ_ALGO_DEPTHWISE)
     return out.n * out.d * depthwise_row_groups(p, out) * p.n_blocks;
-  return p.algo == XQ_ALGO_WINOGRAD ? winograd_items(*call) : dense_items(*call);
+  return p.winograd ? winograd_items(*call) : dense_items(*call);
 }
 
 size_t xq_conv_scratch(const xq_conv_call* call) {
@@ -98,7 +98,7 @@ size_t xq_conv_scratch(const xq_conv_call* call) {
     const int64_t columns = depthwise_strip_columns(p, depthwise_tile(p, call->out.w));
     return static_cast<size_t>(columns * depthwise_column(p) + 4 * kAlign);
   }
-  return p.algo == XQ_ALGO_WINOGRAD ? winograd_scratch(*call) : dense_scratch(*call);
+  return p.winograd ? winograd_scratch(*call) : dense_scratch(*call);
 }
 
 void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scratch) {
@@ -106,7 +106,7 @@ void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scr
   if (begin >= end) return;
   if (p.algo == XQ_ALGO_REFERENCE) return conv_reference(*call, begin, end);
   auto* bytes = static_cast<uint8_t*>(scratch);
-  if (p.algo == XQ_ALGO_WINOGRAD) return winograd_run(*call, begin, end, bytes);
+  if (p.winograd) return winograd_run(*call, begin, end, bytes);
   if (p.algo != XQ_ALGO_DEPTHWISE) return dense_run(*call, begin, end, bytes);
   // Depth 1 kernels see each slice as an image of its own.
   const int64_t groups = depthwise_row_groups(p, call->out);

@@ -7,6 +7,7 @@
 
 #include "internal.h"
 #include "safe_pairs.h"
+#include "winograd_pack.h"
 
 namespace xq {
 namespace {
@@ -46,9 +47,9 @@ bool can_grouped(const xq_conv& c, int isa) {
   return isa != XQ_ISA_REFERENCE && c.groups > 1 && in == out && (in == 4 || in == 8);
 }
 
-// The transform takes 16 channels at a time; beyond 1024 a group its sums could leave int32.
+// The transform takes 16 channels at a time; beyond 1024 a group the sums of 2 x 2 tiles could leave int32.
 bool can_winograd(const xq_conv& c, int isa) {
-  if (isa == XQ_ISA_REFERENCE || has_vnni(isa) || c.transposed) return false;
+  if (isa == XQ_ISA_REFERENCE || isa == XQ_ISA_AMX_INT8 || c.transposed) return false;
   for (int i = 0; i < 3; ++i)
     if (c.kernel[i] != (i ? 3 : 1) || c.stride[i] != 1 || c.dilation[i] != 1) return false;
   if (c.padding[0]) return false;
@@ -56,13 +57,20 @@ bool can_winograd(const xq_conv& c, int isa) {
   return in % 16 == 0 && in <= 1024;
 }
 
+// The weights of 4 x 4 tiles are eight times as big as they were, so that they come from beyond L2: few pixels, which is
+// what comes with many channels, would wait for them.
+bool worth_winograd4(const xq_conv& c) { return c.in_channels / c.groups <= 256 && c.out_channels / c.groups <= 256; }
+
 int choose_algo(const xq_conv& c, int isa) {
   if (c.algo != XQ_ALGO_AUTO) return c.algo;
   if (isa == XQ_ISA_REFERENCE) return XQ_ALGO_REFERENCE;
   if (can_depthwise(c)) return XQ_ALGO_DEPTHWISE;
   // Tiles waste most of a block-diagonal product and are still quicker than permuting.
   if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
-  if (can_winograd(c, isa)) return XQ_ALGO_WINOGRAD;
+  if (can_winograd(c, isa)) {
+    if (worth_winograd4(c)) return XQ_ALGO_WINOGRAD4;
+    if (!has_vnni(isa)) return XQ_ALGO_WINOGRAD;  // with VNNI bytes are multiplied as quickly as this saves
+  }
   return XQ_ALGO_DENSE;
 }
 
@@ -176,12 +184,13 @@ void layout_depthwise(Layout& l) {
   }
 }
 
-void layout_winograd(Layout& l) {
+void layout_winograd(Layout& l, int tile) {
+  l.head.winograd = tile;
   const xq_conv& c = l.head.conv;
   const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups, width = 2 * l.head.lanes;
   for (int64_t g = 0; g < c.groups; ++g)
     for (int64_t first = 0; first < out; first += width)
-      add_block(l, g * in, g * out + first, std::min(width, out - first), 2, 16 * in / 2);
+      add_block(l, g * in, g * out + first, std::min(width, out - first), 2, winograd_positions(l.head) * in / 2);
 }
 
 Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
@@ -202,7 +211,9 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   } else if (h.algo == XQ_ALGO_DEPTHWISE) {
     layout_depthwise(l);
   } else if (h.algo == XQ_ALGO_WINOGRAD) {
-    layout_winograd(l);
+    layout_winograd(l, 2);
+  } else if (h.algo == XQ_ALGO_WINOGRAD4) {
+    layout_winograd(l, 4);
   } else {
     layout_grouped(l);
   }
@@ -386,34 +397,6 @@ void pack_depthwise(const Layout& l, const Weights& w, int8_t* to) {
   }
 }
 
-// Four times G w G', position by position: pairs of input channels for each output channel of a block.
-void pack_winograd(const Layout& l, const Weights& w, int8_t* to) {
-  const Packed& h = l.head;
-  const int64_t in = h.conv.in_channels / h.conv.groups;
-  auto along = [](const int* from, int step, int* result, int result_step) {
-    const int a = from[0], b = from[step], c = from[2 * step];
-    const int values[4] = {2 * a, a + b + c, a - b + c, 2 * c};
-    for (int i = 0; i < 4; ++i) result[i * result_step] = values[i];
-  };
-  for (const Block& block : l.blocks) {
-    auto* at = reinterpret_cast<int16_t*>(to + block.w_off);
-    const int64_t width = int64_t{block.vecs} * h.lanes * 2, step = in / 2 * width;
-    for (int64_t ic = 0; ic < in; ++ic)
-      for (int vec = 0; vec < block.vecs; ++vec)
-        for (int lane = 0; lane < h.lanes; ++lane) {
-          const int64_t oc = channel_of(block.vecs, vec, lane);
-          if (oc >= block.count) continue;
-          int taps[9], half[12], all[16];
-          const int8_t* weight = w.data + ((block.out_c + oc) * in + ic) * 9;
-          for (int i = 0; i < 9; ++i) taps[i] = weight[i];
-          for (int x = 0; x < 3; ++x) along(taps + x, 3, half + x, 3);
-          for (int y = 0; y < 4; ++y) along(half + 3 * y, 1, all + 4 * y, 1);
-          for (int i = 0; i < 16; ++i)
-            at[i * step + ic / 2 * width + (vec * h.lanes + lane) * 2 + ic % 2] = static_cast<int16_t>(all[i]);
-        }
-  }
-}
-
 // Per-channel values in the blob's order, and whether a sum can leave int32 once multiplied.
 void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed* to) {
   const xq_conv& c = l.head.conv;
@@ -463,14 +446,14 @@ bool finite(const float* values, int64_t count) {
 
 bool conv_valid(const xq_conv& c, int isa) {
   if (isa < XQ_ISA_REFERENCE || isa > XQ_ISA_AMX_INT8) return false;
-  if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_WINOGRAD) return false;
+  if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_WINOGRAD4) return false;
   if (c.in_channels < 1 || c.out_channels < 1 || c.groups < 1) return false;
   if (c.in_channels % c.groups || c.out_channels % c.groups) return false;
   for (int i = 0; i < 3; ++i)
     if (c.kernel[i] < 1 || c.stride[i] < 1 || c.dilation[i] < 1 || c.padding[i] < 0) return false;
   if (c.algo == XQ_ALGO_DEPTHWISE && (!can_depthwise(c) || isa == XQ_ISA_REFERENCE)) return false;
   if (c.algo == XQ_ALGO_GROUPED && !can_grouped(c, isa)) return false;
-  if (c.algo == XQ_ALGO_WINOGRAD && !can_winograd(c, isa)) return false;
+  if ((c.algo == XQ_ALGO_WINOGRAD || c.algo == XQ_ALGO_WINOGRAD4) && !can_winograd(c, isa)) return false;
   return !(c.algo == XQ_ALGO_DENSE && isa == XQ_ISA_REFERENCE);
 }
 
@@ -521,7 +504,7 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
   auto* to = reinterpret_cast<int8_t*>(base + head->weights);
   if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
   else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
-  else if (head->algo == XQ_ALGO_WINOGRAD) pack_winograd(l, w, to);
+  else if (head->winograd) pack_winograd(*head, l.blocks.data(), weight, to);
   else if (head->algo == XQ_ALGO_GROUPED && head->order) pack_grouped(l, w, base);
   else pack_dense(l, w, base);
 }
@@ -552,7 +535,13 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
     return XQ_BAD_ARGUMENT;
   if (!finite(q->mult, conv->out_channels) || !finite(q->bias, conv->out_channels) || !finite(&q->res_mult, 1))
     return XQ_NOT_FINITE;
-  pack_blob(layout_of(*conv, isa), weight, *q, packed);
+  Layout l = layout_of(*conv, isa);
+  if (l.head.algo == XQ_ALGO_WINOGRAD4 && !within_winograd_reach(*conv, weight)) {
+    xq_conv other = *conv;
+    other.algo = has_vnni(isa) ? XQ_ALGO_DENSE : XQ_ALGO_WINOGRAD;  // which take less memory
+    l = layout_of(other, isa);
+  }
+  pack_blob(l, weight, *q, packed);
   return XQ_OK;
 }
 

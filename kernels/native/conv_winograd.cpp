@@ -1,10 +1,8 @@
-// Splits a Winograd convolution into tiles of 2 x 2 output pixels and blocks of channels.
+// Splits a Winograd convolution into tiles of output pixels and blocks of channels.
 #include "internal.h"
 
 namespace xq {
 namespace {
-
-int64_t tiles_of(const xq_tensor& out) { return out.n * out.d * ceil_div(out.h, 2) * ceil_div(out.w, 2); }
 
 // How many parts the tiles and the blocks of channels are split into.
 struct Parts {
@@ -13,7 +11,7 @@ struct Parts {
 
 Parts parts_of(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
-  const int64_t tiles = tiles_of(call.out), threads = call.threads;
+  const int64_t tiles = winograd_tiles(p, call.out), threads = call.threads;
   // Sharing out blocks transforms the input once a thread; sharing out tiles reads the weights as often.
   const bool many = tiles >= threads * winograd_group(p);
   if (many || p.n_blocks < threads) return {tiles, min64(threads, tiles), 1};
@@ -29,8 +27,8 @@ int64_t winograd_items(const xq_conv_call& call) {
 
 size_t winograd_scratch(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
-  const int64_t products = 16 * winograd_group(p) * 2 * p.lanes * 4;
-  const int64_t codes = 16 * winograd_step(p, p.conv.in_channels) * 2;
+  const int64_t products = winograd_positions(p) * winograd_group(p) * 2 * p.lanes * 4;
+  const int64_t codes = winograd_positions(p) * winograd_step(p, p.conv.in_channels) * 2;
   return static_cast<size_t>(products + codes + p.conv.in_channels + kAlign);
 }
 

@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513803;
+constexpr uint32_t kMagic = 0x58513804;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 
@@ -21,6 +21,9 @@ static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to
 static inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static inline bool has_vnni(int isa) { return isa != XQ_ISA_AVX2 && isa != XQ_ISA_AVX512; }
+static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 
 // A convolution, transposed or not, as one formula: output position o and tap t meet the input
 // stretched by `up` (zero points between its pixels) at o * stride + t * dilation - pad.
@@ -106,6 +109,7 @@ struct Packed {
   // Of a linear with float output: the sum of each channel's weights, else 0; and what follows it.
   int64_t weight_sums;
   int32_t activation;
+  int32_t winograd;      // pixels along each axis of a tile: 2 or 4
 
   template <class T>
   __attribute__((always_inline)) const T* at(int64_t offset) const {
@@ -183,7 +187,7 @@ struct DepthwiseTask {
   uint8_t* scratch;
 };
 
-// Tiles of 2 x 2 output pixels, numbered row by row and image by image.
+// Tiles of output pixels, 2 x 2 or 4 x 4, numbered row by row and image by image.
 struct WinogradTask {
   const Packed* packed;
   const xq_tensor *in, *out;
@@ -193,27 +197,41 @@ struct WinogradTask {
   uint8_t* scratch;
 };
 
-// Tiles whose products are summed before they are transformed back. Of each tile a block keeps 16 sums of two
-// vectors: all of them should fit L1. One or two of the largest register blocks; two are enough for each time
-// that the weights are read.
-constexpr int64_t kWinogradRows = 12;
+// Places at which a Winograd tile is multiplied.
+static inline int64_t winograd_positions(const Packed& p) { return (p.winograd + 2) * (p.winograd + 2); }
 
+static inline int64_t winograd_tiles(const Packed& p, const xq_tensor& out) {
+  return out.n * out.d * ceil_div(out.h, p.winograd) * ceil_div(out.w, p.winograd);
+}
+
+// The sums that come out right of 4 x 4 tiles: 64 times a sum is what is known of it in 32 bits.
+constexpr int64_t kWinogradReach = (int64_t{1} << 25) - 1;
+
+// Tiles in a register block, or in two.
+constexpr int64_t winograd_rows_of(bool vnni, int64_t lanes) { return vnni && lanes == 16 ? 14 : 12; }
+
+// Tiles whose products are summed before they are transformed back. Of each tile a block keeps the sums of two
+// vectors at each position: all of them should fit L1, or L2 where even few do not. One or two of the largest register
+// blocks; two are enough for each time that the weights are read.
 static inline int64_t winograd_group(const Packed& p) {
-  const int64_t tile = 16 * 2 * p.lanes * int64_t{sizeof(int32_t)};
-  return max64(1, min64(p.caches.l1 / tile / kWinogradRows, 2)) * kWinogradRows;
+  const int64_t tile = winograd_positions(p) * 2 * p.lanes * int64_t{sizeof(int32_t)};
+  const int64_t rows = winograd_rows_of(has_vnni(p.isa), p.lanes);
+  return max64(1, min64(p.caches.l1 / tile / rows, 2)) * rows;
 }
 
 // Elements from one tile's transformed channels to the next one's: never a power of two apart.
 static inline int64_t winograd_lda(int64_t channels) { return channels % 64 ? channels : channels + 32; }
 
-// Tiles whose input is transformed together: 16 positions of 16 bits a channel. It takes 3/16 of L2, which
-// weights, input and output pass through meanwhile.
+// Tiles whose input is transformed together: 16 bits a channel and position. Of 2 x 2 pixels it takes 3/16 of L2, which
+// weights, input and output pass through meanwhile. The weights of 4 x 4 pixels do not stay in L2 as they are: the more
+// tiles meet them each time, the better.
 static inline int64_t winograd_chunk(const Packed& p, int64_t channels) {
-  const int64_t tiles = p.caches.l2 * 3 / 16 / (32 * winograd_lda(channels)), group = winograd_group(p);
-  return max64(1, min64(tiles / group, 4)) * group;
+  const int64_t tile = 2 * winograd_positions(p) * winograd_lda(channels), group = winograd_group(p);
+  if (p.winograd == 4) return max64(1, min64(p.caches.l2 * 3 / 8 / tile / group, 8)) * group;
+  return max64(1, min64(p.caches.l2 * 3 / 16 / tile / group, 4)) * group;
 }
 
-// Elements between the 16 positions of a transformed tile. Loops may read two rows too many.
+// Elements between the positions of a transformed tile. Loops may read two rows too many.
 static inline int64_t winograd_step(const Packed& p, int64_t channels) {
   return (winograd_chunk(p, channels) + 2) * winograd_lda(channels);
 }
@@ -242,7 +260,7 @@ struct IsaKernels {
   void (*linear)(const DenseTask&);  // dense with float output
   void (*quantize_rows)(const RowsTask&);
   void (*weight_only)(const WeightOnlyTask&);
-  void (*winograd)(const WinogradTask&);  // null where there is VNNI
+  void (*winograd)(const WinogradTask&);  // null where there is AMX
 };
 
 extern const IsaKernels kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmxInt8;
@@ -258,8 +276,6 @@ static inline const IsaKernels& kernels_of(int isa) {
   __builtin_trap();  // every entry has checked the level: another one would be memory overwritten
 }
 
-static inline bool has_vnni(int isa) { return isa != XQ_ISA_AVX2 && isa != XQ_ISA_AVX512; }
-static inline int lanes_of(int isa) { return isa >= XQ_ISA_AVX512 ? 16 : 8; }
 
 // Input bytes that are copied at a time by one thread. A quarter of L2: the copy is read again for every block
 // of channels, while weights, input and output pass through the rest.

@@ -12,11 +12,12 @@
 #include "pointwise.h"
 #include "rows.h"
 #include "weight_only.h"
+#include "winograd.h"
 
 namespace xq {
 using V = Vec256<true>;
 const IsaKernels kAvxVnni = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
-                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, nullptr};
+                               dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
 const RowKernels kAvxVnniRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}};
 }  // namespace xq
 

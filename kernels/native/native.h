@@ -83,7 +83,8 @@ typedef enum xq_algo {
   XQ_ALGO_DENSE = 2,      // matrix product over taps; groups as block-diagonal blocks
   XQ_ALGO_DEPTHWISE = 3,  // one input and one output channel a group
   XQ_ALGO_GROUPED = 4,    // 4 or 8 channels a group
-  XQ_ALGO_WINOGRAD = 5,   // 3 x 3, stride and dilation 1; where there is no VNNI
+  XQ_ALGO_WINOGRAD = 5,   // 3 x 3, stride and dilation 1, not on AMX: tiles of 2 x 2 pixels
+  XQ_ALGO_WINOGRAD4 = 6,  // the same, tiles of 4 x 4; another way with weights whose sums would be too large for it
 } xq_algo;
 
 // Arrays are in the order depth, height, width. A transposed convolution has transposed = 1; its

@@ -60,7 +60,10 @@ struct VecCommon {
   static I exclusive_or(I a, I b) { return XQ_SI(xor)(a, b); }
   static I window(const uint8_t* places) { return repeat(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places))); }
 
-  static I quarter(I v) { return XQ_MM(srai_epi32)(v, 2); }
+  template <int BITS>
+  static I left32(I v) { return XQ_MM(slli_epi32)(v, BITS); }
+  template <int BITS>
+  static I right32(I v) { return XQ_MM(srai_epi32)(v, BITS); }
   static F to_float(I v) { return XQ_MM(cvtepi32_ps)(v); }
   static I to_int(F v) { return XQ_MM(cvtps_epi32)(v); }
   static F fma(F a, F b, F c) { return XQ_MM(fmadd_ps)(a, b, c); }

@@ -23,7 +23,7 @@ struct Vec512 : VecCommon {
   static constexpr bool kVnni = VNNI;
   static constexpr int kRows = VNNI ? 14 : 8;  // pixels of a register block, two vectors each
   static constexpr bool kFitRows = VNNI;       // whether tiles keep to rows of the image
-  static constexpr int kWinogradRows = 12;
+  static constexpr int kWinogradRows = VNNI ? 14 : 12;
   static constexpr int kGroupedRows = VNNI ? 8 : 4;
   static constexpr int kStripPixels = VNNI ? 6 : 3;
   static constexpr bool kWideStrips = false;
