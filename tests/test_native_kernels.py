@@ -221,6 +221,42 @@ def test_the_dense_algorithm_takes_any_groups(
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("algo", ["winograd", "winograd4"])
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), threads=st.sampled_from([1, 2, 5]))
+def test_winograd_tiles_of_either_size(
+    lib: capi.Library, isa: str, algo: str, seed: int, threads: int
+) -> None:
+    if isa != "amx_int8":
+        run_case(lib, Case("three", seed), isa, threads, algo)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa != "amx_int8"])
+@pytest.mark.parametrize("channels", [112, 128, 256])
+@pytest.mark.parametrize("weight", [127, -128])
+def test_sums_that_winograd_tiles_may_not_hold(
+    lib: capi.Library, isa: str, channels: int, weight: int
+) -> None:
+    """Of a sum that leaves 25 bits less than all is known: 112 channels stay within, others go another way."""
+    spec = capi.ConvSpec(
+        np.full((16, channels, 1, 3, 3), weight, np.int8),
+        np.full(16, 1 / 16384, np.float32),
+        np.full(16, 128 - 255 * 9 * channels * weight / 16384, np.float32),
+    )
+    # All sums, and those around the largest.
+    x = np.full((1, 1, 11, 11, channels), 255, np.uint8)
+    x[:, :, 2, 3, :40] = 3
+    sizes = spec.out_size((1, 11, 11))
+    want = np.zeros((1, *sizes, 16), np.uint8)
+    lib.conv(lib.pack(spec, "reference"), x, want)
+    assert 128 in want
+    for algo in ("winograd", "winograd4", "auto"):
+        got = np.zeros_like(want)
+        lib.conv(lib.pack(spec, isa, algo), x, got)
+        np.testing.assert_array_equal(got, want, err_msg=algo)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("channels", [5, 32])
 def test_output_padding_of_a_transposed_kernel_of_one(
     lib: capi.Library, isa: str, channels: int
@@ -561,15 +597,21 @@ def test_no_input_takes_sums_beyond_16_bits(
             np.testing.assert_array_equal(got, want, err_msg=case)
 
 
-def test_winograd_serves_where_products_take_16_bits(lib: capi.Library) -> None:
-    spec = capi.ConvSpec(np.ones((8, 32, 1, 3, 3), np.int8), np.ones(8, np.float32))
+def test_winograd_serves_where_its_weights_are_not_too_many(lib: capi.Library) -> None:
+    def sizes(isa: str, channels: int, *algos: str) -> list[int]:
+        weight = np.ones((channels, channels, 1, 3, 3), np.int8)
+        spec = capi.ConvSpec(weight, np.ones(channels, np.float32))
+        return [lib.pack(spec, isa, algo).size for algo in algos]
+
     for isa in ISAS:
-        if isa not in ("avx2", "avx512"):
+        if isa == "amx_int8":
             with pytest.raises(capi.NativeError, match="winograd"):
-                lib.pack(spec, isa, "winograd")
-        else:
-            sizes = [lib.pack(spec, isa, algo).size for algo in ("auto", "winograd", "dense")]
-            assert sizes[0] == sizes[1] != sizes[2]
+                sizes(isa, 32, "winograd")
+            continue
+        chosen, small, large, dense = sizes(isa, 32, "auto", "winograd", "winograd4", "dense")
+        assert chosen == large > small > dense
+        chosen, other = sizes(isa, 512, "auto", "winograd" if isa in ("avx2", "avx512") else "dense")
+        assert chosen == other
 
 
 OP_CASES = [

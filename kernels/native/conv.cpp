@@ -14,6 +14,23 @@ const Packed* packed_of(const xq_conv_call& call) {
   return p && reinterpret_cast<uintptr_t>(p) % kAlign == 0 && p->magic == kMagic ? p : nullptr;
 }
 
+// The blob that serves a call. The weights of 4 x 4 tiles are eight times as big as others, so that they come from beyond
+// L2: fewer tiles than a register block would wait for them. And tiles that reach far beyond a small image waste more
+// than they save.
+const Packed& serving(const xq_conv_call& call) {
+  const auto& p = *static_cast<const Packed*>(call.packed);
+  if (!p.for_few) return p;
+  constexpr int64_t kLeastTiles = 14, kLeastPixels = 10;  // of the 16 of a tile
+  const int64_t tiles = winograd_tiles(p, call.out), pixels = call.out.n * call.out.d * call.out.h * call.out.w;
+  return tiles >= kLeastTiles && pixels >= kLeastPixels * tiles ? p : *p.at<Packed>(p.for_few);
+}
+
+xq_conv_call served(const xq_conv_call& call) {
+  xq_conv_call own = call;
+  own.packed = &serving(call);
+  return own;
+}
+
 bool same_shape(const xq_tensor& a, const xq_tensor& b) {
   return a.n == b.n && a.d == b.d && a.h == b.h && a.w == b.w && a.c == b.c;
 }
@@ -81,7 +98,8 @@ int xq_conv_check(const xq_conv_call* call) {
   return XQ_OK;
 }
 
-int64_t xq_conv_items(const xq_conv_call* call) {
+int64_t xq_conv_items(const xq_conv_call* asked) {
+  const xq_conv_call own = served(*asked), *call = &own;
   const Packed& p = *static_cast<const Packed*>(call->packed);
   const xq_tensor& out = call->out;
   if (out.n * out.d * out.h * out.w == 0) return 0;
@@ -91,7 +109,8 @@ int64_t xq_conv_items(const xq_conv_call* call) {
   return p.winograd ? winograd_items(*call) : dense_items(*call);
 }
 
-size_t xq_conv_scratch(const xq_conv_call* call) {
+size_t xq_conv_scratch(const xq_conv_call* asked) {
+  const xq_conv_call own = served(*asked), *call = &own;
   const Packed& p = *static_cast<const Packed*>(call->packed);
   if (p.algo == XQ_ALGO_REFERENCE) return 0;
   if (p.algo == XQ_ALGO_DEPTHWISE) {
@@ -101,7 +120,8 @@ size_t xq_conv_scratch(const xq_conv_call* call) {
   return p.winograd ? winograd_scratch(*call) : dense_scratch(*call);
 }
 
-void xq_conv_run(const xq_conv_call* call, int64_t begin, int64_t end, void* scratch) {
+void xq_conv_run(const xq_conv_call* asked, int64_t begin, int64_t end, void* scratch) {
+  const xq_conv_call own = served(*asked), *call = &own;
   const Packed& p = *static_cast<const Packed*>(call->packed);
   if (begin >= end) return;
   if (p.algo == XQ_ALGO_REFERENCE) return conv_reference(*call, begin, end);

@@ -57,9 +57,16 @@ bool can_winograd(const xq_conv& c, int isa) {
   return in % 16 == 0 && in <= 1024;
 }
 
-// The weights of 4 x 4 tiles are eight times as big as they were, so that they come from beyond L2: few pixels, which is
-// what comes with many channels, would wait for them.
+// The weights of 4 x 4 tiles are eight times as big as they were. With many channels there are seldom tiles enough to
+// make that worth its memory.
 bool worth_winograd4(const xq_conv& c) { return c.in_channels / c.groups <= 256 && c.out_channels / c.groups <= 256; }
+
+// The same convolution by another algorithm than 4 x 4 tiles.
+xq_conv without_winograd4(const xq_conv& conv, int isa) {
+  xq_conv other = conv;
+  other.algo = has_vnni(isa) ? XQ_ALGO_DENSE : XQ_ALGO_WINOGRAD;
+  return other;
+}
 
 int choose_algo(const xq_conv& c, int isa) {
   if (c.algo != XQ_ALGO_AUTO) return c.algo;
@@ -472,7 +479,10 @@ int xq_conv_algo(const xq_conv* conv, int isa) {
 
 size_t xq_conv_packed_size(const xq_conv* conv, int isa) {
   if (!conv || !xq::conv_valid(*conv, isa)) return 0;
-  return static_cast<size_t>(xq::layout_of(*conv, isa).head.size);
+  const xq::Packed head = xq::layout_of(*conv, isa).head;
+  const bool two = head.algo == XQ_ALGO_WINOGRAD4 && conv->algo == XQ_ALGO_AUTO;
+  const int64_t more = two ? xq::layout_of(xq::without_winograd4(*conv, isa), isa).head.size : 0;
+  return static_cast<size_t>(head.size + more);
 }
 
 namespace xq {
@@ -535,13 +545,21 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
     return XQ_BAD_ARGUMENT;
   if (!finite(q->mult, conv->out_channels) || !finite(q->bias, conv->out_channels) || !finite(&q->res_mult, 1))
     return XQ_NOT_FINITE;
-  Layout l = layout_of(*conv, isa);
-  if (l.head.algo == XQ_ALGO_WINOGRAD4 && !within_winograd_reach(*conv, weight)) {
-    xq_conv other = *conv;
-    other.algo = has_vnni(isa) ? XQ_ALGO_DENSE : XQ_ALGO_WINOGRAD;  // which take less memory
-    l = layout_of(other, isa);
+  const Layout l = layout_of(*conv, isa);
+  if (l.head.algo != XQ_ALGO_WINOGRAD4) {
+    pack_blob(l, weight, *q, packed);
+    return XQ_OK;
+  }
+  const Layout other = layout_of(without_winograd4(*conv, isa), isa);
+  if (!within_winograd_reach(*conv, weight)) {
+    pack_blob(other, weight, *q, packed);
+    return XQ_OK;
   }
   pack_blob(l, weight, *q, packed);
+  if (conv->algo == XQ_ALGO_AUTO) {
+    static_cast<Packed*>(packed)->for_few = l.head.size;
+    pack_blob(other, weight, *q, static_cast<char*>(packed) + l.head.size);
+  }
   return XQ_OK;
 }
 

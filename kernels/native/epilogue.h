@@ -76,7 +76,7 @@ struct Epilogue {
 
   enum Way { kGeneral, kSums, kResidual };
 
-  template <int VECS, Way WAY, bool ZERO, bool TABLE = false>
+  template <int VECS, Way WAY, bool ZERO, bool TABLE>
   static void rows_of(const Epilogue& all, const Pixels& pixels, int64_t rows) {
     // Copies, of which only what is used is made, and scalars in local vectors: a store of bytes could otherwise
     // change them.
@@ -90,11 +90,7 @@ struct Epilogue {
       unroll<4>([&](int k) XQ_INLINE {
         v[k] = V::load(p.sums + (k / VECS < here ? k / VECS : 0) * p.lds + k % VECS * V::kLanes);
       });
-      if constexpr (WAY == kGeneral)
-        e.template apply<VECS>(v, m, b, p.out, p.stride, p.res, p.res_stride, here, p.count);
-      else
-        e.template apply_plain<VECS, WAY == kResidual, ZERO, TABLE>(v, m, b, p.out, p.stride, p.res, p.res_stride,
-                                                                    here, p.count);
+      e.template apply_by<VECS, WAY, ZERO, TABLE>(v, m, b, p.out, p.stride, p.res, p.res_stride, here, p.count);
     };
     for (; rows >= kPixels; rows -= kPixels) {
       put(kPixels);
@@ -104,15 +100,32 @@ struct Epilogue {
     if (rows > 0) put(static_cast<int>(rows));
   }
 
+  // `f` for the way that serves, whether the output begins at 0, and whether there is a table.
+  template <class F>
+  auto by_way(bool residual, F f) const {
+    if (clamp_float) return f.template operator()<kGeneral, false, false>();
+    if (lut && residual) return f.template operator()<kResidual, false, true>();
+    if (lut) return f.template operator()<kSums, false, true>();
+    if (residual && from_zero) return f.template operator()<kResidual, true, false>();
+    if (residual) return f.template operator()<kResidual, false, false>();
+    if (from_zero) return f.template operator()<kSums, true, false>();
+    return f.template operator()<kSums, false, false>();
+  }
+
+  // Sums to bytes by a way.
+  template <int VECS, Way WAY, bool ZERO, bool TABLE>
+  XQ_INLINE inline void apply_by(I sums[4], const F mult[VECS], const F bias[VECS], uint8_t* out, int64_t stride,
+                                 const uint8_t* res, int64_t res_stride, int pixels, int count) const {
+    if constexpr (WAY == kGeneral) apply<VECS>(sums, mult, bias, out, stride, res, res_stride, pixels, count);
+    else apply_plain<VECS, WAY == kResidual, ZERO, TABLE>(sums, mult, bias, out, stride, res, res_stride, pixels, count);
+  }
+
   // What makes `rows` pixels of sums bytes.
   using PutRows = void (*)(const Epilogue& all, const Pixels& pixels, int64_t rows);
 
   template <int VECS>
   PutRows put_rows_way(bool residual) const {
-    if (clamp_float) return rows_of<VECS, kGeneral, false>;
-    if (lut) return residual ? rows_of<VECS, kResidual, false, true> : rows_of<VECS, kSums, false, true>;
-    if (residual) return from_zero ? rows_of<VECS, kResidual, true> : rows_of<VECS, kResidual, false>;
-    return from_zero ? rows_of<VECS, kSums, true> : rows_of<VECS, kSums, false>;
+    return by_way(residual, []<Way WAY, bool ZERO, bool TABLE>() -> PutRows { return rows_of<VECS, WAY, ZERO, TABLE>; });
   }
 
   // `rows` adjacent output pixels whose sums lie `lds` elements apart.

@@ -110,6 +110,7 @@ struct Packed {
   int64_t weight_sums;
   int32_t activation;
   int32_t winograd;      // pixels along each axis of a tile: 2 or 4
+  int64_t for_few;       // where another blob begins, which serves calls of few tiles; or 0
 
   template <class T>
   __attribute__((always_inline)) const T* at(int64_t offset) const {

@@ -21,6 +21,8 @@ __attribute__((always_inline)) inline void unroll(F f) {
   Unroll<0, N>::run(f);
 }
 
+constexpr int min_of(int a, int b) { return a < b ? a : b; }
+
 }  // namespace
 
 #define XQ_INLINE __attribute__((always_inline))

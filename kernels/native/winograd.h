@@ -25,12 +25,14 @@ void winograd_pixels(const xq::WinogradTask& t, int64_t tile, const uint8_t* pad
   const WinogradTile<FORM> at(t, tile);
   const xq_tensor& in = *t.in;
   const int64_t y = at.y - t.packed->geo.pad[1], x = at.x - t.packed->geo.pad[2];
-  const uint8_t* base = at.base(in);
+  const uint8_t* first = at.base(in) + y * in.stride_h + x * in.stride_w;
+  for (int64_t i = 0; i < FORM::kIn; ++i)
+    for (int64_t j = 0; j < FORM::kIn; ++j) *pixel++ = first + i * in.stride_h + j * in.stride_w;
+  if (y >= 0 && y + FORM::kIn <= in.h && x >= 0 && x + FORM::kIn <= in.w) return;
+  pixel -= FORM::kIn * FORM::kIn;
   for (int64_t h = y; h < y + FORM::kIn; ++h)
-    for (int64_t w = x; w < x + FORM::kIn; ++w) {
-      const bool inside = h >= 0 && h < in.h && w >= 0 && w < in.w;
-      *pixel++ = inside ? base + h * in.stride_h + w * in.stride_w : padding;
-    }
+    for (int64_t w = x; w < x + FORM::kIn; ++w, ++pixel)
+      if (h < 0 || h >= in.h || w < 0 || w >= in.w) *pixel = padding;
 }
 
 // B' d B of 16 channels at a time; position `p` of the result lies `step` elements after position 0.
@@ -57,8 +59,16 @@ void winograd_input(const uint8_t* const* pixel, int64_t channels, int16_t* to, 
   }
 }
 
+// The weights of the next position, of which each register block of tiles asks for its share, into L2: from `from` on,
+// `step` elements for each pair of input channels.
+struct WinogradAhead {
+  const int16_t* from;
+  int64_t step;
+};
+
 template <class V, int ROWS, int VECS>
-void winograd_product(const int16_t* a, int64_t lda, const int16_t* w, int64_t pairs, int32_t* sums) {
+void winograd_product(const int16_t* a, int64_t lda, const int16_t* w, WinogradAhead ahead, int64_t pairs,
+                      int32_t* sums) {
   using I = typename V::I;
   constexpr int64_t kStep = VECS * V::kLanes * 2;
   I acc[ROWS * VECS];
@@ -70,7 +80,9 @@ void winograd_product(const int16_t* a, int64_t lda, const int16_t* w, int64_t p
   for (int64_t k = 0; k < pairs; ++k, w += kStep) {
     I weights[VECS];
     unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 2); });
-    unroll<(kStep + 31) / 32>([&](int line) XQ_INLINE { xq::prefetch(w + pairs * kStep + 32 * line); });  // the next position's
+    xq::prefetch_to_l2(ahead.from);
+    if (ahead.step > 32) xq::prefetch_to_l2(ahead.from + 32);
+    ahead.from += ahead.step;
     unroll<ROWS>([&](int r) XQ_INLINE {
       const I x = V::quad(reinterpret_cast<const uint8_t*>(at[r / 3] + r % 3 * lda + 2 * k));
       unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = V::dot16(acc[r * VECS + v], x, weights[v]); });
@@ -80,19 +92,20 @@ void winograd_product(const int16_t* a, int64_t lda, const int16_t* w, int64_t p
 }
 
 template <class V, int VECS>
-void winograd_rows(int64_t rows, const int16_t* a, int64_t lda, const int16_t* w, int64_t pairs, int32_t* sums) {
+void winograd_rows(int64_t rows, const int16_t* a, int64_t lda, const int16_t* w, WinogradAhead ahead,
+                   int64_t pairs, int32_t* sums) {
   switch (rows) {
-    case 1: return winograd_product<V, 1, VECS>(a, lda, w, pairs, sums);
-    case 2: return winograd_product<V, 2, VECS>(a, lda, w, pairs, sums);
-    case 3: case 4: return winograd_product<V, 4, VECS>(a, lda, w, pairs, sums);
-    case 5: case 6: return winograd_product<V, 6, VECS>(a, lda, w, pairs, sums);
+    case 1: return winograd_product<V, 1, VECS>(a, lda, w, ahead, pairs, sums);
+    case 2: return winograd_product<V, 2, VECS>(a, lda, w, ahead, pairs, sums);
+    case 3: case 4: return winograd_product<V, 4, VECS>(a, lda, w, ahead, pairs, sums);
+    case 5: case 6: return winograd_product<V, 6, VECS>(a, lda, w, ahead, pairs, sums);
   }
   if constexpr (V::kWinogradRows > 6) {
-    if (rows <= 8) return winograd_product<V, 8, VECS>(a, lda, w, pairs, sums);
-    if (rows <= 10) return winograd_product<V, 10, VECS>(a, lda, w, pairs, sums);
-    if (rows <= 12) return winograd_product<V, 12, VECS>(a, lda, w, pairs, sums);
+    if (rows <= 8) return winograd_product<V, 8, VECS>(a, lda, w, ahead, pairs, sums);
+    if (rows <= 10) return winograd_product<V, 10, VECS>(a, lda, w, ahead, pairs, sums);
+    if (rows <= 12) return winograd_product<V, 12, VECS>(a, lda, w, ahead, pairs, sums);
   }
-  if constexpr (V::kWinogradRows > 12) winograd_product<V, 14, VECS>(a, lda, w, pairs, sums);
+  if constexpr (V::kWinogradRows > 12) winograd_product<V, 14, VECS>(a, lda, w, ahead, pairs, sums);
 }
 
 // A' m A of one tile, less what it is a multiple of, plus the zero point's correction: its pixels' sums.
@@ -119,38 +132,77 @@ void winograd_output(const int32_t* m, int64_t step, const int32_t* corr, int32_
   }
 }
 
-template <class V, class FORM, int VECS>
-void winograd_block(const xq::WinogradTask& t, const Epilogue<V>& epilogue, const xq::Block& block, int64_t first,
-                    int64_t count, const int16_t* codes, int64_t lda, int64_t step, int32_t* products) {
-  const xq::Packed& p = *t.packed;
+// The products of a block for some tiles.
+struct WinogradProducts {
+  const xq::Block& block;
+  int64_t first, count;   // tiles
+  int32_t* at;
+  int64_t step;           // from position to position
+};
+
+// Products to output bytes.
+template <class V, class FORM, int VECS, typename Epilogue<V>::Way WAY, bool ZERO, bool TABLE>
+void winograd_finish(const xq::WinogradTask& t, const Epilogue<V>& all, const WinogradProducts& products) {
+  using I = typename V::I;
+  using F = typename V::F;
   constexpr int64_t kWidth = VECS * V::kLanes;
-  constexpr int kOut = FORM::kOut;
-  const int64_t product_step = xq::winograd_group(p) * kWidth;
-  const int64_t pairs = p.conv.in_channels / p.conv.groups / 2;
-  const auto* weights = reinterpret_cast<const int16_t*>(p.at<int8_t>(p.weights) + block.w_off);
-  const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
-  const float *mult = p.at<float>(p.mult) + block.s_off, *bias = p.at<float>(p.bias) + block.s_off;
-  const int64_t tiles = xq::ceil_div(count, V::kWinogradRows);
-  for (int i = 0; i < FORM::kIn * FORM::kIn; ++i)
-    for (int64_t part = 0; part < tiles; ++part) {
-      const int64_t from = part * count / tiles, rows = (part + 1) * count / tiles - from;
-      winograd_rows<V, VECS>(rows, codes + i * step + from * lda + block.a_off, lda,
-                             weights + i * pairs * kWidth * 2, pairs, products + i * product_step + from * kWidth);
-    }
+  constexpr int kOut = FORM::kOut, kPixels = min_of(4 / VECS, kOut);
+  const xq::Packed& p = *t.packed;
+  const xq::Block& block = products.block;
+  const Epilogue<V> e = all;
+  F mult[VECS], bias[VECS];
+  unroll<VECS>([&](int v) XQ_INLINE {
+    mult[v] = V::loadf(p.at<float>(p.mult) + block.s_off + v * V::kLanes);
+    bias[v] = V::loadf(p.at<float>(p.bias) + block.s_off + v * V::kLanes);
+  });
   alignas(64) int32_t sums[kOut * kOut * kWidth];
-  for (int64_t m = 0; m < count; ++m) {
-    winograd_output<V, FORM, VECS>(products + m * kWidth, product_step, corr, sums);
-    const WinogradTile<FORM> at(t, first + m);
-    const int64_t across = xq::min64(kOut, t.out->w - at.x);
-    for (int64_t y = 0; y < kOut && at.y + y < t.out->h; ++y) {
-      auto place = [&](const xq_tensor& x) {
-        return at.base(x) + (at.y + y) * x.stride_h + at.x * x.stride_w + block.out_c;
-      };
-      epilogue.template rows<VECS>(sums + kOut * y * kWidth, kWidth, across, mult, bias, place(*t.out),
-                                   t.out->stride_w, t.res ? place(*t.res) : nullptr, t.res ? t.res->stride_w : 0,
-                                   block.count);
+  for (int64_t m = 0; m < products.count; ++m) {
+    winograd_output<V, FORM, VECS>(products.at + m * kWidth, products.step, p.at<int32_t>(p.corr) + block.s_off, sums);
+    const WinogradTile<FORM> at(t, products.first + m);
+    const int64_t across = xq::min64(kOut, t.out->w - at.x), down = xq::min64(kOut, t.out->h - at.y);
+    const auto place = [&](const xq_tensor& x) {
+      return at.base(x) + at.y * x.stride_h + at.x * x.stride_w + block.out_c;
+    };
+    uint8_t* out = place(*t.out);
+    const uint8_t* res = WAY != Epilogue<V>::kSums && t.res ? place(*t.res) : nullptr;
+    const int64_t res_pixel = res ? t.res->stride_w : 0;
+    for (int64_t y = 0; y < down; ++y) {
+      for (int64_t x = 0; x < across; x += kPixels) {
+        I v[4];
+        unroll<4>([&](int k) XQ_INLINE {
+          const int i = min_of(k / VECS, kPixels - 1);
+          v[k] = V::load(sums + (kOut * y + x + i) * kWidth + k % VECS * V::kLanes);
+        });
+        e.template apply_by<VECS, WAY, ZERO, TABLE>(v, mult, bias, out + x * t.out->stride_w, t.out->stride_w,
+                                                    res ? res + x * res_pixel : nullptr, res_pixel,
+                                                    static_cast<int>(xq::min64(kPixels, across - x)), block.count);
+      }
+      out += t.out->stride_h;
+      if (res) res += t.res->stride_h;
     }
   }
+}
+
+template <class V, class FORM, int VECS>
+void winograd_block(const xq::WinogradTask& t, const Epilogue<V>& epilogue, const WinogradProducts& products,
+                    const int16_t* codes, int64_t lda, int64_t step) {
+  const xq::Packed& p = *t.packed;
+  constexpr int64_t kWidth = VECS * V::kLanes;
+  const int64_t pairs = p.conv.in_channels / p.conv.groups / 2, count = products.count;
+  const xq::Block& block = products.block;
+  const auto* weights = reinterpret_cast<const int16_t*>(p.at<int8_t>(p.weights) + block.w_off);
+  const int64_t parts = xq::ceil_div(count, V::kWinogradRows), size = pairs * kWidth * 2;
+  for (int i = 0; i < FORM::kIn * FORM::kIn; ++i)
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t from = part * count / parts, rows = (part + 1) * count / parts - from;
+      const int16_t* w = weights + i * size;
+      winograd_rows<V, VECS>(rows, codes + i * step + from * lda + block.a_off, lda, w,
+                             {w + size + part * size / parts, kWidth * 2 / parts}, pairs,
+                             products.at + i * products.step + from * kWidth);
+    }
+  epilogue.by_way(t.res != nullptr, [&]<typename Epilogue<V>::Way WAY, bool ZERO, bool TABLE>() {
+    winograd_finish<V, FORM, VECS, WAY, ZERO, TABLE>(t, epilogue, products);
+  });
 }
 
 template <class V, class FORM>
@@ -177,11 +229,13 @@ void winograd_by(const xq::WinogradTask& t) {
       winograd_pixels<FORM>(t, tile, padding, pixel);
       winograd_input<FORM>(pixel, channels, codes + (tile - first) * lda, step);
     }
+    const int64_t groups = xq::ceil_div(last - first, group);
     for (int b = t.block_begin; b < t.block_end; ++b)
-      for (int64_t tile = first; tile < last; tile += group) {
-        const int64_t count = xq::min64(group, last - tile);
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t from = g * (last - first) / groups, to = (g + 1) * (last - first) / groups;
         const auto run = blocks[b].vecs == 2 ? winograd_block<V, FORM, 2> : winograd_block<V, FORM, 1>;
-        run(t, epilogue, blocks[b], tile, count, codes + (tile - first) * lda, lda, step, products);
+        run(t, epilogue, {blocks[b], first + from, to - from, products, group * blocks[b].vecs * V::kLanes},
+            codes + from * lda, lda, step);
       }
   }
 }

@@ -67,6 +67,8 @@ xq_conv random_conv(Random& r) {
     c.groups = r.one_in(2) ? 1 : r.upto(4), c.transposed = 0;
     c.in_channels = c.groups * 16 * r.upto(5), c.out_channels = c.groups * r.upto(40);
     for (int i = 0; i < 3; ++i) c.kernel[i] = i ? 3 : 1, c.stride[i] = c.dilation[i] = 1, c.padding[i] = i ? r.upto(3) - 1 : 0;
+    const int algos[3] = {XQ_ALGO_AUTO, XQ_ALGO_WINOGRAD, XQ_ALGO_WINOGRAD4};
+    c.algo = algos[r.upto(3) - 1];
   }
   return c;
 }
@@ -77,8 +79,10 @@ int64_t out_size(const xq_conv& c, int axis, int64_t in) {
   return in + 2 * c.padding[axis] < reach ? 0 : (in + 2 * c.padding[axis] - reach) / c.stride[axis] + 1;
 }
 
-Bytes run_conv(const xq_conv& conv, int isa, const std::vector<int8_t>& weight, const xq_requant& q,
+Bytes run_conv(const xq_conv& wanted, int isa, const std::vector<int8_t>& weight, const xq_requant& q,
                xq_tensor in, xq_tensor out, xq_tensor residual, int threads) {
+  xq_conv conv = wanted;
+  if (xq_conv_packed_size(&conv, isa) == 0) conv.algo = XQ_ALGO_AUTO;  // not all can do all
   Aligned packed(xq_conv_packed_size(&conv, isa));
   if (xq_conv_pack(&conv, isa, weight.data(), &q, packed.data) != XQ_OK) std::abort();
   Bytes result(size_of(out));
