@@ -26,6 +26,8 @@ class NativeOpStep final : public Step {
           [&](int64_t begin, int64_t end) { xq_op_run(&op, begin, end); });
   }
 
+  StepThreads threads() const override { return shared_if(threads_worth_ > 1); }
+
  private:
   // Fewer bytes than these are not worth waking a thread for.
   static constexpr int64_t kBytesEach = 64 * 1024;
