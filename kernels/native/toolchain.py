@@ -15,6 +15,7 @@ from pathlib import Path
 WITHOUT_TORCH = (
     "arenas", "conv_kernel", "glibc_floor", "native_conv", "native_cpu", "program", "reach",
     "row_pack", "scratch", "step", "strided_copy", "team",
+    "weight_extremes",
 )  # fmt: skip
 
 PROBE = Path(__file__).resolve().parent / "probe" / "probe.cpp"

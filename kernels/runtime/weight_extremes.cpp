@@ -1,82 +1,85 @@
-// What the overflow proof needs to know of weights, as kernels/saturation.py says and computes in plain torch:
-// here in one pass over them.
-#include <torch/library.h>
+#include "weight_extremes.h"
 
 #include <algorithm>
-#include <vector>
+
+// The extension runs nowhere without it.
+#define XQ_TARGET "avx2"
+#include "../native/target.h"
 
 namespace x86quant::runtime {
 namespace {
 
-constexpr int kLanes = 16;
+constexpr int64_t kBytes = sizeof(__m256i);
 
-// The two largest of a row, and the two smallest; 0 stands for those of the other sign.
-class TwoAtEitherEnd {
+// Of one sign: the weights of the other one are 0.
+class RowSums {
  public:
-  // The row may be read up to a multiple of kLanes, with zeros there.
-  void add(const int8_t* row, int64_t size) {
-    for (int64_t i = 0; i < size; i += kLanes)
-      for (int k = 0; k < kLanes; ++k) {
-        const int8_t x = row[i + k];
-        high_[1][k] = std::max(high_[1][k], std::min(high_[0][k], x)), high_[0][k] = std::max(high_[0][k], x);
-        low_[1][k] = std::min(low_[1][k], std::max(low_[0][k], x)), low_[0][k] = std::min(low_[0][k], x);
-      }
+  // Written out: one that the compiler makes is not for this target.
+  RowSums() { first_ = second_ = pair_ = total_ = _mm256_setzero_si256(); }
+
+  void add(__m256i x) {  // 0 to 127, or 128 as a byte without sign
+    second_ = _mm256_max_epu8(second_, _mm256_min_epu8(first_, x)), first_ = _mm256_max_epu8(first_, x);
+    const __m256i ones = _mm256_set1_epi8(1), pairs = _mm256_maddubs_epi16(x, ones);
+    pair_ = _mm256_max_epi16(pair_, pairs);
+    total_ = _mm256_add_epi32(total_, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  int64_t high() const { return sum_of_two(high_, std::greater<int>()); }
-  int64_t low() const { return sum_of_two(low_, std::less<int>()); }
+
+  int64_t neighbours() const {
+    alignas(32) int16_t pairs[16];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), pair_);
+    return *std::max_element(pairs, pairs + 16);
+  }
+  int64_t any_two() const {
+    alignas(32) uint8_t all[2 * kBytes];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(all), first_);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(all + kBytes), second_);
+    int first = 0, second = 0;
+    for (const uint8_t x : all) second = std::max(second, std::min<int>(first, x)), first = std::max<int>(first, x);
+    return first + second;
+  }
+  int64_t whole() const {
+    alignas(32) int32_t parts[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(parts), total_);
+    int64_t sum = 0;
+    for (const int32_t part : parts) sum += part;
+    return sum;
+  }
 
  private:
-  template <class Order>
-  static int64_t sum_of_two(const int8_t (&of)[2][kLanes], const Order& order) {
-    std::vector<int> all(&of[0][0], &of[0][0] + 2 * kLanes);
-    std::partial_sort(all.begin(), all.begin() + 2, all.end(), order);
-    return all[0] + all[1];
-  }
-
-  int8_t high_[2][kLanes] = {}, low_[2][kLanes] = {};
+  // The largest bytes of each lane, sums of neighbours, and all of a row together.
+  __m256i first_, second_, pair_, total_;
 };
-
-struct Sums {
-  int64_t low = 0, high = 0;
-  void add(int64_t a, int64_t b) { low = std::min(low, a), high = std::max(high, b); }
-};
-
-// Of neighbours (0, 1), (2, 3), ... along a row, which is zero behind its end.
-Sums pairs_of(const int8_t* row, int64_t size) {
-  int low = 0, high = 0;
-  for (int64_t i = 0; i < size; i += 2) {
-    const int a = row[i], b = row[i + 1];
-    high = std::max(high, std::max(a, 0) + std::max(b, 0)), low = std::min(low, std::min(a, 0) + std::min(b, 0));
-  }
-  return {low, high};
-}
-
-Sums whole(const int8_t* row, int64_t size) {
-  Sums sums;
-  for (int64_t i = 0; i < size; ++i) sums.low += std::min<int>(row[i], 0), sums.high += std::max<int>(row[i], 0);
-  return sums;
-}
-
-// For `rows` of int8: the least and the greatest sum of neighbours, of any two, and of all weights of a row.
-std::vector<int64_t> weight_extremes(const at::Tensor& rows) {
-  TORCH_CHECK_VALUE(rows.dim() == 2 && rows.scalar_type() == at::kChar && rows.is_contiguous(),
-                    "x86quant: extremes are of rows of int8");
-  const int64_t size = rows.size(1);
-  std::vector<int8_t> row(static_cast<size_t>((size + kLanes - 1) / kLanes * kLanes + 2));
-  Sums pairs, any, all;
-  for (int64_t i = 0; i < rows.size(0); ++i) {
-    std::copy_n(rows.const_data_ptr<int8_t>() + i * size, size, row.data());
-    const Sums neighbours = pairs_of(row.data(), size), sum = whole(row.data(), size);
-    TwoAtEitherEnd two;
-    two.add(row.data(), size);
-    pairs.add(neighbours.low, neighbours.high), any.add(two.low(), two.high()), all.add(sum.low, sum.high);
-  }
-  return {pairs.low, pairs.high, any.low, any.high, all.low, all.high};
-}
-
-TORCH_LIBRARY_FRAGMENT(x86quant, m) {
-  m.def("weight_extremes(Tensor rows) -> int[]", [](const at::Tensor& rows) { return weight_extremes(rows); });
-}
 
 }  // namespace
+
+WeightExtremes weight_extremes(const int8_t* weights, int64_t rows, int64_t size) {
+  WeightExtremes found;
+  const __m256i zero = _mm256_setzero_si256();
+  for (int64_t row = 0; row < rows; ++row, weights += size) {
+    RowSums positive, negative;
+    const auto add = [&](const int8_t* from) {
+      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+      positive.add(_mm256_max_epi8(x, zero));
+      negative.add(_mm256_sub_epi8(zero, _mm256_min_epi8(x, zero)));
+    };
+    int64_t i = 0;
+    for (; i + kBytes <= size; i += kBytes) add(weights + i);
+    if (i < size) {
+      int8_t rest[kBytes] = {};
+      std::copy(weights + i, weights + size, rest);
+      add(rest);
+    }
+    const auto extend = [&](SumRange& range, auto sum) {
+      range.high = std::max(range.high, (positive.*sum)());
+      range.low = std::min(range.low, -(negative.*sum)());
+    };
+    extend(found.neighbours, &RowSums::neighbours);
+    extend(found.any_two, &RowSums::any_two);
+    extend(found.rows, &RowSums::whole);
+  }
+  return found;
+}
+
 }  // namespace x86quant::runtime
+
+XQ_TARGET_END
