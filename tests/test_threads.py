@@ -136,4 +136,4 @@ def test_what_a_share_throws_is_thrown_to_the_caller_and_the_next_run_is_right()
                 print(type(error).__name__, "index 500" in str(error))
             print(torch.equal(lookup(ids), want))
     """)
-    assert out.split() == ["ValueError", "True", "True"] * 3
+    assert out.split() == ["InvalidInputError", "True", "True"] * 3
