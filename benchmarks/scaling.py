@@ -12,6 +12,7 @@ The model:
   the loop's cost;
 - weights that the cores' L2 caches together do not hold are read again by every run. Cores read
   side by side: each time their number doubles, as much faster as two do than one;
+- threads that work side by side may each be slower than one alone: that is measured for two;
 - what lies between steps stays on one thread.
 
 The prediction for two threads stands beside what two threads take in the same run, in turn with
@@ -41,6 +42,8 @@ from x86quant.profiling.roofline import measure_roofline
 
 CORES = (1, 2, 4, 8, 16, 32, 64)
 
+#: Microseconds of a step that is left to one thread: ``kShort`` there.
+_SHORT = 8.0
 #: Nanoseconds that a loop is taken to cost each thread when it is decided how many share a step:
 #: ``kTogether`` in ``kernels/runtime/parallel.h``.
 _ASSUMED = 500.0
@@ -48,6 +51,7 @@ _ASSUMED = 500.0
 _PIXELS, _CHANNELS = 12, 32
 _SIZE = 224
 _LOOPS = 20_000
+_WARM, _TIMED = 5, 5  # runs a turn: threads that slept, and caches, take a few
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +62,14 @@ class Machine:
         loop_us: microseconds of an empty loop on two threads.
         l2: bytes that a core keeps to itself.
         gb_per_s: how fast one thread reads what is beyond; two together.
+        side_by_side: the speed of each of two threads that multiply, over that of one alone: less
+            than 1 where the two CPUs share a core, or its clock.
     """
 
     loop_us: float
     l2: int
     gb_per_s: tuple[float, float]
+    side_by_side: float
 
     def loop(self, threads: int) -> float:
         """Microseconds of an empty loop: the leader meets the others one by one."""
@@ -95,11 +102,15 @@ class Step:
         computing = max(
             self.us - reading, self.us / 2
         )  # some is read while something is multiplied
-        if threads < 2:
+        if threads < 2 or self.us < _SHORT:
             return computing + (machine.reading(self.weights, 1) if streamed else 0.0)
         most = math.ceil(self.items / threads) / self.items
         again = machine.reading(self.weights, threads) if streamed else 0.0
-        return computing * most + min(again, self.us / threads) + machine.loop(threads)
+        return (
+            computing * most / machine.side_by_side
+            + min(again, self.us / threads)
+            + machine.loop(threads)
+        )
 
 
 def steps_of(measured: Profile) -> list[Step]:
@@ -129,10 +140,11 @@ def this_machine() -> Machine:
     loops = torch.ops.x86quant.loop_nanoseconds
     loop = min(loops(_LOOPS, 2, 0.0, True) for _ in range(5)) / 1e3
     speeds = []
-    for threads in (1, 2):
-        levels = measure_roofline(threads).levels
+    one, two = (measure_roofline(threads) for threads in (1, 2))
+    for levels in (one.levels, two.levels):
         speeds.append(next((level for level in levels if level.name == "L3"), levels[-1]).gb_per_s)
-    return Machine(loop, cpu().l2 or 1 << 20, (speeds[0], speeds[1]))
+    side_by_side = min(1.0, two.gops / one.gops / 2)
+    return Machine(loop, cpu().l2 or 1 << 20, (speeds[0], speeds[1]), side_by_side)
 
 
 def measured_speedup(run: Callable[[], object], rounds: int) -> float:
@@ -141,8 +153,9 @@ def measured_speedup(run: Callable[[], object], rounds: int) -> float:
     for _ in range(rounds):
         for threads, taken in times.items():
             torch.set_num_threads(threads)
-            run()
-            for _ in range(2):
+            for _ in range(_WARM):
+                run()
+            for _ in range(_TIMED):
                 start = time.perf_counter()
                 run()
                 taken.append(time.perf_counter() - start)
@@ -178,7 +191,8 @@ def main() -> None:
     print(
         f"a shared loop on two threads: {machine.loop_us:.2f} µs together, "
         f"{apart:.2f} µs when gathered for it; beyond L2 one thread reads "
-        f"{machine.gb_per_s[0]:.0f} GB/s, two {machine.gb_per_s[1]:.0f}\n"
+        f"{machine.gb_per_s[0]:.0f} GB/s, two {machine.gb_per_s[1]:.0f}; "
+        f"beside another each multiplies at {machine.side_by_side:.0%} of its speed\n"
     )
     cores = "".join(f"{n:>7}" for n in CORES)
     print(f"{'predicted, cores':<20}{'ms on 1':>9}{cores}{'measured 2':>11}")

@@ -33,9 +33,12 @@ constexpr double kTogether = 500, kGathered = 2500;
 double cost_a_thread();
 
 // How many threads work deserves that takes one so many nanoseconds. On n threads it takes work / n + n * cost,
-// least where n² = work / cost; two gain something from 4 * cost on.
+// least where n² = work / cost. Short work is left to one: as much is lost as gained where half of what a thread
+// reads is in the cache of another core.
+constexpr double kShort = 8000;
 inline int64_t shares_of(double nanoseconds, double cost) {
-  return static_cast<int64_t>(std::sqrt(std::max(nanoseconds, 0.0) / cost));
+  if (nanoseconds < kShort) return 1;
+  return static_cast<int64_t>(std::sqrt(nanoseconds / cost));
 }
 inline int threads_for(double nanoseconds) { return useful_threads(shares_of(nanoseconds, cost_a_thread())); }
 
