@@ -50,7 +50,7 @@ def main() -> None:
 def _row(name: str, folder: Path) -> str:
     model = torchvision_model(name)
     x = torch.randn(1, 3, _SIZE, _SIZE).contiguous(memory_format=torch.channels_last)
-    compiled = x86quant.compile(_converted(model, x), (x,))
+    compiled = x86quant.compile(converted(model, x), (x,))
     float_file, int8_file = folder / "fp32.pt", folder / "int8.x86q"
     torch.save(model, float_file)
     x86quant.save(compiled, int8_file)
@@ -68,7 +68,8 @@ def _row(name: str, folder: Path) -> str:
     )
 
 
-def _converted(model: torch.nn.Module, x: torch.Tensor) -> torch.nn.Module:
+def converted(model: torch.nn.Module, x: torch.Tensor) -> torch.nn.Module:
+    """``model`` through the stock workflow, on one input, without the care of ``quantize``."""
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = "onednn"
     try:

@@ -40,6 +40,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own convention)
 from torch import Tensor
 
+from x86quant import extension
 from x86quant.spec import OpSpec, WeightFacts
 
 NONE = "none"
@@ -70,6 +71,20 @@ def weight_facts(
         symmetric: whether every weight zero point is 0.
     """
     rows = _rows(weight, groups, transposed)
+    extremes = _extremes(rows) if extension.is_loaded() else _extremes_in_torch(rows)
+    if _is_short(rows):  # whatever the sums of its channels
+        extremes[CHANNEL] = (-128 * rows.shape[1], 128 * rows.shape[1])
+    return WeightFacts(tuple(extremes.items()), symmetric)
+
+
+def _extremes(rows: Tensor) -> dict[str, tuple[int, int]]:
+    """The least and the greatest sum of each layout."""
+    ends = torch.ops.x86quant.weight_extremes(rows.contiguous())
+    return {layout: (ends[2 * i], ends[2 * i + 1]) for i, layout in enumerate(_SUMS)}
+
+
+def _extremes_in_torch(rows: Tensor) -> dict[str, tuple[int, int]]:
+    """The same without the compiled part."""
     extremes = dict.fromkeys(_SUMS, (0, 0))
     # In blocks that stay in cache, which is several times as fast for a large weight.
     step = max(1, _BLOCK // max(1, rows.shape[1]))
@@ -80,7 +95,12 @@ def weight_facts(
             low, high = extremes[layout]
             low = min(low, int(sums(negative, -1).amin()))
             extremes[layout] = (low, max(high, int(sums(positive, 1).amax())))
-    return WeightFacts(tuple(extremes.items()), symmetric)
+    return extremes
+
+
+def _is_short(rows: Tensor) -> bool:
+    """Whether no int32 sum along K can overflow, whatever the weights."""
+    return rows.shape[1] * 128 * 255 <= INT32[1]
 
 
 def can_saturate(extremes: tuple[int, int], activation_max: int) -> bool:
@@ -157,12 +177,11 @@ def _two_sums(part: Tensor, sign: int) -> Tensor:
 
 
 def _channel_sums(part: Tensor, sign: int) -> Tensor:
-    """Sum of each row; where K is too short for int32 to overflow, a bound that is cheaper."""
-    if part.shape[1] * 128 * 255 <= INT32[1]:
-        return torch.tensor(sign * 128 * part.shape[1])
+    """Sum of each row."""
     return part.sum(1, dtype=torch.int64)
 
 
+#: In the order of the native form.
 _SUMS: dict[str, Callable[[Tensor, int], Tensor]] = {
     TAPS: _pair_sums,
     ANY: _two_sums,

@@ -51,6 +51,11 @@ def load() -> None:
         )
 
 
+def is_loaded() -> bool:
+    """Whether something has needed it."""
+    return load.cache_info().currsize > 0
+
+
 def other_torch(built: str, present: str) -> str | None:
     """What to say where the torch at hand is not the one that the extension was compiled for.
 

@@ -39,7 +39,7 @@ struct ReleaseTiles {
 
 class BrgemmConv final : public PackedConv {
  public:
-  explicit BrgemmConv(ConvDescription d) : d_(std::move(d)) {
+  explicit BrgemmConv(ConvDescription d) : PackedConv(d), d_(std::move(d)) {
     const xq_conv& c = d_.conv;
     TORCH_CHECK(c.groups == 1 && !c.transposed && c.kernel[0] == 1 && c.in_channels % 4 == 0,
                 "x86quant: the brgemm kernel takes dense 1d and 2d convolutions of 4n channels");
@@ -66,8 +66,7 @@ class BrgemmConv final : public PackedConv {
   }
 
   void run(const ConvCall& call) const override {
-    const int64_t pixels = call.out.n * call.out.h * call.out.w;
-    const int threads = threads_for(pixels * columns_ * depth_ * products_);
+    const int threads = threads_for(nanoseconds(call.out));
     std::optional<Scratch> copy;
     const Image image = padded(call.in, copy, threads);
     const int64_t row_blocks = (call.out.w + kRows - 1) / kRows;

@@ -26,7 +26,8 @@ at::Tensor interact(const at::Tensor& dense, const at::Tensor& vectors) {
   op.isa = native_isa();
   const int status = xq_interaction_check(&op);
   TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: the interaction is refused: ", xq_status_text(status));
-  const int threads = runtime::threads_for(op.samples * op.vectors * op.vectors / 2 * op.dim);
+  constexpr int64_t kProductsEach = 500'000;  // fewer are not worth waking a thread for
+  const int threads = runtime::useful_threads(op.samples * op.vectors * op.vectors / 2 * op.dim / kProductsEach);
   runtime::split(op.samples, threads, [&](int64_t begin, int64_t end) { xq_interaction_run(&op, begin, end); });
   return out;
 }

@@ -26,7 +26,7 @@ template <int Dims>
 class FbgemmConv final : public PackedConv {
  public:
   explicit FbgemmConv(ConvDescription d)
-      : d_(std::move(d)), finish_(d_.requant), packed_(parameters(1, sizes(1, 28, 28)), krsc()),
+      : PackedConv(d), d_(std::move(d)), finish_(d_.requant), packed_(parameters(1, sizes(1, 28, 28)), krsc()),
         zero_points_(static_cast<size_t>(d_.conv.out_channels), 0) {
     // Sums of the weights: what the input's zero point adds to each channel.
     sums_ = weight_of(d_).flatten(1).sum(1, /*keepdim=*/false, at::kInt).contiguous();
@@ -43,8 +43,7 @@ class FbgemmConv final : public PackedConv {
   void run(const ConvCall& call) const override {
     const xq_conv& c = d_.conv;
     const int64_t results = size(call.out);
-    const int threads =
-        threads_for(results * d_.products());
+    const int threads = threads_for(nanoseconds(call.out));
     std::optional<Scratch> gathered, dense_out;
     const uint8_t* in = call.in.data;
     if (!dense(call.in)) {

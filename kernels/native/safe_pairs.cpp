@@ -4,11 +4,14 @@
 // if its positive weights add up to at most 128, and its negative ones to at least -128.
 #include "safe_pairs.h"
 
-#include <emmintrin.h>
-
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
+
+// Every level that has no VNNI has these.
+#define XQ_TARGET "avx2,popcnt"
+#include "target.h"
 
 namespace xq {
 namespace {
@@ -26,33 +29,51 @@ bool pairs_safe(const int8_t w[4]) {
 // For each channel of a block the sum of its positive weights, and of its negative ones without their sign, at some
 // places of K. Sums stay at 255 once they are too big for a byte, which is far beyond what is safe.
 template <int VECTORS>
-struct ChannelSums {
-  __m128i up[VECTORS], down[VECTORS];  // of 16 channels each
+class ChannelSums {
+ public:
   ChannelSums operator+(const ChannelSums& other) const {
     ChannelSums sum;
-    for (int i = 0; i < VECTORS; ++i)
-      sum.up[i] = _mm_adds_epu8(up[i], other.up[i]), sum.down[i] = _mm_adds_epu8(down[i], other.down[i]);
+    for (int i = 0; i < VECTORS; ++i) sum.set(i, _mm256_adds_epu8(both(i), other.both(i)));
     return sum;
   }
   ChannelSums flipped() const {
-    ChannelSums other = *this;
-    std::swap(other.up, other.down);
+    ChannelSums other;
+    for (int i = 0; i < VECTORS; ++i) other.set(i, _mm256_permute2x128_si256(both(i), both(i), 1));
     return other;
   }
   bool safe() const {
-    __m128i worst = _mm_max_epu8(up[0], down[0]);
-    for (int i = 1; i < VECTORS; ++i) worst = _mm_max_epu8(worst, _mm_max_epu8(up[i], down[i]));
-    const __m128i beyond = _mm_subs_epu8(worst, _mm_set1_epi8(static_cast<char>(128)));
-    return _mm_movemask_epi8(_mm_cmpeq_epi8(beyond, _mm_setzero_si128())) == 0xffff;
+    const __m256i beyond = _mm256_subs_epu8(worst(), _mm256_set1_epi8(static_cast<char>(128)));
+    return _mm256_testz_si256(beyond, beyond);
   }
   // The largest of all sums.
   int biggest() const {
-    __m128i worst = _mm_max_epu8(up[0], down[0]);
-    for (int i = 1; i < VECTORS; ++i) worst = _mm_max_epu8(worst, _mm_max_epu8(up[i], down[i]));
-    worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 8)), worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 4));
-    worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 2)), worst = _mm_max_epu8(worst, _mm_srli_si128(worst, 1));
-    return _mm_cvtsi128_si32(worst) & 0xff;
+    const __m256i all = worst();
+    __m128i most = _mm_max_epu8(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    most = _mm_max_epu8(most, _mm_srli_si128(most, 8)), most = _mm_max_epu8(most, _mm_srli_si128(most, 4));
+    most = _mm_max_epu8(most, _mm_srli_si128(most, 2)), most = _mm_max_epu8(most, _mm_srli_si128(most, 1));
+    return _mm_cvtsi128_si32(most) & 0xff;
   }
+  // Of one place, weights of 16 channels.
+  void set_weights(int i, __m128i x) {
+    const __m128i zero = _mm_setzero_si128(), negative = _mm_cmpgt_epi8(zero, x);
+    const __m128i up = _mm_andnot_si128(negative, x), down = _mm_and_si128(negative, _mm_sub_epi8(zero, x));
+    set(i, _mm256_set_m128i(down, up));
+  }
+  __m128i weights(int i) const { return _mm_sub_epi8(sums_[i].up, sums_[i].down); }
+
+ private:
+  __m256i both(int i) const { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums_ + i)); }
+  void set(int i, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums_ + i), x); }
+  __m256i worst() const {
+    __m256i most = both(0);
+    for (int i = 1; i < VECTORS; ++i) most = _mm256_max_epu8(most, both(i));
+    return most;
+  }
+
+  // Of 16 channels each. Not one __m256i: a standard vector would not lay it where that may be.
+  struct {
+    __m128i up, down;
+  } sums_[VECTORS];
 };
 
 // The weights of a run, place by place along K: the positive part of each channel's weight, and the negative one.
@@ -62,7 +83,7 @@ using Places = std::vector<ChannelSums<VECTORS>>;
 template <int VECTORS>
 Places<VECTORS> places_of(const int8_t* w, int64_t quads, int64_t quad_bytes) {
   Places<VECTORS> places(static_cast<size_t>(quads) * 4);
-  const __m128i zero = _mm_setzero_si128(), low = _mm_set1_epi32(0xff);
+  const __m128i low = _mm_set1_epi32(0xff);
   alignas(16) int8_t whole[64 * VECTORS] = {};
   for (int64_t q = 0; q < quads; ++q) {
     memcpy(whole, w + q * quad_bytes, static_cast<size_t>(quad_bytes));
@@ -71,10 +92,7 @@ Places<VECTORS> places_of(const int8_t* w, int64_t quads, int64_t quad_bytes) {
       for (int k = 0; k < 4; ++k) {
         const auto bytes = [&](int i) { return _mm_and_si128(_mm_srli_epi32(_mm_load_si128(from + i), 8 * k), low); };
         const __m128i x = _mm_packus_epi16(_mm_packs_epi32(bytes(0), bytes(1)), _mm_packs_epi32(bytes(2), bytes(3)));
-        const __m128i negative = _mm_cmpgt_epi8(zero, x);
-        auto& place = places[static_cast<size_t>(q * 4 + k)];
-        place.up[v] = _mm_andnot_si128(negative, x);
-        place.down[v] = _mm_and_si128(negative, _mm_sub_epi8(zero, x));
+        places[static_cast<size_t>(q * 4 + k)].set_weights(v, x);
       }
     }
   }
@@ -87,7 +105,7 @@ void write_quad(const ChannelSums<VECTORS>* const place[4], int64_t quad_bytes, 
   alignas(16) int8_t whole[64 * VECTORS];
   for (int v = 0; v < VECTORS; ++v) {
     __m128i x[4];
-    for (int k = 0; k < 4; ++k) x[k] = _mm_sub_epi8(place[k]->up[v], place[k]->down[v]);
+    for (int k = 0; k < 4; ++k) x[k] = place[k]->weights(v);
     const __m128i a = _mm_unpacklo_epi8(x[0], x[1]), b = _mm_unpackhi_epi8(x[0], x[1]);
     const __m128i c = _mm_unpacklo_epi8(x[2], x[3]), d = _mm_unpackhi_epi8(x[2], x[3]);
     auto* at = reinterpret_cast<__m128i*>(whole + 64 * v);
@@ -122,7 +140,9 @@ class Window {
           const Sums& other = found[place_[j]];
           Sums& both = pair(i, j, flip);
           both = found[place_[i]] + (flip ? other.flipped() : other);
-          if (both.safe() && flips_allowed(1u << i | 1u << j, flip ? 1u << j : 0) != kNoFlips)
+          if (!both.safe()) continue;
+          safe_[i][j] |= flip ? 2 : 1;
+          if (flips_allowed(1u << i | 1u << j, flip ? 1u << j : 0) != kNoFlips)
             partners_[i] |= 1u << j, partners_[j] |= 1u << i;
         }
     }
@@ -169,6 +189,7 @@ class Window {
     uint32_t places = 0, flips = 0;
   };
 
+  static int last(uint32_t places) { return 31 - __builtin_clz(places); }
   uint32_t everything() const { return (1u << places_) - 1; }
   Sums& pair(int i, int j, bool flip) { return pairs_[i * (i - 1) / 2 + j][flip]; }
   const Sums& pair(int i, int j, bool flip) const { return pairs_[i * (i - 1) / 2 + j][flip]; }
@@ -183,33 +204,47 @@ class Window {
     return pair(i, j, false).safe() ? 0 : flips_allowed(1u << i | 1u << j, 1u << j);
   }
 
-  // Flips with which the four are safe; d > c > b > a.
+  // Flips with which the four are safe; d > c > b > a. Of the eight that there are, those remain for which every
+  // pair is safe, which is looked up: no sum is safe of which a part is not.
   uint32_t four_flips(int d, int c, int b, int a) const {
-    const uint32_t all = 1u << a | 1u << b | 1u << c | 1u << d;
-    for (const bool flip_c : {false, true})
-      for (const bool flip_a : {false, true}) {
-        const Sums &high = pair(d, c, flip_c), &low = pair(b, a, flip_a);
-        const uint32_t flips = uint32_t{flip_c} << c | uint32_t{flip_a} << a;
-        for (const bool flip_low : {false, true}) {
-          if (!(high + (flip_low ? low.flipped() : low)).safe()) continue;
-          const uint32_t allowed = flips_allowed(all, flip_low ? flips ^ (1u << a | 1u << b) : flips);
-          if (allowed != kNoFlips) return allowed;
-        }
-      }
+    // Bit 4 * flip_c + 2 * flip_a + flip_low: where the pair is flipped against each other, and where not.
+    constexpr uint8_t kC[2] = {0x0f, 0xf0}, kA[2] = {0x33, 0xcc}, kLow[2] = {0x55, 0xaa};
+    constexpr auto both = [](uint8_t x, uint8_t y) { return static_cast<uint8_t>(x ^ y ^ 0xff); };
+    constexpr auto choices = [](uint8_t as_they_are) {
+      return std::array<uint8_t, 4>{0, as_they_are, static_cast<uint8_t>(~as_they_are), 0xff};
+    };
+    static constexpr auto kDc = choices(kC[0]), kBa = choices(kA[0]), kDb = choices(kLow[0]),
+                          kDa = choices(both(kLow[0], kA[0])), kCb = choices(both(kLow[0], kC[0])),
+                          kCa = choices(both(both(kLow[0], kA[0]), kC[0]));
+    uint32_t left = kDc[safe_[d][c]] & kBa[safe_[b][a]] & kDb[safe_[d][b]] & kDa[safe_[d][a]] & kCb[safe_[c][b]] &
+                    kCa[safe_[c][a]];
+    for (; left; left &= left - 1) {
+      const int choice = __builtin_ctz(left);
+      const bool flip_c = choice & 4, flip_a = choice & 2, flip_low = choice & 1;
+      const Sums &high = pair(d, c, flip_c), &low = pair(b, a, flip_a);
+      if (!(high + (flip_low ? low.flipped() : low)).safe()) continue;
+      const uint32_t flips = uint32_t{flip_c} << c | uint32_t{flip_a} << a;
+      const uint32_t all = 1u << a | 1u << b | 1u << c | 1u << d;
+      const uint32_t allowed = flips_allowed(all, flip_low ? flips ^ (1u << a | 1u << b) : flips);
+      if (allowed != kNoFlips) return allowed;
+    }
     return kNoFlips;
   }
 
   // Calls f with each safe four of the given places that has place `a`, until it answers true or the budget ends.
   template <class F>
   bool any_four(uint32_t places, int a, int& budget, F f) const {
-    for (int d = places_ - 1; d > a; --d) {
-      if (!(places & partners_[a] & 1u << d)) continue;
-      const uint32_t with_d = places & partners_[a] & partners_[d];
-      for (int c = d - 1; c > a; --c) {
-        if (!(with_d >> c & 1)) continue;
-        const uint32_t with_c = with_d & partners_[c];
-        for (int b = c - 1; b > a; --b) {
-          if (!(with_c >> b & 1)) continue;
+    const auto below = [](int i) { return (1u << i) - 1; };
+    const uint32_t with_a = places & partners_[a] & ~below(a + 1);
+    for (uint32_t ds = with_a; ds;) {
+      const int d = last(ds);
+      ds &= below(d);
+      for (uint32_t cs = with_a & partners_[d] & below(d); cs;) {
+        const int c = last(cs);
+        cs &= below(c);
+        for (uint32_t bs = cs & partners_[c]; bs;) {
+          const int b = last(bs);
+          bs &= below(b);
           if (--budget < 0) return false;
           const uint32_t flips = four_flips(d, c, b, a);
           if (flips != kNoFlips && f(Four{1u << a | 1u << b | 1u << c | 1u << d, flips})) return true;
@@ -258,13 +293,14 @@ class Window {
     const auto join = [&](int a, int b) { mate[a] = b, mate[b] = a, free &= ~(1u << a | 1u << b); };
     const auto rarest = [&](uint32_t among) {
       int best = kNone, fewest = 17;
-      for (int i = 0; i < 16; ++i) {
-        const int partners = __builtin_popcount(partners_[i] & free);
-        if (among >> i & 1 && partners && partners < fewest) best = i, fewest = partners;
+      for (uint32_t rest = among; rest; rest &= rest - 1) {
+        const int i = __builtin_ctz(rest), partners = __builtin_popcount(partners_[i] & free);
+        if (partners && partners < fewest) best = i, fewest = partners;
       }
       return best;
     };
     for (int a; (a = rarest(free)) != kNone;) join(a, rarest(free & partners_[a]));
+    if ((free & (free - 1)) == 0) return;
     for (int u = 0; u < 16; ++u)
       for (int v = 0; v < 16; ++v)
         for (int a = 0; a < 16 && u != v && free >> u & free >> v & 1; ++a)
@@ -280,7 +316,8 @@ class Window {
   int places_;
   uint8_t place_[16];
   uint32_t fixed_ = 0;  // places that cannot be flipped
-  uint32_t partners_[16] = {};
+  uint8_t safe_[16][16] = {};  // of i > j: bit 0 as they are, bit 1 with one of the two flipped
+  uint32_t partners_[16] = {};  // the same with any flips that are allowed
   Sums pairs_[120][2];
 };
 
@@ -358,9 +395,9 @@ Places<VECTORS> regrouped(const Places<VECTORS>& was, const Run& run, int64_t ch
       to.flip[first + k] = order.flip[k] ? 255 : 0;
       grouped[static_cast<size_t>(first + k)] = order.flip[k] ? place.flipped() : place;
       if (!order.flip[k]) continue;
-      uint8_t up[16 * VECTORS], down[16 * VECTORS];
-      memcpy(up, place.up, sizeof up), memcpy(down, place.down, sizeof down);
-      for (int64_t c = 0; c < channels; ++c) to.more[c] += 255 * (up[c] - down[c]);
+      alignas(16) int8_t weights[16 * VECTORS];
+      for (int i = 0; i < VECTORS; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(weights) + i, place.weights(i));
+      for (int64_t c = 0; c < channels; ++c) to.more[c] += 255 * weights[c];
     }
   }
   return grouped;
@@ -425,3 +462,5 @@ bool order_lanes(int8_t* w, int64_t lanes, uint8_t* places) {
 }
 
 }  // namespace xq
+
+XQ_TARGET_END

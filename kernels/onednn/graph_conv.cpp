@@ -37,7 +37,7 @@ c10::TypedOperatorHandle<Op> find(const char* name) {
 class OnednnConv : public PackedConv {
  public:
   explicit OnednnConv(ConvDescription d)
-      : d_(std::move(d)),
+      : PackedConv(d), d_(std::move(d)),
         finish_(d_.requant),
         weight_(weight_of(d_)),
         mult_(tensor_of(d_.mult, {d_.conv.out_channels})),
@@ -49,7 +49,7 @@ class OnednnConv : public PackedConv {
 
   void run(const ConvCall& call) const override {
     const at::AutoDispatchBelowADInplaceOrView below;  // plain memory: nothing to differentiate
-    const int threads = threads_for(size(call.out) * d_.products());
+    const int threads = threads_for(nanoseconds(call.out));
     xq_tensor in = call.in;
     std::optional<Scratch> gathered;
     if (!dense(in)) {
@@ -60,6 +60,7 @@ class OnednnConv : public PackedConv {
     finish_.run(out.const_data_ptr<uint8_t>(), call.out, threads);
   }
 
+  bool has_own_threads() const override { return true; }
   int64_t bytes() const override { return d_.weight.count; }
 
  protected:

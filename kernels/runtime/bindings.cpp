@@ -8,6 +8,7 @@
 #include "native_cpu.h"
 #include "torch_program.h"
 #include "torch_tables.h"
+#include "weight_extremes.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -45,6 +46,16 @@ std::tuple<std::vector<at::Tensor>, at::Tensor> run_program_timed(
   return {std::move(outputs), std::move(times)};
 }
 
+std::vector<int64_t> extremes(const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(rows.dim() == 2 && rows.scalar_type() == at::kChar && rows.is_contiguous(),
+                    "x86quant: extremes are those of rows of int8");
+  const WeightExtremes found = weight_extremes(rows.const_data_ptr<int8_t>(), rows.size(0), rows.size(1));
+  std::vector<int64_t> ends;
+  for (const SumRange& range : {found.neighbours, found.any_two, found.rows})
+    ends.insert(ends.end(), {range.low, range.high});
+  return ends;
+}
+
 #define PROGRAM "__torch__.torch.classes.x86quant.Program program"
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
@@ -67,6 +78,7 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("check_reach", [](const ProgramPtr& p) { with_value_errors([&] { p->steps->check_reach(); }); });
   m.def("set_native_cpu(str isa, int l1, int l2) -> str",
         [](std::string isa, int64_t l1, int64_t l2) { return set_native_cpu(isa, l1, l2); });
+  m.def("weight_extremes(Tensor rows) -> int[]", [](at::Tensor rows) { return extremes(rows); });
   m.def("idle_arena_bytes() -> int", [] { return static_cast<int64_t>(idle_arena_bytes()); });
   m.def("step_kinds() -> str[]", [] { return step_kinds(); });
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "errors.h"
+#include "native_cpu.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -84,6 +85,11 @@ ConvDescription describe_conv(ConvFields f) {
   r.res_zp = code(5, "residual's zero point");
   r.res_mult = static_cast<float>(f.res_mult);
   return d;
+}
+
+double PackedConv::nanoseconds(const xq_tensor& out) const {
+  const auto outputs = static_cast<double>(out.n * out.d * out.h * out.w * out.c);
+  return product_nanoseconds(outputs * static_cast<double>(products_), outputs);
 }
 
 }  // namespace x86quant::runtime

@@ -47,14 +47,22 @@ struct ConvCall {
 // Thread safe once constructed: `run` may be called from several threads at a time.
 class PackedConv {
  public:
+  explicit PackedConv(const ConvDescription& d) : products_(d.products()) {}
   virtual ~PackedConv() = default;
   // Throws when it cannot run a call of these shapes. Data pointers are not looked at beyond null.
   virtual void check(const ConvCall& call) const = 0;
   // Runs on the pool of threads unless already inside it.
   virtual void run(const ConvCall& call) const = 0;
+  // Nanoseconds of a call with such an output on one thread, roughly.
+  double nanoseconds(const xq_tensor& out) const;
+  // Whether `run` gathers threads in its own way, which the runtime's must not be in.
+  virtual bool has_own_threads() const { return false; }
   virtual int64_t bytes() const = 0;
   // The packed weights as one stretch of memory, where they are that; kept as long as the table is.
   virtual Table blob() const { return {}; }
+
+ private:
+  int64_t products_;  // of one output
 };
 
 using PackedConvPtr = std::shared_ptr<const PackedConv>;

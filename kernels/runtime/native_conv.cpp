@@ -11,7 +11,7 @@ namespace {
 
 class NativeConv final : public PackedConv {
  public:
-  explicit NativeConv(const ConvDescription& d) : conv_(d.conv) {
+  explicit NativeConv(const ConvDescription& d) : PackedConv(d) {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
     require(size > 0, "the native kernel refuses this convolution");
@@ -31,7 +31,7 @@ class NativeConv final : public PackedConv {
 
   void run(const ConvCall& call) const override {
     xq_conv_call native = native_call(call);
-    native.threads = threads_for(multiply_adds(call.out));
+    native.threads = threads_for(nanoseconds(call.out));
     const size_t scratch = xq_conv_scratch(&native);
     split(xq_conv_items(&native), native.threads, [&](int64_t begin, int64_t end) {
       xq_conv_run(&native, begin, end, Scratch(scratch).data());
@@ -42,11 +42,6 @@ class NativeConv final : public PackedConv {
   Table blob() const override { return packed_; }
 
  private:
-  int64_t multiply_adds(const xq_tensor& out) const {
-    return out.n * out.d * out.h * out.w * out.c * (conv_.in_channels / conv_.groups) *
-           conv_.kernel[0] * conv_.kernel[1] * conv_.kernel[2];
-  }
-
   xq_conv_call native_call(const ConvCall& call) const {
     xq_conv_call native{};
     native.packed = packed_.data;
@@ -57,7 +52,6 @@ class NativeConv final : public PackedConv {
     return native;
   }
 
-  xq_conv conv_;
   Table packed_;
 };
 

@@ -30,6 +30,18 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2) {
 
 int native_isa() { return isa_in_use; }
 
+double product_nanoseconds(double multiply_adds, double outputs) {
+  double products = 80, rounded = 4;  // a nanosecond
+  switch (native_isa()) {
+    case XQ_ISA_AMX_INT8: products = 1200, rounded = 20; break;
+    case XQ_ISA_AVX512_VNNI: products = 300, rounded = 20; break;
+    case XQ_ISA_AVX512: products = 130, rounded = 15; break;
+    case XQ_ISA_AVX_VNNI: products = 160, rounded = 8; break;
+    default: break;
+  }
+  return multiply_adds / products + outputs / rounded;
+}
+
 void succeed(int status) {
   if (status != XQ_OK) throw std::runtime_error(joined("the native kernel refused: ", xq_status_text(status)));
 }

@@ -12,6 +12,10 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2);
 // An xq_isa: the level to pack weights for.
 int native_isa();
 
+// Nanoseconds of one thread for so many products that become so many outputs of a convolution or a linear layer:
+// roughly, by rates that whole networks reach.
+double product_nanoseconds(double multiply_adds, double outputs);
+
 // Throws unless a native kernel accepted what it was given: an xq_status.
 void succeed(int status);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 namespace x86quant::runtime {
@@ -25,9 +26,25 @@ int all_threads();
 // How many threads work worth `shares` shares deserves: one inside a parallel region.
 int useful_threads(int64_t shares);
 
-// The same for so many products. Waking a thread takes some microseconds; half a million products take five at
-// 100 per nanosecond, which is what a core with AVX2 does.
-inline int threads_for(int64_t multiply_adds) { return useful_threads(multiply_adds / 500'000); }
+// What a loop that is shared costs for each thread that takes part, in nanoseconds: of threads that are together
+// (`with_team`), the transfer of the lines by which they tell each other, and of the operands that another core
+// wrote; of threads that have to be gathered, some microseconds.
+constexpr double kTogether = 500, kGathered = 2500;
+double cost_a_thread();
+
+// How many threads work deserves that takes one so many nanoseconds. On n threads it takes work / n + n * cost,
+// least where n² = work / cost. Short work is left to one: as much is lost as gained where half of what a thread
+// reads is in the cache of another core.
+constexpr double kShort = 8000;
+inline int64_t shares_of(double nanoseconds, double cost) {
+  if (nanoseconds < kShort) return 1;
+  return static_cast<int64_t>(std::sqrt(nanoseconds / cost));
+}
+inline int threads_for(double nanoseconds) { return useful_threads(shares_of(nanoseconds, cost_a_thread())); }
+
+// Runs `body`, of one share, here; the loops in it are shared by threads that stay together from one to the next,
+// which costs each less than gathering them. Where nothing can be shared it just runs.
+void with_team(ThreadBody body);
 
 // Runs body(i) for i from 0 to threads - 1, on as many threads of the pool as are free. What the bodies throw is
 // thrown here, once.

@@ -37,6 +37,8 @@ Program::Program(int64_t arena_bytes)
 
 void Program::add(const std::string& kind, const StepFields::Values& fields) {
   steps_.push_back(make_step(kind, fields, reach_));
+  shared_steps_ += steps_.back()->threads() == StepThreads::kShared;
+  steps_with_own_threads_ += steps_.back()->threads() == StepThreads::kOwn;
 }
 
 void Program::repeat(int64_t times, const Words& input_bytes, const Words& output_bytes) {
@@ -60,6 +62,8 @@ std::unique_ptr<Program> Program::of_parts(int64_t times) const {
   other->inputs_ = resized(inputs_);
   other->outputs_ = resized(outputs_);
   other->steps_ = steps_;
+  other->shared_steps_ = shared_steps_;
+  other->steps_with_own_threads_ = steps_with_own_threads_;
   other->reach_ = reach_;
   other->check_reach();
   return other;
@@ -99,19 +103,29 @@ void Program::for_each_part(const Bases& bases, const Body& body) const {
   });
 }
 
+template <class Body>
+void Program::together(const Body& body) const {
+  if (shared_steps_ < 2 || steps_with_own_threads_ > 0) return body();
+  with_team([&](int) { body(); });
+}
+
 void Program::run_steps(const Bases& bases) const {
-  for (const auto& step : steps_) step->run(bases);
+  together([&] {
+    for (const auto& step : steps_) step->run(bases);
+  });
 }
 
 void Program::run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const {
   using Clock = std::chrono::steady_clock;
-  auto before = Clock::now();
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    steps_[i]->run(bases);
-    const auto after = Clock::now();
-    microseconds[i] = std::chrono::duration<double, std::micro>(after - before).count();
-    before = after;
-  }
+  together([&] {
+    auto before = Clock::now();
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      steps_[i]->run(bases);
+      const auto after = Clock::now();
+      microseconds[i] = std::chrono::duration<double, std::micro>(after - before).count();
+      before = after;
+    }
+  });
 }
 
 void Program::run(const Bases& bases) const {

@@ -55,6 +55,9 @@ class Program {
   // Calls body(bases) for every part, on this thread or on several.
   template <class Body>
   void for_each_part(const Bases& bases, const Body& body) const;
+  // Calls body(), its loops shared by threads that stay together where there is more than one.
+  template <class Body>
+  void together(const Body& body) const;
   void run_steps(const Bases& bases) const;
   void run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const;
 
@@ -64,6 +67,7 @@ class Program {
   Words advance_;  // of every base but the arena, from part to part
   std::vector<Layout> inputs_, outputs_;
   std::vector<std::shared_ptr<const Step>> steps_;
+  int64_t shared_steps_ = 0, steps_with_own_threads_ = 0;
   Reach reach_;
 };
 

@@ -43,9 +43,17 @@ Buffer RowPack::pack(const RowWeights& weights, int32_t activation) const {
   return packed;
 }
 
-void run_rows(xq_rows& op, int64_t in_features) {
+int64_t shares_of_rows(const xq_rows& op, int64_t in_features) {
   const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
-  op.threads = useful_threads(products / products_each(op.isa) + op.rows * op.features / kFloatsEach);
+  return products / products_each(op.isa) + op.rows * op.features / kFloatsEach;
+}
+
+int64_t shares_of_attention(const xq_attention& op) {
+  return 2 * op.batch * op.heads * op.queries * op.keys * op.size / kAttentionProductsEach;
+}
+
+void run_rows(xq_rows& op, int64_t in_features) {
+  op.threads = useful_threads(shares_of_rows(op, in_features));
   succeed(xq_rows_check(&op));
   const Scratch shared(xq_rows_shared(&op));
   for (int phase = 0; phase < 2; ++phase)
@@ -56,8 +64,7 @@ void run_rows(xq_rows& op, int64_t in_features) {
 }
 
 void run_attention(xq_attention& op) {
-  const int64_t products = 2 * op.batch * op.heads * op.queries * op.keys * op.size;
-  op.threads = useful_threads(products / kAttentionProductsEach);
+  op.threads = useful_threads(shares_of_attention(op));
   succeed(xq_attention_check(&op));
   split(xq_attention_items(&op), op.threads, [&](int64_t begin, int64_t end) {
     const Scratch mine(xq_attention_scratch(&op));

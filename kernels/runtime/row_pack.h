@@ -41,7 +41,11 @@ class RowPack {
 
 using RowPackPtr = std::shared_ptr<const RowPack>;
 
-// Runs a call that has its operands, on as many threads as it is worth. Without a product `in_features` is 0.
+// How many threads a call is worth. Without a product `in_features` is 0.
+int64_t shares_of_rows(const xq_rows& op, int64_t in_features);
+int64_t shares_of_attention(const xq_attention& op);
+
+// Runs a call that has its operands, on as many threads as it is worth.
 void run_rows(xq_rows& op, int64_t in_features);
 
 // The same for attention.

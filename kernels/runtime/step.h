@@ -20,12 +20,19 @@
 
 namespace x86quant::runtime {
 
+// Which threads a step runs on: one; those of the runtime, which it shares a loop among; or others.
+enum class StepThreads { kOne, kShared, kOwn };
+
 class Step {
  public:
   virtual ~Step() = default;
   // From any number of threads at a time. Shares its work among the pool's threads where that is worth it.
   virtual void run(const Bases& bases) const = 0;
+  // Where there are enough of them.
+  virtual StepThreads threads() const { return StepThreads::kOne; }
 };
+
+inline StepThreads shared_if(bool worth) { return worth ? StepThreads::kShared : StepThreads::kOne; }
 
 using StepPtr = std::unique_ptr<Step>;
 using Words = std::vector<int64_t>;

@@ -7,6 +7,9 @@
 
 #include <atomic>
 #include <exception>
+#include <utility>
+
+#include "team.h"
 
 // The OpenMP runtime that torch has loaded. Its functions are called by name: a compiler that made these calls
 // from pragmas would call, and link, a runtime of its own (clang's is another one than torch's), and there would
@@ -21,25 +24,34 @@ int omp_pause_resource_all(int kind);
 namespace x86quant::runtime {
 namespace {
 
+// The team that this thread leads, outside of its loops.
+thread_local Team* led = nullptr;
+
+// A parallel region of torch's threads, which are a team while its leader runs `body`.
 struct Region {
+  Team team;
   ThreadBody body;
-  int threads;
-  std::atomic_flag failed = ATOMIC_FLAG_INIT;
   std::exception_ptr error = nullptr;
 };
 
-void run_share(void* data) {
+void lead(Region& region) {
+  led = &region.team;
+  try {
+    region.body(0);
+  } catch (...) {
+    region.error = std::current_exception();
+  }
+  led = nullptr;
+  region.team.close();
+}
+
+void take_part(void* data) {
   auto& region = *static_cast<Region*>(data);
-  const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+  const int thread = omp_get_thread_num();
+  if (thread == 0) return lead(region);
   const at::internal::ThreadIdGuard id(thread);
   const c10::ParallelGuard guard(true);
-  for (int i = thread; i < region.threads; i += threads) {
-    try {
-      region.body(i);
-    } catch (...) {
-      if (!region.failed.test_and_set()) region.error = std::current_exception();
-    }
-  }
+  if (thread < region.team.members()) region.team.work(thread);
 }
 
 // A forked process has only the thread that forked, whose OpenMP runtime still counts on the threads of its
@@ -52,21 +64,47 @@ void end_pool_before_fork() {
 
 [[maybe_unused]] const int registered = pthread_atfork(end_pool_before_fork, nullptr, nullptr);
 
+void run_alone(int shares, ThreadBody body) {
+  for (int i = 0; i < shares; ++i) body(i);
+}
+
 }  // namespace
 
 int all_threads() { return at::get_num_threads(); }
 
 int useful_threads(int64_t shares) {
-  if (shares <= 1 || at::in_parallel_region()) return 1;
+  if (shares <= 1 || (led == nullptr && at::in_parallel_region())) return 1;
   return static_cast<int>(std::min<int64_t>(all_threads(), shares));
 }
 
-void run_on_threads(int threads, ThreadBody body) {
-  Region region{body, threads};
+double cost_a_thread() { return led ? kTogether : kGathered; }
+
+void with_team(ThreadBody body) {
+  if (led != nullptr || all_threads() == 1 || at::in_parallel_region()) return body(0);
+  Region region{Team(all_threads()), body};
   // All threads of the pool, as in torch's own loops, although some may have nothing to do: for a smaller team,
   // libgomp would end the other threads and start them again for the next loop.
-  GOMP_parallel(run_share, &region, /*threads=*/0, /*flags=*/0);
+  GOMP_parallel(take_part, &region, /*threads=*/0, /*flags=*/0);
   if (region.error) std::rethrow_exception(region.error);
+}
+
+void run_on_threads(int threads, ThreadBody body) {
+  if (led == nullptr) return with_team([&](int) { led ? run_on_threads(threads, body) : run_alone(threads, body); });
+  std::atomic_flag failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr error = nullptr;
+  Team* const team = std::exchange(led, nullptr);  // what runs in a loop has one thread
+  {
+    const c10::ParallelGuard guard(true);
+    team->run(threads, [&](int share) {
+      try {
+        body(share);
+      } catch (...) {
+        if (!failed.test_and_set()) error = std::current_exception();
+      }
+    });
+  }
+  led = team;
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace x86quant::runtime

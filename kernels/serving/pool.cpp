@@ -1,18 +1,15 @@
 #include "pool.h"
 
-#include <immintrin.h>
-#include <linux/futex.h>
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <climits>
 #include <new>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "../runtime/team.h"
 
 namespace x86quant {
 namespace serving {
@@ -21,127 +18,58 @@ namespace {
 thread_local Pool* in_use = nullptr;
 thread_local bool inside = false;  // of a loop: what runs there has one thread
 
-// How often an idle thread looks for work, some 20 microseconds long, before it sleeps.
-constexpr int kLooks = 500;
-
 // Forks of this process so far: threads do not come along.
 std::atomic<int> forks{0};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
 
-// A number that threads wait to see changed.
-class Signal {
- public:
-  uint32_t now() const { return number_.load(std::memory_order_acquire); }
-
-  void change() {
-    number_.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(FUTEX_WAKE_PRIVATE, INT_MAX);
-  }
-
-  void await(uint32_t seen) {
-    for (int i = 0; i < kLooks; ++i) {
-      if (now() != seen) return;
-      _mm_pause();
-    }
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (number_.load(std::memory_order_seq_cst) == seen) futex(FUTEX_WAIT_PRIVATE, seen);
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-
- private:
-  void futex(int operation, uint32_t value) {
-    static_assert(sizeof(number_) == sizeof(uint32_t));
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&number_), operation, value, nullptr, nullptr, 0);
-  }
-
-  std::atomic<uint32_t> number_{0};
-  std::atomic<int> sleepers_{0};
-};
-
 }  // namespace
 
-// The pool's threads but the caller's. A loop's shares are taken one by one, by a number that says which loop they
-// belong to as well: a thread that comes late finds nothing to do, and nobody waits for it.
-class Pool::Team {
+// The pool's threads but the caller's, which wait for loops.
+class Pool::Crew {
  public:
-  explicit Team(int workers) : born_(forks) {
-    for (int i = 0; i < workers; ++i) {
+  explicit Crew(int threads) : team_(threads), born_(forks) {
+    for (int member = 1; member < team_.members(); ++member) {
       try {
-        threads_.emplace_back(&Team::work, this);
+        threads_.emplace_back([this, member] {
+          inside = true;
+          team_.work(member);
+        });
       } catch (const std::system_error&) {
         break;  // fewer will do
       }
     }
   }
 
-  ~Team() {
-    stopping_ = true;
-    work_.change();
+  ~Crew() {
+    team_.close();
     for (std::thread& thread : threads_) thread.join();
   }
 
   bool is_of_parent() const { return born_ != forks; }
 
+  // What the first share that failed threw is thrown here. No std::exception_ptr: its symbols are younger than
+  // manylinux_2_28.
   void run(int shares, runtime::ThreadBody body) {
-    const uint64_t loop = ((next_.load() >> 32) + 1) & 0xffffffff;
-    // First of all nobody may take a share by what is left of the loop before.
-    next_.store(loop << 32 | kClosed, std::memory_order_seq_cst);
-    body_ = &body;
-    shares_ = shares;
-    done_ = 0;
-    failed_.clear();
-    out_of_memory_ = false;
-    error_.clear();
-    next_.store(loop << 32, std::memory_order_seq_cst);
-    work_.change();
-    take(loop);
-    for (uint32_t seen; seen = finished_.now(), done_.load(std::memory_order_acquire) < shares;) finished_.await(seen);
-    if (out_of_memory_) throw std::bad_alloc();
-    if (!error_.empty()) throw std::runtime_error(error_);
+    std::atomic_flag failed = ATOMIC_FLAG_INIT;
+    bool out_of_memory = false;
+    std::string error;
+    team_.run(shares, [&](int share) {
+      try {
+        body(share);
+      } catch (const std::bad_alloc&) {
+        if (!failed.test_and_set()) out_of_memory = true;
+      } catch (const std::exception& thrown) {
+        if (!failed.test_and_set()) error = thrown.what();
+      }
+    });
+    if (out_of_memory) throw std::bad_alloc();
+    if (!error.empty()) throw std::runtime_error(error);
   }
 
  private:
-  void work() {
-    inside = true;
-    for (uint32_t seen = 0; !stopping_;) {
-      work_.await(seen);
-      seen = work_.now();
-      take(next_.load(std::memory_order_acquire) >> 32);
-    }
-  }
-
-  void take(uint64_t loop) {
-    uint64_t next = next_.load(std::memory_order_acquire);
-    while (next >> 32 == loop && static_cast<int>(next & 0xffffffff) < shares_.load(std::memory_order_relaxed)) {
-      const runtime::ThreadBody* body = body_.load(std::memory_order_relaxed);
-      const int shares = shares_.load(std::memory_order_relaxed);
-      // Where this holds, what was just read is of this loop.
-      if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
-      try {
-        (*body)(static_cast<int>(next & 0xffffffff));
-      } catch (const std::bad_alloc&) {
-        if (!failed_.test_and_set()) out_of_memory_ = true;
-      } catch (const std::exception& error) {
-        if (!failed_.test_and_set()) error_ = error.what();
-      }
-      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == shares) finished_.change();
-      next = next_.load(std::memory_order_acquire);
-    }
-  }
-
-  static constexpr uint64_t kClosed = 0x7fffffff;  // more shares than there are
-
+  runtime::Team team_;
   const int born_;
   std::vector<std::thread> threads_;
-  std::atomic<bool> stopping_{false};
-  Signal work_, finished_;
-  std::atomic<uint64_t> next_{0};  // the loop, and its next share
-  std::atomic<const runtime::ThreadBody*> body_{nullptr};
-  std::atomic<int> shares_{0}, done_{0};
-  std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
-  // What the first share that failed threw. No std::exception_ptr: its symbols are younger than manylinux_2_28.
-  bool out_of_memory_ = false;
-  std::string error_;
 };
 
 Pool::Pool(int threads) : threads_(threads) {}
@@ -161,9 +89,9 @@ void Pool::run(int shares, runtime::ThreadBody body) {
     for (int i = 0; i < shares; ++i) body(i);
     return;
   }
-  if (team_ && team_->is_of_parent()) (void)team_.release();  // its threads are not here
-  if (!team_) team_ = std::make_unique<Team>(threads_ - 1);
-  team_->run(shares, body);
+  if (crew_ && crew_->is_of_parent()) (void)crew_.release();  // its threads are not here
+  if (!crew_) crew_ = std::make_unique<Crew>(threads_);
+  crew_->run(shares, body);
 }
 
 UsePool::UsePool(Pool& pool) : before_(in_use) { in_use = &pool; }
@@ -179,6 +107,10 @@ int useful_threads(int64_t shares) {
   if (shares <= 1 || serving::inside) return 1;
   return static_cast<int>(std::min<int64_t>(all_threads(), shares));
 }
+
+double cost_a_thread() { return kTogether; }
+
+void with_team(ThreadBody body) { body(0); }  // a pool stays together by itself
 
 void run_on_threads(int threads, ThreadBody body) { serving::in_use->run(threads, body); }
 

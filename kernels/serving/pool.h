@@ -21,11 +21,11 @@ class Pool {
   void run(int shares, runtime::ThreadBody body);
 
  private:
-  class Team;
+  class Crew;
 
   int threads_;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  std::unique_ptr<Team> team_;  // made at the first loop, and anew in a forked process
+  std::unique_ptr<Crew> crew_;  // made at the first loop, and anew in a forked process
 };
 
 // The loops of this thread are shared among the threads of `pool` until the end of the scope.

@@ -40,6 +40,7 @@ class Attention final : public Step {
     op.out = out_.at<float>(bases);
     run_attention(op);
   }
+  StepThreads threads() const override { return shared_if(shares_of_attention(op_) > 1); }
 
  private:
   static constexpr int64_t kFloat = sizeof(float);

@@ -1,5 +1,6 @@
 // A convolution or a linear layer, by the pack of any kernel.
 #include "../runtime/conv_kernel.h"
+#include "../runtime/parallel.h"
 #include "../runtime/step.h"
 
 namespace x86quant::runtime {
@@ -15,6 +16,10 @@ class Conv final : public Step {
     pack_->check({in_.view, out_.view, residual_.view});
   }
   void run(const Bases& bases) const override { pack_->run({in_.at(bases), out_.at(bases), residual_.at(bases)}); }
+  StepThreads threads() const override {
+    if (pack_->has_own_threads()) return StepThreads::kOwn;
+    return shared_if(shares_of(pack_->nanoseconds(out_.view), kTogether) > 1);
+  }
 
  private:
   PackedConvPtr pack_;

@@ -14,7 +14,7 @@ class NativeOpStep final : public Step {
   NativeOpStep(const xq_op& op, const Place& a, const Place& b, const Place& out, std::vector<Table> kept)
       : op_(op), a_(a), b_(b), out_(out), kept_(std::move(kept)) {
     const xq_tensor& t = out.view;
-    threads_worth_ = t.n * t.d * t.h * t.w * t.c * passes() / kBytesEach;
+    nanoseconds_ = static_cast<double>(t.n * t.d * t.h * t.w * t.c * passes()) / kBytesANanosecond;
   }
 
   void run(const Bases& bases) const override {
@@ -22,13 +22,15 @@ class NativeOpStep final : public Step {
     op.a = a_.at(bases);
     op.b = b_.at(bases);
     op.out = out_.at(bases);
-    split(xq_op_items(&op), useful_threads(threads_worth_),
+    split(xq_op_items(&op), threads_for(nanoseconds_),
           [&](int64_t begin, int64_t end) { xq_op_run(&op, begin, end); });
   }
 
+  StepThreads threads() const override { return shared_if(shares_of(nanoseconds_, kTogether) > 1); }
+
  private:
-  // Fewer bytes than these are not worth waking a thread for.
-  static constexpr int64_t kBytesEach = 64 * 1024;
+  // Roughly: what one thread reads.
+  static constexpr double kBytesANanosecond = 20;
 
   // How often an output byte's worth of input is read, roughly.
   int64_t passes() const {
@@ -40,7 +42,7 @@ class NativeOpStep final : public Step {
   xq_op op_;
   Place a_, b_, out_;
   std::vector<Table> kept_;
-  int64_t threads_worth_;
+  double nanoseconds_;  // on one thread
 };
 
 }  // namespace

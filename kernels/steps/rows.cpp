@@ -56,6 +56,7 @@ class Rows final : public Step {
         [&](const Address& a, auto* type) { return a.at<std::remove_pointer_t<decltype(type)>>(bases); });
     run_rows(op, pack_ ? pack_->in_features() : 0);
   }
+  StepThreads threads() const override { return shared_if(shares_of_rows(op_, pack_ ? pack_->in_features() : 0) > 1); }
 
  private:
   void read_norm(StepFields& fields) {

@@ -9,7 +9,6 @@ merely ends at zero, and bounds must move when the output's scale does.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -83,11 +82,18 @@ def is_op(node: object, *names: str) -> bool:
     return namespace == "x86quant" and (not names or name in names)
 
 
-@functools.cache
 def _qualified_name(target: torch._ops.OpOverload) -> tuple[str, str]:
-    """Namespace and name; asking torch takes far longer, and plans ask for every node."""
-    namespace, name = target._schema.name.split("::")
-    return namespace, name
+    """Namespace and name. Plans ask for every node, again and again: asking torch takes far longer,
+    and so does its hash of an overload."""
+    found = _names.get(id(target))
+    if found is None:
+        namespace, name = target._schema.name.split("::")
+        found = _names[id(target)] = (target, namespace, name)
+    return found[1:]
+
+
+#: By the address of an overload, which stays its own since it is kept.
+_names: dict[int, tuple[torch._ops.OpOverload, str, str]] = {}
 
 
 def own_call(node: Node) -> tuple[torch._ops.OpOverload, dict[str, Any]] | None:

@@ -50,14 +50,58 @@ class BiasCorrection:
             return
         observer = self._part.observer_of(node.args[0])
         seen = x if observer is None else fake_activation(observer, x)
-        error = rounded(seen) - layer(x)
-        if isinstance(layer, nn.Linear):
-            error = error.reshape(-1, error.shape[-1]).T
-        else:
-            error = error.transpose(0, error.dim() - _dims(layer) - 1).flatten(1)
+        actual, _ = channel_sums(rounded, seen)
+        expected, count = channel_sums(layer, x)
         path = str(node.target)
-        self._sums[path] = self._sums.get(path, torch.zeros(())) + error.double().sum(1)
-        self._counts[path] = self._counts.get(path, 0) + error.shape[1]
+        self._sums[path] = self._sums.get(path, torch.zeros(())) + (actual - expected)
+        self._counts[path] = self._counts.get(path, 0) + count
+
+
+def channel_sums(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The sum of each output channel of ``layer`` on ``x``, and of how many values it is.
+
+    Of a plain convolution it is the product of each weight with the sum of all inputs that it
+    meets, which takes a small part of the convolution's time.
+    """
+    if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and _is_plain(layer):
+        return _conv_sums(layer, x)  # type: ignore[arg-type]
+    y = layer(x)
+    channel = y.dim() - 1 if isinstance(layer, nn.Linear) else y.dim() - _dims(layer) - 1
+    rows = y.transpose(0, channel).flatten(1)
+    return rows.double().sum(1), rows.shape[1]
+
+
+def _conv_sums(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    dims = _dims(layer)
+    batch = x.shape[0] if x.dim() == dims + 2 else 1
+    # [channels, *spatial], then one dimension after another becomes that of its taps.
+    sums, outputs = x.double().reshape(-1, *x.shape[-dims - 1 :]).sum(0), batch
+    paddings: Any = layer.padding
+    geometry = zip(layer.kernel_size, layer.stride, paddings, layer.dilation, strict=True)
+    for dim, (taps, stride, padding, dilation) in enumerate(geometry, start=1):
+        size = sums.shape[dim]
+        count = (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+        outputs *= count
+        met = []
+        for tap in range(taps):
+            first = tap * dilation - padding
+            start = first if first >= 0 else first % stride
+            stop = min(size, first + (count - 1) * stride + 1)
+            inside = range(start, max(start, stop), stride)
+            met.append(sums[(slice(None),) * dim + (slice(start, inside.stop, stride),)].sum(dim))
+        sums = torch.stack(met, dim)
+    weight = layer.weight.detach().double()
+    grouped = weight.reshape(layer.groups, -1, weight[0].numel())
+    products = grouped @ sums.reshape(layer.groups, -1, 1)
+    total = products.flatten()
+    if layer.bias is not None:
+        total = total + layer.bias.detach().double() * outputs
+    return total, outputs
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return not hooked and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 def _dims(layer: nn.Module) -> int:

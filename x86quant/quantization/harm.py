@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterator
 
 import torch
 
+from x86quant.calling.call import Call
 from x86quant.calling.running import outputs
 from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.simulation import FloatValues
 
 #: What a layer gets that changes nothing at all.
 _PERFECT = 200.0
@@ -30,26 +32,58 @@ class Harm:
 
 def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
     """The harm of each layer named, over the calibration sample."""
-    exact = list(outputs(prepared.model, prepared.sample))
-    for name in names:
-        with prepared.simulated([name]) as model:
-            try:
-                found = sqnr_between(exact, outputs(model, prepared.sample))
-            except Exception:  # the model's own code may not take what rounding makes
-                found = -_PERFECT
-            yield Harm(name, found)
+    power = {name: _Power() for name in names}
+    # Call by call: what all layers have in common is then known for one at a time.
+    for call in prepared.sample[:-1]:
+        for _ in _measured(prepared, power, call):
+            pass
+    for call in prepared.sample[-1:]:
+        for name in _measured(prepared, power, call):
+            yield Harm(name, power[name].sqnr_db())
+
+
+def _measured(prepared: PreparedModel, power: dict[str, _Power], call: Call) -> Iterator[str]:
+    """Add what each layer does in ``call``; the names, each when that is done."""
+    (exact,) = outputs(prepared.model, [call])
+    known = FloatValues()
+    for name, sums in power.items():
+        if not sums.fails:
+            with prepared.simulated([name], known=known) as model:
+                try:
+                    sums.add(exact, *outputs(model, [call]))
+                except Exception:  # the model's own code may not take what rounding makes
+                    sums.fails = True
+        yield name
+
+
+@dataclasses.dataclass
+class _Power:
+    """Of a signal and of the noise on it, over some tensors."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    fails: bool = False
+
+    def add(self, exact: torch.Tensor, actual: torch.Tensor) -> None:
+        if exact.shape != actual.shape:  # another number of found objects, say
+            self.fails = True
+            return
+        self.signal += float(exact.double().square().sum())
+        self.noise += float((actual.double() - exact.double()).square().sum())
+
+    def sqnr_db(self) -> float:
+        if self.fails:
+            return -_PERFECT
+        if self.noise == 0 or self.signal == 0:
+            return _PERFECT if self.noise == 0 else -_PERFECT
+        return min(10 * math.log10(self.signal / self.noise), _PERFECT)
 
 
 def sqnr_between(
     exact: Collection[torch.Tensor], actual: Iterator[torch.Tensor] | Collection[torch.Tensor]
 ) -> float:
     """Signal to noise in dB of ``actual`` against ``exact``, over all of their tensors."""
-    signal = noise = 0.0
+    power = _Power()
     for x, y in zip(exact, actual, strict=True):
-        if x.shape != y.shape:  # another number of found objects, say
-            return -_PERFECT
-        signal += float(x.double().square().sum())
-        noise += float((y.double() - x.double()).square().sum())
-    if noise == 0 or signal == 0:
-        return _PERFECT if noise == 0 else -_PERFECT
-    return min(10 * math.log10(signal / noise), _PERFECT)
+        power.add(x, y)
+    return power.sqnr_db()

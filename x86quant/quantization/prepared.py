@@ -21,7 +21,7 @@ from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.scheme import Scheme
-from x86quant.quantization.simulation import simulated
+from x86quant.quantization.simulation import FloatValues, simulated
 from x86quant.quantization.smoothing import Smoothed
 from x86quant.quantization.static_part import Layer, StaticPart
 
@@ -194,10 +194,17 @@ class PreparedModel:
         return bool(self.held_back) and any(part.chosen_before for part in self.parts)
 
     @contextlib.contextmanager
-    def simulated(self, names: Collection[str], *, held_back: bool = False) -> Iterator[nn.Module]:
+    def simulated(
+        self,
+        names: Collection[str],
+        *,
+        held_back: bool = False,
+        known: FloatValues | None = None,
+    ) -> Iterator[nn.Module]:
         """The float model, in which the layers named compute as if they were int8.
 
-        With ``held_back`` by ranges that were chosen without the calls held back.
+        With ``held_back`` by ranges that were chosen without the calls held back; with ``known``
+        for one and the same call again and again.
         """
         wanted = [self.layers[name] for name in names]
         static: dict[StaticPart, set[str]] = {}
@@ -213,7 +220,7 @@ class PreparedModel:
                 embeddings=self.scheme.weight_only,
                 keep=lambda name, _: name not in dynamic,
             )
-        with simulated(model, static, held_back=held_back) as found:
+        with simulated(model, static, held_back=held_back, known=known) as found:
             yield found
 
     def layers_of(self, part: StaticPart) -> list[NamedLayer]:

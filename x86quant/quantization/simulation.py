@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Interpreter, Node
+from torch.utils._pytree import tree_leaves
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
@@ -66,14 +67,19 @@ def along_channels(values: torch.Tensor, layer: nn.Module, y: torch.Tensor) -> t
 
 @contextlib.contextmanager
 def simulated(
-    model: nn.Module, layers: Mapping[StaticPart, Collection[str]], *, held_back: bool = False
+    model: nn.Module,
+    layers: Mapping[StaticPart, Collection[str]],
+    *,
+    held_back: bool = False,
+    known: FloatValues | None = None,
 ) -> Iterator[nn.Module]:
     """``model``, in which the layers named of each part compute as if they were int8.
 
     With ``held_back`` the ranges are those that were known before the last calls were calibrated.
+    With ``known`` all calls are one and the same, and what no named layer touches is kept there.
     """
     swapped = {
-        part.path: SimulatedPart(part, names, model.get_submodule(part.path), held_back)
+        part.path: SimulatedPart(part, names, model.get_submodule(part.path), held_back, known)
         for part, names in layers.items()
     }
     if "" in swapped:
@@ -89,6 +95,41 @@ def simulated(
             model.set_submodule(path, original)
 
 
+class FloatValues:
+    """What each node of a graph is in float, in one call of a model that is one part throughout.
+
+    Layers that are tried one by one then need only what comes behind them.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[StaticPart, dict[str, Any] | None] = {}
+
+    def of(self, part: StaticPart, call: Call) -> dict[str, Any] | None:
+        """The values by name of node; None where they are not kept."""
+        if part not in self._values:
+            self._values[part] = _Keeping(part).values_of(call) if part.path == "" else None
+        return self._values[part]
+
+    def check(self, part: StaticPart, versions: Versions) -> None:
+        """Forget values that a run wrote to."""
+        values = self._values.get(part)
+        if values is not None and versions != _versions(values):
+            del self._values[part]
+
+
+#: How often each tensor was written to, by the name of its node.
+Versions = dict[str, tuple[int, ...]]
+
+
+def _versions(values: Mapping[str, Any]) -> Versions:
+    return {name: _version(value) for name, value in values.items()}
+
+
+def _version(value: Any) -> tuple[int, ...]:
+    tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+    return tuple(-1 if x.is_inference() else x._version for x in tensors)
+
+
 class SimulatedPart(nn.Module):
     """A part in float, except that some layers compute as if they were int8."""
 
@@ -98,9 +139,11 @@ class SimulatedPart(nn.Module):
         layers: Collection[str],
         original: nn.Module,
         held_back: bool = False,
+        known: FloatValues | None = None,
     ) -> None:
         super().__init__()
         self._part = part
+        self.__dict__["_known"] = known
         on = {x.node.name for x in part.layers if x.name in layers}
         self._run = _Simulation(part, on, part.chosen_before if held_back else None)
         self.__dict__["_original"] = original
@@ -111,8 +154,15 @@ class SimulatedPart(nn.Module):
         call = self._part.inputs(Call(args, kwargs))
         if call is None:
             return self.__dict__["_original"].forward(*args, **kwargs)
+        known = self.__dict__["_known"]
+        values = None if known is None else known.of(self._part, call)
         with torch.no_grad():
-            return self._part.traced.results.fill(self._run.run(*call.args))
+            if values is None:
+                return self._part.traced.results.fill(self._run.run(*call.args))
+            before = _versions(values)
+            result = self._run.run(*call.args, initial_env=self._run.untouched(values))
+            known.check(self._part, before)
+            return self._part.traced.results.fill(result)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -126,6 +176,21 @@ class _Simulation(Interpreter):
         super().__init__(part.prepared, graph=part.float_graph)
         self._part, self._on, self._chosen = part, on, chosen
         self._nodes = {node.name: node for node in part.prepared.graph.nodes}
+        self._attributes: dict[str, Any] = {}
+
+    def fetch_attr(self, target: str) -> Any:
+        """As torch finds it, once: it asks every module on the way twice."""
+        if target not in self._attributes:
+            self._attributes[target] = super().fetch_attr(target)
+        return self._attributes[target]
+
+    def untouched(self, values: Mapping[str, Any]) -> dict[Node, Any]:
+        """Those of ``values`` that no layer in int8 has a part in."""
+        touched: set[Node] = set()
+        for node in self.graph.nodes:
+            if node.name in self._on or node.op == "output" or touched & set(node.all_input_nodes):
+                touched.add(node)
+        return {node: values[node.name] for node in self.graph.nodes if node not in touched}
 
     def run_node(self, n: Node) -> Any:
         if n.name not in self._on:
@@ -162,3 +227,25 @@ class _Simulation(Interpreter):
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
             y = follower(y)
         return y
+
+
+class _Keeping(_Simulation):
+    """A run in float that keeps every value."""
+
+    def __init__(self, part: StaticPart) -> None:
+        super().__init__(part, set(), None)
+        self._found: dict[str, Any] = {}
+        self._written: Versions = {}
+
+    def values_of(self, call: Call) -> dict[str, Any] | None:
+        """The values by name; None where a node writes to another's, or may unseen."""
+        with torch.no_grad():
+            self.run(*call.args)
+        clean = self._written == _versions(self._found)
+        return self._found if clean and not any(-1 in x for x in self._written.values()) else None
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output":
+            self._found[n.name], self._written[n.name] = value, _version(value)
+        return value

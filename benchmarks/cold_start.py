@@ -1,0 +1,144 @@
+"""From a file to the first result: ours against OpenVINO, each time in a new process.
+
+    python -m benchmarks.cold_start [--networks resnet50 mobilenet_v2] [--rounds 5]
+
+Both read the file of a network in int8 and run it on one thread, the file in the page cache: what
+importing the library takes besides torch, what loading takes, then the first call (of OpenVINO:
+compiling and the first inference), then a second one. OpenVINO's network is quantized by NNCF and
+saved by itself. The two take turns; medians and minima in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+
+import x86quant
+from benchmarks.artifacts import converted
+from benchmarks.environment import print_environment
+from benchmarks.networks import torchvision_model
+from x86quant.bench.backends import Task, backend, missing
+from x86quant.given_model import Arguments
+
+_SIZE = 224
+_COLUMNS = ("import", "load", "first", "second", "load+first")
+
+#: What runs in a process of its own: imports, then times of loading, a first and a second call.
+_CHILD = f"""
+import json, sys, time, warnings
+warnings.simplefilter("ignore")
+import numpy, torch
+torch.set_num_threads(1)
+x = torch.randn(1, 3, {_SIZE}, {_SIZE}).contiguous(memory_format=torch.channels_last)
+times = []
+def timed(work):
+    start = time.perf_counter()
+    result = work()
+    times.append((time.perf_counter() - start) * 1e3)
+    return result
+if sys.argv[1] == "ours":
+    def library():
+        import x86quant
+        x86quant.load
+        return x86quant
+    x86quant = timed(library)
+    module = timed(lambda: x86quant.load(sys.argv[2]))
+    run = lambda: module(x)
+    timed(run)
+else:
+    def library():
+        import openvino
+        return openvino.Core()
+    core = timed(library)
+    model = timed(lambda: core.read_model(sys.argv[2]))
+    array = numpy.ascontiguousarray(x.numpy())
+    def first():
+        settings = {{"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1,
+                     "ENABLE_CPU_PINNING": False}}
+        request = core.compile_model(model, "CPU", settings).create_infer_request()
+        request.infer([array])
+        return request
+    request = timed(first)
+    run = lambda: request.infer([array])
+timed(run)
+print(json.dumps(times))
+"""
+
+
+def once(who: str, file: Path) -> list[float]:
+    """Milliseconds of ``_COLUMNS`` but the last, in a new process."""
+    command = [sys.executable, "-c", _CHILD, who, str(file)]
+    # As where packages are installed: what was imported once is compiled.
+    kept = {"PYTHONPYCACHEPREFIX": str(file.parent / "pycache"), "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {**os.environ, **kept}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    times: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return times
+
+
+def files(name: str, folder: Path) -> dict[str, Path]:
+    """The network as each of the two reads it."""
+    model = torchvision_model(name)
+    x = torch.randn(1, 3, _SIZE, _SIZE)
+    found = {"ours": folder / f"{name}.x86q"}
+    x86quant.save(x86quant.compile(converted(model, x), (x,)), found["ours"])
+    peer = backend("openvino")
+    if (why := missing(peer)) is not None:
+        print(f"  OpenVINO left out: {why}")
+        return found
+    example = Arguments((x,))
+    prepared = peer.prepare(Task(model, "float", [example], example, 1))
+    assert prepared.save is not None
+    (folder / name).mkdir()
+    prepared.save(folder / name)
+    (found["openvino"],) = (folder / name).glob("*.xml")
+    return found
+
+
+def print_network(name: str, folder: Path, rounds: int) -> None:
+    """Lines of the table."""
+    found = files(name, folder)
+    taken: dict[str, list[list[float]]] = {who: [] for who in found}
+    for who, file in found.items():
+        once(who, file)  # what the system caches
+    for _ in range(rounds):
+        for who, file in found.items():
+            taken[who].append(once(who, file))
+    for who, times in taken.items():
+        columns = [*zip(*times, strict=True), [one[1] + one[2] for one in times]]
+        text = "".join(f"{statistics.median(x):>10.1f}{min(x):>8.1f}" for x in columns)
+        print(f"{name:<20}{who:<10}{text}", flush=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--networks", nargs="+", default=["resnet50", "efficientnet_v2_s", "mobilenet_v2"]
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # stock PyTorch's own
+    print_environment()
+    titles = "".join(
+        f"{title:>10}{'least':>8}" for title in ("load", "first", "second", "load+first")
+    )
+    print(f"{'milliseconds':<30}{titles}")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        for name in options.networks:
+            print_network(name, Path(folder), options.rounds)
+
+
+if __name__ == "__main__":
+    main()
