@@ -215,6 +215,16 @@ def test_other_sums_do_not_enter_a_norm(forward: Forward) -> None:
     assert found["norm_rows"] == 1
 
 
+def test_padding_by_nothing_goes() -> None:
+    def padded(m: Block, x: torch.Tensor, *by: int) -> torch.Tensor:
+        return m.down(F.relu(m.up(F.pad(m.norm(x), by))))
+
+    without = lowered(lambda m, x: padded(m, x, 0, 0, 0, 0))
+    assert without["norm_rows"] == 1
+    assert "quantize_rows" not in without
+    assert lowered(lambda m, x: padded(m, x, 0, 0, 0, 1))["quantize_rows"] == 1
+
+
 def test_dropout_stays_where_it_drops() -> None:
     def forward(m: Any, x: Any) -> Any:
         return m.norm(x + m.dropout(m.q(x)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+import x86quant
+from tests.isa import LEVELS, has
 from tests.row_samples import NORM, QKV, SAMPLES, WEIGHT, floats, int8s
+from tests.test_serving import Served
 from x86quant.compiled.module import CompiledModule
 from x86quant.ops.rows import CODES, NORMED, TOTAL
 
@@ -140,6 +144,23 @@ def test_blocks_are_one_native_call() -> None:
     assert steps.count("gated_rows_rows") == 2
     (segment,) = module.segments
     assert len(segment.plans) == 3
+
+
+def test_blocks_in_a_program_file(tmp_path: Path) -> None:
+    """Packed weights of rows, gates, norms and attention, as C++ without torch runs them."""
+    net = _Net()
+    x = net.input("x")
+    module = net.compiled(_layer(net, _layer(net, x)))
+    calls = [floats(3, _SEQUENCE, 32), floats(1, _SEQUENCE, 32)]
+    x86quant.export_program(module, tmp_path / "blocks.xq", calls)
+    for level in filter(has, LEVELS):
+        served = Served(tmp_path / "blocks.xq", threads=2, isa=level)
+        for call in calls:
+            (actual,), (expected,) = served(call), module(call)
+            # Attention rounds another way at each level, and a code behind it may be the next one.
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0.1)
+            if level == x86quant.cpu().isa:
+                assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "one for all", "expanded"])
@@ -272,3 +293,29 @@ def test_row_codes_of_different_tensors_are_refused_by_the_op() -> None:
     _same(module, floats(2, 3, 16), floats(2, 3, 16))
     with pytest.raises(ValueError, match="scale"):
         module(floats(2, 3, 16), floats(4, 3, 16))
+
+
+def test_rolls_between_products_are_copies_in_the_program() -> None:
+    """As windows are shifted: forth and back, by more than the size, by nothing."""
+    aten = torch.ops.aten
+    net = _Net()
+    x = net.input("x")
+    normed = net.items(net.call("norm_rows", x=x, residual=None, **{**NORM, "outputs": NORMED}), 1)[0]
+    for shifts, dims in (([-3, 2], [1, 2]), ([5], [1]), ([0, 12], [2, 1])):
+        normed = net.graph.call_function(aten.roll.default, (normed, shifts, dims))
+    turned = net.graph.call_function(aten.permute.default, (normed, [0, 2, 1, 3]))
+    rolled = net.graph.call_function(aten.roll.default, (turned, [1], [2]))
+    module = net.compiled(*net.rows(rolled).values())
+    for batch in (1, 40):
+        _same(module, floats(batch, 5, 7, 7))
+    assert not module.float_nodes
+
+
+def test_images_are_not_rolled_into_one_another_in_a_program() -> None:
+    net = _Net()
+    x = net.input("x")
+    normed = net.items(net.call("norm_rows", x=x, residual=None, **{**NORM, "outputs": NORMED}), 1)[0]
+    rolled = net.graph.call_function(torch.ops.aten.roll.default, (normed, [1, 1], [0, 1]))
+    module = net.compiled(*net.rows(rolled).values())
+    _same(module, floats(40, 5, 7))
+    assert len(module.segments) == 2

@@ -9,7 +9,7 @@ namespace {
 template <class V>
 struct TileProducts {
   using Share = uint16_t;  // bfloat16
-  static constexpr bool kShort = true;
+  static constexpr bool kShort = true, kInPlace = false;
 
   static int64_t padded(int64_t size) { return xq::round_up(size, 32); }
   static int64_t key_bytes(int64_t keys, int64_t size) { return keys * padded(size) * 2; }
@@ -29,26 +29,6 @@ struct TileProducts {
     return rounded(low, count > 16 ? V::load_floats(p + 16, count - 16) : _mm512_setzero_ps());
   }
 
-  // 16 x 16 of 32 bits.
-  static void transpose(__m512i r[16]) {
-    __m512i a[16];
-    unroll<8>([&](int i) XQ_INLINE {
-      a[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]), a[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    });
-    unroll<4>([&](int i) XQ_INLINE {
-      r[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]), r[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-      r[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]), r[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-    });
-    unroll<4>([&](int i) XQ_INLINE {
-      a[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88), a[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-      a[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88), a[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    });
-    unroll<4>([&](int i) XQ_INLINE {
-      r[i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0x88), r[8 + i] = _mm512_shuffle_i32x4(a[i], a[8 + i], 0xdd);
-      r[4 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0x88), r[12 + i] = _mm512_shuffle_i32x4(a[4 + i], a[12 + i], 0xdd);
-    });
-  }
-
   // Tiles of 16 pairs of features by 16 keys; those of 16 keys follow one another.
   static void pack_keys(const xq::HeadTask& t, void* to) {
     auto* out = static_cast<uint8_t*>(to);
@@ -58,7 +38,7 @@ struct TileProducts {
         unroll<16>([&](int i) XQ_INLINE {
           rows[i] = n + i < t.keys ? row_at(t.k + (n + i) * t.k_stride + d, t.size - d) : _mm512_setzero_si512();
         });
-        transpose(rows);
+        transpose_words<V>(rows);
         unroll<16>([&](int i) XQ_INLINE { _mm512_storeu_si512(out + i * 64, rows[i]); });
       }
   }
@@ -77,11 +57,12 @@ struct TileProducts {
           _mm512_storeu_si512(out + i * 64, _mm512_permutexvar_epi16(pairs, two));
         }
   }
-  static void pack_queries(const xq::HeadTask& t, const float* q, int64_t q_stride, int64_t rows, void* to) {
+  static QueryRows<uint8_t> queries(const xq::HeadTask& t, const float* q, int64_t q_stride, int64_t rows, void* to) {
     auto* out = static_cast<uint8_t*>(to);
     for (int64_t i = 0; i < xq::kAttentionRows; ++i)
       for (int64_t d = 0; d < padded(t.size); d += 32, out += 64)
         _mm512_storeu_si512(out, i < rows ? row_at(q + i * q_stride + d, t.size - d) : _mm512_setzero_si512());
+    return {static_cast<const uint8_t*>(to), padded(t.size) * 2};
   }
 
   // Tiles 0 to 3: 32 rows by 32 columns of sums. b0 and b1 are the tiles of the two halves of the columns.
@@ -113,18 +94,19 @@ struct TileProducts {
     _tile_zero(3);
   }
 
-  static void scores(const xq::HeadTask& t, const void* q, int64_t rows, const void* k, int64_t first, int64_t keys, float* out) {
+  static void scores(const xq::HeadTask& t, QueryRows<uint8_t> q, int64_t rows, const void* k, int64_t first, int64_t keys,
+                     float* out, int64_t stride) {
     const int64_t width = padded(t.size), tiles = width / 32;
     const auto* b = static_cast<const uint8_t*>(k) + first * width * 2;
     for (int64_t c = 0; c < keys; c += 32, b += 2 * tiles * 1024) {
       clear();
-      multiply(static_cast<const uint8_t*>(q), width * 2, rows <= 16, b, b + tiles * 1024, 1024, tiles);
-      store(out + c, xq::kAttentionKeys, rows <= 16);
+      multiply(q.at, q.stride, rows <= 16, b, b + tiles * 1024, 1024, tiles);
+      store(out + c, stride, rows <= 16);
     }
   }
   static void put(Share* to, __m512 a, __m512 b) { _mm512_storeu_si512(to, rounded(a, b)); }
-  static void values(const xq::HeadTask& t, const Share* shares, int64_t rows, const void* v, int64_t first, int64_t keys,
-                     float* out, bool add) {
+  static void values(const xq::HeadTask& t, const Share* shares, int64_t stride, int64_t rows, const void* v, int64_t first,
+                     int64_t keys, float* out, bool add) {
     const int64_t width = padded(t.size);
     const auto* b = static_cast<const uint8_t*>(v) + first * width * 2;
     for (int64_t d = 0; d < width; d += 32, b += 2048) {
@@ -138,7 +120,7 @@ struct TileProducts {
           _tile_loadd(3, c + 16 * width + 16, width * 4);
         }
       }
-      multiply(reinterpret_cast<const uint8_t*>(shares), xq::kAttentionKeys * 2, rows <= 16, b, b + 1024, width * 64, keys / 32);
+      multiply(reinterpret_cast<const uint8_t*>(shares), stride * 2, rows <= 16, b, b + 1024, width * 64, xq::ceil_div(keys, 32));
       store(c, width, rows <= 16);
     }
   }

@@ -152,87 +152,113 @@ XQ_INLINE inline float plain_softmax(const float* scores, int64_t keys, int64_t 
   return factor;
 }
 
-// C[rows][columns] = A B, or + A B. Rows come in ROWS, columns in pairs of vectors.
-template <class V, int ROWS>
+// 32-bit elements of kLanes rows, transposed.
+template <class V>
+XQ_INLINE inline void transpose_words(typename V::I rows[V::kLanes]) {
+  constexpr int kQuads = V::kLanes / 4;
+  unroll<kQuads>([&](int i) XQ_INLINE { V::transpose_quads(rows + 4 * i); });
+  unroll<4>([&](int i) XQ_INLINE {
+    typename V::I apart[kQuads];
+    unroll<kQuads>([&](int g) XQ_INLINE { apart[g] = rows[4 * g + i]; });
+    V::transpose_lanes(apart);
+    unroll<kQuads>([&](int g) XQ_INLINE { rows[4 * g + i] = apart[g]; });
+  });
+}
+
+// C[ROWS][VECS vectors] = A B, or + A B.
+template <class V, int ROWS, int VECS>
 XQ_INLINE inline void float_product_tile(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                                          int64_t ldc, bool add) {
   using F = typename V::F;
-  F acc[ROWS * 2];
-  unroll<ROWS * 2>([&](int i) XQ_INLINE {
-    acc[i] = add ? V::loadf(c + i / 2 * ldc + i % 2 * V::kLanes) : V::setf(0);
+  F acc[ROWS * VECS];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE {
+    acc[i] = add ? V::loadf(c + i / VECS * ldc + i % VECS * V::kLanes) : V::setf(0);
   });
   for (int64_t k = 0; k < depth; ++k, b += ldb) {
-    const F left = V::loadf(b), right = V::loadf(b + V::kLanes);
+    F right[VECS];
+    unroll<VECS>([&](int v) XQ_INLINE { right[v] = V::loadf(b + v * V::kLanes); });
     unroll<ROWS>([&](int r) XQ_INLINE {
       const F x = V::setf(a[r * lda + k]);
-      acc[2 * r] = V::fma(x, left, acc[2 * r]), acc[2 * r + 1] = V::fma(x, right, acc[2 * r + 1]);
+      unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = V::fma(x, right[v], acc[r * VECS + v]); });
     });
   }
-  unroll<ROWS * 2>([&](int i) XQ_INLINE { V::store_floats(c + i / 2 * ldc + i % 2 * V::kLanes, acc[i], V::kLanes); });
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store_floats(c + i / VECS * ldc + i % VECS * V::kLanes, acc[i], V::kLanes); });
 }
 
-// Products of floats, for what has no tiles. Keys are transposed, values lie row by row.
+// Queries as the products of a tile read them: rows `stride` elements apart.
+template <class Element>
+struct QueryRows {
+  const Element* at;
+  int64_t stride;
+};
+
+// Products of floats, for what has no tiles. Keys, transposed, and values lie in panels of kColumns columns: a panel's
+// rows follow one another. Shares take the places of their scores.
 template <class V>
 struct FloatProducts {
   using Share = float;
-  static constexpr bool kShort = false;
-  // Sums that keep both multipliers busy while the operands of the next ones are loaded, and fit the registers; tiles
-  // of fewer rows make up kAttentionRows.
-  static constexpr int kRows = V::kLanes == 8 ? 6 : 8, kLastRows = V::kLanes / 2;
+  static constexpr bool kShort = false, kInPlace = true;
+  // Sums that keep both multipliers busy while the operands of the next ones are loaded, and fit the registers.
+  static constexpr int kRows = V::kLanes == 8 ? 6 : 8;
   static constexpr int64_t kColumns = 2 * V::kLanes;
 
   static int64_t padded(int64_t size) { return xq::round_up(size, kColumns); }
   static int64_t key_bytes(int64_t keys, int64_t size) { return keys * padded(size) * 4; }
   static int64_t value_bytes(int64_t keys, int64_t size) { return key_bytes(keys, size); }
-  static int64_t query_bytes(int64_t size) { return xq::kAttentionRows * padded(size) * 4; }
+  static int64_t query_bytes(int64_t) { return 0; }
   static void begin() {}
   static void end() {}
 
   static void pack_keys(const xq::HeadTask& t, void* to) {
-    auto* k = static_cast<float*>(to);
-    const int64_t keys = xq::round_up(t.keys, 32);
-    for (int64_t i = 0; i < keys; i += 4)
+    auto* out = static_cast<float*>(to);
+    const int64_t width = padded(t.size), keys = xq::round_up(t.keys, V::kLanes);
+    for (int64_t i = 0; i < keys; i += V::kLanes)
       for (int64_t d = 0; d < t.size; d += V::kLanes) {
-        typename V::I v[4];
-        for (int r = 0; r < 4; ++r)
-          v[r] = V::as_bits(i + r < t.keys ? V::load_floats(t.k + (i + r) * t.k_stride + d, t.size - d) : V::setf(0));
-        V::transpose_quads(v);
-        for (int r = 0; r < 4; ++r)
-          V::store_lanes(reinterpret_cast<uint8_t*>(k + (d + r) * keys + i), 4 * keys * int64_t{sizeof(float)}, v[r],
-                         V::kLanes / 4, 16);
+        typename V::I rows[V::kLanes];
+        unroll<V::kLanes>([&](int r) XQ_INLINE {
+          rows[r] = V::as_bits(i + r < t.keys ? V::load_floats(t.k + (i + r) * t.k_stride + d, t.size - d) : V::setf(0));
+        });
+        transpose_words<V>(rows);
+        float* panel = out + i / kColumns * kColumns * width + d * kColumns + i % kColumns;
+        unroll<V::kLanes>([&](int r) XQ_INLINE { V::store(panel + r * kColumns, rows[r]); });
       }
   }
   static void pack_values(const xq::HeadTask& t, void* to) {
-    auto* v = static_cast<float*>(to);
-    const int64_t width = padded(t.size), keys = xq::round_up(t.keys, 32);
-    memset(v, 0, static_cast<size_t>(keys * width * 4));
-    for (int64_t i = 0; i < t.keys; ++i) memcpy(v + i * width, t.v + i * t.v_stride, static_cast<size_t>(t.size * 4));
-  }
-  static void pack_queries(const xq::HeadTask& t, const float* q, int64_t q_stride, int64_t rows, void* to) {
     auto* out = static_cast<float*>(to);
-    const int64_t width = padded(t.size);
-    memset(out, 0, static_cast<size_t>(query_bytes(t.size)));
-    for (int64_t i = 0; i < rows; ++i) memcpy(out + i * width, q + i * q_stride, static_cast<size_t>(t.size * 4));
+    for (int64_t d = 0; d < t.size; d += kColumns)
+      for (int64_t i = 0; i < t.keys; ++i, out += kColumns)
+        for (int64_t at = 0; at < kColumns; at += V::kLanes) {
+          const int64_t count = t.size - d - at;
+          V::store_floats(out + at, count > 0 ? V::load_floats(t.v + i * t.v_stride + d + at, count) : V::setf(0), V::kLanes);
+        }
   }
-  static void scores(const xq::HeadTask& t, const void* q, int64_t rows, const void* k, int64_t first, int64_t keys, float* out) {
-    const int64_t all = xq::round_up(t.keys, 32), width = padded(t.size);
-    const auto* a = static_cast<const float*>(q);
-    const auto* b = static_cast<const float*>(k) + first;
-    for (int64_t c = 0; c < keys; c += kColumns)
+  static QueryRows<float> queries(const xq::HeadTask&, const float* q, int64_t q_stride, int64_t, void*) {
+    return {q, q_stride};
+  }
+  static void scores(const xq::HeadTask& t, QueryRows<float> q, int64_t rows, const void* k, int64_t first, int64_t keys,
+                     float* out, int64_t stride) {
+    const int64_t width = padded(t.size);
+    const auto* b = static_cast<const float*>(k) + first * width;
+    const auto columns = [&](auto vecs, int64_t c) XQ_INLINE {
       each_tile(rows, [&](int64_t r, auto count) XQ_INLINE {
-        float_product_tile<V, count()>(t.size, a + r * width, width, b + c, all, out + r * xq::kAttentionKeys + c, xq::kAttentionKeys, false);
+        float_product_tile<V, count(), vecs()>(t.size, q.at + r * q.stride, q.stride, b + c * width, kColumns,
+                                               out + r * stride + c, stride, false);
       });
+    };
+    int64_t c = 0;
+    for (; c + V::kLanes < keys; c += kColumns) columns(Count<2>(), c);
+    if (c < keys) columns(Count<1>(), c);
   }
   static void put(Share* to, typename V::F a, typename V::F b) {
     V::store_floats(to, a, V::kLanes), V::store_floats(to + V::kLanes, b, V::kLanes);
   }
-  static void values(const xq::HeadTask& t, const Share* shares, int64_t rows, const void* v, int64_t first, int64_t keys,
-                     float* out, bool add) {
+  static void values(const xq::HeadTask& t, const Share* shares, int64_t stride, int64_t rows, const void* v, int64_t first,
+                     int64_t keys, float* out, bool add) {
     const int64_t width = padded(t.size);
-    const auto* b = static_cast<const float*>(v) + first * width;
-    for (int64_t c = 0; c < width; c += kColumns)
+    const auto* b = static_cast<const float*>(v) + first * kColumns;
+    for (int64_t c = 0; c < width; c += kColumns, b += t.keys * kColumns)
       each_tile(rows, [&](int64_t r, auto count) XQ_INLINE {
-        float_product_tile<V, count()>(keys, shares + r * xq::kAttentionKeys, xq::kAttentionKeys, b + c, width, out + r * width + c, width, add);
+        float_product_tile<V, count(), 2>(keys, shares + r * stride, stride, b, kColumns, out + r * width + c, width, add);
       });
   }
 
@@ -242,14 +268,14 @@ struct FloatProducts {
     constexpr int operator()() const { return N; }
   };
 
-  // Calls `tile` with the first row and the number of rows of each tile. Rows up to kAttentionRows may be computed.
+  // Calls `tile` with the first row and the number of rows of each tile.
   template <class Tile>
   XQ_INLINE static void each_tile(int64_t rows, const Tile& tile) {
-    const int64_t all = xq::round_up(rows, kLastRows), missing = (kRows - all % kRows) % kRows;
-    const int64_t end = all - missing / xq::max64(kRows - kLastRows, 1) * kLastRows;
     int64_t r = 0;
-    for (; r < end; r += kRows) tile(r, Count<kRows>());
-    for (; r < all; r += kLastRows) tile(r, Count<kLastRows>());
+    for (; r + kRows <= rows; r += kRows) tile(r, Count<kRows>());
+    if (r + 4 <= rows) tile(r, Count<4>()), r += 4;
+    if (r + 2 <= rows) tile(r, Count<2>()), r += 2;
+    if (r < rows) tile(r, Count<1>());
   }
 };
 
@@ -260,7 +286,7 @@ struct AttentionScratch {
   float* scores;
   typename P::Share* shares;
   float* out;
-  int64_t size;
+  int64_t stride, size;  // of scores and shares, from query to query; of it all
 
   AttentionScratch(int64_t n_keys, int64_t head, void* memory) {
     auto* at = static_cast<uint8_t*>(memory);
@@ -269,10 +295,14 @@ struct AttentionScratch {
       at += xq::round_up(bytes, 64);
       return mine;
     };
-    const int64_t all = xq::round_up(n_keys, 32), cells = xq::kAttentionRows * xq::kAttentionKeys;
+    const int64_t all = xq::round_up(n_keys, 32);
+    // Rows a power of two apart would share their place in L1.
+    stride = xq::min64(all, xq::kAttentionKeys) + 32;
+    const int64_t cells = xq::kAttentionRows * stride;
     keys = take(P::key_bytes(all, head)), values = take(P::value_bytes(all, head)), queries = take(P::query_bytes(head));
     scores = reinterpret_cast<float*>(take(cells * 4));
-    shares = reinterpret_cast<typename P::Share*>(take(cells * int64_t{sizeof(typename P::Share)}));
+    if constexpr (P::kInPlace) shares = scores;
+    else shares = reinterpret_cast<typename P::Share*>(take(cells * int64_t{sizeof(typename P::Share)}));
     out = reinterpret_cast<float*>(take(xq::kAttentionRows * P::padded(head) * 4));
     size = at - static_cast<uint8_t*>(memory);
   }
@@ -296,20 +326,20 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
   Seen seen[xq::kAttentionRows];
   const int64_t width = P::padded(t.size);
   const float* q = t.q + head * t.q_head + first * t.q_stride;
-  P::pack_queries(t, q, t.q_stride, rows, at.queries);
+  const auto queries = P::queries(t, q, t.q_stride, rows, at.queries);
   const int64_t seen_keys = first_keys < 0 ? t.keys : first_keys;
   const int64_t last = t.causal ? xq::min64(seen_keys, first + rows) : seen_keys;
   bool any = false;
   for (int64_t k = 0; k < last; k += xq::kAttentionKeys) {
     const int64_t keys = xq::min64(xq::kAttentionKeys, last - k), whole = xq::round_up(keys, 32);
-    P::scores(t, at.queries, rows, at.keys, k, whole, at.scores);
+    P::scores(t, queries, rows, at.keys, k, keys, at.scores, at.stride);
     // A score of minus infinity is no number once it is multiplied by a scale of 0, and none is hidden by a negative one.
     const bool plain = first_keys >= 0 && t.scale > 0;
     float most[xq::kAttentionRows];
     // First of all queries: each number is the end of a chain, and chains of several run side by side.
     for (int64_t m = 0; plain && m < rows; ++m) {
       const int64_t visible = t.causal ? xq::min64(keys, first + m + 1 - k) : keys;
-      most[m] = visible > 0 ? greatest_score<V>(at.scores + m * xq::kAttentionKeys, visible) : -__builtin_inff();
+      most[m] = visible > 0 ? greatest_score<V>(at.scores + m * at.stride, visible) : -__builtin_inff();
     }
     for (int64_t m = 0; m < rows; ++m) {
       const int64_t query = first + m;
@@ -318,18 +348,18 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
       if (first_keys < 0 && t.mask_is_bool) mask.seen = static_cast<const uint8_t*>(t.mask) + cell;
       if (first_keys < 0 && !t.mask_is_bool) mask.added = static_cast<const float*>(t.mask) + cell;
       const int64_t visible = t.causal ? xq::min64(keys, query + 1 - k) : keys;
-      typename P::Share* shares = at.shares + m * xq::kAttentionKeys;
+      typename P::Share* shares = at.shares + m * at.stride;
       const auto put = [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); };
-      const float* scores = at.scores + m * xq::kAttentionKeys;
+      const float* scores = at.scores + m * at.stride;
       const float before = plain ? plain_softmax<V, P::kShort>(scores, whole, visible, t.scale, most[m], seen[m], put)
-                                 : softmax_row<V>(at.scores + m * xq::kAttentionKeys, whole, visible, t.scale, mask, seen[m], put);
+                                 : softmax_row<V>(at.scores + m * at.stride, whole, visible, t.scale, mask, seen[m], put);
       if (any && before != 1.0f)
         for (int64_t d = 0; d < width; d += V::kLanes) {
           float* o = at.out + m * width + d;
           V::store_floats(o, V::mul(V::loadf(o), V::setf(before)), V::kLanes);
         }
     }
-    P::values(t, at.shares, rows, at.values, k, whole, at.out, any);
+    P::values(t, at.shares, at.stride, rows, at.values, k, keys, at.out, any);
     any = true;
   }
   for (int64_t m = 0; m < rows; ++m) {
@@ -345,7 +375,8 @@ template <class V, class P>
 void attention(const xq::HeadTask& t, void* scratch) {
   const AttentionScratch<P> at(t.keys, t.size, scratch);
   // Rows that a tile computes and nobody reads should be numbers too: arithmetic on others may be slow.
-  memset(at.shares, 0, static_cast<size_t>(xq::kAttentionRows * xq::kAttentionKeys) * sizeof(typename P::Share));
+  if constexpr (!P::kInPlace)
+    memset(at.shares, 0, static_cast<size_t>(xq::kAttentionRows * at.stride) * sizeof(typename P::Share));
   P::begin();
   P::pack_keys(t, at.keys), P::pack_values(t, at.values);
   for (int64_t head = 0; head < t.heads; ++head) {

@@ -167,6 +167,11 @@ struct Vec256 : VecCommon {
     if (count >= 8) _mm256_storeu_ps(f, v);
     else _mm256_maskstore_ps(f, first_lanes(count), v);
   }
+  // The 128-bit lanes of two vectors, transposed.
+  static void transpose_lanes(I v[2]) {
+    const I low = _mm256_permute2x128_si256(v[0], v[1], 0x20);
+    v[1] = _mm256_permute2x128_si256(v[0], v[1], 0x31), v[0] = low;
+  }
   static I widen_at(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }

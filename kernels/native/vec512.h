@@ -172,6 +172,14 @@ struct Vec512 : VecCommon {
     v[1] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
   }
 
+  // The 128-bit lanes of four vectors, transposed.
+  static void transpose_lanes(I v[4]) {
+    const I a = _mm512_shuffle_i32x4(v[0], v[1], 0x88), b = _mm512_shuffle_i32x4(v[0], v[1], 0xdd);
+    const I c = _mm512_shuffle_i32x4(v[2], v[3], 0x88), d = _mm512_shuffle_i32x4(v[2], v[3], 0xdd);
+    v[0] = _mm512_shuffle_i32x4(a, c, 0x88), v[2] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    v[1] = _mm512_shuffle_i32x4(b, d, 0x88), v[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
+  }
+
   // Bytes of 4 rows, transposed, as `weave` does.
   static void weave4(const uint8_t* const row[4], int count, I v[4]) {
     weave(load_pixels<4>(row[0], 0, 1, count), load_pixels<4>(row[1], 0, 1, count),

@@ -42,6 +42,7 @@ def _functions(names: frozenset[str]) -> frozenset[Any]:
 _RESHAPING = _functions(_RESHAPES) | _ATEN_RESHAPES
 _VIEWING = _functions(_VIEWS) | _ATEN_VIEWS
 _MOVING = _VIEWING | _functions(_COPIES) | {operator.getitem, F.pixel_shuffle, F.pixel_unshuffle}
+_ROLLING = (torch.roll, aten.roll.default)
 
 
 def is_view(node: Node) -> bool:
@@ -58,6 +59,13 @@ def is_reshape(node: Node) -> bool:
     if node.op == "call_method":
         return str(node.target) in _RESHAPES
     return node.target in _RESHAPING
+
+
+def is_roll(node: Node) -> bool:
+    """Whether ``node`` rolls dimensions of its input, none of which is the first: each image."""
+    dims: Any = node.args[2] if node.target in _ROLLING and len(node.args) == 3 else ()
+    named = dims if isinstance(dims, list | tuple) else [dims]
+    return len(named) > 0 and all(type(dim) is int and dim > 0 for dim in named)
 
 
 def moves_codes(node: Node) -> bool:

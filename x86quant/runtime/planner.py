@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.lowering.views import is_reshape
+from x86quant.lowering.views import is_reshape, is_roll
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.memory import aligned
@@ -56,10 +56,15 @@ def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
             try:
                 if isinstance(shape, torch.Size) and (not shape or not shape.numel()):
                     raise NoKernelError("its tensor is empty or has no dimensions")
-                lower = FORMS[op_name(node)].lower if is_op(node) else _view
-                draft[node] = lower(draft, node)
+                draft[node] = _lowering(node)(draft, node)
             except NoKernelError as error:
                 raise NoNativeFormError(node.name, str(error)) from error
+
+
+def _lowering(node: Node) -> Callable[[Draft, Node], Any]:
+    if is_op(node):
+        return FORMS[op_name(node)].lower
+    return _roll if is_roll(node) else _view
 
 
 def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
@@ -150,6 +155,29 @@ def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Val
     value = draft.new(node.name, target)
     draft.copy(node, source, Value(value.buffer, as_source))
     return value
+
+
+def _roll(draft: Draft, node: Node) -> Value:
+    """Copy a tensor in the parts whose order rolling changes."""
+    source = draft.value(node.args[0])
+    shifts, dims = (x if isinstance(x, list | tuple) else [x] for x in node.args[1:])
+    order = sorted(range(source.meta.dim()), key=lambda dim: -source.meta.stride(dim))
+    meta = layout.like(source.shape, order, source.meta.dtype)
+    rolled = draft.new(node.name, meta)
+    parts = [(source.meta, rolled.meta)]
+    for given, dim in zip(shifts, dims, strict=True):
+        size = source.shape[dim]
+        shift = (draft[given] if isinstance(given, Node) else given) % size
+        places = ((0, shift, size - shift), (size - shift, 0, shift))
+        parts = [
+            (old.narrow(dim, begin, length), new.narrow(dim, to, length))
+            for old, new in parts
+            for begin, to, length in places
+            if length
+        ]
+    for old, new in parts:
+        draft.copy(node, Value(source.buffer, old), Value(rolled.buffer, new))
+    return rolled
 
 
 def _metas(value: Any) -> Any:

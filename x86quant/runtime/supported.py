@@ -8,7 +8,7 @@ from typing import Literal
 from torch.fx import Node
 
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.lowering.views import computes_a_size, is_reshape, is_view
+from x86quant.lowering.views import computes_a_size, is_reshape, is_roll, is_view
 from x86quant.runtime.native_forms import FORMS
 
 #: "native": in a segment. "torch": outside of one. "either": wherever its inputs are, for it
@@ -64,12 +64,13 @@ def _is_native(node: Node) -> bool:
 
 
 def _is_viewed(node: Node) -> bool:
-    """Whether ``node`` yields what an op of ours computed, or a view of it, in native memory.
+    """Whether ``node`` yields what an op of ours computed, or moves it, in native memory.
 
     Read from the graph itself, because a graph that was pickled comes back without ``meta``.
     """
     if is_op(node):
         form = FORMS.get(op_name(node))
         return form.viewed if form else op_name(node) not in _YIELD_FLOATS
-    source = node.args[0] if node.args and is_view(node) else None
+    moves = is_view(node) or is_roll(node)
+    source = node.args[0] if node.args and moves else None
     return isinstance(source, Node) and _is_viewed(source)

@@ -1,4 +1,4 @@
-"""Copies, dropout in evaluation, whole slices and views that change nothing go."""
+"""Copies, dropout in evaluation, whole slices, views and padding that change nothing go."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def _same_as(node: Node) -> Node | None:
         )  # fmt: skip
         whole = start in (0, None) and step == 1 and (end is None or end == sys.maxsize)
         return source if whole else None
+    if node.target is aten.pad.default:
+        return source if all(type(n) is int and n == 0 for n in node.args[1]) else None  # type: ignore[union-attr]
     if node.target is aten.reshape.default:
         return source if same_sizes(node, source) else None
     if node.target is aten.transpose.int and source.target is aten.transpose.int:
