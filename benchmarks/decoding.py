@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 import x86quant
+import x86quant.dynamic
 from benchmarks.environment import print_environment
 from benchmarks.networks import declare_missing_ops
 
