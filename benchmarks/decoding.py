@@ -136,7 +136,7 @@ class _Int8WeightOnly(nn.Module):
     def __init__(self, linear: Any) -> None:
         super().__init__()
         layer = x86quant.dynamic.WeightOnlyLinear.from_float(linear)
-        self.register_buffer("codes", layer.int8_weight)
+        self.register_buffer("codes", layer.int8_weight.contiguous())
         self.register_buffer("scale", layer.weight_scale)
         self.register_buffer("bias", layer.bias)
 
@@ -149,9 +149,9 @@ class _Int8WeightOnly(nn.Module):
 
 def _torch_int8(model: nn.Module) -> Subject:
     """torch's int8 weight-only product under torch.compile, with a static cache."""
-    from transformers import StaticCache
-
     import copy
+
+    from transformers import StaticCache
 
     changed: Any = copy.deepcopy(model)
     for name, module in list(changed.named_modules()):
@@ -269,12 +269,23 @@ def main() -> int:
     read = measure(found, ids, options.tokens, options.rounds)
     best = max(read)
     print(f"read: {statistics.median(read) / 1e9:.1f} GB/s, at best {best / 1e9:.1f}")
-    head = ("", "MB", "step ms", "of memory", "token ms", "of memory", "prompt ms", "steps over ours")
+    head = (
+        "",
+        "MB",
+        "step ms",
+        "of memory",
+        "token ms",
+        "of memory",
+        "prompt ms",
+        "steps over ours",
+    )
     print(("{:<12}" + "{:>11}" * 6 + "{:>17}").format(*head))
     ours = found[0].median("step")
     for subject in found:
         step, token = subject.median("step"), subject.median("token")
-        share = [subject.weight_bytes / seconds / statistics.median(read) for seconds in (step, token)]
+        share = [
+            subject.weight_bytes / seconds / statistics.median(read) for seconds in (step, token)
+        ]
         print(
             f"{subject.name:<12}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
             f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"

@@ -1,4 +1,4 @@
-"""The newest token of a decoder in one native run: the same tokens as layer by layer, or the layers."""
+"""The newest token of a decoder in one native run, or layer by layer."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_tokens_follow_in_native_runs(pair: Any, batch: int, tokens: int) -> Non
             token = prompt(batch, 1)
             found, expected = added(fused, cache, token), added(layers, other, token)
             close(found.logits, expected.logits)
-            assert type(found) is type(expected) and found.past_key_values is cache
+            assert type(found) is type(expected)
+            assert found.past_key_values is cache
             assert cache.get_seq_length() == length + 1
         assert runs == [9]
     for one, two in zip(cache.layers, other.layers, strict=True):
@@ -116,7 +117,8 @@ def test_a_cache_outgrows_its_room(pair: Any) -> None:
         rooms.add(cache._x86quant_room.buffer.shape[3])
     with torch.no_grad():
         expected = added(layers, other, ids.expand(1, 300), use_cache=True)
-    assert len(rooms) == 2 and cache.get_seq_length() == 306
+    assert len(rooms) == 2
+    assert cache.get_seq_length() == 306
     close(cache.layers[1].keys, expected.past_key_values.layers[1].keys)
 
 
@@ -262,4 +264,5 @@ def test_inference_mode_and_what_follows_it(pair: Any) -> None:
         added(fused, cache, token)
     with counted(fused) as runs:
         added(fused, cache, token)
-    assert runs == [1] and cache.get_seq_length() == 8
+    assert runs == [1]
+    assert cache.get_seq_length() == 8

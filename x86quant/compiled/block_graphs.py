@@ -85,7 +85,7 @@ class BlockGraphs:
     Attributes:
         module: whose forward it is.
         graphs: what it runs; empty once the module was changed.
-        token_step: what it runs for the newest token of a decoder; None once the module was changed.
+        token_step: the same for the newest token of a decoder; None once it was changed.
     """
 
     def __init__(

@@ -53,19 +53,27 @@ class TokenStep:
         ids = kwargs.get("input_ids")
         if args or not _is_ids(ids) or not _leaves_result(kwargs):
             return None
-        held = self._held(cache, ids.shape[0])
-        if held is None:
-            return None
-        length = held[0].shape[2]
+        room = _Room.shown_by(cache)
+        if room is None or not self._fits(room, ids.shape[0]):
+            held = self._held(cache, ids.shape[0])
+            if held is None:
+                return None
+            room = _Room(held)
+        length = room.held
         if not _sees_all(kwargs.get("attention_mask"), ids.shape[0], length + 1):
             return None
         positions = _positions(kwargs.get("position_ids"), ids, length)
         if positions is None:
             return None
-        room = _Room.of(cache, held)
         (logits,) = self.compiled.run((ids, positions, room.buffer, room.length))
         room.show_one_more(cache)
         return self.result(logits=logits, past_key_values=cache)
+
+    def _fits(self, room: _Room, batch: int) -> bool:
+        """Whether ``room`` is for this decoder: a cache may be another's."""
+        parts, sequences, heads, _, size = room.buffer.shape
+        wanted = (2 * self.layers, batch, self.heads, self.size)
+        return (parts, sequences, heads, size) == wanted
 
     def _held(self, cache: Any, batch: int) -> list[torch.Tensor] | None:
         """Keys and values of each layer; None if ``cache`` is not one that grows by a token."""
@@ -95,6 +103,7 @@ class _Room:
 
     Attributes:
         buffer: [2 layers, batch, heads, room, size].
+        held: how many tokens are held.
     """
 
     def __init__(self, held: Sequence[torch.Tensor]) -> None:
@@ -103,33 +112,37 @@ class _Room:
         self.buffer = torch.empty(len(held), batch, heads, room, size)
         for part, tensor in zip(self.buffer, held, strict=True):
             part[:, :, :length] = tensor
-        self._count = length
+        self.held = length
         self._shown: list[torch.Tensor] = []
+        self._kind: type = type(None)
 
     @classmethod
-    def of(cls, cache: Any, held: Sequence[torch.Tensor]) -> _Room:
-        """The room of ``cache``, which shows ``held``: with space for one token more."""
-        room = vars(cache).get("_x86quant_room")
-        if isinstance(room, cls) and room._is_shown_as(held) and room._count < room.buffer.shape[3]:
-            return room
-        return cls(held)
-
-    def _is_shown_as(self, held: Sequence[torch.Tensor]) -> bool:
-        return len(held) == len(self._shown) and all(
-            a is b for a, b in zip(held, self._shown, strict=True)
-        )
+    def shown_by(cls, cache: Any) -> _Room | None:
+        """The room of all that ``cache`` shows, if it has space for one token more."""
+        room = getattr(cache, "_x86quant_room", None)
+        if not isinstance(room, cls) or room.held >= room.buffer.shape[3]:
+            return None
+        layers = cache.layers
+        if 2 * len(layers) != len(room._shown) or type(cache) is not room._kind:
+            return None
+        shown = iter(room._shown)
+        for layer in layers:
+            if layer.keys is not next(shown) or layer.values is not next(shown):
+                return None
+        return room
 
     @property
     def length(self) -> torch.Tensor:
         """How many tokens are held, int64 [1]."""
-        return torch.tensor([self._count])
+        return torch.tensor([self.held])
 
     def show_one_more(self, cache: Any) -> None:
         """Let ``cache`` show the token behind those that it held."""
-        self._count += 1
-        self._shown = list(self.buffer[:, :, :, : self._count].unbind())
+        self.held += 1
+        self._shown = list(self.buffer[:, :, :, : self.held].unbind())
         for number, layer in enumerate(cache.layers):
             layer.keys, layer.values = self._shown[2 * number : 2 * number + 2]
+        self._kind = type(cache)
         cache._x86quant_room = self
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -141,8 +154,11 @@ class _Room:
 
 
 def _is_ids(ids: Any) -> bool:
-    return type(ids) is torch.Tensor and ids.dtype is torch.int64 and ids.dim() == 2 and (
-        ids.shape[1] == 1 and ids.shape[0] > 0 and ids.device.type == "cpu"
+    return (
+        type(ids) is torch.Tensor
+        and ids.dtype is torch.int64
+        and ids.dim() == 2
+        and (ids.shape[1] == 1 and ids.shape[0] > 0 and ids.device.type == "cpu")
     )
 
 

@@ -215,8 +215,8 @@ def cached_attention(
     before = int(length)
     if not 0 <= before < cache.shape[3]:
         raise InvalidInputError(
-            f"x86quant::cached_attention: a cache with room for {cache.shape[3]} tokens cannot take "
-            f"one behind {before}"
+            f"x86quant::cached_attention: a cache with room for {cache.shape[3]} tokens cannot "
+            f"take one behind {before}"
         )
     held = []
     for part, new in zip(cache[2 * layer : 2 * layer + 2], (k, v), strict=True):

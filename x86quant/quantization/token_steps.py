@@ -1,4 +1,4 @@
-"""From a decoder of transformers with dynamic int8 layers to one that adds a token in one native run.
+"""From a decoder with dynamic int8 layers to one that adds a token in one native run.
 
 ``generate`` calls a decoder once for each token, with a cache of those before. That call is traced
 as a function of tensors alone: ids, positions and the cache as one tensor, to logits and the longer
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import first_line
 from x86quant.compiled import CompiledModule
@@ -38,7 +38,7 @@ from x86quant.quantization.tracing import Traced
 
 _log = logging.getLogger("x86quant.quantization")
 
-#: How many sequences are decoded, and how many tokens each has, where the graph is traced and proved.
+#: Sequences, and tokens of each, behind which a token is added to prove the graph.
 _SIZES = ((2, 5), (1, 3), (3, 8), (1, 17))
 #: What fusing may cost against the layers one by one, in dB.
 _ALLOWED_LOSS = 3.0
@@ -46,7 +46,7 @@ _ATTENTION = "x86quant_one_token"
 
 
 def with_token_step(model: nn.Module) -> tuple[str, ...]:
-    """Let ``model`` add tokens by one native run each, if it is a decoder that can; returns notes."""
+    """Let ``model`` add each token by one native run if it can; returns notes on it."""
     if not _generates(model):
         return ()
     try:
@@ -195,7 +195,9 @@ def _check_all_in_place(lowered: Any, layers: int) -> None:
     found = sorted(node.kwargs["layer"] for node in nodes_of(lowered, "cached_attention"))
     (output,) = (n for n in lowered.graph.nodes if n.op == "output")
     past = [n for n in lowered.graph.nodes if n.op == "placeholder" and n.target == "past"]
-    others = [u for n in past for u in n.users if not (is_op(u, "cached_attention") or _is_batch(u))]
+    others = [
+        u for n in past for u in n.users if not (is_op(u, "cached_attention") or _is_batch(u))
+    ]
     if found != [*range(layers)] or len(output.args[0]) != 1 or others:
         raise UnsupportedError("not every attention of it was recognised")
 
@@ -218,8 +220,9 @@ def _check_noise(
             raise UnsupportedError("it does not take its own calls")
         exact += [x.float() for x in observed.result]
         fused += [answer.logits, *_parts(answer.past_key_values)]
-        plain = Call((), {**given, "return_dict": True})
-        result = run(lambda _c=cache_of(past), **k: model(**k, past_key_values=_c), plain)
+        plain = {**given, "return_dict": True, "past_key_values": cache_of(past)}
+        with torch.no_grad():
+            result = model(**plain)
         layers += [result.logits, *_parts(result.past_key_values)]
     if any(a.shape != b.shape for a, b in zip(exact, fused, strict=True)):
         raise UnsupportedError("the cache it leaves is of another shape")

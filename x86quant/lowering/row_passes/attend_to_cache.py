@@ -1,4 +1,4 @@
-"""Attention of one new token to keys and values of a cache reads them where they lie, and adds its own."""
+"""Attention of one new token reads a cache where it lies, and adds its own keys and values."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def run(gm: GraphModule) -> int:
     length = _length(gm, cache)
     for node, layer, new in found:
         with gm.graph.inserting_before(node):
-            k, v = (
-                call(gm.graph, aten.transpose.int, _swapped(value_of(x)), x, 1, 2) for x in new
-            )
+            k, v = (call(gm.graph, aten.transpose.int, _swapped(value_of(x)), x, 1, 2) for x in new)
             out = emit(
                 gm.graph,
                 "cached_attention",
@@ -75,7 +73,7 @@ def _untransposed(node: Any) -> Any:
 
 
 def _joined(node: Any, cache: Node) -> tuple[int, Node] | None:
-    """Which part of the cache is before a new token in the concatenation ``node``, and the token."""
+    """Which part of the cache ``node`` joins with a new token, and the token."""
     if not isinstance(node, Node) or node.target is not aten.cat.default:
         return None
     dim: Any = node.args[1] if len(node.args) > 1 else 0

@@ -35,7 +35,7 @@ def run(gm: GraphModule) -> int:
 
 
 def _rotation(node: Node) -> tuple[Node, Node, Node] | None:
-    """The heads [B, H, S, D], cosines and sines [B, S, D] of a rotation whose result is ``node``."""
+    """Heads [B, H, S, D], cosines and sines [B, S, D] whose rotation ``node`` is."""
     if node.target is not aten.add.Tensor or argument(node, 2, "alpha", 1) != 1:
         return None
     for plain, turned in (node.args[:2], node.args[1::-1]):
@@ -73,7 +73,11 @@ def _halves_of(node: Node) -> Node | None:
     if not size.isdigit() or int(size) % 2:
         return None
     whole, half = int(size), int(size) // 2
-    return first[0] if first[1:] == (0, half) and (second[1], min(second[2], whole)) == (half, whole) else None
+    return (
+        first[0]
+        if first[1:] == (0, half) and (second[1], min(second[2], whole)) == (half, whole)
+        else None
+    )
 
 
 def _part(node: Any) -> tuple[Node, int, int] | None:
@@ -104,6 +108,7 @@ def _are_heads(x: Node, cos: Node, sin: Node, out: Node) -> bool:
         return False
     wanted = (of_x[0], of_x[2], of_x[3])
     return all(
-        angles[2] == wanted[2] and all(have in ("1", want) for have, want in zip(angles[:2], wanted, strict=False))
+        angles[2] == wanted[2]
+        and all(have in ("1", want) for have, want in zip(angles[:2], wanted, strict=False))
         for angles in (of_cos, of_sin)
     )

@@ -46,15 +46,14 @@ def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 def _fit(angles: torch.Size, x: torch.Size) -> bool:
     return (
-        len(angles) == 3
-        and angles[0] in (1, x[0])
-        and angles[1] in (1, x[1])
-        and angles[2] == x[3]
+        len(angles) == 3 and angles[0] in (1, x[0]) and angles[1] in (1, x[1]) and angles[2] == x[3]
     )
 
 
 def _is_computed(node: Node) -> bool:
-    return all(isinstance(x := node.kwargs[n], Node) and x.op != "get_attr" for n in ("x", "cos", "sin"))
+    return all(
+        isinstance(x := node.kwargs[n], Node) and x.op != "get_attr" for n in ("x", "cos", "sin")
+    )
 
 
 FORMS = (NativeForm("rotate", _sizes, _rotate, _is_computed, None, gives=torch.float32),)
