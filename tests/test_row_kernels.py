@@ -497,7 +497,8 @@ def test_one_query_sees_all_keys(
     draw = torch.Generator().manual_seed(keys)
     q = torch.randn(batch, 1, n, size, generator=draw)
     held = [torch.randn(batch, kv, keys, size, generator=draw) for _ in range(2)]
-    want = attention(q, *(x.transpose(1, 2) for x in held), None, False, 0.2)
+    keys_of, values_of = (x.transpose(1, 2) for x in held)
+    want = attention(q, keys_of, values_of, None, False, 0.2)
     # What lies behind the last of each is not there.
     k, v, at_q = (at_page_end(x.numpy()) for x in (*held, q))
     out = at_page_end(np.full((batch, n, size), np.nan, np.float32))

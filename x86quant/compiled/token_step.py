@@ -50,7 +50,7 @@ class TokenStep:
     def answer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the forward returns, or None if the graph does not stand for this call."""
         cache = kwargs.get("past_key_values")
-        ids = kwargs.get("input_ids")
+        ids: Any = kwargs.get("input_ids")
         if args or not _is_ids(ids) or not _leaves_result(kwargs):
             return None
         room = _Room.shown_by(cache)

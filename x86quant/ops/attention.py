@@ -222,7 +222,8 @@ def cached_attention(
     for part, new in zip(cache[2 * layer : 2 * layer + 2], (k, v), strict=True):
         part[:, :, before] = new[:, 0]
         held.append(part[:, :, : before + 1].transpose(1, 2))
-    return attention(q, *held, None, False, scale)
+    keys, values = held
+    return attention(q, keys, values, None, False, scale)
 
 
 def _check_cache(

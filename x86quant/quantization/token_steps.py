@@ -192,7 +192,8 @@ def _one_token_attention(model: Any) -> Iterator[None]:
 
 def _check_all_in_place(lowered: Any, layers: int) -> None:
     """Raise UnsupportedError unless each layer extends the cache, and nothing else reads it."""
-    found = sorted(node.kwargs["layer"] for node in nodes_of(lowered, "cached_attention"))
+    attentions: Any = nodes_of(lowered, "cached_attention")
+    found = sorted(node.kwargs["layer"] for node in attentions)
     (output,) = (n for n in lowered.graph.nodes if n.op == "output")
     past = [n for n in lowered.graph.nodes if n.op == "placeholder" and n.target == "past"]
     others = [

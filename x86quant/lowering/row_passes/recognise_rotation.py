@@ -38,7 +38,8 @@ def _rotation(node: Node) -> tuple[Node, Node, Node] | None:
     """Heads [B, H, S, D], cosines and sines [B, S, D] whose rotation ``node`` is."""
     if node.target is not aten.add.Tensor or argument(node, 2, "alpha", 1) != 1:
         return None
-    for plain, turned in (node.args[:2], node.args[1::-1]):
+    first, second = node.args[:2]
+    for plain, turned in ((first, second), (second, first)):
         straight, halves = _times_angles(plain), _times_angles(turned)
         if straight is None or halves is None:
             continue
@@ -52,10 +53,13 @@ def _times_angles(node: Any) -> tuple[Node, Node] | None:
     """What is multiplied by angles that are the same for all heads, and those."""
     if not isinstance(node, Node) or node.target is not aten.mul.Tensor:
         return None
-    for x, angles in (node.args[:2], node.args[1::-1]):
-        spread = isinstance(angles, Node) and angles.target is aten.unsqueeze.default
-        if isinstance(x, Node) and spread and angles.args[1] in (1, -3):
-            return x, angles.args[0]
+    first, second = node.args[:2]
+    for x, angles in ((first, second), (second, first)):
+        if not isinstance(x, Node) or not isinstance(angles, Node):
+            continue
+        if angles.target is aten.unsqueeze.default and angles.args[1] in (1, -3):
+            spread: Any = angles.args[0]
+            return x, spread
     return None
 
 
