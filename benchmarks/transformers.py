@@ -4,6 +4,7 @@
     python -m benchmarks.transformers --out results
     python -m benchmarks.transformers --out results2 --threads 2
     python -m benchmarks.transformers --out results3 --models minilm --peers openvino
+    python -m benchmarks.transformers --out results4 --models gpt2 t5_encoder clip_text
 
 This is ``x86quant bench`` on the models and sizes below, with the targets that they are held to at
 the end. Weights are random but for MiniLM's. Interrupted, the same command goes on; a folder of
@@ -27,6 +28,16 @@ from x86quant.bench.summary_text import markdown, title_of
 from x86quant.errors import X86QuantError
 from x86quant.given_model import InputShape
 
+# Models of ``transformer_models``, and what a call of each takes.
+MORE: dict[str, InputShape] = {
+    "clip_text": InputShape((1, 77), "int64"),
+    "clip_vision": InputShape((1, 3, 224, 224)),
+    "t5_encoder": InputShape((1, 128), "int64"),
+    "whisper_encoder": InputShape((1, 80, 3000)),
+    "gpt2": InputShape((1, 128), "int64"),
+    "small_llama": InputShape((1, 128), "int64"),
+    "qwen_embedder": InputShape((1, 128), "int64"),
+}
 # Sentences and tokens of a call; None: a picture.
 SIZES: dict[str, tuple[tuple[int, int] | None, ...]] = {
     "bert-base": ((1, 128), (1, 384)),
@@ -49,6 +60,11 @@ def requests_for(
     """One for each model and size."""
     found = []
     for model in models:
+        if model in MORE:
+            path, setting = f"benchmarks.transformer_models:{model}", RunSetting(1, threads)
+            one = (MORE[model],)
+            found.append(BenchRequest(path, one, setting, rounds, (OURS, *peers), alone=False))
+            continue
         for size in SIZES[model]:
             inputs = (
                 (InputShape((1, 3, 224, 224)),)
@@ -62,11 +78,13 @@ def requests_for(
 
 def place(request: BenchRequest) -> str:
     """The name of the folder for its results."""
-    return "-".join([request.name, *(str(size) for size in request.inputs[0].sizes)])
+    name = request.name.rpartition(":")[2]
+    return "-".join([name, *(str(size) for size in request.inputs[0].sizes)])
 
 
 def targets(runs: Sequence[ModelRun], threads: int) -> list[Target]:
-    """What encoders are held to, and what came of it."""
+    """What encoders are held to, and what came of it; other models are compared, no more."""
+    runs = [run for run in runs if run.model in USUAL]
     ratios = {_name(run): ratio for run in runs if (ratio := run.ratio("openvino")) is not None}
     found = []
     if ratios:
@@ -109,7 +127,7 @@ def _name(run: ModelRun) -> str:
 def main() -> int:
     """Run the command line; returns the exit status."""
     parser = parser_of("benchmarks.transformers", __doc__)
-    parser.add_argument("--models", nargs="+", default=USUAL, choices=SIZES)
+    parser.add_argument("--models", nargs="+", default=USUAL, choices=[*SIZES, *MORE])
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=[*BACKENDS])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)

@@ -61,4 +61,14 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "norm_rows": {"x": floats(3, 5, 7), "residual": floats(3, 5, 7), **NORM},
     "attention": QKV,
     "attention_rows": QKV,
+    "cached_attention": {
+        "q": floats(2, 1, 4, 8),
+        "k": floats(2, 1, 2, 8),
+        "v": floats(2, 1, 2, 8),
+        "cache": floats(6, 2, 2, 5, 8),
+        "layer": 1,
+        "length": torch.tensor([3]),
+        "scale": 0.3,
+    },
+    "rotate": {"x": floats(2, 5, 3, 8), "cos": floats(1, 5, 8), "sin": floats(2, 5, 8)},
 }

@@ -480,3 +480,44 @@ def test_attention_reads_slices_of_one_product_and_broadcast_masks() -> None:
     assert torch.equal(
         OPS.attention(*turned, None, True, 0.2), OPS.attention(q, k, v, None, True, 0.2)
     )
+
+
+#: Batch, keys, heads, heads of keys, size.
+ONE_QUERY = [
+    (1, 1, 2, 2, 8), (2, 7, 4, 2, 20), (1, 33, 12, 12, 64), (2, 70, 6, 1, 80), (1, 131, 3, 3, 129)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("shape", ONE_QUERY, ids=str)
+def test_one_query_sees_all_keys(
+    lib: capi.Library, isa: str, shape: tuple[int, int, int, int, int]
+) -> None:
+    batch, keys, n, kv, size = shape
+    draw = torch.Generator().manual_seed(keys)
+    q = torch.randn(batch, 1, n, size, generator=draw)
+    held = [torch.randn(batch, kv, keys, size, generator=draw) for _ in range(2)]
+    keys_of, values_of = (x.transpose(1, 2) for x in held)
+    want = attention(q, keys_of, values_of, None, False, 0.2)
+    # What lies behind the last of each is not there.
+    k, v, at_q = (at_page_end(x.numpy()) for x in (*held, q))
+    out = at_page_end(np.full((batch, n, size), np.nan, np.float32))
+    op = capi.OneQuery(capi.ISAS[isa], batch, keys, n, kv, size)
+    op.q, op.k, op.v, op.out = (x.ctypes.data for x in (at_q, k, v, out))
+    op.q_stride = (ctypes.c_int64 * 2)(n * size, size)
+    strides = (ctypes.c_int64 * 3)(kv * keys * size, keys * size, size)
+    op.k_stride = op.v_stride = strides
+    op.scale = 0.2
+    lib.one_query(op)
+    torch.testing.assert_close(torch.from_numpy(out.copy()), want[:, 0], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("keys", 0), ("kv_heads", 3), ("size", -1), ("isa", 99)]
+)
+def test_one_queries_that_do_not_fit_are_refused(lib: capi.Library, field: str, value: int) -> None:
+    op = capi.OneQuery(capi.ISAS["avx2"], 1, 4, 2, 2, 8)
+    op.q = op.k = op.v = op.out = 64
+    setattr(op, field, value)
+    with pytest.raises(capi.NativeError):
+        lib.one_query(op)

@@ -190,7 +190,11 @@ def test_masks_whose_cells_lie_apart_are_left_to_torch() -> None:
     assert "not adjacent" in module.float_nodes[0].reason
 
 
-@pytest.mark.parametrize("op", [name for name in SAMPLES if name != "linear_rows"])
+#: Of the last one the kernel sums in another order: it has a test of its own.
+_ELSEWHERE = ("linear_rows", "cached_attention")
+
+
+@pytest.mark.parametrize("op", [name for name in SAMPLES if name not in _ELSEWHERE])
 def test_each_op_alone(op: str) -> None:
     """As a graph of its own: results that nobody wants, codes that come from outside."""
     net = _Net()
@@ -319,3 +323,42 @@ def test_images_are_not_rolled_into_one_another_in_a_program() -> None:
     module = net.compiled(*net.rows(rolled).values())
     _same(module, floats(40, 5, 7))
     assert len(module.segments) == 2
+
+
+@pytest.mark.parametrize(("heads", "kv", "size"), [(4, 2, 8), (3, 3, 20), (2, 1, 64)])
+def test_attention_extends_its_cache(heads: int, kv: int, size: int) -> None:
+    net = _Net()
+    names = ("q", "k", "v", "cache", "length")
+    inputs = {name: net.input(name) for name in names}
+    module = net.compiled(net.call("cached_attention", **inputs, layer=1, scale=0.3))
+    cache = floats(4, 2, kv, 6, size)
+    twin = cache.clone()
+    for length in (0, 3, 5):
+        new = (floats(2, 1, heads, size), floats(2, 1, kv, size), floats(2, 1, kv, size))
+        with torch.no_grad():
+            (actual,) = module.run((*new, cache, torch.tensor([length])))
+            (expected,) = module.graph_module(*new, twin, torch.tensor([length]))
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(cache, twin)
+    assert _steps(module) == [["cached_attention"]]
+    for length in (6, -1):
+        with pytest.raises(ValueError, match="room for 6 tokens"):
+            module.run((*new, cache, torch.tensor([length])))
+    assert torch.equal(cache, twin)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_heads_are_rotated_where_they_lie(spread: bool) -> None:
+    net = _Net()
+    x, cos, sin = (net.input(name) for name in ("x", "cos", "sin"))
+    turned = net.graph.call_function(torch.ops.aten.transpose.int, (x, 1, 2))
+    rows = net.call("quantize_rows", x=turned)
+    floats_of = net.call("rotate", x=x, cos=cos, sin=sin)
+    module = net.compiled(floats_of, net.items(rows, 1)[0])
+    batch = 1 if spread else 2
+    angles = floats(batch, 5, 12), floats(2, 5, 12)
+    _same(module, floats(2, 5, 3, 12), *angles)
+    _same(module, floats(2, 5, 6, 24)[:, :, ::2, 6:18], *angles)
+    assert "rotate" in [step for steps in _steps(module) for step in steps]
+    with pytest.raises(ValueError, match="even size"):
+        module.run((floats(2, 5, 3, 11), *angles))

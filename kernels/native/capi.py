@@ -202,6 +202,20 @@ class Attention(ctypes.Structure):
     ]
 
 
+class OneQuery(ctypes.Structure):
+    """``xq_one_query``."""
+
+    _fields_ = [
+        ("isa", ctypes.c_int32),
+        *((name, ctypes.c_int64) for name in ("batch", "keys", "heads", "kv_heads", "size")),
+        *((name, ctypes.c_void_p) for name in "qkv"),
+        ("q_stride", ctypes.c_int64 * 2),
+        *((f"{name}_stride", ctypes.c_int64 * 3) for name in "kv"),
+        ("scale", ctypes.c_float),
+        ("out", ctypes.c_void_p),
+    ]
+
+
 class NativeError(ValueError):
     """The library refused a call; the text is the status's."""
 
@@ -263,6 +277,14 @@ class Library:
         self.lib.xq_rows_items.restype = ctypes.c_int64
         self.lib.xq_attention_scratch.restype = ctypes.c_size_t
         self.lib.xq_attention_items.restype = ctypes.c_int64
+        self.lib.xq_one_query_scratch.restype = ctypes.c_size_t
+        self.lib.xq_one_query_items.restype = ctypes.c_int64
+        self.lib.xq_one_query_run.argtypes = [
+            ctypes.POINTER(OneQuery),
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+        ]
         self.lib.xq_attention_run.argtypes = [
             ctypes.POINTER(Attention),
             ctypes.c_int64,
@@ -390,6 +412,15 @@ class Library:
             scratch = aligned(self.lib.xq_attention_scratch(at))
             scratch[:] = 0xFF  # NaN, as floats
             self.lib.xq_attention_run(at, item, item + 1, scratch.ctypes.data)
+
+    def one_query(self, op: OneQuery) -> None:
+        """Run all items of an attention of one query a head, on this thread."""
+        at = ctypes.byref(op)
+        self.check(self.lib.xq_one_query_check(at))
+        for item in range(self.lib.xq_one_query_items(at)):
+            scratch = aligned(self.lib.xq_one_query_scratch(at))
+            scratch[:] = 0xFF  # NaN, as floats
+            self.lib.xq_one_query_run(at, item, item + 1, scratch.ctypes.data)
 
     def op(
         self, kind: str, isa: str, a: Bytes | Floats, out: Bytes | Floats, **fields: Any

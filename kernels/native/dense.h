@@ -24,6 +24,8 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   [[maybe_unused]] const int64_t size = block.w_size;
   // A dot product waits for the one before it: few rows need several sums of each to keep up with the weights.
   constexpr int kSums = !V::kVnni ? 1 : ROWS * VECS <= 2 ? 4 : ROWS * VECS <= 4 ? 2 : 1;
+  // What few rows read from beyond L2, in order, the CPU fetches ahead by itself, and sooner where it is not asked to.
+  [[maybe_unused]] const bool streams = p.size - p.weights > p.caches.l2 / 2;
   I acc[kSums * ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE { acc[ROWS * VECS + i] = V::set32(0); });
@@ -40,7 +42,7 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
       unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
       if constexpr (kSums == 1 && V::kVnni) {
         xq::prefetch_to_l2(ahead), ahead += 64;
-      } else {
+      } else if (kSums == 1 || !streams) {
         xq::prefetch(w + size);
         if constexpr (kSums > 1 && VECS * V::kLanes * 4 > 64) xq::prefetch(w + size + 64);
       }

@@ -10,6 +10,7 @@
 #include "depthwise.h"
 #include "grouped.h"
 #include "im2col.h"
+#include "one_query.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "weight_only.h"
@@ -18,7 +19,7 @@ namespace xq {
 using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                linear_amx<V>, quantize_rows<V>, weight_only<V>, nullptr};
-const RowKernels kAmxRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}};
+const RowKernels kAmxRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V>};
 }  // namespace xq
 
 XQ_TARGET_END

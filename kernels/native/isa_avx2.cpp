@@ -9,6 +9,7 @@
 #include "dense.h"
 #include "grouped.h"
 #include "im2col.h"
+#include "one_query.h"
 #include "pointwise.h"
 #include "rows.h"
 #include "weight_only.h"
@@ -18,7 +19,7 @@ namespace xq {
 using V = Vec256<false>;
 const IsaKernels kAvx2 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
-const RowKernels kAvx2Rows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}};
+const RowKernels kAvx2Rows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V>};
 }  // namespace xq
 
 XQ_TARGET_END

@@ -80,6 +80,23 @@ XQ_API size_t xq_attention_scratch(const xq_attention* op);  // bytes for each r
 XQ_API int64_t xq_attention_items(const xq_attention* op);
 XQ_API void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch);
 
+// The same for one query a head and keys and values that lie where a decoder keeps them: no mask, all keys are seen.
+// Keys of a head may be any number of floats apart. Products and softmax are in float32 on every level.
+typedef struct xq_one_query {
+  int32_t isa;
+  int64_t batch, keys, heads, kv_heads, size;
+  const float *q, *k, *v;
+  int64_t q_stride[2];                                    // from batch to batch, head to head, in floats
+  int64_t k_stride[3], v_stride[3];                       // from batch to batch, head to head, key to key
+  float scale;
+  float* out;                                             // (batch, heads, size), contiguous
+} xq_one_query;
+
+XQ_API int xq_one_query_check(const xq_one_query* op);
+XQ_API size_t xq_one_query_scratch(const xq_one_query* op);  // bytes for each running thread
+XQ_API int64_t xq_one_query_items(const xq_one_query* op);
+XQ_API void xq_one_query_run(const xq_one_query* op, int64_t begin, int64_t end, void* scratch);
+
 #ifdef __cplusplus
 }
 #endif

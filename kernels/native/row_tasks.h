@@ -47,10 +47,20 @@ struct AttentionKernel {
   size_t (*scratch)(int64_t keys, int64_t size);
 };
 
+// One query a head, of the heads that share one head of keys, of which there is at least one. Strides in elements.
+struct OneQueryTask {
+  const float *q, *k, *v;
+  int64_t q_head, k_stride, v_stride;
+  int64_t heads, keys, size;
+  float scale;
+  float* out;                 // heads follow one another
+};
+
 // What an ISA file provides beside its IsaKernels.
 struct RowKernels {
   void (*finish_rows)(const FinishTask&);
   AttentionKernel attention;  // of float32
+  void (*one_query)(const OneQueryTask&, float* scores);
 };
 
 extern const RowKernels kAvx2Rows, kAvxVnniRows, kAvx512Rows, kAvx512VnniRows, kAmxRows;

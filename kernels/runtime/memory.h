@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "../native/native.h"
@@ -16,6 +17,8 @@ namespace x86quant::runtime {
 class Buffer {
  public:
   explicit Buffer(size_t size = 0) : size_(size), memory_(size ? allocated(size) : nullptr, &std::free) {}
+  // Of a part of memory that lasts as long as its parts.
+  Buffer(size_t size, std::shared_ptr<void> memory) : size_(size), memory_(std::move(memory)) {}
   uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
   size_t size() const { return size_; }
 
@@ -31,7 +34,7 @@ class Buffer {
   }
 
   size_t size_;
-  std::unique_ptr<void, void (*)(void*)> memory_;
+  std::shared_ptr<void> memory_;
 };
 
 // The addresses a run works on: the arena, then the call's inputs, then its outputs.

@@ -1,5 +1,7 @@
 #include "row_pack.h"
 
+#include <algorithm>
+#include <mutex>
 #include <stdexcept>
 
 #include "errors.h"
@@ -13,6 +15,26 @@ namespace {
 // Less work than these is not worth waking a thread for: some microseconds of it.
 constexpr int64_t kFloatsEach = 30'000;
 constexpr int64_t kAttentionProductsEach = 500'000;
+
+// Weights that are too small for a huge page of their own share some with those that are packed next, as the layers of
+// a model are: read one after another, once a token, they come at twice the speed of pages of 4 KiB.
+Buffer among_others(size_t size) {
+  constexpr size_t kChunk = size_t{8} << 20, kLeast = size_t{64} << 10, kLine = 64;
+  if (size < kLeast || size > kChunk / 2) return Buffer(size);
+  static std::mutex guard;
+  static std::weak_ptr<Buffer> latest;  // gone once nobody has a part of it
+  static size_t used = 0;
+  const std::lock_guard<std::mutex> lock(guard);
+  std::shared_ptr<Buffer> chunk = latest.lock();
+  if (!chunk || chunk->size() - used < size) {
+    chunk = std::make_shared<Buffer>(kChunk);
+    latest = chunk, used = 0;
+  }
+  uint8_t* const mine = chunk->data() + used;
+  used += (size + kLine - 1) / kLine * kLine;
+  used = std::min(used, kChunk);
+  return Buffer(size, std::shared_ptr<void>(chunk, mine));
+}
 
 int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
 
@@ -38,7 +60,7 @@ Buffer RowPack::pack(const RowWeights& weights, int32_t activation) const {
                          activation};
   const size_t size = xq_linear_packed_size(&linear, isa_);
   if (size == 0) throw std::runtime_error(joined("the native kernel refuses this linear"));
-  Buffer packed(size);
+  Buffer packed = among_others(size);
   succeed(xq_linear_pack(&linear, isa_, weights.weight, weights.scale, weights.bias, packed.data()));
   return packed;
 }

@@ -26,6 +26,7 @@ from x86quant import extension
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.structure import CallForm, Structure
+from x86quant.compiled.token_step import TokenStep
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, X86QuantWarning
 
@@ -84,11 +85,18 @@ class BlockGraphs:
     Attributes:
         module: whose forward it is.
         graphs: what it runs; empty once the module was changed.
+        token_step: the same for the newest token of a decoder; None once it was changed.
     """
 
-    def __init__(self, module: nn.Module, graphs: Sequence[BlockGraph]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        graphs: Sequence[BlockGraph],
+        token_step: TokenStep | None = None,
+    ) -> None:
         self.module = module
         self.graphs = tuple(graphs)
+        self.token_step = token_step
         self.__signature__ = inspect.signature(module.forward)
         self._watch: _BlockWatch | None = _BlockWatch(module)
         self._copied_from: int | None = None
@@ -99,6 +107,10 @@ class BlockGraphs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
+        if self.token_step is not None and self._may_run() and _only_watched() and self._holds():
+            answer = self.token_step.answer(args, kwargs)
+            if answer is not None:
+                return answer
         found = self.graph_for(args, kwargs)
         if found is not None:
             graph, tensors = found
@@ -109,7 +121,7 @@ class BlockGraphs:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[BlockGraph, tuple[torch.Tensor, ...]] | None:
         """The graph that answers a call and its inputs; None if the module's own code does."""
-        if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        if not self._may_run():
             return None
         for graph in self.graphs:
             tensors = graph.tensors(args, kwargs)
@@ -117,11 +129,20 @@ class BlockGraphs:
                 return (graph, tuple(tensors)) if self._holds() else None
         return None
 
+    def _may_run(self) -> bool:
+        """Whether the call is one that computes in float32, and is not traced."""
+        return not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
+
     def current(self) -> bool:
         """Whether there are graphs of the module as it is."""
+        if not self.graphs and self.token_step is None:
+            return False
         if self._watch is None:
-            return bool(self.graphs) and _fingerprint_of(self.module) == self._copied_from
-        return bool(self.graphs) and self._watch.holds()
+            return _fingerprint_of(self.module) == self._copied_from
+        return self._watch.holds()
+
+    def _forget(self) -> None:
+        self.graphs, self.token_step = (), None
 
     def _holds(self) -> bool:
         """Whether the module is as it was when the graphs were made; if not, they go."""
@@ -129,28 +150,28 @@ class BlockGraphs:
             try:
                 self._watch = _BlockWatch(self.module)
             except ExtensionError:  # a copy where there are no native kernels
-                self.graphs = ()
+                self._forget()
                 return False
         if self._watch is not None and self._watch.wants_layers():
             return False
         if self._watch is not None and self._watch.holds():
             return True
-        if self.graphs:
+        if self.graphs or self.token_step is not None:
             warnings.warn(
                 f"{type(self.module).__name__} was changed after it was quantized, so its layers "
                 "run one by one from now on, which is slower; quantize it again to mend that",
                 X86QuantWarning,
                 stacklevel=5,
             )
-        self.graphs = ()
+        self._forget()
         return False
 
     def __getstate__(self) -> dict[str, Any]:
         # What a copy is changed into before its first call must not be taken for what was copied.
         holds = self._watch is None or self._watch.holds()
         made = self._copied_from if self._watch is None else _fingerprint_of(self.module)
-        graphs = self.graphs if holds else ()
-        return {**self.__dict__, "graphs": graphs, "_watch": None, "_copied_from": made}
+        kept = {} if holds else {"graphs": (), "token_step": None}
+        return {**self.__dict__, **kept, "_watch": None, "_copied_from": made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -162,7 +183,7 @@ _training = operator.attrgetter("training")
 def blocks_of(module: nn.Module) -> BlockGraphs | None:
     """The graphs at the forward of ``module``; None if it has none, or none any longer."""
     found = vars(module).get("forward")
-    return found if isinstance(found, BlockGraphs) and found.current() else None
+    return found if isinstance(found, BlockGraphs) and found.graphs and found.current() else None
 
 
 class _BlockWatch:
@@ -208,7 +229,7 @@ class _BlockWatch:
         wants_layers = hooked or any(map(_training, self._modules))
         hold = (
             _settings(self._config) == self._settings
-            and not any("forward" in variables for variables in self._variables)
+            and not any(map(_is_replaced, self._variables))
             and self._attributes_hold()
         )
         self._seen = (counts, wants_layers, hold)
@@ -225,12 +246,17 @@ class _BlockWatch:
         return all(map(is_known_hook, (hook for d in self._hooks for hook in d.values())))
 
 
+def _is_replaced(variables: Mapping[str, Any]) -> bool:
+    """Whether a module with these attributes has a forward that is not its class's."""
+    return "forward" in variables and not isinstance(variables["forward"], BlockGraphs)
+
+
 def _fingerprint_of(module: nn.Module) -> int:
     """A checksum of the module's layers, attributes and tensors."""
     found = 0
     for name, inner in module.named_modules():
         values = {k: getattr(v, "__qualname__", v) for k, v in _plain_values(inner).items()}
-        replaced = inner is not module and "forward" in vars(inner)
+        replaced = inner is not module and _is_replaced(vars(inner))
         text = f"{name} {type(inner).__module__} {type(inner).__qualname__} {replaced}"
         found = zlib.crc32(repr(sorted(values.items())).encode(), found)
         found = zlib.crc32(text.encode(), found)

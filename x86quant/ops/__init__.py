@@ -19,6 +19,7 @@ from x86quant.ops import (
     pool,
     quantization,
     recurrence,
+    rotation,
     rows,
     shape,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "pool",
     "quantization",
     "recurrence",
+    "rotation",
     "rows",
     "shape",
 ]

@@ -183,3 +183,63 @@ def _check_mask(op: str, mask: torch.Tensor, scores: tuple[int, ...]) -> None:
             f"x86quant::{op}: the mask has shape {tuple(mask.shape)}, the scores {tuple(scores)}; "
             "the mask must have 4 dimensions, each equal or 1, and the last equal"
         )
+
+
+def _cached_attention_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int
+) -> torch.Tensor:
+    _check_cache(q, k, v, cache, layer)
+    return q.new_empty(q.shape)
+
+
+@register(
+    "Tensor q, Tensor k, Tensor v, Tensor(a!) cache, int layer, Tensor length, float scale",
+    fake=_cached_attention_fake,
+)
+def cached_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    length: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Attention of a decoder's newest token, ``q`` [B, 1, H, D], to itself and all before it.
+
+    ``k`` and ``v`` [B, 1, heads, D] are written behind the ``length`` (int64 [1]) tokens that
+    ``cache`` [2 layers, B, heads, room, D] holds: keys of layer i are its part 2 i, values the next
+    one. Then it is ``attention`` to the first ``length`` + 1 of them.
+    """
+    _check_cache(q, k, v, cache, layer)
+    before = int(length)
+    if not 0 <= before < cache.shape[3]:
+        raise InvalidInputError(
+            f"x86quant::cached_attention: a cache with room for {cache.shape[3]} tokens cannot "
+            f"take one behind {before}"
+        )
+    held = []
+    for part, new in zip(cache[2 * layer : 2 * layer + 2], (k, v), strict=True):
+        part[:, :, before] = new[:, 0]
+        held.append(part[:, :, : before + 1].transpose(1, 2))
+    keys, values = held
+    return attention(q, keys, values, None, False, scale)
+
+
+def _check_cache(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int
+) -> None:
+    check_attention("cached_attention", q, k, v, None, 1.0)
+    batch, tokens, heads, size = k.shape
+    parts = cache.shape[0] if cache.dim() == 5 else 0
+    fits = cache.dtype == torch.float32 and 0 <= 2 * layer < parts - 1
+    if not fits or (batch, heads, size) != (*cache.shape[1:3], cache.shape[4]):
+        raise InvalidInputError(
+            f"x86quant::cached_attention: the cache must be float32 [2 layers, {batch}, {heads}, "
+            f"room, {size}] with a layer {layer}, got {cache.dtype} {tuple(cache.shape)}"
+        )
+    if (tokens, q.shape[1]) != (1, 1):
+        raise InvalidInputError(
+            f"x86quant::cached_attention: q and k must hold one token, got {tuple(q.shape)} and "
+            f"{tuple(k.shape)}"
+        )

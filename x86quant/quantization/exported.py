@@ -125,17 +125,22 @@ def from_export(module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor
 
 
 def ops_from_export(
-    module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], *, free: bool = True
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    *,
+    free: bool = True,
+    sizes: Sizes | None = None,
 ) -> Exported:
     """``module`` as torch.export traces it: aten ops and ours, constants by their paths.
 
-    If ``free``, batch and tokens stay free where export can leave them so.
+    If ``free``, batch and tokens stay free where export can leave them so, or what ``sizes`` says.
 
     Raises:
         UnsupportedError: it cannot be exported; says why.
     """
     tries = (_batch_and_tokens, _first_size) if free else (_no_size,)
-    return _exported(module, form, leaves, tries, None)
+    return _exported(module, form, leaves, (sizes,) if sizes else tries, None)
 
 
 def _exported(

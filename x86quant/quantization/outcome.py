@@ -41,6 +41,7 @@ from x86quant.quantization.proof import smallest
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.summary import Summary
+from x86quant.quantization.token_steps import with_token_step
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -156,6 +157,8 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     if sample and _wants_graphs(outcome, result, settings):
         timed = settings.fuse_blocks == "auto"
         for note in with_block_graphs(result, sample, timed=timed):
+            outcome = outcome.noting(note)
+        for note in with_token_step(result):
             outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result

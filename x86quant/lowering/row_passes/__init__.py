@@ -10,6 +10,7 @@ from types import ModuleType
 
 from x86quant.lowering.passes import fuse_activation
 from x86quant.lowering.row_passes import (
+    attend_to_cache,
     drop_identities,
     fold_known_values,
     fuse_gates,
@@ -22,6 +23,7 @@ from x86quant.lowering.row_passes import (
     recognise_eager_attention,
     recognise_norms,
     recognise_products,
+    recognise_rotation,
     share_row_codes,
     simplify_masks,
 )
@@ -34,8 +36,10 @@ ROW_PASSES: tuple[ModuleType, ...] = (
     simplify_masks,
     merge_masks,
     recognise_norms,
+    recognise_rotation,
     recognise_eager_attention,
     recognise_attention,
+    attend_to_cache,
     drop_identities,
     fuse_activation,
     share_row_codes,

@@ -16,13 +16,14 @@ from x86quant.runtime.native_forms import (
     pointwise,
     pooling,
     recurrent_layer,
+    rotating,
     upsampling,
     weighted,
 )
 
 _MODULES = (
     attending, code_rows, concatenation, float_border, lookups, per_channel, pointwise, pooling,
-    recurrent_layer, upsampling, weighted,
+    recurrent_layer, rotating, upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.

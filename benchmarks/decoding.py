@@ -1,0 +1,298 @@
+"""How fast a decoder adds tokens, against what the memory gives and against other ways to run it.
+
+    python -m benchmarks.decoding                        # a GPT-2 of 124M parameters, one thread
+    python -m benchmarks.decoding --threads 2 --peers fp32 torch-int8
+    python -m benchmarks.decoding --kind llama --prompt 512
+
+Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
+time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
+the same threads gives, measured in the same run between the models' turns; ``of memory`` is how
+much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
+what generate does around it. ``prompt`` is the time of the first token.
+
+Peers: fp32; stock (dynamic quantization by torch); weight-only (ours); torch-int8 (int8 weights by
+torch._weight_int8pack_mm, compiled by torch.compile with a static cache, called as a step);
+openvino (its int8 weights, stateful, called as a step).
+Exits with 1 if int8 tokens are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import x86quant
+import x86quant.dynamic
+from benchmarks.environment import print_environment
+from benchmarks.networks import declare_missing_ops
+
+PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
+_STREAM_BYTES = 512 << 20
+
+
+@dataclass
+class Subject:
+    """One way to run the decoder.
+
+    Attributes:
+        name: in the table.
+        weight_bytes: that a token reads.
+        generate: decodes so many tokens after ids; None where only steps are measured.
+        step: prepares a cache behind ids and returns a call that adds one token.
+        times: seconds of a token, by what was measured.
+    """
+
+    name: str
+    weight_bytes: int
+    generate: Callable[[torch.Tensor, int], Any] | None
+    step: Callable[[torch.Tensor], Callable[[], Any]]
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, what: str, seconds: float) -> None:
+        """Keep one measurement."""
+        self.times.setdefault(what, []).append(seconds)
+
+    def median(self, what: str) -> float:
+        """In seconds; NaN where there is none."""
+        return statistics.median(self.times.get(what, [float("nan")]))
+
+
+def decoder(kind: str) -> Any:
+    """A decoder of about 125M parameters, with random weights."""
+    declare_missing_ops()
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    else:
+        sizes = {
+            "vocab_size": 32000,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "intermediate_size": 2048,
+            "max_position_embeddings": 2048,
+        }
+        known = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
+        own = {"head_dim": 64} if kind == "qwen3" else {}
+        models = {"llama": transformers.LlamaForCausalLM, "qwen3": transformers.Qwen3ForCausalLM}
+        model = models[kind](known[kind](**sizes, **own))
+    model.generation_config.eos_token_id = None  # it never stops early
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What a token reads: all weights of products once, tables by a row each, which is nothing."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    heads = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    found = {
+        x.data_ptr(): x.numel() * x.element_size()
+        for x in (*model.parameters(), *model.buffers())
+        if id(x) not in tables - heads
+    }
+    for module in model.modules():  # of stock dynamic layers, whose weights are no tensors
+        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
+            found[id(module)] = module.in_features * module.out_features
+    return sum(found.values())
+
+
+def _by_transformers(name: str, model: Any) -> Subject:
+    def generate(ids: torch.Tensor, tokens: int) -> Any:
+        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    def step(ids: torch.Tensor) -> Callable[[], Any]:
+        with torch.no_grad():
+            cache = model(input_ids=ids, use_cache=True, return_dict=True).past_key_values
+        token = ids[:, -1:]
+
+        def add() -> Any:
+            with torch.no_grad():
+                return model(
+                    input_ids=token, past_key_values=cache, use_cache=True, return_dict=True
+                ).logits
+
+        return add
+
+    return Subject(name, weight_bytes(model), generate, step)
+
+
+class _Int8WeightOnly(nn.Module):
+    """A linear with torch's own int8 weights and bfloat16 scales, for float activations."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        layer = x86quant.dynamic.WeightOnlyLinear.from_float(linear)
+        self.register_buffer("codes", layer.int8_weight.contiguous())
+        self.register_buffer("scale", layer.weight_scale)
+        self.register_buffer("bias", layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch._weight_int8pack_mm(rows, self.codes, self.scale)
+        out = out if self.bias is None else out + self.bias
+        return out.reshape(*x.shape[:-1], -1)
+
+
+def _torch_int8(model: nn.Module) -> Subject:
+    """torch's int8 weight-only product under torch.compile, with a static cache."""
+    import copy
+
+    from transformers import StaticCache
+
+    changed: Any = copy.deepcopy(model)
+    for name, module in list(changed.named_modules()):
+        if x86quant.dynamic.is_linear(module):
+            parent, _, child = name.rpartition(".")
+            setattr(changed.get_submodule(parent), child, _Int8WeightOnly(module))
+    compiled = torch.compile(changed.forward, dynamic=False)
+
+    def step(ids: torch.Tensor) -> Callable[[], Any]:
+        cache = StaticCache(config=changed.config, max_cache_len=ids.shape[1] + 256)
+        token = ids[:, -1:]
+        with torch.no_grad():
+            changed(input_ids=ids, past_key_values=cache, use_cache=True)
+        at = [ids.shape[1]]
+
+        def add() -> Any:
+            # The same place again and again: reading is what costs.
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(at[0])
+            with torch.no_grad():
+                positions = torch.full((1, 1), at[0])
+                return compiled(
+                    input_ids=token, past_key_values=cache, position_ids=positions, use_cache=True
+                ).logits
+
+        for _ in range(3):
+            add()
+        return add
+
+    return Subject("torch-int8", weight_bytes(changed), None, step)
+
+
+def subjects(model: Any, peers: list[str]) -> list[Subject]:
+    """Ours first, then the peers."""
+    ids = [{"input_ids": torch.randint(3, 1000, (1, n)), "use_cache": False} for n in (16, 24, 12)]
+    options: dict[str, Any] = {"progress": False, "speed_check": False, "fuse_blocks": True}
+    found = [_by_transformers("x86quant", x86quant.quantize(model, ids, **options))]
+    make: dict[str, Callable[[], Subject]] = {
+        "fp32": lambda: _by_transformers("fp32", model),
+        "layers": lambda: _by_transformers("layers", x86quant.to_dynamic(model)),
+        "weight-only": lambda: _by_transformers(
+            "weight-only", x86quant.to_dynamic(model, weight_only=True)
+        ),
+        "stock": lambda: _by_transformers("stock", _stock(model)),
+        "torch-int8": lambda: _torch_int8(model),
+    }
+    return [*found, *(make[name]() for name in peers)]
+
+
+def _stock(model: nn.Module) -> nn.Module:
+    """torch's dynamic quantization, which knows nn.Linear alone."""
+    import copy
+
+    changed = copy.deepcopy(model)
+    for name, module in list(changed.named_modules()):
+        if x86quant.dynamic.is_linear(module) and not isinstance(module, nn.Linear):
+            parent, _, child = name.rpartition(".")
+            linear = nn.Linear(module.weight.shape[0], module.weight.shape[1])
+            linear.weight.data, linear.bias.data = module.weight.data.t(), module.bias.data
+            setattr(changed.get_submodule(parent), child, linear)
+    stock: nn.Module = torch.ao.quantization.quantize_dynamic(changed, {nn.Linear}, torch.qint8)
+    return stock
+
+
+def stream_once(buffer: torch.Tensor) -> float:
+    """Bytes a second of reading ``buffer`` from end to end."""
+    start = time.perf_counter()
+    buffer.sum()
+    return buffer.numel() * buffer.element_size() / (time.perf_counter() - start)
+
+
+def measure(found: list[Subject], ids: torch.Tensor, tokens: int, rounds: int) -> list[float]:
+    """Times of each subject by turns; returns what streaming gave between them."""
+    # Floats of one type: sum() of them reads at the speed of memory, by all threads.
+    buffer = torch.ones(_STREAM_BYTES // 4)
+    steps = [subject.step(ids) for subject in found]
+    for add in steps:
+        add(), add()
+    read = []
+    for _ in range(rounds):
+        for subject, add in zip(found, steps, strict=True):
+            read.append(stream_once(buffer))
+            add()  # what streaming pushed out of the caches comes back
+            for _ in range(tokens):
+                start = time.perf_counter()
+                add()
+                subject.note("step", time.perf_counter() - start)
+            if subject.generate is not None:
+                start = time.perf_counter()
+                subject.generate(ids, 1)
+                first = time.perf_counter() - start
+                start = time.perf_counter()
+                subject.generate(ids, tokens)
+                rest = time.perf_counter() - start - first
+                subject.note("prompt", first)
+                subject.note("token", rest / (tokens - 1))
+    return read
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=("gpt2", "llama", "qwen3"), default="gpt2")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=24, help="new tokens of a turn")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(options.threads)
+    print_environment()
+    found = subjects(decoder(options.kind), options.peers)
+    ids = torch.randint(3, 1000, (1, options.prompt), generator=torch.Generator().manual_seed(1))
+    read = measure(found, ids, options.tokens, options.rounds)
+    best = max(read)
+    print(f"read: {statistics.median(read) / 1e9:.1f} GB/s, at best {best / 1e9:.1f}")
+    head = (
+        "",
+        "MB",
+        "step ms",
+        "of memory",
+        "token ms",
+        "of memory",
+        "prompt ms",
+        "steps over ours",
+    )
+    print(("{:<12}" + "{:>11}" * 6 + "{:>17}").format(*head))
+    ours = found[0].median("step")
+    for subject in found:
+        step, token = subject.median("step"), subject.median("token")
+        share = [
+            subject.weight_bytes / seconds / statistics.median(read) for seconds in (step, token)
+        ]
+        print(
+            f"{subject.name:<12}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
+            f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"
+            f"{subject.median('prompt') * 1e3:>11.1f}{step / ours:>17.2f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+// Rotary positions: each pair of features of a head, half a head apart, turned by an angle.
+#include <algorithm>
+
+#include "../runtime/parallel.h"
+#include "../runtime/step.h"
+
+namespace x86quant::runtime {
+namespace {
+
+// Less work than this is not worth waking a thread for: some microseconds of it.
+constexpr int64_t kFloatsEach = 30'000;
+
+class Rotate final : public Step {
+ public:
+  explicit Rotate(StepFields& fields)
+      : batch_(fields.integer("batch")), tokens_(fields.integer("tokens")), heads_(fields.integer("heads")),
+        size_(fields.integer("size")) {
+    for (int64_t count : {batch_, tokens_, heads_, size_})
+      if (count < 0) fields.refuse("batch", "and the other sizes must not be negative");
+    if (size_ % 2) fields.refuse("size", "must be even");
+    x_ = place(fields, "x", "x_strides", {batch_, tokens_, heads_, size_}, x_strides_);
+    cos_ = place(fields, "cos", "cos_strides", {batch_, tokens_, size_}, cos_strides_);
+    sin_ = place(fields, "sin", "sin_strides", {batch_, tokens_, size_}, sin_strides_);
+    const int64_t row = heads_ * size_ * kFloat;
+    out_ = fields.address("out", kFloat, {batch_, tokens_, heads_ * size_}, {tokens_ * row, row, kFloat});
+  }
+
+  void run(const Bases& bases) const override {
+    const auto* x = x_.at<const float>(bases);
+    const auto *cos = cos_.at<const float>(bases), *sin = sin_.at<const float>(bases);
+    auto* out = out_.at<float>(bases);
+    const int64_t rows = batch_ * tokens_;
+    split(rows, useful_threads(rows * heads_ * size_ / kFloatsEach), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t n = row / tokens_, token = row % tokens_;
+        const float* c = cos + n * cos_strides_[0] + token * cos_strides_[1];
+        const float* s = sin + n * sin_strides_[0] + token * sin_strides_[1];
+        for (int64_t head = 0; head < heads_; ++head)
+          rotate(x + n * x_strides_[0] + token * x_strides_[1] + head * x_strides_[2], c, s, out + (row * heads_ + head) * size_);
+      }
+    });
+  }
+
+ private:
+  static constexpr int64_t kFloat = sizeof(float);
+
+  void rotate(const float* x, const float* c, const float* s, float* __restrict out) const {
+    const int64_t half = size_ / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = x[i], b = x[i + half];
+      out[i] = a * c[i] - b * s[i];
+      out[i + half] = b * c[i + half] + a * s[i + half];
+    }
+  }
+
+  // Floats whose last dimension is adjacent; the strides of the others are a field.
+  static Address place(StepFields& fields, const char* name, const char* strides, const Words& sizes, Words& to) {
+    to = fields.integers(strides, sizes.size() - 1);
+    Words bytes = to;
+    for (int64_t& stride : bytes)
+      if (__builtin_mul_overflow(stride, kFloat, &stride)) fields.refuse(strides, "is too large");
+    bytes.push_back(kFloat);
+    return fields.address(name, kFloat, sizes, bytes);
+  }
+
+  int64_t batch_, tokens_, heads_, size_;
+  Words x_strides_, cos_strides_, sin_strides_;
+  Address x_, cos_, sin_, out_;
+};
+
+const RegisterStep rotate("rotate", [](StepFields& fields) -> StepPtr { return std::make_unique<Rotate>(fields); });
+
+}  // namespace
+}  // namespace x86quant::runtime

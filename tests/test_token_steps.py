@@ -1,0 +1,268 @@
+"""The newest token of a decoder in one native run, or layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import x86quant
+from benchmarks.networks import declare_missing_ops
+from x86quant.compiled.block_graphs import BlockGraphs
+
+declare_missing_ops()  # transformers imports torchvision where that is installed
+transformers = pytest.importorskip("transformers")
+
+from benchmarks.greedy_agreement import agreement, decoder  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages
+
+_SEED = torch.Generator().manual_seed(1)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3"])
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
+    """A decoder with random weights, its int8 form with a token step, and without."""
+    transformers.utils.logging.set_verbosity_error()
+    model = decoder(request.param, width=32, layers=2, vocabulary=60)
+    data = [{"input_ids": torch.randint(3, 60, (2, n)), "use_cache": False} for n in (7, 9, 5)]
+    fused = x86quant.quantize(model, data, speed_check=False, progress=False, fuse_blocks=True)
+    assert "each new token of generate is one native run" in str(fused.quantization)
+    return model, fused, x86quant.to_dynamic(model).eval()
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """Counts the native runs of the token step of ``model``."""
+    step = model.forward.token_step
+    runs = [0]
+    run = step.compiled.run
+
+    def counting(inputs: Any) -> Any:
+        runs[0] += 1
+        return run(inputs)
+
+    step.compiled.run = counting
+    try:
+        yield runs
+    finally:
+        del step.compiled.run
+
+
+def prompt(batch: int = 1, tokens: int = 6) -> torch.Tensor:
+    return torch.randint(3, 60, (batch, tokens), generator=_SEED)
+
+
+def prefilled(model: Any, ids: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=True, return_dict=True).past_key_values
+
+
+@torch.no_grad()
+def added(model: Any, cache: Any, ids: torch.Tensor, **more: Any) -> Any:
+    """What a call with one token more returns."""
+    given = {"past_key_values": cache, "use_cache": True, "return_dict": True, **more}
+    return model(input_ids=ids, **given)
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Codes may fall on the other side of an edge: close in the mean."""
+    assert actual.shape == expected.shape
+    noise = float((actual - expected).square().mean() / expected.square().mean())
+    assert noise < 1e-3
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (3, 4), (1, 1)])
+def test_tokens_follow_in_native_runs(pair: Any, batch: int, tokens: int) -> None:
+    _, fused, layers = pair
+    ids = prompt(batch, tokens)
+    cache, other = prefilled(layers, ids), prefilled(layers, ids)
+    with counted(fused) as runs:
+        for length in range(tokens, tokens + 9):
+            token = prompt(batch, 1)
+            found, expected = added(fused, cache, token), added(layers, other, token)
+            close(found.logits, expected.logits)
+            assert type(found) is type(expected)
+            assert found.past_key_values is cache
+            assert cache.get_seq_length() == length + 1
+        assert runs == [9]
+    for one, two in zip(cache.layers, other.layers, strict=True):
+        close(one.keys, two.keys)
+        close(one.values, two.values)
+
+
+def test_generate_takes_them(pair: Any) -> None:
+    float_model, fused, _ = pair
+    ids = prompt()
+    with counted(fused) as runs:
+        fused.generate(ids, max_new_tokens=9, do_sample=False)
+    assert runs == [8]  # the first token is the prompt's
+    for _ in range(3):
+        found = agreement(float_model, fused, prompt(), 20)
+        assert found.equal <= 20
+        assert found.is_explained
+
+
+def test_a_cache_outgrows_its_room(pair: Any) -> None:
+    _, fused, layers = pair
+    cache, other, ids = prefilled(layers, prompt()), prefilled(layers, prompt()), prompt(1, 1)
+    other = copy.deepcopy(cache)
+    rooms = set()
+    for _ in range(300):
+        added(fused, cache, ids)
+        rooms.add(cache._x86quant_room.buffer.shape[3])
+    with torch.no_grad():
+        expected = added(layers, other, ids.expand(1, 300), use_cache=True)
+    assert len(rooms) == 2
+    assert cache.get_seq_length() == 306
+    close(cache.layers[1].keys, expected.past_key_values.layers[1].keys)
+
+
+def _copied(cache: Any) -> Any:
+    return copy.deepcopy(cache)
+
+
+def _same_tensors(cache: Any) -> Any:
+    other = transformers.DynamicCache()
+    for number, layer in enumerate(cache.layers):
+        other.update(layer.keys, layer.values, number)
+        other.layers[number].keys, other.layers[number].values = layer.keys, layer.values
+    return other
+
+
+def _shallow(cache: Any) -> Any:
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    return other
+
+
+@pytest.mark.parametrize("fork", [_copied, _same_tensors, _shallow])
+def test_two_caches_of_one_past_do_not_write_to_each_other(
+    pair: Any, fork: Callable[[Any], Any]
+) -> None:
+    _, fused, _ = pair
+    cache = prefilled(fused, prompt())
+    added(fused, cache, torch.tensor([[5]]))
+    other = fork(cache)
+    added(fused, cache, torch.tensor([[7]]))
+    kept = [x.clone() for layer in cache.layers for x in (layer.keys, layer.values)]
+    added(fused, other, torch.tensor([[9]]))
+    now = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+    assert not torch.equal(other.layers[1].keys, cache.layers[1].keys)
+
+
+def test_a_cropped_and_a_reordered_cache_go_on(pair: Any) -> None:
+    _, fused, layers = pair
+    cache = prefilled(layers, prompt(2))
+    added(fused, cache, prompt(2, 1))
+    for change in (lambda c: c.crop(-3), lambda c: c.reorder_cache(torch.tensor([1, 0]))):
+        change(cache)
+        other, token = copy.deepcopy(cache), prompt(2, 1)
+        close(added(fused, cache, token).logits, added(layers, other, token).logits)
+
+
+def test_what_it_is_not_for_runs_layer_by_layer(pair: Any) -> None:
+    _, fused, layers = pair
+    one = prompt(1, 1)
+    hidden = torch.ones(1, 7, dtype=torch.long)
+    hidden[0, :2] = 0
+    static = transformers.StaticCache(config=fused.config, max_cache_len=32)
+    cases: list[tuple[Any, torch.Tensor, dict[str, Any]]] = [
+        (prefilled(layers, prompt()), one, {"attention_mask": hidden}),
+        (prefilled(layers, prompt()), prompt(1, 3), {}),
+        (prefilled(layers, prompt()), one, {"output_hidden_states": True}),
+        (static, prompt(), {}),
+        (transformers.DynamicCache(config=fused.config), one, {}),
+    ]
+    with counted(fused) as runs:
+        for cache, ids, more in cases:
+            other = copy.deepcopy(cache)
+            found, expected = added(fused, cache, ids, **more), added(layers, other, ids, **more)
+            close(found.logits, expected.logits)
+            assert (found.hidden_states is None) == (expected.hidden_states is None)
+        assert runs == [0]
+
+
+def test_a_mask_that_hides_nothing_and_positions_are_taken(pair: Any) -> None:
+    _, fused, layers = pair
+    for more in (
+        {"attention_mask": torch.ones(1, 7, dtype=torch.long)},
+        {"position_ids": torch.tensor([[3]])},
+    ):
+        cache, token = prefilled(layers, prompt()), prompt(1, 1)
+        other = copy.deepcopy(cache)
+        with counted(fused) as runs:
+            found = added(fused, cache, token, **more)
+        assert runs == [1]
+        close(found.logits, added(layers, other, token, **more).logits)
+
+
+@pytest.mark.parametrize("wrong", ["heads", "size", "layers", "dtype", "batch", "mask"])
+def test_what_does_not_fit_is_refused_as_the_float_model_does(pair: Any, wrong: str) -> None:
+    float_model, fused, _ = pair
+
+    def call(model: Any) -> Any:
+        torch.manual_seed(0)
+        cache = transformers.DynamicCache()
+        heads, size, layers, batch, dtype = 2, 8, 2, 1, torch.float32
+        heads = model.config.num_attention_heads if model.config.model_type == "gpt2" else heads
+        heads, size = heads + (wrong == "heads"), size * (2 if wrong == "size" else 1)
+        layers, batch = layers - (wrong == "layers"), batch + (wrong == "batch")
+        dtype = torch.float64 if wrong == "dtype" else dtype
+        for number in range(layers):
+            held = torch.randn(2, batch, heads, 6, size, dtype=dtype)
+            cache.update(held[0], held[1], number)
+        tokens = 5 if wrong == "mask" else 7
+        mask = torch.ones(1, tokens, dtype=torch.long)
+        return added(model, cache, torch.tensor([[4]]), attention_mask=mask).logits
+
+    with counted(fused) as runs:
+        try:
+            expected = call(float_model)
+        except Exception as error:  # whatever transformers raises
+            with pytest.raises(type(error)):
+                call(fused)
+        else:
+            close(call(fused), expected)
+        assert runs == [0]
+
+
+def test_a_changed_decoder_runs_as_it_is_now(pair: Any) -> None:
+    _, fused, _ = pair
+    model = copy.deepcopy(fused)
+    cache, token = prefilled(model, prompt()), prompt(1, 1)
+    before = added(model, copy.deepcopy(cache), token).logits
+    head = model.lm_head
+    head.weight_scale.mul_(2)
+    with pytest.warns(x86quant.X86QuantWarning, match="changed after it was quantized"):
+        after = added(model, cache, token).logits
+    assert model.forward.token_step is None
+    close(after, before * 2)
+
+
+def test_copies_keep_it(pair: Any) -> None:
+    _, fused, layers = pair
+    model = copy.deepcopy(fused)
+    cache, token = prefilled(layers, prompt()), prompt(1, 1)
+    other = copy.deepcopy(cache)
+    assert isinstance(model.forward, BlockGraphs)
+    with counted(model) as runs:
+        close(added(model, cache, token).logits, added(layers, other, token).logits)
+    assert runs == [1]
+
+
+def test_inference_mode_and_what_follows_it(pair: Any) -> None:
+    _, fused, layers = pair
+    token = prompt(1, 1)
+    with torch.inference_mode():
+        cache = prefilled(layers, prompt())
+        added(fused, cache, token)
+    with counted(fused) as runs:
+        added(fused, cache, token)
+    assert runs == [1]
+    assert cache.get_seq_length() == 8

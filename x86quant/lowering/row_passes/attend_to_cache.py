@@ -1,0 +1,107 @@
+"""Attention of one new token reads a cache where it lies, and adds its own keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from x86quant.lowering.graph_tools import emit, finish, nodes_of
+from x86quant.lowering.row_passes._values import call, sizes, value_of
+
+aten = torch.ops.aten
+
+#: The input with keys and values [2 layers, batch, heads, tokens, size], and the one that is added:
+#: how many tokens of it are held.
+CACHE, LENGTH = "past", "length"
+
+
+def run(gm: GraphModule) -> int:
+    """Apply the pass to ``gm``; returns the number of attentions that read the cache.
+
+    What is held with the new token leaves the graph's results: it is in the cache.
+    """
+    cache = next((n for n in gm.graph.nodes if n.op == "placeholder" and n.target == CACHE), None)
+    if cache is None:
+        return 0
+    found = [
+        (node, layer, new)
+        for node in nodes_of(gm, "attention")
+        if (given := _given(node, cache)) is not None
+        for layer, *new in [given]
+    ]
+    if not found:
+        return 0
+    length = _length(gm, cache)
+    for node, layer, new in found:
+        with gm.graph.inserting_before(node):
+            k, v = (call(gm.graph, aten.transpose.int, _swapped(value_of(x)), x, 1, 2) for x in new)
+            out = emit(
+                gm.graph,
+                "cached_attention",
+                node,
+                q=node.kwargs["q"],
+                k=k,
+                v=v,
+                cache=cache,
+                layer=layer,
+                length=length,
+                scale=node.kwargs["scale"],
+            )
+            out.meta["val"] = value_of(node)
+        node.replace_all_uses_with(out)
+        gm.graph.erase_node(node)
+    _leave_out_joined(gm, cache)
+    return finish(gm, len(found))
+
+
+def _given(node: Node, cache: Node) -> tuple[int, Node, Node] | None:
+    """The layer of an attention to all that the cache holds of it, and the new keys and values."""
+    kwargs: Any = node.kwargs
+    if kwargs["mask"] is not None or kwargs["causal"] or (sizes(kwargs["q"]) or ())[1:2] != ("1",):
+        return None
+    k, v = (_joined(_untransposed(kwargs[name]), cache) for name in "kv")
+    if k is None or v is None or k[0] % 2 or v[0] != k[0] + 1:
+        return None
+    return k[0] // 2, k[1], v[1]
+
+
+def _untransposed(node: Any) -> Any:
+    swaps = isinstance(node, Node) and node.target is aten.transpose.int
+    return node.args[0] if swaps and node.args[1:] == (1, 2) else None
+
+
+def _joined(node: Any, cache: Node) -> tuple[int, Node] | None:
+    """Which part of the cache ``node`` joins with a new token, and the token."""
+    if not isinstance(node, Node) or node.target is not aten.cat.default:
+        return None
+    dim: Any = node.args[1] if len(node.args) > 1 else 0
+    parts: Any = node.args[0]
+    if dim not in (2, -2) or len(parts) != 2:
+        return None
+    held, new = parts
+    if held.target is not aten.select.int or held.args[:2] != (cache, 0):
+        return None
+    return (int(held.args[2]), new) if (sizes(new) or ())[2:3] == ("1",) else None
+
+
+def _swapped(value: torch.Tensor | None) -> torch.Tensor | None:
+    return None if value is None else value.transpose(1, 2)
+
+
+def _length(gm: GraphModule, cache: Node) -> Node:
+    """A new input, behind the others."""
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    with gm.graph.inserting_after(inputs[-1]):
+        length = gm.graph.placeholder(LENGTH)
+    value = value_of(cache)
+    if value is not None:
+        length.meta["val"] = value.new_empty((1,), dtype=torch.int64)
+    return length
+
+
+def _leave_out_joined(gm: GraphModule, cache: Node) -> None:
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    results: Any = output.args[0]
+    output.args = (tuple(n for n in results if _joined(n, cache) is None),)
