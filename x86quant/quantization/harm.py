@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 import torch
 
 from x86quant.calling.running import outputs
+from x86quant.observing.observer import LARGEST
 from x86quant.quantization.prepared import PreparedModel
 
 #: What a layer gets that changes nothing at all.
@@ -43,11 +44,17 @@ def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
 def sqnr_between(
     exact: Collection[torch.Tensor], actual: Iterator[torch.Tensor] | Collection[torch.Tensor]
 ) -> float:
-    """Signal to noise in dB of ``actual`` against ``exact``, over all of their tensors."""
+    """Signal to noise in dB of ``actual`` against ``exact``, over all of their tensors.
+
+    Values without bounds in ``exact``, such as logits masked with -inf, do not count.
+    """
     signal = noise = 0.0
     for x, y in zip(exact, actual, strict=True):
         if x.shape != y.shape:  # another number of found objects, say
             return -_PERFECT
+        bounded = x.abs() < LARGEST
+        if not bounded.all():
+            x, y = x[bounded], y[bounded].nan_to_num()
         signal += float(x.double().square().sum())
         noise += float((y.double() - x.double()).square().sum())
     if noise == 0 or signal == 0:
