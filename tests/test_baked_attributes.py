@@ -1,4 +1,4 @@
-"""What a float model reads of itself is part of its graph: to set it later is said to do nothing."""
+"""What a float model reads of itself is part of its graph, and setting it later is warned about."""
 
 from __future__ import annotations
 

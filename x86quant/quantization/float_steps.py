@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.calling.call import Call
 from x86quant.observing.observer import LARGEST
-from x86quant.quantization.int8_forms import WEIGHTED_FUNCTIONS
+from x86quant.quantization.int8_forms import WEIGHTED_FUNCTIONS, WEIGHTED_LAYERS
 from x86quant.quantization.recurrent_layers import is_recurrent_layer
 
 
@@ -56,6 +56,7 @@ def float_steps(gm: GraphModule, example: Call) -> set[str]:
             or (kinds[node] is tuple and not is_recurrent_layer(_layer(gm, node)))
             or unbounded.intersection((node, *node.all_input_nodes))
             or _untrained(gm, node)
+            or _is_given_more(gm, node)
             or (node.target in _WITH_CONSTANTS and not _constant_weight(node))
         ):
             found.add(node.name)
@@ -121,6 +122,12 @@ _MOVING = frozenset(
         "contiguous",
     ]
 )
+
+
+def _is_given_more(gm: GraphModule, node: Node) -> bool:
+    """Whether ``node`` calls a layer with more than its input, such as a size of its result."""
+    layer = _layer(gm, node)
+    return len(node.args) + len(node.kwargs) > 1 and isinstance(layer, WEIGHTED_LAYERS)
 
 
 def _untrained(gm: GraphModule, node: Node) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 import torch
 
+from x86quant.calling.call import dense
 from x86quant.calling.running import outputs
 from x86quant.observing.observer import LARGEST
 from x86quant.quantization.prepared import PreparedModel
@@ -52,6 +53,7 @@ def sqnr_between(
     for x, y in zip(exact, actual, strict=True):
         if x.shape != y.shape:  # another number of found objects, say
             return -_PERFECT
+        x, y = dense(x), dense(y)
         bounded = x.abs() < LARGEST
         if not bounded.all():
             x, y = x[bounded], y[bounded].nan_to_num()
