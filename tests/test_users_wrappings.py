@@ -29,7 +29,8 @@ class Net(nn.Module):
 class CompiledWithin(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.a = torch.compile(self.a, backend="eager")
+        wrapped: Any = torch.compile(self.a, backend="eager")
+        self.a = wrapped
 
 
 class CompiledInPlace(Net):
