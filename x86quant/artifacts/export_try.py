@@ -135,6 +135,8 @@ class ExportTry:
                 values[node] = _copied(graph, node, values)
                 if node.op == "get_attr":
                     path = _PREFIX.sub("", str(node.target)) or "model"
+                    if hasattr(GraphModule, path.partition(".")[0]):  # its own code, say
+                        path = f"model_{path}"
                     values[node].target = path
                     constants[path] = attribute(flat, str(node.target))
         return _graph_module(constants, graph)

@@ -20,6 +20,7 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
 from x86quant.compiled import CompiledModule, GuardedModule
@@ -219,6 +220,7 @@ class _Tree:
         Raises:
             ArtifactError: it is not of the class that was saved, or made with other arguments.
         """
+        as_written(model)
         if type(model).__name__ != self._name:
             raise ArtifactError(f"model must be a {self._name}, not {type(model).__name__}")
         made: dict[int, nn.Module] = {}

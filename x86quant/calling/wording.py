@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """A block that no other thread is in, and that leaves torch's random numbers as they were."""
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+    """A block that no other thread is in, and that leaves torch's random numbers as they were.
+
+    What torch.compile made runs as it is written: its graphs cannot be traced once more.
+    """
+    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled
+    as_written = torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), as_written:
         yield

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.compiled.baked import Baked
 from x86quant.compiled.outside_graphs import outside_graphs
 from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.watch import watch
@@ -117,7 +118,7 @@ def _holds(condition: str | CodeType, sizes: Sequence[torch.Size]) -> bool:
         return False
 
 
-class GuardedModule(Int8Module):
+class GuardedModule(Baked, Int8Module):
     """A compiled part behind the signature of the module that it stands for.
 
     Attributes:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.compiled import traced
+from x86quant.compiled.baked import Baked
 from x86quant.compiled.graph_inputs import GraphInputs
 from x86quant.compiled.structure import is_transformed
 from x86quant.compiled.watch import track_all_writes, watch
@@ -31,7 +31,7 @@ from x86quant.runtime.plan_cache import default_bytes
 _get_tracing_state = torch._C._get_tracing_state
 
 
-class CompiledModule(nn.Module):
+class CompiledModule(Baked):
     """A lowered model: float in, float out, the same results as the model it was made from.
 
     It is a module like others, for inference: always in evaluation mode, on the CPU, and its

@@ -10,6 +10,9 @@ from torch import nn
 #: Said by an observer that has nothing to choose a range by.
 NO_DATA = "an observer saw no data: run calibration batches through the prepared model"
 
+#: What is larger stands for infinity, as finfo.min does in masks: no range is to hold it.
+LARGEST = 1e30
+
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 _EPS = torch.finfo(torch.float32).eps
 

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator
 
 import torch
 
-from x86quant.calling.call import Call
+from x86quant.calling.call import Call, dense
 from x86quant.calling.running import outputs
+from x86quant.observing.observer import LARGEST
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.simulation import FloatValues
 
@@ -58,7 +59,10 @@ def _measured(prepared: PreparedModel, power: dict[str, _Power], call: Call) -> 
 
 @dataclasses.dataclass
 class _Power:
-    """Of a signal and of the noise on it, over some tensors."""
+    """Of a signal and of the noise on it, over some tensors.
+
+    Values without bounds in the signal, such as logits masked with -inf, do not count.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
@@ -68,6 +72,10 @@ class _Power:
         if exact.shape != actual.shape:  # another number of found objects, say
             self.fails = True
             return
+        exact, actual = dense(exact), dense(actual)
+        bounded = exact.abs() < LARGEST
+        if not bounded.all():
+            exact, actual = exact[bounded], actual[bounded].nan_to_num()
         self.signal += float(exact.double().square().sum())
         self.noise += float((actual.double() - exact.double()).square().sum())
 

@@ -6,6 +6,7 @@ graph that gives the part's own results is taken; where none does, its children 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -22,7 +23,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import first_line, listed
-from x86quant.compiled.structure import CallForm, is_transformed
+from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.proof import Observed, observe, prove
@@ -109,12 +110,12 @@ class _Search:
         self._model, self._scheme, self._calls = model, scheme, calls
         self._ranges, self._refused = ranges, refused
         self._candidates = dict(static_candidates(model, scheme))
-        self._called = calls_of(model, calls[0])
+        self._called = _called_in(model, calls)
         with state_kept(model) as state:
             run(model, calls[0])
             self._changed = state.changed()
         self._found: list[FoundPart] = []
-        self._for_one_batch: dict[str, FoundPart] = {}
+        self._narrow: dict[str, FoundPart] = {}
         self._notes: list[str] = []
         if self._changed:
             names = listed(sorted(map(_shown, self._changed)))
@@ -160,8 +161,8 @@ class _Search:
         for one, name in zip(inner, names, strict=True):
             # What another module calls than the one it belongs to is seen in the whole model only.
             self.try_part(one, inside[name] or observe(self._model, [one], self._calls)[one])
-        if path in self._for_one_batch and len(self._found) == before:
-            self._found.append(self._for_one_batch[path])
+        if path in self._narrow and len(self._found) == before:
+            self._found.append(self._narrow[path])
 
     def _next(self, path: str) -> Iterator[str]:
         """The nearest modules in the one at ``path`` that are called and hold candidates."""
@@ -187,10 +188,10 @@ class _Search:
             except UnsupportedError as error:
                 reason = str(error)
             else:
-                rows = _only_rows(part, seen)
-                if rows is not None and any(True for _ in self._next(path)):
-                    self._for_one_batch[path] = part  # if there is nothing better
-                    reason = f"its graph would hold for {rows} rows alone"
+                only = _only_for(part, seen)
+                if only is not None and any(True for _ in self._next(path)):
+                    self._narrow[path] = part  # if there is nothing better
+                    reason = f"its graph would hold for {only} alone"
             if reason is None:
                 self._found.append(part)
                 if part.note:
@@ -202,16 +203,46 @@ class _Search:
         return False
 
 
-def _only_rows(part: FoundPart, seen: Sequence[Observed]) -> int | None:
-    """How many rows the graph of ``part`` needs, if the module takes other numbers of them."""
+def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
+    """What the graph of ``part`` needs, if the module takes other calls."""
     guard, form = part.traced.guard, part.traced.form
+    given = [form.tensors(one.call.args, one.call.kwargs) for one in seen]
+    if any(tensors is None for tensors in given):
+        return "some of the calibration data's forms of calls"
     for number, spec in enumerate(guard.inputs):
         rows = dict(spec.fixed).get(0)
-        for one in seen if rows is not None else ():
-            tensors = form.tensors(one.call.args, one.call.kwargs)
+        for tensors in given if rows is not None else ():
             if tensors is not None and tensors[number].shape[:1] not in ((), (rows,)):
-                return rows
+                return f"{rows} rows"
+    if not part.path:  # what the user gives: a list between modules has as many as the code says
+        for structure in form.arguments.parts:
+            if structure.kind is list and structure.leaves == len(structure.parts) > 0:
+                return f"a list of {structure.leaves}"
     return None
+
+
+def _called_in(model: nn.Module, calls: Sequence[Call]) -> Called:
+    """What is called by the first of ``calls``, and how often the rest by those of other forms."""
+    first = calls_of(model, calls[0])
+    counts = dict(first.counts)
+    for call in _of_other_forms(model, calls):
+        with contextlib.suppress(Exception), state_kept(model):  # sizes that it may not take
+            counts = {**calls_of(model, call).counts, **counts}
+    return dataclasses.replace(first, counts=counts)
+
+
+def _of_other_forms(model: nn.Module, calls: Sequence[Call]) -> Iterator[Call]:
+    """A call of each form that is not that of the first: with another string, say."""
+    forms: list[Structure] = []
+    for call in calls:
+        try:
+            form = CallForm.of(model, call.args, call.kwargs)[0].arguments
+        except (UnsupportedError, TypeError):
+            return
+        if form not in forms:
+            forms.append(form)
+            if len(forms) > 1:
+                yield call
 
 
 def _shown(path: str) -> str:

@@ -168,6 +168,7 @@ class PreparedModel:
         with_guard = part.needs_guard or hooked or guarded
         compiled = part.build(float_layers, flat=with_guard)
         if not with_guard:
+            compiled.note_attributes_of(original)
             return compiled
         traced = part.traced
         result = GuardedModule(
@@ -179,6 +180,7 @@ class PreparedModel:
             strict=self.strict,
         )
         hand_over_hooks(original, result)
+        result.note_attributes_of(original)
         return result
 
     def exact(self, call: Call) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 
 from torch import nn
 
+from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed_parts, run
@@ -62,7 +63,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
         data = Calibration(
             calibration, given, example_inputs=settings.example_inputs, show=settings.progress
         )
-    reference = copied(given).eval()
+    reference = as_written(copied(given)).eval()
     if data is not None:
         _check_runs(reference, data.example, given=given)
         floats = [x for call in data.sample for x in call.leaves if x.is_floating_point()]

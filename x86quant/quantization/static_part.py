@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
@@ -28,11 +27,11 @@ from x86quant.observing.weights import (
     WeightObserverName,
 )
 from x86quant.quantization.conversion import converted, weight_observer
+from x86quant.quantization.float_steps import float_steps
 from x86quant.quantization.int8_forms import (
     JOINS,
     ORIGINS,
     PRODUCTS,
-    WEIGHTED_FUNCTIONS,
     kind_of,
 )
 from x86quant.quantization.observation import Observation, core, is_observer, observed
@@ -149,7 +148,7 @@ class StaticPart:
         self.path = path
         self._others = others
         self.traced = traced
-        self._not_float = _not_float(traced.graph_module, example)
+        self._not_float = float_steps(traced.graph_module, example)
         self.float_module = traced.graph_module
         self._example = example.args
         self._ranges = ranges
@@ -423,42 +422,6 @@ class StaticPart:
                 prepared.set_submodule(str(node.target), known[node.args[0].name])
 
 
-def _not_float(gm: GraphModule, example: Call) -> set[str]:
-    """The names of nodes that take or give tensors other than of float32, or numbers computed."""
-    kinds: dict[Node, Any] = {}
-    constants: set[Node] = set()
-
-    class Watch(Interpreter):
-        def run_node(self, n: Node) -> Any:
-            value = super().run_node(n)
-            kinds[n] = value.dtype if isinstance(value, torch.Tensor) else type(value)
-            return value
-
-    with torch.no_grad():
-        Watch(gm).run(*example.args)
-    found = set()
-    for node in gm.graph.nodes:
-        if node.op == "get_attr" or (
-            node.op.startswith("call_")
-            and node.all_input_nodes
-            and constants.issuperset(node.all_input_nodes)
-        ):
-            constants.add(node)
-        if not node.op.startswith("call_"):
-            continue
-        given = [kinds[n] for n in node.all_input_nodes]
-        tensors = [k for k in (*given, kinds[node]) if isinstance(k, torch.dtype)]
-        computed = any(k in (int, float, bool) for k in given) and not _moves(node)
-        if (
-            any(k is not torch.float32 for k in tensors)
-            or computed
-            or _untrained(gm, node)
-            or (node.target in _WITH_CONSTANTS and not _constant_weight(node))
-        ):
-            found.add(node.name)
-    return found
-
-
 def is_weighted(module: nn.Module | None) -> bool:
     """Whether ``module`` is a convolution or linear, whose weight becomes int8."""
     return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
@@ -466,54 +429,6 @@ def is_weighted(module: nn.Module | None) -> bool:
 
 def _is_product(node: Node, module: nn.Module | None) -> bool:
     return is_weighted(module) or is_recurrent_layer(module) or node.target in PRODUCTS
-
-
-#: Functions with a weight as their second argument, which must be a constant.
-_WITH_CONSTANTS = (*WEIGHTED_FUNCTIONS, F.layer_norm, F.instance_norm)
-
-
-def _constant_weight(node: Node) -> bool:
-    inputs = node.all_input_nodes[1:]
-    return bool(inputs) and all(n.op == "get_attr" for n in inputs)
-
-
-def _moves(node: Node) -> bool:
-    """Whether the numbers that ``node`` takes are sizes or indices."""
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    return name in _MOVING
-
-
-_MOVING = frozenset(
-    [
-        "view",
-        "reshape",
-        "flatten",
-        "permute",
-        "transpose",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "getitem",
-        "chunk",
-        "split",
-        "narrow",
-        "select",
-        "repeat",
-        "interpolate",
-        "unflatten",
-        "slice",
-        "contiguous",
-    ]
-)
-
-
-def _untrained(gm: GraphModule, node: Node) -> bool:
-    """Whether ``node`` calls a norm that takes its statistics from the batch."""
-    if node.op != "call_module":
-        return False
-    layer = gm.get_submodule(str(node.target))
-    kinds = nn.modules.batchnorm._NormBase
-    return isinstance(layer, kinds) and layer.running_mean is None
 
 
 def _return(gm: GraphModule, results: Structure) -> None:

@@ -23,6 +23,7 @@ from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.caught_errors import errors_are_caught
+from x86quant.quantization.constant_products import spell_as_linears
 from x86quant.quantization.exported import from_export
 from x86quant.quantization.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
@@ -175,6 +176,7 @@ def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
             raise UnsupportedError(
                 f"the graph of {found.method} fails where the module does not ({first_line(error)})"
             ) from error
+        spell_as_linears(found.graph_module)
         part_recurrent(found.graph_module)
         _part_shared(found.graph_module)
         found.graph_module.recompile()
