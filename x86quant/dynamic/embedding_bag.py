@@ -19,9 +19,10 @@ from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.embedding import MODES, TableFormat, interact
 from x86quant.ops.float_type import Int8Module
-from x86quant.packing.embedding_tables import lookup_routes, lookup_spec
+from x86quant.packing.embedding_tables import lookup_routes
 from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.routing.routes import Routes
+from x86quant.spec import lookup_spec
 
 _Self = TypeVar("_Self", bound="QuantizedTable")
 
