@@ -16,7 +16,8 @@ from x86quant.dynamic.embedding_bag import quantize_rows_of_table
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import lookup_kernels
-from x86quant.packing.embedding_tables import lookup_routes, lookup_spec
+from x86quant.packing.embedding_tables import lookup_routes
+from x86quant.spec import lookup_spec
 
 ROWS, DIM, BAGS, EACH = 60, 24, 12, 5
 

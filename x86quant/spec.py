@@ -173,7 +173,7 @@ def lookup_spec(
     *,
     stock_rows: bool,
     skips: bool = False,
-    caller: str | None = None,
+    caller: str | None = "graph",
 ) -> OpSpec:
     """A table of ``rows`` of ``dim`` values, whose bags are pooled so."""
     return OpSpec(

@@ -111,7 +111,9 @@ def _read_shape(row: Row) -> Shape:
     )
     spec = spec.replace(per_channel=not spec.transposed)
     if op == "embedding_bag":
-        spec = lookup_spec(spec.in_channels, spec.out_channels, None, "sum", stock_rows=True)
+        spec = lookup_spec(
+            spec.in_channels, spec.out_channels, None, "sum", stock_rows=True, caller=None
+        )
     if problem := nonsense(spec):
         field, why = problem
         row.fail(_column_of(field, dims), why)

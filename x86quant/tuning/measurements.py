@@ -73,9 +73,11 @@ COLUMNS = (
     "cache",
     "tie",
     "note",
+    "bits",
+    "each",
 )
-#: Of embedding tables; files of other ops alone may lack them.
-TABLE_COLUMNS = ("bits", "each")
+#: Of embedding tables: files of other ops alone may lack them.
+_OF_TABLES = ("bits", "each")
 #: Those that say what came of a case, rather than what it is.
 _RESULTS = frozenset(
     ("kernel_name", "status", "median_us", "low_us", "high_us", "min_us", "rounds", "tie", "note")
@@ -266,7 +268,7 @@ def write(path: str | os.PathLike[str], measured: MeasurementSet) -> None:
     for key, value in measured.provenance.items():
         text.write(f"# {key} = {' '.join(value.split())}\n")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*COLUMNS, *TABLE_COLUMNS))
+    writer.writerow(COLUMNS)
     for measurement in sorted(measured.measurements, key=_order):
         writer.writerow(to_cells(measurement).values())
     write_aside(Path(path), text.getvalue())
@@ -275,7 +277,7 @@ def write(path: str | os.PathLike[str], measured: MeasurementSet) -> None:
 def to_cells(measurement: Measurement) -> dict[str, str]:
     """A measurement as column -> text."""
     cells = case_to_cells(measurement.case) | _result_to_cells(measurement)
-    return {column: cells[column] for column in (*COLUMNS, *TABLE_COLUMNS)}
+    return {column: cells[column] for column in COLUMNS}
 
 
 def case_to_cells(case: Case) -> dict[str, str]:
@@ -350,7 +352,8 @@ def read(path: str | os.PathLike[str]) -> MeasurementSet:
     measurements: list[Measurement] = []
     seen: dict[tuple[Case, str, bool], int] = {}
     cases: dict[tuple[str, ...], Case] = {}  # reading one takes longest, and each has many lines
-    for row in rows(lines, where, COLUMNS, optional=TABLE_COLUMNS):
+    required = tuple(column for column in COLUMNS if column not in _OF_TABLES)
+    for row in rows(lines, where, required, optional=_OF_TABLES):
         cells = tuple(cell for column, cell in row.cells.items() if column not in _RESULTS)
         if cells not in cases:
             cases[cells] = case_from_cells(row)
@@ -554,7 +557,7 @@ def _read_spec(row: Row) -> OpSpec:
 
 def _lookup_of(row: Row) -> OpSpec:
     table = row.integer("in_channels"), row.integer("out_channels"), row.integer("bits")
-    return lookup_spec(*table, "sum", stock_rows=True).replace(
+    return lookup_spec(*table, "sum", stock_rows=True, caller=None).replace(
         each=row.integer("each"), rows=row.integer("rows"), threads=row.integer("threads")
     )
 
