@@ -263,6 +263,11 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
                     f"got {tuple(per_sample_weights.shape)}"
                 )
         if offsets is not None:
+            if offsets.is_floating_point():
+                raise InvalidInputError(
+                    f"the table {self.name or 'of ' + str(self.num_embeddings) + ' rows'}: "
+                    f"offsets must be int32 or int64, got {offsets.dtype}"
+                )
             starts = [offsets if offsets.dtype is input.dtype else offsets.to(input.dtype)]
         if per_sample_weights is not None:
             weights = [per_sample_weights.detach().float()]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from x86quant import extension
 from x86quant.dynamic.embedding_bag import WeightOnlyEmbeddingBag, quantize_rows_of_table
 from x86quant.packing.embedding_tables import pack_embedding
 from x86quant.routing.in_force import override
@@ -127,6 +128,7 @@ class StockLookupRunner(_LookupRunner):
     """A stock operator on a packed table routed to one kernel."""
 
     def __init__(self, operands: LookupOperands, kernel: str) -> None:
+        extension.load()
         with override(kernel, op="embedding_bag"):
             pack = pack_embedding(operands.quantized_weight())
         name = f"embedding_bag_{_STOCK_OPERATORS[operands.bits]}"
