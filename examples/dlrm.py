@@ -6,14 +6,18 @@
 
 The log has Zipf's skew: a few items are seen all the time, most hardly ever. Each item has a hidden
 appeal, and so has each pair of two features, so that there is something for tables and interaction
-to learn. Prints AUC in float and in 8, 4 and 2 bits, memory of the tables, and latency.
+to learn. Prints AUC in float and in 8, 4 and 2 bits, memory of the tables, and latency. Fails if
+tables in 8 or 4 bits cost 0.001 of AUC, or those in 4 bits take more than 15% of the memory of
+float ones, where rows are long enough for that (--size 64).
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import warnings
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,6 +30,10 @@ from x86quant.profiling.timing import interleaved
 warnings.filterwarnings("ignore", message=".*(torch.ao|quantized tensor|quant_min)")
 
 DENSE = 13
+# What tables in 8 and 4 bits may cost: AUC, and memory of 4 bits as a share of float.
+AUC_LOSS, MEMORY = 0.001, 0.15
+# Rows with fewer values take more memory: their scale and bias are 4 bytes.
+LONG_ROW = 64
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -109,8 +117,17 @@ def table_bytes(model: nn.Module) -> int:
     return sum(x.nbytes for x in floats or rows)
 
 
-def main() -> None:
-    """Train, quantize, compare."""
+def too_costly(aucs: dict[str, float], shares: dict[str, float], size: int) -> Iterator[str]:
+    """What is beyond the limits, in words."""
+    for name in ("8 bits", "4 bits"):
+        if (loss := aucs["float"] - aucs[name]) >= AUC_LOSS:
+            yield f"{name}: AUC is {loss:.4f} less than in float, {AUC_LOSS} at most was wanted"
+    if size >= LONG_ROW and shares["4 bits"] > MEMORY:
+        yield f"4 bits: tables take {shares['4 bits']:.1%} of float's memory, wanted {MEMORY:.0%}"
+
+
+def main() -> int:
+    """Train, quantize, compare; 1 if it costs more than it may."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=int, default=8)
     parser.add_argument("--rows", type=int, default=5_000)
@@ -139,13 +156,17 @@ def main() -> None:
     with torch.inference_mode():
         calls = {name: lambda m=m: m(*small) for name, m in models.items()}
         times = interleaved(calls, rounds=options.rounds)
-        for name, one in models.items():
-            score = auc(one(*inputs), clicked)
-            share = _megabytes(one) / _megabytes(model)
-            print(
-                f"{name:<8} AUC {score:.4f}   tables {_megabytes(one):8.2f} MB ({share:4.0%})   "
-                f"{times[name].median * 1e3:7.3f} ms for {options.batch} samples"
-            )
+        aucs = {name: auc(one(*inputs), clicked) for name, one in models.items()}
+        shares = {name: _megabytes(one) / _megabytes(model) for name, one in models.items()}
+    for name, one in models.items():
+        print(
+            f"{name:<8} AUC {aucs[name]:.4f}   tables {_megabytes(one):8.2f} MB "
+            f"({shares[name]:4.0%})   "
+            f"{times[name].median * 1e3:7.3f} ms for {options.batch} samples"
+        )
+    found = [] if options.quick else [*too_costly(aucs, shares, options.size)]
+    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
+    return 1 if found else 0
 
 
 def _megabytes(model: nn.Module) -> float:
@@ -153,4 +174,4 @@ def _megabytes(model: nn.Module) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

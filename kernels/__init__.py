@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from .base import Kernel
 from .brgemm import BrgemmKernel
@@ -13,12 +14,16 @@ from .onednn import OnednnDynamicKernel, OnednnGraphKernel, OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
 
+if TYPE_CHECKING:
+    from x86quant.spec import OpSpec
+
 __all__ = [
     "Kernel",
     "all_kernels",
     "dynamic_kernels",
     "graph_kernels",
     "kernel_names",
+    "kernels_for",
     "lookup_kernels",
 ]
 
@@ -41,6 +46,15 @@ def dynamic_kernels() -> Mapping[str, Kernel]:
 def lookup_kernels() -> Mapping[str, Kernel]:
     """Every kernel of embedding tables, in the order of fallback: the first runs everything."""
     return _LOOKUP_KERNELS
+
+
+def kernels_for(caller: str, spec: OpSpec) -> Mapping[str, Kernel]:
+    """Every kernel among which the one for ``spec`` is chosen, where ``caller`` calls it."""
+    if spec.op == "embedding_bag":
+        return _LOOKUP_KERNELS
+    if caller == "stock":
+        return _KERNELS
+    return _DYNAMIC_KERNELS if spec.dynamic else _GRAPH_KERNELS
 
 
 def kernel_names() -> frozenset[str]:

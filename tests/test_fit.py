@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from tests import isa, synthetic
 from tests.synthetic import Times, case, conv, linear, measure
 from x86quant.errors import MeasurementError, UnsupportedError
-from x86quant.kernels import all_kernels
+from x86quant.kernels import all_kernels, kernel_names, lookup_kernels
 from x86quant.routing.router import Routing, choose
+from x86quant.spec import OpSpec, lookup_spec
 from x86quant.tables.table import Rule, RuleTable
 from x86quant.tables.table_reader import parse_table
 from x86quant.tables.table_writer import dumps
@@ -231,6 +233,39 @@ def test_a_single_stalled_timing_makes_no_default() -> None:
 
     cases = [case(linear(32 * c, 64, 16), f"net{c % 4}") for c in range(1, 17)]
     assert fit(measure(cases, times)).table.rules[-1].use[0] == "fbgemm"
+
+
+def lookup(rows: int, bags: int, each: int) -> OpSpec:
+    spec = lookup_spec(rows, 64, 8, "sum", stock_rows=True, caller=None)
+    return spec.replace(rows=bags, each=each, threads=1)
+
+
+def test_embedding_tables_have_rules_of_their_own_for_each_caller() -> None:
+    def times(one: Case) -> Times:
+        if one.spec.op != "embedding_bag":
+            return synthetic.example_times(one)
+        best = "fbgemm" if one.caller == "stock" and (one.spec.rows or 0) >= 100 else "native"
+        return {name: 1.0 if name == best else 2.0 for name in ("native", "fbgemm")}
+
+    tables = [
+        case(lookup(1000 * 4**n + 7 * m, bags, each), f"net{m}", caller=caller)
+        for n, m, bags, each, caller in itertools.product(
+            range(4), range(4), (1, 16, 128), (1, 20), ("stock", "graph")
+        )
+    ]
+    table = fit(synthetic.measure([*synthetic.example_cases(), *tables], times)).table
+
+    def chosen(caller: str, rows: int, bags: int) -> str:
+        spec = lookup(rows, bags, 1).replace(caller=caller, each=None, threads=None)
+        amx = isa.at("amx_int8")
+        return choose(spec, cpu=amx, table=table, kernels=lookup_kernels()).kernel
+
+    # Rows of a table are no channels: many more than were measured are in no other domain.
+    for rows in (100, 10**8):
+        assert [chosen("stock", rows, n) for n in (1, 16, 128)] == ["native", "native", "fbgemm"]
+        assert [chosen("graph", rows, n) for n in (1, 16, 128)] == ["native"] * 3
+    assert not table.in_domain(linear(64, 10**6, 1), isa.at("amx_int8"))
+    assert parse_table(dumps(table), kernels=kernel_names()) == table
 
 
 def test_rules_speak_for_what_was_measured() -> None:

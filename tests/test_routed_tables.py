@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -16,7 +17,11 @@ from x86quant.dynamic.embedding_bag import quantize_rows_of_table
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import lookup_kernels
-from x86quant.packing.embedding_tables import lookup_routes, lookup_spec
+from x86quant.packing.embedding_tables import lookup_routes
+from x86quant.routing.router import choose
+from x86quant.spec import lookup_spec
+from x86quant.tables.shipped import find_table
+from x86quant.tables.table_reader import read_table
 
 ROWS, DIM, BAGS, EACH = 60, 24, 12, 5
 
@@ -159,8 +164,25 @@ def test_a_stock_module_looks_up_by_the_rules(bits: int, kernel: str) -> None:
             routed(torch.tensor(rows), torch.tensor(offsets))
     for other in (copy.deepcopy(routed), pickle.loads(pickle.dumps(routed))):
         assert torch.equal(other(indices(), OFFSETS), routed(indices(), OFFSETS))
-    x86quant.reroute(stock)
-    assert next(iter(x86quant.explain(stock))).kernel == "native"
+    with x86quant.override(kernel, op="embedding_bag"):
+        x86quant.reroute(stock)
+    assert next(iter(x86quant.explain(stock))).kernel == kernel
+
+
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
+def test_stock_lookups_are_chosen_by_what_was_measured_on_cpus_like_this_one(vendor: str) -> None:
+    measured = {"AuthenticAMD": "fbgemm", "GenuineIntel": "native"}[vendor]
+    table = read_table(find_table("default"))
+    here = dataclasses.replace(cpu(), vendor=vendor)
+    for caller, kernel in (("stock", measured), ("graph", "native")):
+        spec = lookup_spec(ROWS, DIM, 8, "sum", stock_rows=True, caller=caller)
+        assert choose(spec, cpu=here, table=table, kernels=lookup_kernels()).kernel == kernel
+
+
+def test_offsets_are_whole_numbers() -> None:
+    table = WeightOnlyEmbeddingBag(quantize_rows_of_table(torch.randn(ROWS, DIM), 8), "sum")
+    with pytest.raises(InvalidInputError, match=r"offsets must be int32 or int64, got torch.float"):
+        table(indices(), OFFSETS.float())
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -390,6 +390,56 @@ def test_steps_are_no_batch_that_is_run_in_parts(bidirectional: bool) -> None:
     assert found.different == 0
 
 
+class Whole(nn.Module):
+    """Returns what a recurrent layer returns, as one value, as two, or as all tensors."""
+
+    def __init__(self, rnn: nn.RNNBase, form: str) -> None:
+        super().__init__()
+        self.rnn, self.form = rnn, form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.form == "as it is":
+            return self.rnn(x)
+        out, last = self.rnn(x)
+        if self.form == "states alone":
+            return last
+        return {"out": out, "last": last}
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    values = result.values() if isinstance(result, dict) else result
+    return [x for value in values for x in tensors_of(value)]
+
+
+@pytest.mark.parametrize("form", ["as it is", "states alone", "by name"])
+@pytest.mark.parametrize("options", [*OPTIONS, {"num_layers": 2, "proj_size": 8}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_layer_returns_may_be_the_result(
+    kind: Any, options: Any, form: str, tmp_path: Path
+) -> None:
+    if kind is nn.GRU and "proj_size" in options:
+        pytest.skip("nn.GRU has no projections")
+    model = Whole(kind(FEATURES, UNITS, **options), form).eval()
+    batches = [torch.randn(STEPS, BATCH, FEATURES) for _ in range(4)]
+    small = x86quant.quantize(
+        model, batches, mode="static", speed_check=False, progress=False, strict=True
+    )
+    x = batches[0]
+    with torch.no_grad():
+        want, got = model(x), small(x)
+    if form != "by name":
+        assert isinstance(got, type(want))
+    assert [t.shape for t in tensors_of(got)] == [t.shape for t in tensors_of(want)]
+    for a, b in zip(tensors_of(got), tensors_of(want), strict=True):
+        assert (a - b).abs().max() < 0.05
+    x86quant.export_program(small, tmp_path / "layer.xq", (x,))  # all of it runs natively
+    x86quant.save(small, tmp_path / "layer.x86q")
+    again = x86quant.load(tmp_path / "layer.x86q")(x)
+    assert all(map(torch.equal, tensors_of(again), tensors_of(got)))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_and_pickles(kind: Any, tmp_path: Path) -> None:
     model = tagger(kind, num_layers=2, bidirectional=True)

@@ -30,13 +30,24 @@ from x86quant.hardware.cpu import cpu
 from x86quant.kernels import all_kernels, dynamic_kernels, graph_kernels, kernel_names
 from x86quant.packing.linear_dynamic import choose_linear_dynamic
 from x86quant.routing.in_force import use_rules
-from x86quant.spec import OpSpec
+from x86quant.spec import OpSpec, lookup_spec
 from x86quant.tables.table_reader import read_table
 from x86quant.terminal import progress
 from x86quant.tuning import journal, measure, quiet, ranking, session, user_table
 from x86quant.tuning.candidates import Candidate, MakeOperands, candidates
-from x86quant.tuning.cases import LAYERS, PROBES, Grid, Shape, jobs, read_shapes, select, supports
+from x86quant.tuning.cases import (
+    EMBEDDINGS,
+    LAYERS,
+    PROBES,
+    Grid,
+    Shape,
+    jobs,
+    read_shapes,
+    select,
+    supports,
+)
 from x86quant.tuning.layer_shapes import with_rows
+from x86quant.tuning.lookups import make_lookup
 from x86quant.tuning.measurements import PROVENANCE, Caller, Case, Measurement, read
 from x86quant.tuning.model_shapes import load_model, model_shapes
 from x86quant.tuning.operands import FULL, make_operands, result_shape
@@ -158,6 +169,47 @@ def test_a_shape_that_occurs_twice_is_measured_once_and_counted() -> None:
     ((one,),) = jobs([Shape(spec, "a", 2), Shape(spec, "b"), Shape(spec, "a")], grid,
                      machine="m", isa="avx2")  # fmt: skip
     assert one.nets == (("a", 3), ("b", 1))
+
+
+def test_an_embedding_table_is_measured_at_every_number_of_bags_lookups_and_bits() -> None:
+    tables = read_shapes(EMBEDDINGS)
+    assert {s.spec.op for s in tables} == {"embedding_bag"}
+    assert len({s.net for s in tables}) > 5
+    one = next(s for s in tables if s.spec.out_channels == 300)  # 2 bits fill no bytes of 3
+    grid = Grid(bags=(1, 64), each=(1, 20), bits=(8, 4, 2), caches=("hot",))
+    cases = [c for job in jobs([one], grid, machine="m", isa="avx2") for c in job]
+    # Compiled models have 2 bits too; the stock modules have not.
+    assert len(cases) == len(set(cases)) == 2 * 2 * (3 + 2)
+    assert {c.spec.bits for c in cases if c.caller == "stock"} == {8, 4}
+    odd = Shape(one.spec.replace(out_channels=30), "net")
+    assert {job[0].spec.bits for job in jobs([odd], grid, machine="m", isa="avx2")} == {8, 4}
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_every_lookup_kernel_is_right_and_timed(bits: int) -> None:
+    spec = lookup_spec(50, 24, bits, "sum", stock_rows=True, caller=None).replace(
+        rows=6, each=3, threads=1
+    )
+    callers = ("stock", "graph") if bits != 2 else ("graph",)
+    cases = [case(spec, caller=caller, cache=cache)
+             for caller in callers for cache in ("hot", "rotated")]  # fmt: skip
+    found = measure.measure(cases, limit=0.01)
+    assert {(m.case, m.kernel_name): (m.status, m.note) for m in found} == {
+        (one, kernel): ("ok", "") for one in cases for kernel in ("native", "fbgemm")
+    }
+
+
+def test_a_wrong_lookup_is_told() -> None:
+    spec = lookup_spec(50, 24, 4, "sum", stock_rows=True, caller=None).replace(
+        rows=6, each=3, threads=1
+    )
+    operands = make_lookup(spec)
+    indices, _ = operands.call(0)
+    right = operands.weight[indices].view(6, 3, 24).sum(1)
+    assert operands.difference(right) is None
+    assert operands.difference(right[:5]) == "the result has shape (5, 24)"
+    right[5, 23] += 0.1
+    assert "of the largest result" in str(operands.difference(right))
 
 
 # ---------------------------------------------------------------------------- models

@@ -12,9 +12,9 @@ from typing import Literal
 
 OpKind = Literal["linear", "conv1d", "conv2d", "conv3d", "embedding_bag"]
 
-#: The products, which ``x86quant tune`` measures, and which every table has a rule for.
+#: The products, which every table has a rule for.
 OP_KINDS: tuple[OpKind, ...] = ("linear", "conv1d", "conv2d", "conv3d")
-#: All that rules choose kernels for.
+#: All that rules choose kernels for, and ``x86quant tune`` measures.
 ROUTED_KINDS: tuple[OpKind, ...] = (*OP_KINDS, "embedding_bag")
 
 
@@ -80,6 +80,8 @@ class OpSpec:
     pooling: str | None = None
     row_format: str | None = None
     skips: bool = False
+    # Indices of each bag: known when measured, never when a kernel is chosen.
+    each: int | None = None
 
     @property
     def dims(self) -> int:
@@ -138,6 +140,8 @@ class OpSpec:
         if self.op == "embedding_bag":
             text = f"{self.op} {self.in_channels}×{self.out_channels}, {self.bits} bits"
             text += f", {self.pooling}"
+            if self.each is not None:
+                text += f" of {self.each}"
         elif self.op == "linear":
             text = f"linear {self.in_channels}→{self.out_channels}"
         else:
@@ -159,3 +163,29 @@ class OpSpec:
         if self.dynamic and self.op != "embedding_bag":
             text += " dynamic"
         return text
+
+
+def lookup_spec(
+    rows: int,
+    dim: int,
+    bits: int | None,
+    pooling: str,
+    *,
+    stock_rows: bool,
+    skips: bool = False,
+    caller: str | None = "graph",
+) -> OpSpec:
+    """A table of ``rows`` of ``dim`` values, whose bags are pooled so."""
+    return OpSpec(
+        "embedding_bag",
+        rows,
+        dim,
+        bias=False,
+        per_channel=False,
+        dynamic=True,
+        caller=caller,
+        bits=bits,
+        pooling=pooling,
+        row_format="stock" if stock_rows else "other",
+        skips=skips,
+    )

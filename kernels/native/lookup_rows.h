@@ -46,9 +46,9 @@ struct Rows {
         indices(static_cast<const INDEX*>(op.indices)), weights(op.weights), padding(op.padding) {}
 
   XQ_INLINE void fetch(int64_t at) const {
-    const uint8_t* row = rows + int64_t{indices[at]} * stride;
-    for (int64_t i = 0; i < bytes; i += 64) xq::prefetch(row + i);
-    xq::prefetch(row + bytes - 1);
+    const uint8_t *row = rows + int64_t{indices[at]} * stride, *last = row + bytes - 1;
+    for (; row < last; row += 64) xq::prefetch(row);
+    xq::prefetch(last);
   }
 
   XQ_INLINE xq::RowScale scale(int64_t index) const {
@@ -107,9 +107,12 @@ XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, i
       else acc[v] = Lanes::fma(x, scale, Lanes::add(acc[v], bias));
     });
   }
-  const F share = Lanes::set(mean && rows > 0 ? 1.0f / static_cast<float>(rows) : 1.0f);
+  if (mean && rows > 0) {
+    const F share = Lanes::set(1.0f / static_cast<float>(rows));
+    unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::mul(acc[v], share); });
+  }
   unroll<VECS>([&](int v) XQ_INLINE {
-    const F x = MAX && rows == 0 ? Lanes::set(0) : Lanes::mul(acc[v], share);
+    const F x = MAX && rows == 0 ? Lanes::set(0) : acc[v];
     if (whole) Lanes::store(out + column + v * Lanes::kLanes, x);
     else Lanes::store_some(out + column, x, count);
   });

@@ -39,9 +39,8 @@ struct RoutedEmbedding final : PackedEmbeddingBagWeight {
   at::Tensor embeddingbag_byte(const at::Tensor& indices, const OptionalTensor& offsets, bool pruned,
                                const OptionalTensor& weights, const OptionalTensor& mapping, bool last_offset,
                                bool is_embedding) override {
-    const bool stock = bit_rate_ != 8 || pruned || mapping;
-    if (!stock)
-      if (const OptionalTensor found = native(indices, offsets, weights, last_offset, is_embedding)) return *found;
+    if (const OptionalTensor found = native(8, indices, offsets, pruned, weights, mapping, last_offset, is_embedding))
+      return *found;
     return PackedEmbeddingBagWeight::embeddingbag_byte(indices, offsets, pruned, weights, mapping, last_offset,
                                                        is_embedding);
   }
@@ -49,18 +48,19 @@ struct RoutedEmbedding final : PackedEmbeddingBagWeight {
   at::Tensor embeddingbag_4bit(const at::Tensor& indices, const OptionalTensor& offsets, bool pruned,
                                const OptionalTensor& weights, const OptionalTensor& mapping, bool last_offset,
                                bool is_embedding) override {
-    const bool stock = bit_rate_ != 4 || pruned || mapping;
-    if (!stock)
-      if (const OptionalTensor found = native(indices, offsets, weights, last_offset, is_embedding)) return *found;
+    if (const OptionalTensor found = native(4, indices, offsets, pruned, weights, mapping, last_offset, is_embedding))
+      return *found;
     return PackedEmbeddingBagWeight::embeddingbag_4bit(indices, offsets, pruned, weights, mapping, last_offset,
                                                        is_embedding);
   }
 
  private:
   // What the native kernel finds; nothing where FBGEMM is to run, for which indices have been compared with their
-  // bounds: it reads whatever they say.
-  OptionalTensor native(const at::Tensor& indices, const OptionalTensor& offsets, const OptionalTensor& weights,
-                        bool last_offset, bool is_embedding) const {
+  // bounds: it reads whatever they say. Codes of other bits, and tables that leave rows out, are left to it whole.
+  OptionalTensor native(int64_t bits, const at::Tensor& indices, const OptionalTensor& offsets, bool pruned,
+                        const OptionalTensor& weights, const OptionalTensor& mapping, bool last_offset,
+                        bool is_embedding) const {
+    if (bit_rate_ != bits || pruned || mapping) return std::nullopt;
     std::vector<at::Tensor> index = {is_embedding ? indices.reshape({-1, 1}) : indices}, starts, own;
     if (offsets && !is_embedding) starts = {offsets->to(indices.scalar_type())};
     if (weights) own = {*weights};
@@ -78,7 +78,6 @@ struct RoutedEmbedding final : PackedEmbeddingBagWeight {
     return found.reshape(shape);
   }
 
- private:
   dynamic::Tables tables_;
   std::vector<int64_t> limits_;
   std::vector<std::string> kernels_;

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from x86quant.cli import loading
 from x86quant.errors import InvalidInputError
 from x86quant.hardware.isa import LEVELS
-from x86quant.spec import OP_KINDS
+from x86quant.spec import ROUTED_KINDS
 
 if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="input shape of --model (default: 1,3,224,224)",
     )
     parser.add_argument(
-        "--ops", type=_list_of(str, OP_KINDS), default=(), help=f"of {', '.join(OP_KINDS)}"
+        "--ops", type=_list_of(str, ROUTED_KINDS), default=(), help=f"of {', '.join(ROUTED_KINDS)}"
     )
     parser.add_argument("--nets", type=_list_of(str), default=(), help="only these networks")
     parser.add_argument(
@@ -67,7 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--batch", type=_list_of(int, least=1), help="batch sizes of convolutions (1,8)"
     )
     parser.add_argument(
-        "--rows", type=_list_of(int, least=1), help="rows of linears (1,4,16,64,256)"
+        "--rows",
+        type=_list_of(int, least=1),
+        help="rows of linears (1,4,16,64,256), bags of embedding tables (1,128,2048)",
     )
     parser.add_argument(
         "--post-ops",
@@ -266,13 +268,13 @@ def _request(
 
 
 def _shapes(options: argparse.Namespace) -> tuple[Shape, ...]:
-    from x86quant.tuning.cases import LAYERS, PROBES, read_shapes
+    from x86quant.tuning.cases import EMBEDDINGS, LAYERS, PROBES, read_shapes
     from x86quant.tuning.model_shapes import PICTURE, load_model, model_shapes
 
     if not options.model:
         if options.shapes:
             return read_shapes(options.shapes)
-        return (*read_shapes(LAYERS), *read_shapes(PROBES))
+        return tuple(s for path in (LAYERS, PROBES, EMBEDDINGS) for s in read_shapes(path))
     model = loading.load_model(options.model) if ":" in options.model else load_model(options.model)
     first, *rest = options.shape or PICTURE
     found: dict[Shape, None] = {}
@@ -291,6 +293,7 @@ def _grid(options: argparse.Namespace) -> Grid:
         threads=options.threads,
         batches=options.batch or usual.batches,
         rows=options.rows or usual.rows,
+        bags=options.rows or usual.bags,
         post_ops=tuple(None if name == "none" else name for name in options.post_ops),
     )
 

@@ -19,9 +19,10 @@ from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.embedding import MODES, TableFormat, interact
 from x86quant.ops.float_type import Int8Module
-from x86quant.packing.embedding_tables import lookup_routes, lookup_spec
+from x86quant.packing.embedding_tables import lookup_routes
 from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.routing.routes import Routes
+from x86quant.spec import lookup_spec
 
 _Self = TypeVar("_Self", bound="QuantizedTable")
 
@@ -262,6 +263,11 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
                     f"got {tuple(per_sample_weights.shape)}"
                 )
         if offsets is not None:
+            if offsets.is_floating_point():
+                raise InvalidInputError(
+                    f"the table {self.name or 'of ' + str(self.num_embeddings) + ' rows'}: "
+                    f"offsets must be int32 or int64, got {offsets.dtype}"
+                )
             starts = [offsets if offsets.dtype is input.dtype else offsets.to(input.dtype)]
         if per_sample_weights is not None:
             weights = [per_sample_weights.detach().float()]

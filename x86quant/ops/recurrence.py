@@ -25,8 +25,9 @@ last states of a GRU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -106,27 +107,6 @@ def sequences_of(sizes: Sequence[int], batch_first: bool) -> tuple[int, ...]:
     return () if len(sizes) == 2 else (sizes[0 if batch_first else 1],)
 
 
-@register(_ARGUMENTS, fake=_fake)
-def recurrent(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    kind: str,
-    batch_first: bool,
-    x_scale: float,
-    x_zp: int,
-    out_scale: float,
-    out_zp: int,
-    h: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Codes of the states of one layer at all steps: [..., directions * width]."""
-    return recurrent_last(
-        x, weights, scales, biases, kind, batch_first, x_scale, x_zp, out_scale, out_zp, h, c
-    )[0]
-
-
 @register(_ARGUMENTS, fake=_fake_last, returns="(Tensor, Tensor)")
 def recurrent_last(
     x: torch.Tensor,
@@ -142,7 +122,10 @@ def recurrent_last(
     h: torch.Tensor | None = None,
     c: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and the last cells or states in float: [directions, ..., units]."""
+    """Codes of the states of one layer at all steps, [..., directions * width], and the last.
+
+    The last cells or states are in float: [directions, ..., units].
+    """
     check_recurrent(x, weights, scales, biases, kind, batch_first, h, c)
     check_qparams("recurrent", x_scale, x_zp)
     check_qparams("recurrent", out_scale, out_zp)
@@ -164,6 +147,13 @@ def recurrent_last(
     return out, torch.stack(last).reshape(
         sizes.directions, *sequences_of(x.shape, batch_first), sizes.units
     )
+
+
+@register(_ARGUMENTS, fake=_fake)
+@functools.wraps(recurrent_last, assigned=())
+def recurrent(*operands: Any, **named: Any) -> torch.Tensor:
+    """The codes alone."""
+    return recurrent_last(*operands, **named)[0]
 
 
 def _direction(

@@ -1,4 +1,4 @@
-"""Concatenation and upsampling of codes. Views (reshape, slice, ...) stay plain aten ops."""
+"""Concatenation, and upsampling of codes. Views (reshape, slice, ...) stay plain aten ops."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def cat(
         parts.append(x)
     # torch.cat of one tensor may return it unchanged; an op must not return its input.
     return channels_last(torch.cat(parts, dim)) if len(parts) > 1 else parts[0].clone()
+
+
+@register("Tensor[] xs, int dim")
+def join(xs: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Concatenate floats along ``dim``; they stay as they are."""
+    if not xs or any(x.dtype != torch.float32 for x in xs):
+        raise InvalidInputError(
+            f"x86quant::join takes tensors of float32, got {[str(x.dtype) for x in xs]}"
+        )
+    return torch.cat(xs, dim) if len(xs) > 1 else xs[0].clone()
 
 
 @register(

@@ -9,7 +9,7 @@ import torch
 from x86quant.kernels import lookup_kernels
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.routes import Routes
-from x86quant.spec import OpSpec
+from x86quant.spec import OpSpec, lookup_spec
 
 
 def lookup_routes(spec: OpSpec) -> Routes:
@@ -19,32 +19,6 @@ def lookup_routes(spec: OpSpec) -> Routes:
         UnsupportedError: an override names a kernel that cannot look up this table.
     """
     return routing_in_force(lookup_kernels()).route(spec)
-
-
-def lookup_spec(
-    rows: int,
-    dim: int,
-    bits: int,
-    pooling: str,
-    *,
-    stock_rows: bool,
-    skips: bool = False,
-    caller: str = "graph",
-) -> OpSpec:
-    """A table of ``rows`` of ``dim`` values, whose bags are pooled so."""
-    return OpSpec(
-        "embedding_bag",
-        rows,
-        dim,
-        bias=False,
-        per_channel=False,
-        dynamic=True,
-        caller=caller,
-        bits=bits,
-        pooling=pooling,
-        row_format="stock" if stock_rows else "other",
-        skips=skips,
-    )
 
 
 def pack_embedding(weight: torch.Tensor) -> Any:

@@ -118,9 +118,10 @@ def part_recurrent(gm: GraphModule) -> int:
     """
     modules = dict(gm.named_modules(remove_duplicate=False))
     calls: dict[str, list[Node]] = {}
-    for node in gm.graph.nodes:
+    for node in list(gm.graph.nodes):
         if node.op == "call_module" and type(modules[str(node.target)]) in _KINDS:
             _spell_pair(gm, node, modules[str(node.target)])
+            _spell_results(gm, node, modules[str(node.target)])
             calls.setdefault(str(node.target), []).append(node)
     taken = {path: nodes for path, nodes in calls.items() if _fit(nodes, modules[path])}
     for path, nodes in taken.items():
@@ -138,6 +139,41 @@ def _spell_pair(gm: GraphModule, node: Node, module: nn.Module) -> None:
     with gm.graph.inserting_before(node):
         both = tuple(gm.graph.call_function(operator.getitem, (pair, i)) for i in (0, 1))
     node.args, node.kwargs = (_input(node), both), {}
+
+
+def _spell_results(gm: GraphModule, node: Node, module: nn.Module) -> None:
+    """Let results that are returned or handed on as one value be several."""
+    if isinstance(module, nn.GRUCell):
+        return
+    _spell_out(gm, node)
+    if isinstance(module, nn.LSTM):
+        for user in list(node.users):
+            if user.target is operator.getitem and user.args[1] == 1:
+                _spell_out(gm, user)
+
+
+def _spell_out(gm: GraphModule, node: Node) -> None:
+    """Let those who take the pair ``node`` whole take both of what is in it."""
+    whole = [user for user in node.users if user.target is not operator.getitem]
+    if not whole:
+        return
+    with gm.graph.inserting_after(node):
+        second = gm.graph.call_function(operator.getitem, (node, 1))
+        first = gm.graph.call_function(operator.getitem, (node, 0))
+    for user in whole:
+        user.args = _put(tuple(user.args), node, (first, second))
+        user.kwargs = _put(dict(user.kwargs), node, (first, second))
+
+
+def _put(value: Any, node: Node, pair: _Given) -> Any:
+    """``value`` with ``pair`` wherever it has ``node``."""
+    if value is node:
+        return pair
+    if isinstance(value, dict):
+        return {key: _put(x, node, pair) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_put(x, node, pair) for x in value)
+    return value
 
 
 def _input(node: Node) -> Any:
@@ -268,18 +304,21 @@ def _of_layer(gm: GraphModule, state: Any, layer: int, layers: int, directions: 
     first, last = layer * directions, (layer + 1) * directions
     if layers == 1 or state is None:
         return state
-    if state.target is torch.ops.aten.cat.default and len(state.args[0]) == layers:
-        return state.args[0][layer]  # another module's last cells
-    if state.target is torch.stack and len(state.args[0]) == layers * directions:
-        return _joined(gm, state.args[0][first:last])  # another module's last states
+    if state.target is torch.ops.x86quant.join.default:  # another module's last states or cells
+        parts = state.kwargs["xs"]
+        if len(parts) == layers:
+            return parts[layer]
+        if len(parts) == layers * directions:
+            return _joined(gm, parts[first:last])
     return _item(gm, state, slice(first, last))
 
 
 def _joined(gm: GraphModule, states: Sequence[Node]) -> Node:
-    """``states`` one after the other, each in a dimension of its own."""
+    """``states`` one after the other, not rounded again as by ``torch.cat``."""
     if len(states) == 1:
-        return gm.graph.call_function(torch.unsqueeze, (states[0], 0))
-    return gm.graph.call_function(torch.stack, (list(states), 0))
+        return states[0]
+    given: dict[str, Any] = {"xs": list(states), "dim": 0}
+    return gm.graph.call_function(torch.ops.x86quant.join.default, (), given)
 
 
 def _call(gm: GraphModule, node: Node, path: str, x: Any, initial: Sequence[Any]) -> Node:
@@ -307,10 +346,7 @@ def _replace_cells(gm: GraphModule, states: Node, cells: Sequence[Node], directi
             gm.graph.erase_node(user)
     if states.users:
         with gm.graph.inserting_before(states):
-            every = cells[0]
-            if len(cells) > 1:  # not torch.cat, which would be a step that rounds them
-                every = gm.graph.call_function(torch.ops.aten.cat.default, (list(cells), 0))
-            states.replace_all_uses_with(every)
+            states.replace_all_uses_with(_joined(gm, cells))
 
 
 def _replace_last(gm: GraphModule, states: Node, outs: Sequence[Node], module: Any) -> None:
@@ -324,7 +360,8 @@ def _replace_last(gm: GraphModule, states: Node, outs: Sequence[Node], module: A
             gm.graph.erase_node(user)
     if states.users:
         with gm.graph.inserting_before(states):
-            found = [_last(gm, outs, i, module) for i in range(count)]
+            each = [_last(gm, outs, i, module) for i in range(count)]
+            found = [gm.graph.call_function(torch.unsqueeze, (state, 0)) for state in each]
             states.replace_all_uses_with(_joined(gm, found))
 
 

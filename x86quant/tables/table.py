@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from x86quant.errors import RuleError
-from x86quant.spec import OpSpec
+from x86quant.spec import OP_KINDS, OpSpec
 from x86quant.tables.conditions import Pattern, did_you_mean
 from x86quant.tables.features import FEATURES
 
@@ -159,7 +159,12 @@ class RuleTable:
         )
 
     def in_domain(self, spec: OpSpec, cpu: Cpu) -> bool:
-        """Whether the rules were fitted to ops like this; an unknown feature does not exclude."""
+        """Whether the rules were fitted to ops like this; an unknown feature does not exclude.
+
+        Only products have a domain: a table of embeddings has rows, not channels.
+        """
+        if spec.op not in OP_KINDS:
+            return True
         for name, condition in self.domain.when.items():
             value = FEATURES[name].get(spec, cpu)
             if value is not None and not condition.matches(value):

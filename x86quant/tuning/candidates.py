@@ -9,8 +9,9 @@ Linears on float tensors are called one by one, and timed so.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,14 +21,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from x86quant import extension
 from x86quant.hardware.cpu import cpu
-from x86quant.kernels import Kernel, all_kernels, dynamic_kernels, graph_kernels
+from x86quant.kernels import Kernel, kernels_for
 from x86quant.kernels.reference import ReferenceKernel
 from x86quant.lowering.graph_tools import add_constant, emit
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.routing.in_force import override, routing_in_force
 from x86quant.routing.routes import NO_LIMIT
 from x86quant.runtime import Plan, Segment
-from x86quant.spec import OpSpec
+from x86quant.tuning.lookups import GraphLookupRunner, LookupOperands, StockLookupRunner
 from x86quant.tuning.measurements import NARROW_WEIGHTS, Caller, Status
 from x86quant.tuning.operands import (
     FULL,
@@ -41,7 +42,7 @@ from x86quant.tuning.operands import (
 )
 
 #: Operands with weights in a range.
-MakeOperands = Callable[[tuple[int, int]], Operands]
+MakeOperands = Callable[[tuple[int, int]], Operands | LookupOperands]
 
 
 class Runner(Protocol):
@@ -75,7 +76,7 @@ class Candidate:
     make: Callable[[], Runner] | None = None
     status: Status = "unsupported"
     note: str = ""
-    operands: Operands | None = None
+    operands: Operands | LookupOperands | None = None
 
     @property
     def narrow(self) -> bool:
@@ -85,7 +86,7 @@ class Candidate:
 
 def candidates(caller: Caller, operands: MakeOperands) -> tuple[Candidate, ...]:
     """Every registered kernel of ``caller``, with its refusal where it says it cannot."""
-    registry = _registry(caller, operands(FULL).spec)
+    registry = kernels_for(caller, operands(FULL).spec)
     found = [_candidate(caller, kernel, operands) for kernel in registry.values()]
     if any(candidate.narrow for candidate in found):
         # To compare with, since there the others meet narrow weights too.
@@ -96,12 +97,6 @@ def candidates(caller: Caller, operands: MakeOperands) -> tuple[Candidate, ...]:
             if registry[one.name].quicker_with_narrow_weights(cpu())
         ]
     return tuple(found)
-
-
-def _registry(caller: Caller, spec: OpSpec) -> Mapping[str, Kernel]:
-    in_graphs = dynamic_kernels if spec.dynamic else graph_kernels
-    registry: Mapping[str, Kernel] = all_kernels() if caller == "stock" else in_graphs()
-    return registry
 
 
 def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candidate:
@@ -121,15 +116,22 @@ def _candidate(caller: Caller, kernel: Kernel, operands: MakeOperands) -> Candid
     return _made(caller, kernel.name, operands(weights), note)
 
 
-def _made(caller: Caller, name: str, operands: Operands, note: str) -> Candidate:
-    runner: Callable[[Operands, str], Runner] = StockRunner
-    if caller == "graph":
-        runner = RowsRunner if operands.spec.dynamic else GraphRunner
-    return Candidate(caller, name, lambda: runner(operands, name), "ok", note, operands=operands)
+def _made(caller: Caller, name: str, operands: Operands | LookupOperands, note: str) -> Candidate:
+    make = functools.partial(_runner, caller, name, operands)
+    return Candidate(caller, name, make, "ok", note, operands=operands)
+
+
+def _runner(caller: Caller, name: str, operands: Operands | LookupOperands) -> Runner:
+    if isinstance(operands, LookupOperands):
+        looking_up = StockLookupRunner if caller == "stock" else GraphLookupRunner
+        return looking_up(operands, name)
+    if caller == "stock":
+        return StockRunner(operands, name)
+    return (RowsRunner if operands.spec.dynamic else GraphRunner)(operands, name)
 
 
 def _reasons(
-    caller: Caller, kernel: Kernel, operands: Operands, shape_alone: bool = False
+    caller: Caller, kernel: Kernel, operands: Operands | LookupOperands, shape_alone: bool = False
 ) -> tuple[str, ...]:
     spec = operands.spec.replace(caller="graph" if caller == "graph" else None)
     if shape_alone:

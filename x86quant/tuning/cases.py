@@ -4,27 +4,31 @@ Shapes come from a CSV file (``rules/layers.csv`` or the user's own), whose colu
 ``net``, ``layer`` (``name*3`` occurs three times in its network), ``groups``, ``ic``, ``oc`` and,
 for depth, height and width, the input size ``id,ih,iw`` and ``k``, ``s``, ``p``, ``d`` (kernel,
 stride, padding, dilation) alike; ``transposed`` and the output padding ``od,oh,ow`` may be there.
+An ``embedding_bag`` is a table: ``ic`` are its rows, ``oc`` the values of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from x86quant.errors import InvalidInputError, MeasurementError
-from x86quant.spec import OpSpec
+from x86quant.spec import ROUTED_KINDS, OpSpec, lookup_spec
 from x86quant.tables.conditions import did_you_mean
 from x86quant.tables.shipped import SHIPPED
-from x86quant.tuning.layer_shapes import nonsense, with_rows
+from x86quant.tuning.layer_shapes import TABLE_BITS, nonsense, with_rows
 from x86quant.tuning.measurements import Cache, Caller, Case, Row, read_lines, rows
 
 #: The public networks' layers that come with x86quant.
 LAYERS = SHIPPED / "layers.csv"
 #: Shapes between and around those of networks, which rules are learned from but not judged by.
 PROBES = SHIPPED / "probes.csv"
+#: Embedding tables of recommenders and language models, and probes between them.
+EMBEDDINGS = SHIPPED / "embeddings.csv"
 
 #: What each caller fuses behind an op; None is nothing.
 POST_OPS: Mapping[Caller, tuple[str | None, ...]] = {
@@ -59,6 +63,9 @@ class Grid:
         threads: numbers of threads.
         batches: batch sizes of convolutions.
         rows: rows of linears.
+        bags: bags of a call of embedding tables.
+        each: indices of a bag.
+        bits: bits of a code of embedding tables.
         dynamic: linears with static (False) and dynamic (True) activations.
         post_ops: what is fused behind the op; None is nothing.
         caches: whether operands stay in the caches.
@@ -69,6 +76,9 @@ class Grid:
     threads: tuple[int, ...] = (1,)
     batches: tuple[int, ...] = (1, 8)
     rows: tuple[int, ...] = (1, 4, 16, 64, 256)
+    bags: tuple[int, ...] = (1, 128, 2048)
+    each: tuple[int, ...] = (1, 20)
+    bits: tuple[int, ...] = TABLE_BITS
     dynamic: tuple[bool, ...] = (False, True)
     post_ops: tuple[str | None, ...] = (None,)
     caches: tuple[Cache, ...] = get_args(Cache)
@@ -87,8 +97,8 @@ def read_shapes(path: str | os.PathLike[str]) -> tuple[Shape, ...]:
 
 
 def _read_shape(row: Row) -> Shape:
-    op = row.text("op", ("linear", "conv1d", "conv2d", "conv3d"))
-    dims = 0 if op == "linear" else int(op[4])
+    op = row.text("op", ROUTED_KINDS)
+    dims = int(op[4]) if op.startswith("conv") else 0
     sizes: dict[str, Any] = {field: _sides(row, prefix, dims) for prefix, field in _FIELDS.items()}
     spec = OpSpec(
         op=op,  # type: ignore[arg-type]
@@ -100,6 +110,10 @@ def _read_shape(row: Row) -> Shape:
         **sizes,
     )
     spec = spec.replace(per_channel=not spec.transposed)
+    if op == "embedding_bag":
+        spec = lookup_spec(
+            spec.in_channels, spec.out_channels, None, "sum", stock_rows=True, caller=None
+        )
     if problem := nonsense(spec):
         field, why = problem
         row.fail(_column_of(field, dims), why)
@@ -152,6 +166,8 @@ def supports(caller: Caller, spec: OpSpec) -> bool:
     """Whether ``caller`` has an op like this at all."""
     if spec.post_op not in POST_OPS[caller]:
         return False
+    if spec.op == "embedding_bag":  # the stock modules' tables have no 2 bits
+        return not spec.post_op and (caller == "graph" or spec.bits != 2)
     if caller == "graph" and spec.dynamic:  # a linear on float tensors
         return spec.post_op in (None, "relu")
     if caller == "graph":
@@ -192,10 +208,14 @@ def jobs(
 
 
 def _sizes(spec: OpSpec, grid: Grid) -> Iterator[OpSpec]:
-    """A shape at every batch size, or number of rows, that is not too much work."""
+    """A shape at every batch size, or number of rows or bags, that is not too much work."""
     if spec.op == "linear":
         sizes = grid.rows if spec.rows is None else (spec.rows,)
         options = [spec.replace(rows=n, dynamic=d) for n in sizes for d in grid.dynamic]
+    elif spec.op == "embedding_bag":
+        bits = [n for n in grid.bits if spec.out_channels * n % 8 == 0]
+        choices = itertools.product(grid.bags, grid.each, bits)
+        options = [spec.replace(rows=n, each=each, bits=b) for n, each, b in choices]
     else:
         sizes = grid.batches if spec.batch is None else (spec.batch,)
         options = [with_rows(spec.replace(batch=n, dynamic=False)) for n in sizes]

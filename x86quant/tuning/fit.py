@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from x86quant.spec import OpSpec
+from x86quant.spec import OP_KINDS, OpSpec
 from x86quant.tables.conditions import OPS, Pattern, parse_pattern
 from x86quant.tables.shipped import find_table
 from x86quant.tables.table import RADIUS, Denial, Rule, RuleTable, shape_in_table
@@ -116,7 +116,11 @@ def _problems(found: Sequence[Sample]) -> list[Problem]:
 def _families(ops: set[str]) -> list[str]:
     """Convolutions together: what holds for two kinds is the best guess for the third."""
     kinds = sorted(ops & OPS["conv"])
-    return (["linear"] if "linear" in ops else []) + (["conv"] if len(kinds) > 1 else kinds)
+    return [
+        *sorted(ops & {"linear"}),
+        *(["conv"] if len(kinds) > 1 else kinds),
+        *sorted(ops & {"embedding_bag"}),
+    ]
 
 
 def _assemble(
@@ -175,9 +179,16 @@ def _counted(number: int, word: str) -> str:
 
 
 def _domain(problems: Sequence[Problem]) -> Pattern:
-    """The ops that the rules speak for: as wide as measured, and a little beyond."""
-    specs = [sample.spec for problem in problems for sample in problem.samples]
+    """The products that the rules speak for: as wide as measured, and a little beyond."""
+    specs = [
+        sample.spec
+        for problem in problems
+        for sample in problem.samples
+        if sample.spec.op in OP_KINDS
+    ]
     when: dict[str, object] = {}
+    if not specs:
+        return Pattern("*", {})
     for name in ("in_channels", "out_channels"):
         sizes = [getattr(spec, name) for spec in specs]
         reach = math.exp(RADIUS)

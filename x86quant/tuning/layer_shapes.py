@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from x86quant.spec import OP_KINDS, OpSpec
+from x86quant.spec import ROUTED_KINDS, OpSpec
+
+#: Bits of a code in an embedding table.
+TABLE_BITS = (8, 4, 2)
 
 
 def with_rows(spec: OpSpec) -> OpSpec:
@@ -32,15 +35,31 @@ _SIDES = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "output_padding
 
 def nonsense(spec: OpSpec) -> tuple[str, str] | None:
     """The field of a measured op that makes no sense, and why; None when all do."""
-    if spec.op not in OP_KINDS:
-        return "op", f"{spec.op!r} is no op; use one of {', '.join(OP_KINDS)}"
+    if spec.op not in ROUTED_KINDS:
+        return "op", f"{spec.op!r} is no op; use one of {', '.join(ROUTED_KINDS)}"
     for field in ("in_channels", "out_channels", "groups"):
         if getattr(spec, field) < 1:
             return field, f"{getattr(spec, field)} is too small: at least 1"
     for field in ("in_channels", "out_channels"):
         if getattr(spec, field) % spec.groups:
             return field, f"{getattr(spec, field)} channels do not divide into {spec.groups} groups"
-    return _nonsense_sizes(spec)
+    return _nonsense_table(spec) or _nonsense_sizes(spec)
+
+
+def _nonsense_table(spec: OpSpec) -> tuple[str, str] | None:
+    """The same of what embedding tables alone have."""
+    if spec.op != "embedding_bag":
+        return next(
+            ((name, f"a {spec.op} has none") for name in ("bits", "each") if getattr(spec, name)),
+            None,
+        )
+    if spec.bits is not None and spec.bits not in TABLE_BITS:
+        return "bits", f"{spec.bits} is none of {', '.join(map(str, TABLE_BITS))}"
+    if spec.bits is not None and spec.out_channels * spec.bits % 8:
+        return "bits", f"{spec.out_channels} codes of {spec.bits} bits do not fill bytes"
+    if spec.each is not None and spec.each < 1:
+        return "each", f"{spec.each} is too small: at least 1"
+    return None
 
 
 def _nonsense_sizes(spec: OpSpec) -> tuple[str, str] | None:
@@ -58,3 +77,18 @@ def _nonsense_sizes(spec: OpSpec) -> tuple[str, str] | None:
     if any(n < 1 for n in size):
         return "spatial", f"an input of {spec.spatial} leaves no output: {size}"
     return None
+
+
+def bytes_touched(spec: OpSpec) -> int:
+    """What one call of an op reads and writes."""
+    if spec.op == "embedding_bag":
+        bags = spec.rows or 1
+        row = spec.out_channels * (spec.bits or 8) // 8
+        return bags * ((spec.each or 1) * row + 4 * spec.out_channels)
+    return sum(map(math.prod, (input_shape(spec), weight_shape(spec), result_shape(spec))))
+
+
+def result_shape(spec: OpSpec) -> tuple[int, ...]:
+    """Shape of the result of an op whose size is known."""
+    first, *_ = input_shape(spec)
+    return (first, spec.out_channels, *(spec.output_size or ()))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -18,9 +19,10 @@ from x86quant.routing.in_force import use_rules
 from x86quant.spec import OpSpec
 from x86quant.tables.table import Rule, RuleTable
 from x86quant.tuning.candidates import Candidate, MakeOperands, Runner, candidates
-from x86quant.tuning.layer_shapes import input_shape, weight_shape
+from x86quant.tuning.layer_shapes import bytes_touched
+from x86quant.tuning.lookups import make_lookup
 from x86quant.tuning.measurements import Caller, Case, Measurement, Status
-from x86quant.tuning.operands import make_operands, result_shape
+from x86quant.tuning.operands import make_operands
 from x86quant.tuning.ranking import LONGEST_STALL, Block, Timed, settle, summary, ties
 
 # Rotated operands overflow this many second-level caches, unless the op is so small that it
@@ -61,7 +63,8 @@ def measure(
         find: what can run a case.
     """
     spec = cases[0].spec
-    operands = functools.cache(functools.partial(make_operands, spec))
+    make: Any = make_lookup if spec.op == "embedding_bag" else make_operands
+    operands: MakeOperands = functools.cache(functools.partial(make, spec))
     found: list[Measurement] = []
     with _threads(spec.threads), use_rules(_NO_RULES):
         for caller in dict.fromkeys(case.caller for case in cases):
@@ -196,8 +199,7 @@ def _measurement(case: Case, name: str, timed: Timed, tie: bool, note: str) -> M
 
 def copies_to_rotate(spec: OpSpec) -> int:
     """Sets of operands that together overflow the second-level cache; 1 if one does by itself."""
-    nbytes = sum(map(math.prod, (input_shape(spec), weight_shape(spec), result_shape(spec))))
-    enough = math.ceil(_CACHES * (cpu().l2 or _USUAL_L2) / nbytes)
+    enough = math.ceil(_CACHES * (cpu().l2 or _USUAL_L2) / bytes_touched(spec))
     return min(enough, _MOST_COPIES)
 
 

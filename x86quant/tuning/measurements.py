@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn, get_args
 from x86quant.errors import MeasurementError
 from x86quant.files import write_aside
 from x86quant.hardware.isa import LEVELS
-from x86quant.spec import OpSpec
+from x86quant.spec import OpSpec, lookup_spec
 from x86quant.tuning.layer_shapes import nonsense
 
 #: ``stock``: quantized tensors through the stock operators with routed packs.
@@ -73,7 +73,11 @@ COLUMNS = (
     "cache",
     "tie",
     "note",
+    "bits",
+    "each",
 )
+#: Of embedding tables: files of other ops alone may lack them.
+_OF_TABLES = ("bits", "each")
 #: Those that say what came of a case, rather than what it is.
 _RESULTS = frozenset(
     ("kernel_name", "status", "median_us", "low_us", "high_us", "min_us", "rounds", "tie", "note")
@@ -300,6 +304,8 @@ def case_to_cells(case: Case) -> dict[str, str]:
         "post_op": spec.post_op or "",
         "batch": "" if spec.batch is None else str(spec.batch),
         "rows": str(spec.rows),
+        "bits": "" if spec.bits is None else str(spec.bits),
+        "each": "" if spec.each is None else str(spec.each),
         "spatial": _by(spec.spatial or ()),
         "cache": case.cache,
     }
@@ -346,7 +352,8 @@ def read(path: str | os.PathLike[str]) -> MeasurementSet:
     measurements: list[Measurement] = []
     seen: dict[tuple[Case, str, bool], int] = {}
     cases: dict[tuple[str, ...], Case] = {}  # reading one takes longest, and each has many lines
-    for row in rows(lines, where, COLUMNS):
+    required = tuple(column for column in COLUMNS if column not in _OF_TABLES)
+    for row in rows(lines, where, required, optional=_OF_TABLES):
         cells = tuple(cell for column, cell in row.cells.items() if column not in _RESULTS)
         if cells not in cases:
             cases[cells] = case_from_cells(row)
@@ -542,10 +549,24 @@ def case_from_cells(row: Row) -> Case:
 
 
 def _read_spec(row: Row) -> OpSpec:
+    spec = _lookup_of(row) if row.text("op") == "embedding_bag" else _product_of(row)
+    if problem := nonsense(spec):
+        row.fail(*problem)
+    return spec
+
+
+def _lookup_of(row: Row) -> OpSpec:
+    table = row.integer("in_channels"), row.integer("out_channels"), row.integer("bits")
+    return lookup_spec(*table, "sum", stock_rows=True, caller=None).replace(
+        each=row.integer("each"), rows=row.integer("rows"), threads=row.integer("threads")
+    )
+
+
+def _product_of(row: Row) -> OpSpec:
     transposed = row.flag("transposed")
     batch = row.integer("batch", default=0)
     linear = row.text("op") == "linear"
-    spec = OpSpec(
+    return OpSpec(
         op=row.text("op"),  # type: ignore[arg-type]
         in_channels=row.integer("in_channels"),
         out_channels=row.integer("out_channels"),
@@ -565,9 +586,6 @@ def _read_spec(row: Row) -> OpSpec:
         spatial=None if linear and not row.text("spatial") else row.sides("spatial"),
         threads=row.integer("threads"),
     )
-    if problem := nonsense(spec):
-        row.fail(*problem)
-    return spec
 
 
 def _read_nets(row: Row) -> tuple[tuple[str, int], ...]:

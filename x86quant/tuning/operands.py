@@ -20,7 +20,7 @@ from torch import Tensor
 from x86quant.kernels import reference
 from x86quant.kernels.saturation import weight_facts
 from x86quant.spec import OpSpec
-from x86quant.tuning.layer_shapes import input_shape, weight_shape
+from x86quant.tuning.layer_shapes import input_shape, result_shape, weight_shape
 
 #: The widest weights that no pair of can saturate 16-bit sums: 255 * (64 + 64) fits.
 NARROW = (-64, 64)
@@ -105,12 +105,6 @@ class Operands:
                 if steps > 1:
                     return f"off by {steps} steps of the output scale"
         return None
-
-
-def result_shape(spec: OpSpec) -> tuple[int, ...]:
-    """Shape of the result of an op whose size is known."""
-    first, *_ = input_shape(spec)
-    return (first, spec.out_channels, *(spec.output_size or ()))
 
 
 def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from x86quant.errors import UnsupportedError
+from x86quant.tuning.layer_shapes import bytes_touched
 from x86quant.tuning.regret import Score
 from x86quant.tuning.samples import Sample
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 # Bars beyond this regret are cut: one kernel that is 30 times slower would flatten the rest.
 _MOST_REGRET = 1.0
-_MARKERS = {"linear": "o", "conv1d": "v", "conv2d": "s", "conv3d": "^"}
+_MARKERS = {"linear": "o", "conv1d": "v", "conv2d": "s", "conv3d": "^", "embedding_bag": "D"}
 
 
 def draw(samples: Sequence[Sample], scores: Sequence[Score], folder: Path) -> list[Path]:
@@ -79,7 +80,7 @@ def _against(samples: Sequence[Sample], one: str, other: str) -> Figure:
     for op, marker in _MARKERS.items():
         some = [s for s in samples if s.spec.op == op]
         if some:
-            work = [s.case.spec.multiply_adds or 0 for s in some]
+            work = [s.case.spec.multiply_adds or bytes_touched(s.case.spec) for s in some]
             ratio = [s.times[other] / s.times[one] for s in some]
             colour = [math.log2(s.spec.groups) for s in some]
             points = axes.scatter(
@@ -89,7 +90,7 @@ def _against(samples: Sequence[Sample], one: str, other: str) -> Figure:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("multiply-adds")
+    axes.set_xlabel("multiply-adds; of lookups, bytes")
     axes.set_ylabel(f"time of {other} / time of {one}")
     axes.set_title(f"{one} against {other}: above the line {one} is faster")
     axes.legend(fontsize="small")

@@ -52,6 +52,7 @@ KINDS: tuple[tuple[str, dict[str, object]], ...] = (
     ("conv", {"groups": "> 1", "depthwise": False}),
     ("conv", {"groups": 1, "kernel_max": 1}),
     ("conv", {"groups": 1, "kernel_max": "> 1"}),
+    ("embedding_bag", {}),
 )
 
 
@@ -102,7 +103,7 @@ def measure_few(
     with tempfile.TemporaryDirectory(prefix="x86quant-quick-") as folder:
         request = session.Request(
             shapes=tuple(_in_turn(shapes)),
-            grid=Grid(batches=(1,), rows=(1, 64), caches=("hot",)),
+            grid=Grid(batches=(1,), rows=(1, 64), bags=(128,), bits=(8, 4), caches=("hot",)),
             levels=(cpu.isa,),
             out=Path(folder) / "quick.csv",
             budget=max(limit - _RESERVE - (time.monotonic() - start), 1.0),
@@ -115,7 +116,8 @@ def _in_turn(shapes: Sequence[Shape]) -> Iterator[Shape]:
     kinds: dict[object, list[Shape]] = {}
     for shape in shapes:
         spec = shape.spec
-        if (spec.replace(rows=64, batch=1).multiply_adds or 0) > _MOST_WORK:
+        work = spec.replace(rows=64, batch=1).multiply_adds
+        if (spec.in_channels * spec.out_channels if work is None else work) > _MOST_WORK:
             continue
         kind = (spec.op, spec.depthwise, spec.groups > 1, max(spec.kernel, default=0) > 1)
         kinds.setdefault(kind, []).append(shape)

@@ -163,8 +163,8 @@ def _weighted(judged: Sequence[Judged]) -> float:
 def _setting(case: Case) -> object:
     """What is the same for all layers of one run of a network."""
     spec = case.spec
-    size = spec.rows if spec.op == "linear" else spec.batch
-    kind = "linear" if spec.op == "linear" else "conv"
+    size = spec.batch if spec.dims else (spec.rows, spec.bits, spec.each)
+    kind = "conv" if spec.dims else spec.op
     return (case.caller, case.isa, case.cache, kind, size, spec.threads, spec.dynamic, spec.post_op)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from x86quant.errors import MeasurementError
 from x86quant.hardware.cpu import Cpu
 from x86quant.hardware.isa import LEVELS
-from x86quant.kernels import all_kernels, graph_kernels
+from x86quant.kernels import kernels_for
 from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
@@ -28,7 +28,7 @@ _UNKNOWN_TO_STOCK = ("dynamic", "post_op", "batch", "spatial")
 # Instead of a network, for shapes that stand for no layer of one.
 PROBES_NET = "probes"
 # What differs between cases of one layer.
-_SIZES = (*_UNKNOWN_TO_STOCK, "rows", "threads", "caller")
+_SIZES = (*_UNKNOWN_TO_STOCK, "rows", "each", "threads", "caller")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +141,8 @@ def _ties(m: Measurement, best: Measurement) -> bool:
 def as_routed(case: Case) -> OpSpec:
     """The op as far as it is known when its kernel is chosen."""
     spec = case.spec.replace(caller=case.caller)
+    if spec.op == "embedding_bag":
+        return spec.replace(threads=None, each=None)
     if case.caller == "graph" and spec.dynamic:  # packed before it runs, as stock weights are
         return spec.replace(threads=None)
     if case.caller == "graph":
@@ -177,7 +179,7 @@ class _MeasuredKernel:
 
 def choice_of(sample: Sample, table: RuleTable) -> Choice:
     """What ``table`` chooses for ``sample``, among the kernels that may run it."""
-    registry = graph_kernels() if sample.case.caller == "graph" else all_kernels()
+    registry = kernels_for(sample.case.caller, sample.case.spec)
     measured = {**dict.fromkeys(sample.times), **sample.refused}
     order = [name for name in registry if name in measured]
     order += sorted(measured.keys() - set(order))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from x86quant.hardware.cpu import Cpu
-from x86quant.kernels import all_kernels, graph_kernels
+from x86quant.kernels import kernels_for
 from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
@@ -119,7 +119,7 @@ def diff_tables(
 
 
 def _choice(case: Case, table: RuleTable, cpu: Cpu, errata: Sequence[Erratum]) -> Choice:
-    kernels = graph_kernels() if case.caller == "graph" else all_kernels()
+    kernels = kernels_for(case.caller, case.spec)
     return choose(as_routed(case), cpu=cpu, table=table, kernels=kernels, errata=errata)
 
 

@@ -137,8 +137,8 @@ def entries(measured: Sequence[Measurement]) -> tuple[Entry, ...]:
     for m in measured:
         shape = shape_in_table(m.case.spec)
         if m.case.caller == "graph":
-            # A linear on float tensors is packed before its threads are known.
-            known = {"threads": None} if shape.dynamic else {}
+            # What takes float tensors or indices is packed before its threads are known.
+            known = {"threads": None, "each": None} if shape.dynamic else {}
             graph.setdefault(shape.replace(caller="graph", **known), []).append(m)
         else:
             stock.setdefault(_as_packed(shape), []).append(m)
@@ -150,8 +150,9 @@ def entries(measured: Sequence[Measurement]) -> tuple[Entry, ...]:
 
 def _as_packed(spec: OpSpec) -> OpSpec:
     """What is known of ``spec`` when weights are packed."""
-    unknown = ("dynamic", "post_op", "batch", "rows", "spatial", "threads")
-    return spec.replace(**dict.fromkeys(unknown), caller="stock")
+    unknown = ("post_op", "batch", "rows", "spatial", "threads", "each")
+    dynamic = spec.dynamic if spec.op == "embedding_bag" else None
+    return spec.replace(**dict.fromkeys(unknown), dynamic=dynamic, caller="stock")
 
 
 def _by_rows(spec: OpSpec, measured: Sequence[Measurement]) -> list[Entry | None]:

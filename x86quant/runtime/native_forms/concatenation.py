@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from x86quant.runtime import layout
@@ -39,6 +40,18 @@ def _cat(draft: Draft, node: Node) -> Value:
     return whole
 
 
+def _join(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    whole = draft.output_of(node, range(len(draft.shapes[node])), torch.float32)
+    start = 0
+    for x_node in kwargs["xs"]:
+        x = draft.value(x_node)
+        size = x.shape[kwargs["dim"]]
+        draft.copy(node, x, Value(whole.buffer, whole.meta.narrow(kwargs["dim"], start, size)))
+        start += size
+    return whole
+
+
 def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     sizes = [list(known.size(x)) for x in kwargs["xs"]]
     first = sizes[0]
@@ -51,4 +64,7 @@ def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     return [*first[:dim], sum(s[dim] for s in sizes), *first[dim + 1 :]]
 
 
-FORMS = (NativeForm("cat", _sizes, _cat),)
+FORMS = (
+    NativeForm("cat", _sizes, _cat),
+    NativeForm("join", _sizes, _join, reads=torch.float32, gives=torch.float32),
+)
