@@ -17,9 +17,10 @@ constexpr int kCountBits = 16;
 constexpr uint64_t kCount = (uint64_t{1} << kCountBits) - 1;
 constexpr uint64_t kClosed = kCount;
 
-// How long somebody looks before it sleeps, in ticks of the clock that all CPUs share: some 50 microseconds, which
-// is longer than most steps that only the leader runs.
-constexpr uint64_t kTicks = 125'000;
+// How long somebody looks before it sleeps, in ticks of the clock that all CPUs share: some 400 microseconds, longer
+// than most runs of short steps that only the leader takes. Waking a virtual CPU that idles takes as long as some of
+// these; a thread that looks for 50 microseconds only is asleep whenever it is wanted.
+constexpr uint64_t kTicks = 1'000'000;
 
 int cpus() {
   static const int of_this_process = std::max(1u, std::thread::hardware_concurrency());
