@@ -10,15 +10,15 @@ the same threads gives, measured in the same run between the models' turns; ``of
 much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
 what generate does around it. ``prompt`` is the time of the first token.
 
-Peers: fp32; stock (dynamic quantization by torch); weight-only (ours); torch-int8 (int8 weights by
-torch._weight_int8pack_mm, compiled by torch.compile with a static cache, called as a step);
-openvino (its int8 weights, stateful, called as a step).
-Exits with 1 if int8 tokens are missing.
+Peers: fp32; stock (dynamic quantization by torch); layers (ours, each by itself: ``to_dynamic``);
+weight-only (the same with float activations); torch-int8 (torch._weight_int8pack_mm on float32
+activations, by torch.compile with a static cache, called as a step).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
 import time
@@ -149,8 +149,6 @@ class _Int8WeightOnly(nn.Module):
 
 def _torch_int8(model: nn.Module) -> Subject:
     """torch's int8 weight-only product under torch.compile, with a static cache."""
-    import copy
-
     from transformers import StaticCache
 
     changed: Any = copy.deepcopy(model)
@@ -203,8 +201,6 @@ def subjects(model: Any, peers: list[str]) -> list[Subject]:
 
 def _stock(model: nn.Module) -> nn.Module:
     """torch's dynamic quantization, which knows nn.Linear alone."""
-    import copy
-
     changed = copy.deepcopy(model)
     for name, module in list(changed.named_modules()):
         if x86quant.dynamic.is_linear(module) and not isinstance(module, nn.Linear):

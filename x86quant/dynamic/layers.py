@@ -48,7 +48,8 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = real.abs().amax(1) if real.shape[1] else real.new_zeros(real.shape[0])
     scale = (largest / _WEIGHT_MAX).clamp(min=torch.finfo(torch.float32).tiny)
     codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
-    return codes.to(torch.int8), scale
+    # In its own order, whatever that of the float weight: kernels read it row by row.
+    return codes.to(torch.int8).contiguous(), scale
 
 
 def float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
