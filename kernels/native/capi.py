@@ -22,7 +22,15 @@ ISAS = {
     "avx512_vnni": 4,
     "amx_int8": 5,
 }
-ALGOS = {"auto": 0, "reference": 1, "dense": 2, "depthwise": 3, "grouped": 4, "winograd": 5, "winograd4": 6}
+ALGOS = {
+    "auto": 0,
+    "reference": 1,
+    "dense": 2,
+    "depthwise": 3,
+    "grouped": 4,
+    "winograd": 5,
+    "winograd4": 6,
+}
 OPS = (
     "copy",
     "lut",
