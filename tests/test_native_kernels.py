@@ -237,7 +237,7 @@ def test_winograd_tiles_of_either_size(
 def test_sums_that_winograd_tiles_may_not_hold(
     lib: capi.Library, isa: str, channels: int, weight: int
 ) -> None:
-    """Of a sum that leaves 25 bits less than all is known: 112 channels stay within, others go another way."""
+    """All is known of sums of 25 bits, as of 112 channels; others must go another way."""
     spec = capi.ConvSpec(
         np.full((16, channels, 1, 3, 3), weight, np.int8),
         np.full(16, 1 / 16384, np.float32),
