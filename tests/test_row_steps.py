@@ -304,9 +304,8 @@ def test_rolls_between_products_are_copies_in_the_program() -> None:
     aten = torch.ops.aten
     net = _Net()
     x = net.input("x")
-    normed = net.items(net.call("norm_rows", x=x, residual=None, **{**NORM, "outputs": NORMED}), 1)[
-        0
-    ]
+    norm = {**NORM, "outputs": NORMED}
+    normed = net.items(net.call("norm_rows", x=x, residual=None, **norm), 1)[0]
     for shifts, dims in (([-3, 2], [1, 2]), ([5], [1]), ([0, 12], [2, 1])):
         normed = net.graph.call_function(aten.roll.default, (normed, shifts, dims))
     turned = net.graph.call_function(aten.permute.default, (normed, [0, 2, 1, 3]))
@@ -320,9 +319,8 @@ def test_rolls_between_products_are_copies_in_the_program() -> None:
 def test_images_are_not_rolled_into_one_another_in_a_program() -> None:
     net = _Net()
     x = net.input("x")
-    normed = net.items(net.call("norm_rows", x=x, residual=None, **{**NORM, "outputs": NORMED}), 1)[
-        0
-    ]
+    norm = {**NORM, "outputs": NORMED}
+    normed = net.items(net.call("norm_rows", x=x, residual=None, **norm), 1)[0]
     rolled = net.graph.call_function(torch.ops.aten.roll.default, (normed, [1, 1], [0, 1]))
     module = net.compiled(*net.rows(rolled).values())
     _same(module, floats(40, 5, 7))

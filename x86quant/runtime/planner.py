@@ -161,7 +161,8 @@ def _roll(draft: Draft, node: Node) -> Value:
     """Copy a tensor in the parts whose order rolling changes."""
     source = draft.value(node.args[0])
     shifts, dims = (x if isinstance(x, list | tuple) else [x] for x in node.args[1:])
-    order = sorted(range(source.meta.dim()), key=lambda dim: -source.meta.stride(dim))
+    strides = source.meta.stride()
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     meta = layout.like(source.shape, order, source.meta.dtype)
     rolled = draft.new(node.name, meta)
     parts = [(source.meta, rolled.meta)]
