@@ -47,7 +47,7 @@ from x86quant.tuning.cases import (
     supports,
 )
 from x86quant.tuning.layer_shapes import with_rows
-from x86quant.tuning.lookups import make_lookup
+from x86quant.tuning.measured_lookups import make_lookup
 from x86quant.tuning.measurements import PROVENANCE, Caller, Case, Measurement, read
 from x86quant.tuning.model_shapes import load_model, model_shapes
 from x86quant.tuning.operands import FULL, make_operands, result_shape

@@ -28,7 +28,7 @@ from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.routing.in_force import override, routing_in_force
 from x86quant.routing.routes import NO_LIMIT
 from x86quant.runtime import Plan, Segment
-from x86quant.tuning.lookups import GraphLookupRunner, LookupOperands, StockLookupRunner
+from x86quant.tuning.measured_lookups import GraphLookupRunner, LookupOperands, StockLookupRunner
 from x86quant.tuning.measurements import NARROW_WEIGHTS, Caller, Status
 from x86quant.tuning.operands import (
     FULL,

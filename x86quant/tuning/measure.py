@@ -20,7 +20,7 @@ from x86quant.spec import OpSpec
 from x86quant.tables.table import Rule, RuleTable
 from x86quant.tuning.candidates import Candidate, MakeOperands, Runner, candidates
 from x86quant.tuning.layer_shapes import bytes_touched
-from x86quant.tuning.lookups import make_lookup
+from x86quant.tuning.measured_lookups import make_lookup
 from x86quant.tuning.measurements import Caller, Case, Measurement, Status
 from x86quant.tuning.operands import make_operands
 from x86quant.tuning.ranking import LONGEST_STALL, Block, Timed, settle, summary, ties
