@@ -23,6 +23,7 @@ LAYERS = {
     "same": (nn.Conv2d(6, 4, 3, padding="same"), (2, 6, 5, 7)),
     "transposed": (nn.ConvTranspose2d(6, 4, 3, stride=2), (2, 6, 5, 7)),
     "linear": (nn.Linear(6, 4), (2, 5, 6)),
+    "of one vector": (nn.Linear(6, 4), (6,)),
 }
 
 
@@ -35,7 +36,6 @@ def test_they_are_those_of_the_output(name: str) -> None:
     with torch.no_grad():
         found, count = channel_sums(layer, x)
         y = layer(x)
-    channel = {"linear": 2, "without batch": 0}.get(name, 1)
-    others = [d for d in range(y.dim()) if d != channel]
+    channel = {"linear": 2, "without batch": 0, "of one vector": 0}.get(name, 1)
     assert count == y.numel() // y.shape[channel]
-    torch.testing.assert_close(found, y.sum(others))
+    torch.testing.assert_close(found, y.movedim(channel, 0).reshape(len(found), -1).sum(1))

@@ -39,7 +39,10 @@ def test_an_example_runs(
 ) -> None:
     name, *arguments = command.split()
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    except SystemExit as end:
+        assert not end.code
     assert said in capsys.readouterr().out
 
 

@@ -59,9 +59,9 @@ def test_every_form_in_the_calibration_data_is_int8() -> None:
             assert close(int8(x, name), model(x, name))
 
 
-def test_lists_of_any_length_are_int8() -> None:
+def test_lists_of_the_lengths_in_the_calibration_data_and_others_are_int8() -> None:
     model = TakesLists().eval()
-    data = [([rows(4, seed=seed + n) for n in range(3)],) for seed in range(2)]
+    data = [([rows(4, seed=length + n) for n in range(length)],) for length in (3, 2)]
     int8 = quantized(model, data)
     with warnings.catch_warnings():
         warnings.simplefilter("error", X86QuantWarning)

@@ -56,9 +56,10 @@ def test_what_makes_nan_of_its_data_is_refused() -> None:
 
 def test_noise_is_that_of_values_with_bounds() -> None:
     exact = torch.tensor([float("-inf"), torch.finfo(torch.float32).max, 1.0, -1.0])
-    assert sqnr_between([exact], [torch.tensor([float("-inf"), 0.0, 1.1, -0.9])]) == (
-        pytest.approx(20.0, abs=1e-3)
-    )
+    masked = torch.tensor([torch.finfo(torch.float32).min, float("inf"), 1.1, -0.9])
+    assert sqnr_between([exact], [masked]) == pytest.approx(20.0, abs=1e-3)
+    shown = torch.tensor([0.0, float("inf"), 1.1, -0.9])
+    assert sqnr_between([exact], [shown]) == -200.0
 
 
 class Unpools(nn.Module):

@@ -58,7 +58,7 @@ ConvDescription describe_conv(ConvFields f) {
   c.groups = small(f.geometry[12], "number of groups");
   c.transposed = f.geometry[13] != 0;
   c.out_channels = small(f.sizes[0], "number of channels");
-  small(f.sizes[1], "number of channels");
+  d.in_each = small(f.sizes[1], "number of channels");
   c.in_channels = small(f.sizes[1] * c.groups, "number of channels");
   c.algo = XQ_ALGO_AUTO;
   require(f.mult.type == Type::kFloat && f.mult.count == c.out_channels, "one float multiplier an output channel");

@@ -16,14 +16,14 @@ namespace x86quant::runtime {
 struct ConvDescription {
   xq_conv conv{};
   xq_requant requant{};           // its pointers are those of the tables below
+  int64_t in_each = 0;            // input channels that an output sees
   Table weight;                   // int8: (out, in / groups, kd, kh, kw)
   Table mult;                     // float, one an output channel
   std::optional<Table> bias, lut;
   std::optional<Table> packed;    // what `blob` of such a pack was, 64-byte aligned
 
-  int64_t in_each() const { return conv.in_channels / conv.groups; }
-  // Products of one output.
-  int64_t products() const { return in_each() * conv.kernel[0] * conv.kernel[1] * conv.kernel[2]; }
+  // Of one output.
+  int64_t products() const { return in_each * conv.kernel[0] * conv.kernel[1] * conv.kernel[2]; }
 };
 
 // What a plan says of one, unchecked.

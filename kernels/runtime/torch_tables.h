@@ -28,7 +28,7 @@ inline at::Tensor tensor_of(const Table& table, at::IntArrayRef sizes) {
 // (out, in / groups, kd, kh, kw)
 inline at::Tensor weight_of(const ConvDescription& d) {
   const xq_conv& c = d.conv;
-  return tensor_of(d.weight, {c.out_channels, d.in_each(), c.kernel[0], c.kernel[1], c.kernel[2]});
+  return tensor_of(d.weight, {c.out_channels, d.in_each, c.kernel[0], c.kernel[1], c.kernel[2]});
 }
 
 }  // namespace x86quant::runtime

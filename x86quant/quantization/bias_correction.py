@@ -67,7 +67,7 @@ def channel_sums(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         return _conv_sums(layer, x)  # type: ignore[arg-type]
     y = layer(x)
     channel = y.dim() - 1 if isinstance(layer, nn.Linear) else y.dim() - _dims(layer) - 1
-    rows = y.transpose(0, channel).flatten(1)
+    rows = y.transpose(0, channel).reshape(y.shape[channel], -1)  # of one sample, too
     return rows.double().sum(1), rows.shape[1]
 
 

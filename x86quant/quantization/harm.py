@@ -61,7 +61,8 @@ def _measured(prepared: PreparedModel, power: dict[str, _Power], call: Call) -> 
 class _Power:
     """Of a signal and of the noise on it, over some tensors.
 
-    Values without bounds in the signal, such as logits masked with -inf, do not count.
+    Values without bounds in the signal, such as logits masked with -inf, do not count where they
+    have none in the result either.
     """
 
     signal: float = 0.0
@@ -75,6 +76,7 @@ class _Power:
         exact, actual = dense(exact), dense(actual)
         bounded = exact.abs() < LARGEST
         if not bounded.all():
+            self.fails |= bool((actual[~bounded].abs() < LARGEST).any())
             exact, actual = exact[bounded], actual[bounded].nan_to_num()
         self.signal += float(exact.double().square().sum())
         self.noise += float((actual.double() - exact.double()).square().sum())

@@ -214,10 +214,6 @@ def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
         for tensors in given if rows is not None else ():
             if tensors is not None and tensors[number].shape[:1] not in ((), (rows,)):
                 return f"{rows} rows"
-    if not part.path:  # what the user gives: a list between modules has as many as the code says
-        for structure in form.arguments.parts:
-            if structure.kind is list and structure.leaves == len(structure.parts) > 0:
-                return f"a list of {structure.leaves}"
     return None
 
 
