@@ -126,8 +126,8 @@ def too_costly(aucs: dict[str, float], shares: dict[str, float], size: int) -> I
         yield f"4 bits: tables take {shares['4 bits']:.1%} of float's memory, wanted {MEMORY:.0%}"
 
 
-def main() -> int:
-    """Train, quantize, compare; 1 if it costs more than it may."""
+def main() -> None:
+    """Train, quantize, compare; ends with an error if it costs more than it may."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=int, default=8)
     parser.add_argument("--rows", type=int, default=5_000)
@@ -165,8 +165,8 @@ def main() -> int:
             f"{times[name].median * 1e3:7.3f} ms for {options.batch} samples"
         )
     found = [] if options.quick else [*too_costly(aucs, shares, options.size)]
-    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
-    return 1 if found else 0
+    if found:
+        sys.exit("\n".join(found))
 
 
 def _megabytes(model: nn.Module) -> float:
@@ -174,4 +174,4 @@ def _megabytes(model: nn.Module) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
