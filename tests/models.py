@@ -48,6 +48,18 @@ class Residual(nn.Module):
         return self.classify(x.mean((2, 3)))
 
 
+class TwoLinears(nn.Module):
+    """Two layers by name, and a ReLU that is a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.b(functional.relu(self.a(x)))
+
+
 class Functional(nn.Module):
     """Functional conv, transposed conv and linear, and activations as functions.
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import x86quant
-from tests.models import quantized, rows
+from tests.models import TwoLinears, quantized, rows
 from x86quant.calling.call import Call
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, X86QuantWarning
@@ -26,16 +26,6 @@ from x86quant.quantization.tracing import Way, by_export, by_fx
 DATA = [rows(16, seed=seed) for seed in range(2)]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.b(F.relu(self.a(x)))
-
-
 def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return ((actual - expected).norm() / expected.norm()).item() < 0.06
 
@@ -43,7 +33,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 # --- errors that are caught ---
 
 
-class Catches(Net):
+class Catches(TwoLinears):
     """Goes another way where sizes do not fit."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -194,7 +184,7 @@ def test_code_within_a_try_is_known(function: Callable[[], bool], caught: bool) 
 # --- calls that the graph of a part does not hold for ---
 
 
-class SeesOtherRanks(Net):
+class SeesOtherRanks(TwoLinears):
     """With one row, its layers get a tensor of another rank."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -213,7 +203,7 @@ def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
     assert close(int8(rows(5)), model(rows(5)))
 
 
-class LoopsOverRows(Net):
+class LoopsOverRows(TwoLinears):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.b(F.relu(self.a(row))) for row in x]) / len(x)
 
@@ -299,17 +289,17 @@ def test_a_graph_whose_ranks_depend_on_sizes_answers_for_one_image() -> None:
 # --- weights that are read, and layers that are not as usual ---
 
 
-class ReturnsItsWeight(Net):
+class ReturnsItsWeight(TwoLinears):
     def forward(self, x: torch.Tensor) -> Any:
         return self.b(F.relu(self.a(x))), self.a.weight
 
 
-class ReadsItsWeight(Net):
+class ReadsItsWeight(TwoLinears):
     def forward(self, x: torch.Tensor) -> Any:
         return F.linear(F.relu(self.a(x)), self.a.weight.t(), self.b.bias), None
 
 
-class CallsScripted(Net):
+class CallsScripted(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         self.inner = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.Tanh()))
@@ -318,7 +308,7 @@ class CallsScripted(Net):
         return super().forward(self.inner(x)), None
 
 
-class Pruned(Net):
+class Pruned(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         prune.l1_unstructured(self.a, "weight", amount=0.5)  # type: ignore[no-untyped-call]
@@ -327,18 +317,18 @@ class Pruned(Net):
         return super().forward(x), None
 
 
-class ReturnsSparse(Net):
+class ReturnsSparse(TwoLinears):
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x).to_sparse(), None
 
 
-class ReturnsNumbers(Net):
+class ReturnsNumbers(TwoLinears):
     def forward(self, x: torch.Tensor) -> Any:
         y = super().forward(x)
         return y, y.mean().item()
 
 
-class TakesCodes(Net):
+class TakesCodes(TwoLinears):
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x.dequantize()), None
 
@@ -357,7 +347,7 @@ class TakesCodes(Net):
 )
 @pytest.mark.filterwarnings("ignore::x86quant.errors.X86QuantWarning")
 def test_unusual_layers_and_results_become_int8_and_are_saved(
-    kind: type[Net], tmp_path: Path
+    kind: type[TwoLinears], tmp_path: Path
 ) -> None:
     def given(seed: int) -> torch.Tensor:
         if kind is not TakesCodes:
@@ -385,7 +375,7 @@ def test_unusual_layers_and_results_become_int8_and_are_saved(
 # --- what is refused in a sentence ---
 
 
-class TakesGradientsOfRows(Net):
+class TakesGradientsOfRows(TwoLinears):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def energy(row: torch.Tensor) -> torch.Tensor:
             return self.b(torch.tanh(self.a(row))).sum()
@@ -393,7 +383,7 @@ class TakesGradientsOfRows(Net):
         return torch.vmap(torch.func.grad(energy))(x)
 
 
-class KeepsByHook(Net):
+class KeepsByHook(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         self.kept: dict[str, torch.Tensor] = {}
@@ -404,7 +394,7 @@ class KeepsByHook(Net):
         return y, self.kept["a"]
 
 
-class Lazy(Net):
+class Lazy(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.LazyLinear(32)
@@ -418,7 +408,9 @@ class Lazy(Net):
         (Lazy, InvalidInputError, "call the model once"),
     ],
 )
-def test_refused_in_a_sentence(kind: type[Net], error: type[Exception], sentence: str) -> None:
+def test_refused_in_a_sentence(
+    kind: type[TwoLinears], error: type[Exception], sentence: str
+) -> None:
     model = kind()
     if kind is KeepsByHook:
         model(rows(16))
@@ -447,10 +439,10 @@ def test_layers_within_transforms_stay_in_float() -> None:
 def test_nested_calibration_data_are_refused() -> None:
     data = torch.nested.nested_tensor([rows(3), rows(5)])
     with pytest.raises(InvalidInputError, match="to_padded_tensor"):
-        quantized(Net(), [(data,)])
+        quantized(TwoLinears(), [(data,)])
 
 
-class RefusesLarge(Net):
+class RefusesLarge(TwoLinears):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = super().forward(x)
         torch.normal(y, 9 - x.abs().max().expand(y.shape))
@@ -469,7 +461,7 @@ def test_the_batch_that_the_float_model_fails_on_is_named() -> None:
 
 @pytest.mark.parametrize("function", [torch.tanh, lambda x: torch.softmax(x, -1)])
 def test_results_that_use_little_of_a_known_range_keep_their_bits(function: Any) -> None:
-    class Small(Net):
+    class Small(TwoLinears):
         def __init__(self) -> None:
             super().__init__()
             self.wide = nn.Linear(32, 1000)

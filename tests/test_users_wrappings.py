@@ -11,35 +11,25 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from tests.models import quantized, rows
+from tests.models import TwoLinears, quantized, rows
 
 DATA = [rows(16, seed=seed) for seed in range(2)]
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.b(F.relu(self.a(x)))
-
-
-class CompiledWithin(Net):
+class CompiledWithin(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         wrapped: Any = torch.compile(self.a, backend="eager")
         self.a = wrapped
 
 
-class CompiledInPlace(Net):
+class CompiledInPlace(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         self.a.compile(backend="eager")
 
 
-class CompiledFunction(Net):
+class CompiledFunction(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         self.function = torch.compile(F.relu, backend="eager")
@@ -56,7 +46,7 @@ class CompiledBetween(CompiledWithin):
         return self.b(F.relu(y) if y.detach().sum().item() < 1e9 else y)
 
 
-class NamedLikeGraphs(Net):
+class NamedLikeGraphs(TwoLinears):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("code", rows(8).reshape(4, 32))
@@ -70,7 +60,7 @@ class NamedLikeGraphs(Net):
 @pytest.mark.parametrize(
     "kind", [CompiledWithin, CompiledInPlace, CompiledFunction, CompiledBetween, NamedLikeGraphs]
 )
-def test_wrapped_models_become_int8_and_are_saved(kind: type[Net], tmp_path: Path) -> None:
+def test_wrapped_models_become_int8_and_are_saved(kind: type[TwoLinears], tmp_path: Path) -> None:
     model = kind().eval()
     int8 = quantized(model, DATA)
     assert {"a", "b"} <= set(int8.quantization.int8_layers)
