@@ -7,6 +7,7 @@ What has no entry in the tables stays an aten op and runs in float.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -185,7 +186,7 @@ def _exported_once(
     results: list[Structure] = []
     flat_form = _FlatForm(module, form, results)
     try:
-        with silent(), quiet(), torch.no_grad():
+        with silent(), quiet(), torch.no_grad(), _without_fake_cache():
             program = torch.export.export(
                 flat_form,
                 tuple(example),
@@ -204,6 +205,16 @@ def _exported_once(
         spell(gm, flat_form)
     _name_inputs(gm, form.names)
     return Exported(gm, results[0], guard)
+
+
+def _without_fake_cache() -> contextlib.AbstractContextManager[None]:
+    """Fake tensors worked out anew for each op.
+
+    Free sizes make an entry of torch's cache dearer than the answer it holds: a fifth of the time.
+    """
+    import torch._dynamo.config  # not at the top: it takes half a second, and few models need it
+
+    return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[no-any-return]
 
 
 class _ReadsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
