@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.printers import PythonPrinter
 
 from x86quant.quantization.known_ranks import Place, batch_sizes, count_of
+from x86quant.terminal.silence import silent
 
 
 class SizesAskedFor(Interpreter):
@@ -72,7 +73,7 @@ class SizesAskedFor(Interpreter):
         """
         self.running = True
         try:
-            with self._mode, torch.no_grad():
+            with silent(), self._mode, torch.no_grad():
                 for node in self.graph.nodes:
                     if node not in self.env:
                         self.env[node] = self.run_node(node)
