@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +59,8 @@ from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be th
 #: Where compiled files stay: a wheel does not compile again what `pip install -e` has. They depend
 #: on torch's headers, which no build looks at again.
 OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_version}")
+if os.environ.get("CFLAGS"):  # sanitizers, say: the others stay as they are
+    OBJECTS = OBJECTS / f"flags-{zlib.crc32(os.environ['CFLAGS'].encode()):08x}"
 
 SERVING = Path("kernels", "serving")
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)

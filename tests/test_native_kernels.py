@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import itertools
 import mmap
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,10 @@ from x86quant.kernels.native import capi, toolchain
 
 # Of the CPU itself, whatever X86QUANT_ISA says: the library that is tested here does not read it.
 CPU_FLAGS = {name for name, there in torch.cpu.get_capabilities().items() if there is True}
+#: By what tools/emulated_levels.py builds.
+EMULATED = (
+    {"avx_vnni", "amx_tile", "amx_int8"} if os.environ.get("X86QUANT_TESTS_EMULATE") else set()
+)
 NEEDED = {
     "avx2": {"avx2", "fma3"},
     "avx_vnni": {"avx2", "fma3", "avx_vnni"},
@@ -35,7 +40,8 @@ NEEDED = {
 ISAS = [
     isa
     for isa, flags in NEEDED.items()
-    if flags <= CPU_FLAGS and (isa != "amx_int8" or amx_probe.permitted())
+    if flags - EMULATED <= CPU_FLAGS
+    and (isa != "amx_int8" or EMULATED or amx_probe.permitted())
 ]
 Triple = tuple[int, int, int]
 KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first", "three")

@@ -14,7 +14,9 @@ namespace {
 bool has_bf16() {
   static const bool has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
+#ifndef XQ_EMULATED
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1)) return false;
+#endif
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
   }();
   return has;

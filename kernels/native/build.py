@@ -19,6 +19,8 @@ from x86quant.kernels.native import toolchain
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_DIRECTORY = HERE.parent.parent / "build" / "native"
+#: Instructions of AMX and AVX-VNNI become functions: ``emulated_tiles.h``.
+EMULATE_FLAGS = ["-DXQ_EMULATED"]
 SANITIZE_FLAGS = [
     "-O1",  # sanitizers make -O3 slow to compile
     "-fsanitize=address,undefined",
@@ -43,16 +45,28 @@ def _compile(source: Path, objects: Path, flags: list[str]) -> Path:
     return target
 
 
-def build(directory: Path = DEFAULT_DIRECTORY, *, sanitize: bool = False) -> Path:
+def build(
+    directory: Path = DEFAULT_DIRECTORY, *, sanitize: bool = False, emulate: bool = False
+) -> Path:
     """Compile what changed and link it. Returns the library's path.
+
+    Args:
+        directory: of objects and library.
+        sanitize: with AddressSanitizer and UBSan.
+        emulate: AMX and AVX-VNNI by other instructions, for tests on CPUs without them.
 
     Raises:
         subprocess.CalledProcessError: the compiler refused; its output is on stderr.
         FileNotFoundError: there is no compiler.
     """
-    flags = [*toolchain.flags(), "-fno-exceptions", *(SANITIZE_FLAGS if sanitize else [])]
+    flags = [
+        *toolchain.flags(),
+        "-fno-exceptions",
+        *(SANITIZE_FLAGS if sanitize else []),
+        *(EMULATE_FLAGS if emulate else []),
+    ]
     directory.mkdir(parents=True, exist_ok=True)
-    library = directory / ("libxq_native_sanitized.so" if sanitize else "libxq_native.so")
+    library = directory / f"libxq_native{'_sanitized' * sanitize}{'_emulated' * emulate}.so"
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda source: _compile(source, directory, flags), sources()))
     newest = max(path.stat().st_mtime for path in objects)
@@ -77,8 +91,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
     parser.add_argument("--sanitize", action="store_true", help="with ASan and UBSan")
+    parser.add_argument("--emulate", action="store_true", help="AMX and AVX-VNNI by others")
     arguments = parser.parse_args()
-    print(build(arguments.directory, sanitize=arguments.sanitize))
+    print(build(arguments.directory, sanitize=arguments.sanitize, emulate=arguments.emulate))
     return 0
 
 

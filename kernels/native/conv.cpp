@@ -73,6 +73,9 @@ const char* xq_status_text(int status) {
 
 int xq_enable_amx(void) {
   if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vnni")) return XQ_UNSUPPORTED;
+#ifdef XQ_EMULATED
+  return XQ_OK;
+#endif
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) ? XQ_NO_PERMISSION : XQ_OK;
 }

@@ -2,6 +2,8 @@
 #define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni,avx512vbmi,avx512bf16,amx-tile,amx-int8,amx-bf16"
 #include "target.h"
 
+#include "emulated_tiles.h"
+
 #include "vec512.h"
 
 #include "amx_attention.h"

@@ -1,6 +1,12 @@
 // AVX-VNNI: 256-bit dot products.
+#ifdef XQ_EMULATED
+#define XQ_TARGET "avx2,fma"
+#else
 #define XQ_TARGET "avx2,fma,avxvnni"
+#endif
 #include "target.h"
+
+#include "emulated_avx_vnni.h"
 
 #include "vec256.h"
 

@@ -2,7 +2,10 @@
 
     python kernels/native/sanitize.py --seeds 300
 
-Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out.
+    python kernels/native/sanitize.py --seeds 300 --emulate
+
+Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out, or emulated:
+AVX-VNNI on CPUs with AVX2, AMX on those with AVX512-VNNI. What emulated tiles touch is checked too.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ HERE = Path(__file__).resolve().parent
 # What each number of xq_isa needs beyond the number before it.
 FEATURES = {1: "avx2", 2: "avx_vnni", 3: "avx512", 4: "avx512_vnni", 5: "amx_int8"}
 
+#: What each of them needs where it is emulated.
+EMULATED_ON = {2: "avx2", 5: "avx512_vnni"}
+
 
 def main() -> int:
     """Build both, run, and return the fuzzer's status."""
@@ -29,8 +35,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
+    parser.add_argument("--emulate", action="store_true", help="levels that this CPU lacks, too")
     arguments = parser.parse_args()
-    library = build(arguments.directory, sanitize=True)
+    library = build(arguments.directory, sanitize=True, emulate=arguments.emulate)
     fuzzer = arguments.directory / "fuzz"
     source = HERE / "fuzz" / "fuzz.cpp"
     flags = [
@@ -44,7 +51,8 @@ def main() -> int:
         [*shlex.split(toolchain.compiler()), *flags, str(source), str(library), "-o", str(fuzzer)],
         check=True,
     )
-    isas = [str(isa) for isa, feature in FEATURES.items() if feature in cpu().features]
+    needs = {**FEATURES, **(EMULATED_ON if arguments.emulate else {})}
+    isas = [str(isa) for isa, feature in needs.items() if feature in cpu().features]
     last = arguments.first + arguments.seeds
     command = [str(fuzzer), str(arguments.first), str(last), *isas]
     return subprocess.run(command, check=False).returncode

@@ -27,7 +27,7 @@ bool lookup_agrees(Random& r, const std::vector<int>& isas) {
     for (uint8_t& byte : rows) byte &= 0x3f;  // numbers, wherever a row starts
   for (int64_t i = 0; !floats && i < op.row_count; ++i) {  // scales that are numbers
     const float wide[2] = {static_cast<float>(r.byte()) / 64, static_cast<float>(r.byte() - 128)};
-    const uint16_t narrow[2] = {static_cast<uint16_t>(r.byte() << 6), static_cast<uint16_t>(r.byte() << 7)};
+    const uint16_t narrow[2] = {static_cast<uint16_t>(r.byte() << 6), static_cast<uint16_t>(r.byte() % 248 << 7)};
     uint8_t* to = rows.data() + i * op.row_stride + op.scale_at;
     op.half ? std::memcpy(to, narrow, 4) : std::memcpy(to, wide, 8);
   }
