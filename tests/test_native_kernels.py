@@ -40,8 +40,7 @@ NEEDED = {
 ISAS = [
     isa
     for isa, flags in NEEDED.items()
-    if flags - EMULATED <= CPU_FLAGS
-    and (isa != "amx_int8" or EMULATED or amx_probe.permitted())
+    if flags - EMULATED <= CPU_FLAGS and (isa != "amx_int8" or EMULATED or amx_probe.permitted())
 ]
 Triple = tuple[int, int, int]
 KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first", "three")

@@ -1,4 +1,4 @@
-"""Runs tests at levels that this CPU lacks: AVX-VNNI where there is AVX2, AMX where there is AVX512-VNNI.
+"""Runs tests at levels that this CPU lacks: AVX-VNNI on AVX2, AMX on AVX512-VNNI.
 
     python -m tools.emulated_levels
     python -m tools.emulated_levels tests/test_runtime.py -k dynamic
@@ -31,7 +31,7 @@ TESTS = (
 )
 
 # What is emulated needs what the kernels around it use.
-_CLAIM = '''
+_CLAIM = """
 
 # Of tools/emulated_levels.py, in its copy of the package alone.
 _EMULATED = {"avx_vnni": "avx2", "amx_int8": "avx512_vnni"}
@@ -47,7 +47,7 @@ def _confirmed_by_torch(found: Cpu, capabilities: Mapping[str, Any]) -> Cpu:
 
 def _confirmed_by_probe(found: Cpu) -> Cpu:
     return found
-'''
+"""
 
 
 def main(arguments: list[str]) -> int:

@@ -4,8 +4,9 @@
 
     python kernels/native/sanitize.py --seeds 300 --emulate
 
-Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out, or emulated:
-AVX-VNNI on CPUs with AVX2, AMX on those with AVX512-VNNI. What emulated tiles touch is checked too.
+Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out, or
+emulated: AVX-VNNI on CPUs with AVX2, AMX on those with AVX512-VNNI. What emulated tiles touch is
+checked too.
 """
 
 from __future__ import annotations
