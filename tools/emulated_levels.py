@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
     for folder in ("tests", "benchmarks", "examples", "tools", "docs"):
         shutil.rmtree(lib / folder, ignore_errors=True)
         shutil.copytree(ROOT / folder, lib / folder)
+    # Some tests read sources.
+    shutil.copytree(ROOT / "kernels", lib / "x86quant" / "kernels", dirs_exist_ok=True)
     for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / file, lib)
     environment = {**os.environ, "PYTHONPATH": str(lib), "X86QUANT_TESTS_EMULATE": "1"}
