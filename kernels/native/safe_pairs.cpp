@@ -347,9 +347,16 @@ class Window {
     if ((free & (free - 1)) == 0) return;
     const uint32_t lonely = free;
     for (uint32_t us = lonely; us; us &= us - 1)
-      for (uint32_t vs = lonely; vs; vs &= vs - 1)
-        for (int u = __builtin_ctz(us), v = __builtin_ctz(vs), a = 0; a < 16 && u != v && free >> u & free >> v & 1; ++a)
-          if (const int b = mate[a]; b != kNone && partners_[u] >> a & partners_[v] >> b & 1) join(u, a), join(v, b);
+      for (uint32_t vs = lonely; vs; vs &= vs - 1) {
+        const int u = __builtin_ctz(us), v = __builtin_ctz(vs);
+        if (u == v || !(free >> u & free >> v & 1)) continue;
+        for (uint32_t as = partners_[u] & places & ~free; as; as &= as - 1) {
+          const int a = __builtin_ctz(as), b = mate[a];
+          if (!(partners_[v] >> b & 1)) continue;
+          join(u, a), join(v, b);
+          break;
+        }
+      }
   }
 
   int paired(uint32_t places) const {
