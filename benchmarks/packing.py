@@ -61,10 +61,12 @@ def print_network(name: str, rounds: int, most: int) -> None:
         f"{name:<22}{weights:>9.2f}{median:>9.1f}{least:>9.1f}{least / weights:>9.2f}", flush=True
     )
     longest = sorted(zip(map(min, taken), packed, strict=True), key=lambda one: -one[0])[:most]
-    for least, (kernel, layer) in longest:
+    for milliseconds, (kernel, layer) in longest:
         millions = layer.weight.numel() / 1e6
         what = f"  {tuple(layer.weight.shape)} {kernel}"
-        print(f"{what:<31}{millions:>9.2f}{'':>9}{least:>9.2f}{least / millions:>9.2f}")
+        print(
+            f"{what:<31}{millions:>9.2f}{'':>9}{milliseconds:>9.2f}{milliseconds / millions:>9.2f}"
+        )
 
 
 def main() -> None:

@@ -105,7 +105,8 @@ def _broadcast(known: KnownSizes, kwargs: Any) -> Sequence[int]:
         return a
     # torch.broadcast_shapes would import sympy, which takes longer than planning.
     both = (torch.empty(size, device="meta") for size in (a, b))
-    return torch.broadcast_tensors(*both)[0].shape
+    joined: torch.Tensor = torch.broadcast_tensors(*both)[0]  # type: ignore[no-untyped-call]
+    return joined.shape
 
 
 FORMS = (
