@@ -250,18 +250,29 @@ class Scaled(nn.Module):
     def forward(self, x, scale=1.0):
         return self.b(torch.relu(self.a(x)) * scale)
 
+class Gated(nn.Module):
+    # What is multiplied has other sizes than what multiplies it.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.a(x))
+        return y * torch.sigmoid(self.b(y.mean((2, 3), keepdim=True)))
+
 def images(batch):
     return torch.randn(batch, 3, 8, 8)
 
 def model(kind):
     if kind == "dynamic":
         return x86quant.to_dynamic(nn.Sequential(nn.Linear(8, 64), nn.ReLU()).eval())
-    made = Scaled() if kind == "guarded" else nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    made = {"guarded": Scaled(), "gated": Gated()}.get(kind, plain)
     return x86quant.quantize(made.eval(), [images(2)], progress=False, speed_check=False)
 """
 
 
-@pytest.mark.parametrize("kind", ["static", "guarded", "dynamic"])
+@pytest.mark.parametrize("kind", ["static", "guarded", "gated", "dynamic"])
 def test_loading_and_running_a_model_imports_no_compiler(kind: str, tmp_path: Path) -> None:
     """torch.compile's half of torch takes as long to import as the other one."""
     path = tmp_path / "model.x86q"

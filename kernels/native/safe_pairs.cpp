@@ -5,7 +5,6 @@
 #include "safe_pairs.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -43,6 +42,17 @@ class ChannelSums {
   }
   bool safe() const {
     const __m256i beyond = _mm256_subs_epu8(worst(), _mm256_set1_epi8(static_cast<char>(128)));
+    return _mm256_testz_si256(beyond, beyond);
+  }
+  // What may be added to each sum; nothing where it is not safe already.
+  ChannelSums room() const {
+    ChannelSums left;
+    for (int i = 0; i < VECTORS; ++i) left.set(i, _mm256_subs_epu8(_mm256_set1_epi8(static_cast<char>(128)), both(i)));
+    return left;
+  }
+  bool within(const ChannelSums& room) const {
+    __m256i beyond = _mm256_subs_epu8(both(0), room.both(0));
+    for (int i = 1; i < VECTORS; ++i) beyond = _mm256_or_si256(beyond, _mm256_subs_epu8(both(i), room.both(i)));
     return _mm256_testz_si256(beyond, beyond);
   }
   // The largest of all sums.
@@ -115,6 +125,25 @@ void write_quad(const ChannelSums<VECTORS>* const place[4], int64_t quad_bytes, 
   memcpy(to, whole, static_cast<size_t>(quad_bytes));
 }
 
+// Whether two pairs of places are safe together, in any of the eight ways to flip them. None of these is a branch:
+// half of them would be foreseen wrongly.
+template <int VECTORS>
+class Beside {
+ public:
+  Beside(const ChannelSums<VECTORS>& pair, const ChannelSums<VECTORS>& flipped_against)
+      : left_{pair.room(), pair.flipped().room(), flipped_against.room(), flipped_against.flipped().room()},
+        first_(pair.safe()), second_(flipped_against.safe()) {}
+  bool safe(const ChannelSums<VECTORS>& x, const ChannelSums<VECTORS>& y) const {
+    const bool first = x.within(left_[0]) | x.within(left_[1]) | y.within(left_[0]) | y.within(left_[1]);
+    const bool second = x.within(left_[2]) | x.within(left_[3]) | y.within(left_[2]) | y.within(left_[3]);
+    return (first & first_) | (second & second_);
+  }
+
+ private:
+  ChannelSums<VECTORS> left_[4];
+  bool first_, second_;
+};
+
 // How the bytes of a window are to lie: from where each comes, and whether it is flipped.
 struct Arrangement {
   uint8_t from[16];
@@ -130,31 +159,40 @@ class Window {
 
  public:
   Window(const Sums* found, int places) : places_(places) {
-    int biggest[16] = {};
-    for (int i = 0; i < places; ++i) biggest[i] = found[i].biggest(), place_[i] = static_cast<uint8_t>(i);
-    std::stable_sort(place_, place_ + places, [&](int a, int b) { return biggest[a] > biggest[b]; });
+    // Sorted by counting, which has no branch that depends on weights.
+    int16_t order[16];
+    for (int i = 0; i < 16; ++i) order[i] = static_cast<int16_t>(i < places ? i - 16 * found[i].biggest() : i);
     for (int i = 0; i < places; ++i) {
-      fixed_ |= uint32_t{biggest[place_[i]] == 128} << i;  // -128 has no int8 of the other sign
-      for (int j = 0; j < i; ++j)
-        for (const bool flip : {false, true}) {
-          const Sums& other = found[place_[j]];
-          Sums& both = pair(i, j, flip);
-          both = found[place_[i]] + (flip ? other.flipped() : other);
-          if (!both.safe()) continue;
-          safe_[i][j] |= flip ? 2 : 1;
-          if (flips_allowed(1u << i | 1u << j, flip ? 1u << j : 0) != kNoFlips)
-            partners_[i] |= 1u << j, partners_[j] |= 1u << i;
-        }
+      int before = 0;
+      for (int j = 0; j < 16; ++j) before += order[j] < order[i];
+      place_[before] = static_cast<uint8_t>(i);
+      fixed_ |= uint32_t{order[i] == i - 16 * 128} << before;  // -128 has no int8 of the other sign
+    }
+    Sums flipped[16];
+    for (int i = 0; i < places; ++i) {
+      const Sums& here = found[place_[i]];
+      flipped[i] = here.flipped();
+      for (int j = 0; j < i; ++j) {
+        Sums &as_they_are = pair(i, j, false), &against = pair(i, j, true);
+        as_they_are = here + found[place_[j]], against = here + flipped[j];
+        const uint32_t safe = as_they_are.safe() | (against.safe() & !(fixed_ >> i & fixed_ >> j & 1));
+        partners_[i] |= safe << j, partners_[j] |= safe << i;
+      }
     }
   }
 
   // An order of the places in which as many as are found are safe with their neighbours: two fours at a time,
   // which make a couple of quads, then pairs.
   Arrangement arrange() const {
-    constexpr int kBudget = 500;  // fours that are tried; four times as many make one product in a hundred quicker
+    constexpr int kBudget = 100;  // fours that are tried; five times as many make one product in a hundred quicker
     Four best[4];
     int budget = kBudget, count = places_ / 8 * 2;
-    if (!(places_ % 8 == 0 && cover(everything(), best, budget)) && !two_fours(best, &count)) count = 0;
+    Four two[2];
+    if (places_ % 8 != 0 || !cover(everything(), best, budget, places_ == 16 ? two : nullptr)) {
+      count = 2;
+      if (two[0].places) std::copy(two, two + 2, best);
+      else if (!two_fours(best, &count)) count = 0;
+    }
     Arrangement result;
     int at = 0;
     uint32_t left = everything();
@@ -171,7 +209,7 @@ class Window {
           }
     }
     int mate[16];
-    match(left, mate);
+    if (left) match(left, mate);
     for (const bool wanted : {true, false})
       for (int i = 0; i < places_; ++i) {
         if (!(left >> i & 1) || (mate[i] != kNone) != wanted || mate[i] > i) continue;
@@ -204,22 +242,9 @@ class Window {
     return pair(i, j, false).safe() ? 0 : flips_allowed(1u << i | 1u << j, 1u << j);
   }
 
-  // Flips with which the four are safe; d > c > b > a. Of the eight that there are, those remain for which every
-  // pair is safe, which is looked up: no sum is safe of which a part is not.
+  // Flips with which the four are safe; d > c, b > a.
   uint32_t four_flips(int d, int c, int b, int a) const {
-    // Bit 4 * flip_c + 2 * flip_a + flip_low: where the pair is flipped against each other, and where not.
-    constexpr uint8_t kC[2] = {0x0f, 0xf0}, kA[2] = {0x33, 0xcc}, kLow[2] = {0x55, 0xaa};
-    constexpr auto both = [](uint8_t x, uint8_t y) { return static_cast<uint8_t>(x ^ y ^ 0xff); };
-    constexpr auto choices = [](uint8_t as_they_are) {
-      return std::array<uint8_t, 4>{0, as_they_are, static_cast<uint8_t>(~as_they_are), 0xff};
-    };
-    static constexpr auto kDc = choices(kC[0]), kBa = choices(kA[0]), kDb = choices(kLow[0]),
-                          kDa = choices(both(kLow[0], kA[0])), kCb = choices(both(kLow[0], kC[0])),
-                          kCa = choices(both(both(kLow[0], kA[0]), kC[0]));
-    uint32_t left = kDc[safe_[d][c]] & kBa[safe_[b][a]] & kDb[safe_[d][b]] & kDa[safe_[d][a]] & kCb[safe_[c][b]] &
-                    kCa[safe_[c][a]];
-    for (; left; left &= left - 1) {
-      const int choice = __builtin_ctz(left);
+    for (int choice = 0; choice < 8; ++choice) {
       const bool flip_c = choice & 4, flip_a = choice & 2, flip_low = choice & 1;
       const Sums &high = pair(d, c, flip_c), &low = pair(b, a, flip_a);
       if (!(high + (flip_low ? low.flipped() : low)).safe()) continue;
@@ -239,6 +264,7 @@ class Window {
     for (uint32_t ds = with_a; ds;) {
       const int d = last(ds);
       ds &= below(d);
+      const Beside<VECTORS> beside(pair(d, a, false), pair(d, a, true));
       for (uint32_t cs = with_a & partners_[d] & below(d); cs;) {
         const int c = last(cs);
         cs &= below(c);
@@ -246,7 +272,8 @@ class Window {
           const int b = last(bs);
           bs &= below(b);
           if (--budget < 0) return false;
-          const uint32_t flips = four_flips(d, c, b, a);
+          if (!beside.safe(pair(c, b, false), pair(c, b, true))) continue;
+          const uint32_t flips = four_flips(d, a, c, b);
           if (flips != kNoFlips && f(Four{1u << a | 1u << b | 1u << c | 1u << d, flips})) return true;
         }
       }
@@ -255,18 +282,33 @@ class Window {
   }
 
   // Fours for all of the given places. The first of them has the biggest weight, and is joined with the smallest
-  // that will do.
-  bool cover(uint32_t places, Four* chosen, int& budget) const {
+  // that will do. On the way the first two are kept, where `two` is given, that leave places which can be paired.
+  bool cover(uint32_t places, Four* chosen, int& budget, Four* two) const {
     if (places == 0) return true;
+    if (int mate[16]; two && !two->places && __builtin_popcount(places) == 8 && can_pair(places, mate))
+      two[0] = chosen[-2], two[1] = chosen[-1];
     return any_four(places, __builtin_ctz(places), budget, [&](const Four& four) {
       *chosen = four;
-      return cover(places & ~four.places, chosen + 1, budget);
+      return cover(places & ~four.places, chosen + 1, budget, two);
     });
+  }
+
+  // Whether all of the given places can be paired at once; then how.
+  bool can_pair(uint32_t places, int mate[16]) const {
+    if (places == 0) return true;
+    const int a = __builtin_ctz(places);
+    places &= places - 1;
+    for (uint32_t bs = places & partners_[a]; bs; bs &= bs - 1) {
+      const int b = __builtin_ctz(bs);
+      mate[a] = b, mate[b] = a;
+      if (can_pair(places & ~(1u << b), mate)) return true;
+    }
+    return false;
   }
 
   // Two fours that leave places of which as many as are found can be paired.
   bool two_fours(Four chosen[2], int* count) const {
-    constexpr int kBudget = 250, kPairings = 16;
+    constexpr int kBudget = 60, kPairings = 2;
     int most = -1, pairings = kPairings, budget = kBudget;
     *count = 2;
     for (int a = 0; a + 8 <= places_; ++a)
@@ -289,6 +331,8 @@ class Window {
   // Pairs of the given places: first those with the fewest partners, then by exchanges.
   void match(uint32_t places, int mate[16]) const {
     std::fill(mate, mate + 16, kNone);
+    if (__builtin_popcount(places) <= 8 && can_pair(places, mate)) return;
+    std::fill(mate, mate + 16, kNone);
     uint32_t free = places;
     const auto join = [&](int a, int b) { mate[a] = b, mate[b] = a, free &= ~(1u << a | 1u << b); };
     const auto rarest = [&](uint32_t among) {
@@ -301,10 +345,18 @@ class Window {
     };
     for (int a; (a = rarest(free)) != kNone;) join(a, rarest(free & partners_[a]));
     if ((free & (free - 1)) == 0) return;
-    for (int u = 0; u < 16; ++u)
-      for (int v = 0; v < 16; ++v)
-        for (int a = 0; a < 16 && u != v && free >> u & free >> v & 1; ++a)
-          if (const int b = mate[a]; b != kNone && partners_[u] >> a & partners_[v] >> b & 1) join(u, a), join(v, b);
+    const uint32_t lonely = free;
+    for (uint32_t us = lonely; us; us &= us - 1)
+      for (uint32_t vs = lonely; vs; vs &= vs - 1) {
+        const int u = __builtin_ctz(us), v = __builtin_ctz(vs);
+        if (u == v || !(free >> u & free >> v & 1)) continue;
+        for (uint32_t as = partners_[u] & places & ~free; as; as &= as - 1) {
+          const int a = __builtin_ctz(as), b = mate[a];
+          if (!(partners_[v] >> b & 1)) continue;
+          join(u, a), join(v, b);
+          break;
+        }
+      }
   }
 
   int paired(uint32_t places) const {
@@ -316,7 +368,6 @@ class Window {
   int places_;
   uint8_t place_[16];
   uint32_t fixed_ = 0;  // places that cannot be flipped
-  uint8_t safe_[16][16] = {};  // of i > j: bit 0 as they are, bit 1 with one of the two flipped
   uint32_t partners_[16] = {};  // the same with any flips that are allowed
   Sums pairs_[120][2];
 };
@@ -340,7 +391,7 @@ struct Ordered {
 // pairs are adjacent, then the others.
 template <int VECTORS>
 Ordered ordered(const Places<VECTORS>& places, int64_t quad_bytes) {
-  constexpr int64_t kReach = 64;  // how far partners are looked for
+  constexpr int64_t kReach = 8;  // how far partners are looked for; few are found farther on
   const auto quads = static_cast<int64_t>(places.size() / 4);
   Ordered result{std::vector<int8_t>(static_cast<size_t>(quads * quad_bytes)), std::vector<int32_t>(kClasses)};
   std::vector<bool> placed(static_cast<size_t>(quads));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -67,8 +67,7 @@ def partition(
                     _keep_module(root, lowered, str(node.target))
         elif nodes:
             name = f"segment_{sum(key.startswith('segment_') for key, _ in root.named_children())}"
-            read = [n for node in nodes for n in node.all_input_nodes if _is_read(n, nodes)]
-            given = {n: value_of(n) for n in read if n.op == "get_attr"}
+            given = {n: value_of(n) for n in _read(nodes) if n.op == "get_attr"}
             _add_part(lowered, nodes, make, name, root, graph, values, given)
     graph.output(torch.fx.node.map_arg(output.args[0], value_of))
     return GraphModule(root, graph, class_name="Partitioned").eval()
@@ -117,13 +116,16 @@ def _add_part(
         values[node] = graph.call_function(operator.getitem, (call, index))
 
 
-def _is_read(value: Node, nodes: Iterable[Node]) -> bool:
-    """Whether a step reads the constant ``value`` as it does inputs, rather than packs it."""
-    return any(node.kwargs.get(name) is value for node in nodes for name in _READ)
-
-
-#: Arguments that steps read where they lie.
+#: Arguments that steps read where they lie, rather than pack, even if they are constants.
 _READ = ("mask", "h", "c")
+
+
+def _read(nodes: Iterable[Node]) -> Iterator[Node]:
+    """What ``nodes`` read so."""
+    for node in nodes:
+        for name in _READ:
+            if isinstance(value := node.kwargs.get(name), Node):
+                yield value
 
 
 def _extract(

@@ -270,11 +270,12 @@ class Pattern:
 
     def row_breaks(self, spec: OpSpec, cpu: Cpu) -> set[int]:
         """The rows from which the answer for ``spec`` may differ from fewer rows."""
-        one_row = spec.replace(rows=1)
+        per_row = [(name, c) for name, c in self.when.items() if FEATURES[name].per_row]
+        one_row = spec.replace(rows=1) if per_row else spec
         breaks = set()
-        for name, condition in self.when.items():
+        for name, condition in per_row:
             unit = FEATURES[name].get(one_row, cpu)
-            if FEATURES[name].per_row and isinstance(unit, int) and unit > 0:
+            if isinstance(unit, int) and unit > 0:
                 breaks |= {math.ceil(edge / unit) for edge in condition.edges()}
         return breaks
 

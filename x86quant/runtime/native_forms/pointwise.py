@@ -101,7 +101,12 @@ def _is_point(point: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 def _broadcast(known: KnownSizes, kwargs: Any) -> Sequence[int]:
     a, b = known.size(kwargs["a"]), known.size(kwargs["b"])
-    return a if a == b else torch.broadcast_shapes(a, b)  # type: ignore[no-untyped-call]
+    if a == b:
+        return a
+    # torch.broadcast_shapes would import sympy, which takes longer than planning.
+    both = (torch.empty(size, device="meta") for size in (a, b))
+    joined: torch.Tensor = torch.broadcast_tensors(*both)[0]  # type: ignore[no-untyped-call]
+    return joined.shape
 
 
 FORMS = (

@@ -1,0 +1,92 @@
+"""What packing the weights of networks takes, each layer for the kernel that the router chose.
+
+    python -m benchmarks.packing [--networks resnet50 mobilenet_v2] [--rounds 5] [--layers 5]
+
+Milliseconds by median and minimum, and per million weights by minimum, on one thread, with the
+layers that take longest. Cap the level by ``X86QUANT_ISA``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+
+import x86quant
+from benchmarks.artifacts import converted
+from benchmarks.environment import print_environment
+from benchmarks.networks import torchvision_model
+from x86quant.runtime.programs import LayerWeights, Programs
+
+_SIZE = 224
+
+
+def layers(name: str) -> list[tuple[str, LayerWeights]]:
+    """The layers of the network that are packed for one image, and for which kernel."""
+    x = torch.randn(1, 3, _SIZE, _SIZE).contiguous(memory_format=torch.channels_last)
+    pack = Programs.pack
+    packed: list[tuple[str, LayerWeights]] = []
+
+    def remembering(self: Programs, kernel: str, layer: LayerWeights) -> Any:
+        packed.append((kernel, layer))
+        return pack(self, kernel, layer)
+
+    with mock.patch.object(Programs, "pack", remembering):
+        x86quant.compile(converted(torchvision_model(name), x), (x,))(x)
+    return packed
+
+
+def times(kernel: str, layer: LayerWeights, rounds: int) -> list[float]:
+    """Milliseconds of packing one layer."""
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        Programs().pack(kernel, layer)
+        taken.append((time.perf_counter() - start) * 1e3)
+    return taken
+
+
+def print_network(name: str, rounds: int, most: int) -> None:
+    """Lines of the table."""
+    packed = layers(name)
+    taken = [times(kernel, layer, rounds) for kernel, layer in packed]
+    weights = sum(layer.weight.numel() for _, layer in packed) / 1e6
+    median, least = (sum(map(f, taken)) for f in (statistics.median, min))
+    print(
+        f"{name:<22}{weights:>9.2f}{median:>9.1f}{least:>9.1f}{least / weights:>9.2f}", flush=True
+    )
+    longest = sorted(zip(map(min, taken), packed, strict=True), key=lambda one: -one[0])[:most]
+    for milliseconds, (kernel, layer) in longest:
+        millions = layer.weight.numel() / 1e6
+        what = f"  {tuple(layer.weight.shape)} {kernel}"
+        print(
+            f"{what:<31}{millions:>9.2f}{'':>9}{milliseconds:>9.2f}{milliseconds / millions:>9.2f}"
+        )
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    networks = ["resnet50", "mobilenet_v2", "efficientnet_v2_s", "resnext50_32x4d"]
+    parser.add_argument("--networks", nargs="+", default=networks)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=0)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # stock PyTorch's own
+    torch.set_num_threads(1)
+    print_environment()
+    print(f"{'':<22}{'millions':>9}{'ms':>9}{'least':>9}{'each':>9}")
+    with torch.no_grad():
+        for name in options.networks:
+            print_network(name, options.rounds, options.layers)
+
+
+if __name__ == "__main__":
+    main()
