@@ -121,20 +121,21 @@ class Lookup final : public Step {
     op.vectors = static_cast<int32_t>(tables_.size());
     for (const TableOperands& table : tables_)
       if (table.op.dim != op.dim) fields.refuse("dense", "needs rows of one size");
-    const int64_t products = int64_t{op.vectors} * (op.vectors + 1) / 2;
-    op.first_stride = fields.integer("dense_stride"), op.in_stride = width_, op.out_stride = op.dim + products;
+    const int64_t pairs = int64_t{op.vectors} * (op.vectors + 1) / 2, every = pairs + op.vectors + 1;
+    if (fields.has("places")) {
+      places_ = fields.integers("places");
+      for (const int64_t place : places_)
+        if (place < 0 || place >= every) fields.refuse("places", "is not among the products: " + std::to_string(place));
+      op.squares = std::any_of(places_.begin(), places_.end(), [&](int64_t place) { return place >= pairs; });
+    }
+    op.first_stride = fields.integer("dense_stride"), op.in_stride = width_;
+    op.out_stride = op.dim + (op.squares ? every : pairs);
     const int64_t dense_bytes = product(fields, "dense_stride", op.first_stride, kFloat);
     dense_ = fields.address("dense", kFloat, {bags_, op.dim}, {dense_bytes, kFloat});
     xq_interaction trial = op;
     trial.first = dense_.any<const float>(), trial.in = dense_.any<const float>(), trial.out = dense_.any<float>();
     refuse_unless_ok(xq_interaction_check(&trial));
-    columns_ = op.out_stride;
-    if (fields.has("places")) {
-      places_ = fields.integers("places");
-      for (const int64_t place : places_)
-        if (place < 0 || place >= products) fields.refuse("places", "is not among the products: " + std::to_string(place));
-      columns_ = op.dim + static_cast<int64_t>(places_.size());
-    }
+    columns_ = places_.empty() ? op.out_stride : op.dim + static_cast<int64_t>(places_.size());
     read_output(fields, columns_, 1);
     quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
     quantize_.a_stride_c = kFloat, quantize_.a_mult = fields.real("a_mult"), quantize_.out_zp = fields.small("out_zp");
