@@ -294,15 +294,14 @@ def bags_stacked(samples: int = 20) -> tuple[Any, ...]:
 def test_the_reference_comes_to_the_same_program(
     data: Callable[..., tuple[Any, ...]], bits: int | None, tmp_path: Path
 ) -> None:
-    """As with constant pairs; where indices are stacked, with its lookups."""
+    """As with constant pairs: lookups of one call, whatever number of indices they have."""
     calls = [data() for _ in range(3)]
     ours = guarded(Reference(of_the_reference), calls, embedding_bits=bits)
     plain = guarded(ByNumber(lower_triangle), calls, embedding_bits=bits)
     program, want = map(program_of, (ours, plain))
     assert ops_of(program) == ops_of(want)
     assert ops_of(program).count("interact_bags") == 1
-    if data in (all_stacked, bags_stacked):
-        assert [name for name, _ in program.runtime.named_children()] == ["segment_0"]
+    assert [name for name, _ in program.runtime.named_children()] == ["segment_0"]
     x86quant.save(ours, tmp_path / "dlrm.x86q")
     loaded = x86quant.load(tmp_path / "dlrm.x86q")
     for samples in (20, 1, 2, 7, 64):
