@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,17 @@ def batch(samples: int = 24, dtype: torch.dtype = torch.int64) -> Batch:
 def quantized(model: nn.Module, data: list[Any], **options: Any) -> x86quant.CompiledModule:
     found = guarded(model, data, **options)
     assert isinstance(found, x86quant.CompiledModule), found.quantization
+    return found
+
+
+def graph_by_torch(model: nn.Module, call: tuple[Any, ...]) -> torch.Tensor:
+    """What the graph gives without native programs."""
+    other = copy.deepcopy(model)
+    program = program_of(other)
+    for name, _ in list(program.runtime.named_children()):
+        segment = program.runtime.get_submodule(name)
+        program.runtime.set_submodule(name, segment.graph_module)
+    found: torch.Tensor = other(*call)
     return found
 
 
@@ -310,6 +322,44 @@ def test_the_reference_comes_to_the_same_program(
             assert torch.equal(ours(*call), plain(*call))
             assert torch.equal(loaded(*call), ours(*call))
     assert ours.outside == 0
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_lists_of_any_number_of_indices_share_a_plan(bits: int | None) -> None:
+    calls = [in_lists() for _ in range(3)]
+    ours = guarded(ByNumber(lower_triangle), calls, embedding_bits=bits)
+    program = program_of(ours)
+    segment = program.runtime.get_submodule("segment_0")
+    for call in [*calls, in_lists(), in_lists()]:
+        dense, offsets, indices = call
+        apart = [torch.stack([x, x], 1)[:, 0] for x in indices]
+        with torch.no_grad():
+            plain = graph_by_torch(ours, call)
+            assert torch.equal(ours(*call), plain)
+            assert torch.equal(ours(*call), plain)  # past the planner
+        assert len(segment.plans) == 1
+    with torch.no_grad():
+        assert torch.equal(ours(dense, offsets, apart), plain)
+    for at, value, text in (
+        (-1, ROWS, rf"index {ROWS} at position {len(indices[1]) - 1} is not in"),
+        (0, -1, "index -1 at position 0 is not in"),
+    ):
+        wrong = [x.clone() for x in indices]
+        wrong[1][at] = value
+        with pytest.raises(InvalidInputError, match=rf"tables\.1: {text}"):
+            ours(dense, offsets, wrong)
+    none = [indices[0][:0], *indices[1:]], [torch.zeros_like(offsets[0]), *offsets[1:]]
+    with torch.no_grad():
+        assert torch.equal(
+            ours(dense, none[1], none[0]), graph_by_torch(ours, (dense, *none[::-1]))
+        )
+    count = len(indices[2])
+    late = [x.clone() for x in offsets]
+    late[2][-1] = count + 1
+    with pytest.raises(InvalidInputError, match=rf"tables\.2: offset 19 .* the {count} indices"):
+        ours(dense, late, indices)
+    with torch.no_grad():
+        assert torch.equal(ours(*call), plain)
 
 
 def test_another_number_of_tables_is_no_call_of_the_program() -> None:

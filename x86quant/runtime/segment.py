@@ -101,7 +101,10 @@ class Segment(nn.Module):
         """The plan for inputs like these, made when there is none."""
         threads = torch.get_num_threads()
         is_open = [may and _is_list(x) for may, x in zip(self._may_be_open, inputs, strict=True)]
-        key = (threads, *(x.dtype if o else _signature(x) for o, x in zip(is_open, inputs, strict=True)))
+        key = (
+            threads,
+            *(x.dtype if o else _signature(x) for o, x in zip(is_open, inputs, strict=True)),
+        )
 
         def make() -> Plan:
             in_parts = self._parts.plan(inputs, threads)
