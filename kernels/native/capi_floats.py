@@ -46,7 +46,8 @@ class Interaction(ctypes.Structure):
     """``xq_interaction``."""
 
     _fields_ = _fields(
-        "p first, in_, out; l samples, first_stride, in_stride, out_stride; i vectors, dim, isa, squares"
+        "p first, in_, out; l samples, first_stride, in_stride, out_stride; "
+        "i vectors, dim, isa, squares"
     )
 
 

@@ -39,8 +39,8 @@ class BatchParts:
         self._root = graph_module
         self._packs = packs
         self._images: dict[Hashable, _Image | None] = {}
-        # Its first dimension may be that of steps, which come one after another; or of indices, which offsets count
-        # from the first of all on.
+        # Its first dimension may be that of steps, which come one after another; or of indices,
+        # which offsets count from the first of all on.
         self._is_whole = any(
             is_op(node, "recurrent", "recurrent_last") or node.kwargs.get("offsets")
             for node in graph_module.graph.nodes
