@@ -25,7 +25,7 @@ from x86quant.dynamic import (
     to_dynamic,
 )
 from x86quant.dynamic.embedding_bag import quantize_rows_of_table
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.ops.embedding import embedding_bags
 
 ROWS, SIZE = 40, 12
@@ -434,32 +434,44 @@ def test_interactions_have_gradients() -> None:
 # ------------------------------------------------------------------------- torchrec's tables
 
 
-@pytest.mark.parametrize("kind", ["INT8", "INT4", "INT2"])
-@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
-def test_the_state_of_table_batched_modules(kind: str, pooling: str, tmp_path: Path) -> None:
-    home = "fbgemm_gpu.split_table_batched_embeddings_ops_inference"
-    inference = importlib.import_module(home)
+def table_batched(specs: list[tuple[int, int, str]], **options: Any) -> Any:
+    """FBGEMM's module: rows, size and type of each table."""
+    home = "fbgemm_gpu.split_table_batched_embeddings_ops_"
     types = importlib.import_module("fbgemm_gpu.split_embedding_configs").SparseType
-    common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-    specs = [(f"t{i}", rows, size, types[kind], common.EmbeddingLocation.HOST)
-             for i, (rows, size) in enumerate(((50, 8), (30, 16)))]  # fmt: skip
-    module = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
-        specs, device="cpu", output_dtype=types.FP32, feature_table_map=[0, 1, 0],
-        pooling_mode=common.PoolingMode[pooling],
+    common = importlib.import_module(f"{home}common")
+    options["pooling_mode"] = common.PoolingMode[options.get("pooling_mode", "SUM")]
+    module = importlib.import_module(f"{home}inference").IntNBitTableBatchedEmbeddingBagsCodegen(
+        [(f"t{i}", rows, size, types[kind], common.EmbeddingLocation.HOST)
+         for i, (rows, size, kind) in enumerate(specs)],
+        device="cpu", output_dtype=types.FP32, **options,
     )  # fmt: skip
     module.fill_random_weights()
     torch.manual_seed(0)
     for rows, _ in module.split_embedding_weights(split_scale_shifts=False):
         rows[:, :4] = torch.randn(len(rows), 2).half().view(torch.uint8)  # scale and bias
-    ours = x86quant.from_table_batched(module)
+    return module
+
+
+def same_bags(module: Any, ours: EmbeddingBags, features: int, rows: int) -> None:
+    """Compare some bags of all features."""
     bags = 6
-    counts = torch.randint(0, 4, (3 * bags,))
+    counts = torch.randint(0, 4, (features * bags,))
     offsets = F.pad(torch.cumsum(counts, 0), (1, 0)).int()
-    indices = torch.randint(0, 30, (int(offsets[-1]),)).int()
+    indices = torch.randint(0, rows, (int(offsets[-1]),)).int()
     want = module(indices, offsets)
-    starts = [offsets[bags * i : bags * (i + 1) + 1] for i in range(3)]
+    starts = [offsets[bags * i : bags * (i + 1) + 1] for i in range(features)]
     got = ours([indices[int(x[0]) : int(x[-1])] for x in starts], [x[:-1] - x[0] for x in starts])
     assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["INT8", "INT4", "INT2"])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_the_state_of_table_batched_modules(kind: str, pooling: str, tmp_path: Path) -> None:
+    module = table_batched(
+        [(50, 8, kind), (30, 16, kind)], feature_table_map=[0, 1, 0], pooling_mode=pooling
+    )
+    ours = x86quant.from_table_batched(module)
+    same_bags(module, ours, features=3, rows=30)
     assert ours.tables[0] is ours.tables[2]
     with pytest.raises(InvalidInputError, match="the table t1: index 30 at position 0 is not in"):
         ours(torch.full((3, 1, 1), 30))
@@ -469,3 +481,33 @@ def test_the_state_of_table_batched_modules(kind: str, pooling: str, tmp_path: P
     some = torch.tensor([[1, 2], [29, 0]])
     assert torch.equal(again(some), ours.tables[1](some))
     assert ours.tables[1].half()(some).dtype == torch.float16
+
+
+@pytest.mark.parametrize("alignment", [1, 16, 32])
+def test_table_batched_modules_of_many_types_and_alignments(alignment: int) -> None:
+    """As torchrec fills them: other widths side by side, rows that end in padding."""
+    specs = [(50, 8, "INT8"), (40, 20, "INT4"), (30, 16, "INT2"), (30, 32, "INT8")]
+    module = table_batched(specs, row_alignment=alignment)
+    again = table_batched(specs, row_alignment=alignment)
+    for rows, _ in again.split_embedding_weights(split_scale_shifts=False):
+        rows.fill_(255)
+    again.assign_embedding_weights(module.split_embedding_weights())
+    ours = x86quant.from_table_batched(again)
+    assert [table.rows.shape[1] % alignment for table in ours.tables] == [0] * 4
+    same_bags(module, ours, features=4, rows=30)
+
+
+def test_table_batched_modules_that_cannot_be_read() -> None:
+    pruned = torch.tensor([0, -1, 1, 2])
+    for as_array in (True, False):
+        options = {"index_remapping": [pruned], "use_array_for_index_remapping": as_array}
+        with pytest.raises(UnsupportedError, match="indices are remapped"):
+            x86quant.from_table_batched(table_batched([(3, 8, "INT8")], **options))
+    with pytest.raises(UnsupportedError, match="behind the codes"):
+        x86quant.from_table_batched(table_batched([(3, 8, "INT8")], reverse_qparam=True))
+    with pytest.raises(UnsupportedError, match="the table t1 is in FP16 with 4 bytes"):
+        x86quant.from_table_batched(table_batched([(3, 8, "INT8"), (3, 8, "FP16")]))
+    with pytest.raises(UnsupportedError, match="with 8 bytes of scale and bias"):
+        x86quant.from_table_batched(table_batched([(3, 8, "INT8")], scale_bias_size_in_bytes=8))
+    with pytest.raises(UnsupportedError, match="sum or mean, not NONE"):
+        x86quant.from_table_batched(table_batched([(3, 8, "INT8")], pooling_mode="NONE"))

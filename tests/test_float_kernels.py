@@ -242,6 +242,11 @@ def test_interactions(lib: capi.Library, isa: str) -> None:
         got = interact(lib, isa, first.numpy(), vectors.numpy())
         assert np.allclose(got, want, atol=1e-4)
         assert np.array_equal(got, interact(lib, "reference", first.numpy(), vectors.numpy()))
+        more = interact(lib, isa, first.numpy(), vectors.numpy(), squares=True)
+        assert np.array_equal(more[:, : got.shape[1]], got)
+        assert np.allclose(more[:, got.shape[1] :], every.square().sum(2), atol=1e-4)
+        plain = interact(lib, "reference", first.numpy(), vectors.numpy(), squares=True)
+        assert np.array_equal(more, plain)
 
 
 # Of a sigmoid or tanh alone; what they are multiplied with is at most 1.

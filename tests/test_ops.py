@@ -82,7 +82,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "form": TableFormat(8, 4, True).numbers,
         "name": "a",
     },
-    "interact": {"dense": torch.randn(2, 4), "vectors": torch.randn(2, 3, 4), "places": [5, 0]},
+    "interact": {"dense": torch.randn(2, 4), "vectors": torch.randn(2, 3, 4), "places": [5, 7, 0]},
     "interact_bags": {
         "dense": torch.randn(2, 8),
         **{name: values[:1] for name, values in TABLES.items() if name != "formats"},

@@ -169,9 +169,9 @@ def test_forty_shapes_in_turn_are_planned_once_each(
 ) -> None:
     made = []
 
-    def counted(*args: Any) -> Plan:
+    def counted(*args: Any, **options: Any) -> Plan:
         made.append(args)
-        return plan_segment(*args)
+        return plan_segment(*args, **options)
 
     monkeypatch.setattr(segment_module, "plan_segment", counted)
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,19 @@ def some_pairs(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([first, products[:, torch.tensor([5, 0, 2]), torch.tensor([1, 3, 4])]], 1)
 
 
+def with_itself(first: torch.Tensor, rows: list[torch.Tensor]) -> torch.Tensor:
+    """As the reference has it with ``arch_interaction_itself``."""
+    every = torch.cat([first, *rows], dim=1).view((first.shape[0], -1, first.shape[1]))
+    z = torch.bmm(every, torch.transpose(every, 1, 2))
+    _, ni, nj = z.shape
+    li = torch.tensor([i for i in range(ni) for j in range(i + 1)])
+    lj = torch.tensor([j for i in range(nj) for j in range(i + 1)])
+    return torch.cat([first, z[:, li, lj]], dim=1)
+
+
 SPELLINGS: dict[Callable[..., torch.Tensor], int] = {
     lower_triangle: 15, of_the_reference: 15, of_torchrec: 15, by_matmul: 15, some_pairs: 3,
+    with_itself: 21,
 }  # fmt: skip
 
 
@@ -96,6 +108,17 @@ def batch(samples: int = 24, dtype: torch.dtype = torch.int64) -> Batch:
 def quantized(model: nn.Module, data: list[Any], **options: Any) -> x86quant.CompiledModule:
     found = guarded(model, data, **options)
     assert isinstance(found, x86quant.CompiledModule), found.quantization
+    return found
+
+
+def graph_by_torch(model: nn.Module, call: tuple[Any, ...]) -> torch.Tensor:
+    """What the graph gives without native programs."""
+    other = copy.deepcopy(model)
+    program = program_of(other)
+    for name, _ in list(program.runtime.named_children()):
+        segment = program.runtime.get_submodule(name)
+        program.runtime.set_submodule(name, segment.graph_module)
+    found: torch.Tensor = other(*call)
     return found
 
 
@@ -283,15 +306,14 @@ def bags_stacked(samples: int = 20) -> tuple[Any, ...]:
 def test_the_reference_comes_to_the_same_program(
     data: Callable[..., tuple[Any, ...]], bits: int | None, tmp_path: Path
 ) -> None:
-    """As with constant pairs; where indices are stacked, with its lookups."""
+    """As with constant pairs: lookups of one call, whatever number of indices they have."""
     calls = [data() for _ in range(3)]
     ours = guarded(Reference(of_the_reference), calls, embedding_bits=bits)
     plain = guarded(ByNumber(lower_triangle), calls, embedding_bits=bits)
     program, want = map(program_of, (ours, plain))
     assert ops_of(program) == ops_of(want)
     assert ops_of(program).count("interact_bags") == 1
-    if data in (all_stacked, bags_stacked):
-        assert [name for name, _ in program.runtime.named_children()] == ["segment_0"]
+    assert [name for name, _ in program.runtime.named_children()] == ["segment_0"]
     x86quant.save(ours, tmp_path / "dlrm.x86q")
     loaded = x86quant.load(tmp_path / "dlrm.x86q")
     for samples in (20, 1, 2, 7, 64):
@@ -300,6 +322,44 @@ def test_the_reference_comes_to_the_same_program(
             assert torch.equal(ours(*call), plain(*call))
             assert torch.equal(loaded(*call), ours(*call))
     assert ours.outside == 0
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_lists_of_any_number_of_indices_share_a_plan(bits: int | None) -> None:
+    calls = [in_lists() for _ in range(3)]
+    ours = guarded(ByNumber(lower_triangle), calls, embedding_bits=bits)
+    program = program_of(ours)
+    segment = program.runtime.get_submodule("segment_0")
+    for call in [*calls, in_lists(), in_lists()]:
+        dense, offsets, indices = call
+        apart = [torch.stack([x, x], 1)[:, 0] for x in indices]
+        with torch.no_grad():
+            plain = graph_by_torch(ours, call)
+            assert torch.equal(ours(*call), plain)
+            assert torch.equal(ours(*call), plain)  # past the planner
+        assert len(segment.plans) == 1
+    with torch.no_grad():
+        assert torch.equal(ours(dense, offsets, apart), plain)
+    for at, value, text in (
+        (-1, ROWS, rf"index {ROWS} at position {len(indices[1]) - 1} is not in"),
+        (0, -1, "index -1 at position 0 is not in"),
+    ):
+        wrong = [x.clone() for x in indices]
+        wrong[1][at] = value
+        with pytest.raises(InvalidInputError, match=rf"tables\.1: {text}"):
+            ours(dense, offsets, wrong)
+    none = [indices[0][:0], *indices[1:]], [torch.zeros_like(offsets[0]), *offsets[1:]]
+    with torch.no_grad():
+        assert torch.equal(
+            ours(dense, none[1], none[0]), graph_by_torch(ours, (dense, *none[::-1]))
+        )
+    count = len(indices[2])
+    late = [x.clone() for x in offsets]
+    late[2][-1] = count + 1
+    with pytest.raises(InvalidInputError, match=rf"tables\.2: offset 19 .* the {count} indices"):
+        ours(dense, late, indices)
+    with torch.no_grad():
+        assert torch.equal(ours(*call), plain)
 
 
 def test_another_number_of_tables_is_no_call_of_the_program() -> None:
@@ -350,16 +410,6 @@ def test_lookups_of_all_kinds_are_one_step(bits: int | None) -> None:
 
 
 def test_what_only_looks_like_it_is_left_alone() -> None:
-    class WithItself(Plain):
-        """A vector times itself is among the products."""
-
-        def forward(self, dense: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-            every = torch.stack([self.bottom(dense), *self.rows(indices)], 1)
-            products = torch.bmm(every, every.transpose(1, 2))
-            row, column = torch.tril_indices(COUNT, COUNT)
-            out: torch.Tensor = self.top(torch.cat([every[:, 0], products[:, row, column]], 1))
-            return out
-
     class MaxNorm(Plain):
         """Its tables are changed by looking at them."""
 
@@ -368,10 +418,10 @@ def test_what_only_looks_like_it_is_left_alone() -> None:
             bags = (nn.EmbeddingBag(ROWS, SIZE, mode="sum", max_norm=1.0) for _ in range(TABLES))
             self.tables = nn.ModuleList(bags)
 
-    for model in (WithItself(lower_triangle, 21), MaxNorm()):
-        ours = x86quant.quantize(
-            model.eval(), [batch() for _ in range(2)], speed_check=False, progress=False
-        )
-        assert noise(model, ours, batch()) < 0.2
-        if isinstance(ours, x86quant.CompiledModule):
-            assert "interact_bags" not in ops_of(ours)
+    model = MaxNorm()
+    ours = x86quant.quantize(
+        model.eval(), [batch() for _ in range(2)], speed_check=False, progress=False
+    )
+    assert noise(model, ours, batch()) < 0.2
+    if isinstance(ours, x86quant.CompiledModule):
+        assert "interact_bags" not in ops_of(ours)

@@ -20,7 +20,14 @@ from torch import nn
 
 import x86quant
 from tests.isa import LEVELS, has
-from tests.test_recommenders import ROWS, TABLES, Plain, lower_triangle
+from tests.test_recommenders import (
+    ROWS,
+    TABLES,
+    ByNumber,
+    Plain,
+    all_stacked,
+    lower_triangle,
+)
 from x86quant.serving.program_file import sealed
 
 OK, BAD_ARGUMENT, CANNOT_READ, DAMAGED, WRONG_VERSION, MALFORMED, CPU, WRONG_SHAPE = range(8)
@@ -241,6 +248,45 @@ def test_a_recommender_with_its_tables(tmp_path: Path) -> None:
     assert _same(served(*calls[0]), [module(*calls[0])])
     with pytest.raises(RefusedError, match=r"no plan for float32 \[9, 4\], int32 \[9, 5\]"):
         served(dense, indices.int())
+
+
+def test_wrong_indices_and_offsets_of_a_program_are_said(tmp_path: Path) -> None:
+    """By table and position; nothing outside the tables is read, and the next call is right."""
+    model = ByNumber(lower_triangle).eval()
+    dense, offsets, indices = all_stacked(8)  # 16 indices a table, in bags of any number
+    batches = [all_stacked(8) for _ in range(2)]
+    module = x86quant.quantize(model, batches, speed_check=False, progress=False)
+    x86quant.export_program(module, tmp_path / "dlrm.xq", [(dense, offsets, indices)])
+    served = Served(tmp_path / "dlrm.xq")
+    want = served(dense, offsets, indices)
+    assert _same(want, [module(dense, offsets, indices)])
+    for value in (ROWS, -1, 2**40, -(2**40)):
+        wrong = indices.clone()
+        wrong[2, 5] = value
+        text = rf"tables\.2: index {value} at position 5 is not in 0\.\.{ROWS - 1}"
+        with pytest.raises(RefusedError, match=text):
+            served(dense, offsets, wrong)
+    starts = torch.arange(0, 16, 2)
+    beyond = "is less than the one before it, or beyond the 16 indices"
+    for at, value, text in (
+        (0, 1, "offsets must start with 0, got 1"),
+        (4, 3, f"offset 4 {beyond}: 3"),
+        (7, 17, f"offset 7 {beyond}: 17"),
+        (3, -1, f"offset 3 {beyond}: -1"),
+    ):
+        wrong = starts.repeat(TABLES, 1)
+        wrong[1, at] = value
+        with pytest.raises(RefusedError, match=rf"tables\.1: {text}"):
+            served(dense, wrong, indices)
+    empty = torch.zeros(TABLES, 8, dtype=torch.int64)  # all but the last bag
+    assert _same(served(dense, empty, indices), [module(dense, empty, indices)])
+    others = offsets[:, :7], indices[:, 1:]
+    for call in (
+        (dense, others[0], indices), (dense[:7], offsets, indices), (dense, offsets, others[1]),
+    ):  # fmt: skip
+        with pytest.raises(RefusedError, match="no plan for float32"):
+            served(*call)
+    assert _same(served(dense, offsets, indices), want)
 
 
 class Tagger(nn.Module):

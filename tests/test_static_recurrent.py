@@ -378,6 +378,24 @@ def test_one_sequence_without_a_batch() -> None:
         assert decibels(model(data[0]), int8(data[0])) > 30
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}])
+def test_no_sequences_and_no_steps(kind: Any, options: Any) -> None:
+    """As in torch: of no sequences there is a result of that size; no steps are an error."""
+    model = tagger(kind, **options)
+    int8 = static(model, batches(model))
+    none, empty = (0, STEPS), (BATCH, 0)
+    if not model.rnn.batch_first:
+        none, empty = none[::-1], empty[::-1]
+    with torch.no_grad():
+        x = torch.randn(*none, FEATURES)
+        assert int8(x).shape == model(x).shape
+        with pytest.raises(RuntimeError, match="larger than 0"):
+            model(torch.randn(*empty, FEATURES))
+        with pytest.raises(InvalidInputError, match="at least one step"):
+            int8(torch.randn(*empty, FEATURES))
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_steps_are_no_batch_that_is_run_in_parts(bidirectional: bool) -> None:
     # More than the second-level cache holds, as if the first dimension were images.

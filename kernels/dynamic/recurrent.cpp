@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "../native/gates.h"
-#include "../runtime/memory.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
+#include "../runtime/scratch.h"
 #include "native_linear.h"
 
 namespace x86quant::dynamic {
@@ -23,9 +23,8 @@ namespace {
 
 // Fewer units of state than these are not worth waking a thread for.
 constexpr int64_t kUnitsEach = 8192;
-// The input's product is of so many rows at a time, if a step has no more: enough of them that reading its weights again
-// does not count, and their gates are still in the caches when the steps read them.
-constexpr int64_t kInputRows = 512;
+// The input's product is of at least so many rows at a time, so that reading its weights again does not count.
+constexpr int64_t kFewestInputRows = 32;
 
 // One direction of one layer.
 struct Direction {
@@ -78,8 +77,8 @@ class Recurrent final : public torch::CustomClassHolder {
     for (const at::Tensor& state : initial) last.push_back(state.contiguous().clone());
     at::Tensor in = x.contiguous();
     const int64_t rows = in.size(0), sequences = sizes[0];
-    const runtime::Buffer own(static_cast<size_t>(most_input_rows(sizes) * gates() * units_) * sizeof(float));
-    const runtime::Buffer work(static_cast<size_t>(sequences * (gates() + 1) * units_) * sizeof(float));
+    const runtime::Scratch own(static_cast<size_t>(most_input_rows(sizes) * gates() * units_) * sizeof(float));
+    const runtime::Scratch work(static_cast<size_t>(sequences * (gates() + 1) * units_) * sizeof(float));
     for (size_t i = 0; i < parts_.size();) {
       at::Tensor out = at::empty({rows, directions_ * width_}, at::kFloat);
       for (int64_t d = 0; d < directions_; ++d, ++i) {
@@ -103,6 +102,9 @@ class Recurrent final : public torch::CustomClassHolder {
 
  private:
   int64_t gates() const { return lstm_ ? 4 : 3; }
+  // How many rows have their input's product at a time, if a step has no more: their gates are still in L2 when the steps
+  // read them.
+  int64_t input_rows() const { return std::max(kFewestInputRows, rows_in_l2(gates() * units_)); }
 
   void check(const at::Tensor& x, const std::vector<int64_t>& sizes, const std::vector<at::Tensor>& initial) const {
     const int64_t features = parts_[0].input.in_features();
@@ -132,21 +134,21 @@ class Recurrent final : public torch::CustomClassHolder {
   };
 
   // How many steps, from step `i` on in their order, have their input's product at a time.
-  static int64_t steps_at_once(const std::vector<int64_t>& sizes, bool backward, int64_t i) {
+  int64_t steps_at_once(const std::vector<int64_t>& sizes, bool backward, int64_t i) const {
     const auto count = static_cast<int64_t>(sizes.size());
     int64_t last = i, rows = 0;
     while (last < count) {
       rows += sizes[static_cast<size_t>(backward ? count - 1 - last : last)];
-      if (last > i && rows > kInputRows) break;
+      if (last > i && rows > input_rows()) break;
       ++last;
     }
     return last - i;
   }
 
-  static int64_t most_input_rows(const std::vector<int64_t>& sizes) {
+  int64_t most_input_rows(const std::vector<int64_t>& sizes) const {
     int64_t rows = 0;
     for (const int64_t size : sizes) rows += size;
-    return std::min(rows, std::max(kInputRows, sizes[0]));
+    return std::min(rows, std::max(input_rows(), sizes[0]));
   }
 
   // All steps of one direction. A sequence that is over, or going backward has not begun, keeps its state.

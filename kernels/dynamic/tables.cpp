@@ -6,8 +6,9 @@
 namespace x86quant::dynamic {
 namespace {
 
-// dense [samples, dim], vectors [samples, any number, dim]: dense, then the product of each vector with all before it.
-at::Tensor interact(const at::Tensor& dense, const at::Tensor& vectors) {
+// dense [samples, dim], vectors [samples, any number, dim]: dense, then the product of each vector with all before it,
+// then, with `squares`, that of each with itself.
+at::Tensor interact(const at::Tensor& dense, const at::Tensor& vectors, bool squares) {
   TORCH_CHECK_VALUE(dense.dim() == 2 && vectors.dim() == 3 && dense.scalar_type() == at::kFloat &&
                         vectors.scalar_type() == at::kFloat && dense.size(0) == vectors.size(0) &&
                         dense.size(1) == vectors.size(2),
@@ -18,7 +19,8 @@ at::Tensor interact(const at::Tensor& dense, const at::Tensor& vectors) {
   op.samples = dense.size(0), op.dim = static_cast<int32_t>(dense.size(1));
   op.vectors = static_cast<int32_t>(vectors.size(1));
   op.first_stride = op.dim, op.in_stride = int64_t{op.vectors} * op.dim;
-  op.out_stride = op.dim + int64_t{op.vectors} * (op.vectors + 1) / 2;
+  op.squares = squares;
+  op.out_stride = op.dim + int64_t{op.vectors} * (op.vectors + 1) / 2 + (squares ? op.vectors + 1 : 0);
   at::Tensor out = at::empty({op.samples, op.out_stride}, at::kFloat);
   if (out.numel() == 0) return out;
   op.first = first.const_data_ptr<float>(), op.in = rest.const_data_ptr<float>();
@@ -49,7 +51,7 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
         "str[] names, bool last_offset) -> Tensor", embedding_bags);
   m.def("check_bags(Tensor[] rows, Tensor[] indices, Tensor[] offsets, Tensor[] weights, int[] geometry, str[] names, "
         "bool last_offset) -> ()", check_bags);
-  m.def("interact_vectors(Tensor dense, Tensor vectors) -> Tensor", interact);
+  m.def("interact_vectors(Tensor dense, Tensor vectors, bool squares) -> Tensor", interact);
 }
 
 }  // namespace

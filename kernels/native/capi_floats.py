@@ -46,7 +46,8 @@ class Interaction(ctypes.Structure):
     """``xq_interaction``."""
 
     _fields_ = _fields(
-        "p first, in_, out; l samples, first_stride, in_stride, out_stride; i vectors, dim, isa"
+        "p first, in_, out; l samples, first_stride, in_stride, out_stride; "
+        "i vectors, dim, isa, squares"
     )
 
 
@@ -125,14 +126,17 @@ def look_up(
     return out[:, : table.dim].copy()
 
 
-def interact(library: Library, isa: str, first: Floats, vectors: Floats) -> Floats:
+def interact(
+    library: Library, isa: str, first: Floats, vectors: Floats, squares: bool = False
+) -> Floats:
     """``first`` [samples, dim], then the products of ``vectors`` [samples, vectors, dim]."""
     samples, count, dim = vectors.shape
-    out = np.full((samples, dim + count * (count + 1) // 2), np.nan, np.float32)
+    products = count * (count + 1) // 2 + squares * (count + 1)
+    out = np.full((samples, dim + products), np.nan, np.float32)
     op = Interaction(
         first=first.ctypes.data, in_=vectors.ctypes.data, out=out.ctypes.data, samples=samples,
         first_stride=dim, in_stride=count * dim, out_stride=out.shape[1], vectors=count, dim=dim,
-        isa=ISAS[isa],
+        isa=ISAS[isa], squares=squares,
     )  # fmt: skip
     library.check(library.lib.xq_interaction_check(ctypes.byref(op)))
     library.lib.xq_interaction_run(ctypes.byref(op), ctypes.c_int64(0), ctypes.c_int64(samples))

@@ -32,15 +32,17 @@ struct Lanes {
     if constexpr (BITS == 32) return _mm512_loadu_ps(p);
     if constexpr (BITS == 8)
       return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    // Few codes are looked up among their floats, by their lowest four bits: no mask, no conversion.
     if constexpr (BITS == 4) {
       const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-      const __m512i both = _mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28));
-      return _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
+      const __m512i both = _mm512_mul_epu32(bytes, _mm512_set1_epi64((1 << 28) + 1));
+      return _mm512_permutexvar_ps(both, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     }
     int32_t four;
     memcpy(&four, p, 4);
     const __m512i shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(four), shifts), _mm512_set1_epi32(3)));
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi32(four), shifts),
+                                 _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3));
   }
 };
 

@@ -39,6 +39,10 @@ static inline int64_t lookup_start(const xq_lookup& op, int64_t bag) {
   return bag == op.bags && !op.last_offset ? op.index_count : lookup_number(op, op.offsets, bag);
 }
 
+static inline int64_t interaction_products(const xq_interaction& op) {
+  return int64_t{op.vectors} * (op.vectors + 1) / 2 + (op.squares ? int64_t{op.vectors} + 1 : 0);
+}
+
 static inline float float_of_half(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, size = half & 0x7fffu;
   uint32_t bits = size >= 0x7c00 ? 0x7f800000u | (size & 0x3ff) << 13 : (size << 13) + 0x38000000u;

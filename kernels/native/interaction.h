@@ -1,4 +1,4 @@
-// Dot products of all pairs of a sample's vectors.
+// Dot products of all pairs of a sample's vectors, and of each with itself.
 #pragma once
 
 #include "float_lanes.h"
@@ -67,19 +67,25 @@ XQ_INLINE inline __m256 sums_of(const __m256 (&v)[8]) {
 }
 
 void interact(const xq_interaction& op, int64_t begin, int64_t end) {
-  const int64_t dim = op.dim, products = int64_t{op.vectors} * (op.vectors + 1) / 2;
+  const int64_t dim = op.dim, pairs = int64_t{op.vectors} * (op.vectors + 1) / 2;
+  const int64_t products = xq::interaction_products(op);
   for (int64_t n = begin; n < end; ++n) {
     const float *first = op.first + n * op.first_stride, *in = op.in + n * op.in_stride;
     float* out = op.out + n * op.out_stride;
     memcpy(out, first, static_cast<size_t>(dim) * sizeof(float));
     out += dim;
-    // 8 pairs at a time, whatever rows they are of; those behind the last one are it once more.
-    int64_t row = 0, other = -1;  // -1 is `first`
+    // 8 products at a time, whatever rows they are of; those behind the last one are it once more.
+    const auto vector = [&](int64_t row) XQ_INLINE { return row < 0 ? first : in + row * dim; };
+    int64_t row = pairs > 0 ? 0 : -1, other = -1;  // -1 is `first`
     for (int64_t at = 0; at < products; at += 8) {
       const float *a[8], *b[8];
       for (int i = 0; i < 8; ++i) {
-        a[i] = in + row * dim, b[i] = other < 0 ? first : in + other * dim;
-        if (at + i + 1 < products && ++other == row) ++row, other = -1;
+        a[i] = vector(row), b[i] = vector(other);
+        const int64_t next = at + i + 1;
+        if (next >= products) continue;
+        if (next == pairs) row = other = -1;
+        else if (next > pairs) other = ++row;
+        else if (++other == row) ++row, other = -1;
       }
       __m256 parts[8];
       for (int i = 0; i < 8; i += Partial::kAtOnce) Partial::of<Partial::kAtOnce>(a + i, b + i, dim, parts + i);

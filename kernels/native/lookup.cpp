@@ -93,15 +93,17 @@ void interact_reference(const xq_interaction& op, int64_t begin, int64_t end) {
   for (int64_t n = begin; n < end; ++n) {
     const float *first = op.first + n * op.first_stride, *in = op.in + n * op.in_stride;
     float* out = std::copy(first, first + op.dim, op.out + n * op.out_stride);
+    const auto put_product = [&](int64_t row, int64_t other) {  // -1 is `first`
+      const float *a = row < 0 ? first : in + row * op.dim, *b = other < 0 ? first : in + other * op.dim;
+      float sums[16] = {};
+      for (int64_t k = 0; k < op.dim; ++k) sums[k % 16] = std::fma(a[k], b[k], sums[k % 16]);
+      for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+      *out++ = sums[0];
+    };
     for (int64_t row = 0; row < op.vectors; ++row)
-      for (int64_t other = -1; other < row; ++other) {
-        const float* before = other < 0 ? first : in + other * op.dim;
-        float sums[16] = {};
-        for (int64_t k = 0; k < op.dim; ++k) sums[k % 16] = std::fma(in[row * op.dim + k], before[k], sums[k % 16]);
-        for (int half = 8; half; half /= 2)
-          for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-        *out++ = sums[0];
-      }
+      for (int64_t other = -1; other < row; ++other) put_product(row, other);
+    for (int64_t row = -1; op.squares && row < op.vectors; ++row) put_product(row, row);
   }
 }
 
@@ -145,8 +147,8 @@ int xq_lookup_run(const xq_lookup* op, int64_t begin, int64_t end, xq_lookup_fau
 int xq_interaction_check(const xq_interaction* op) {
   if (!op || !isa_known(op->isa) || op->samples < 0 || op->vectors < 0 || op->dim < 1) return XQ_BAD_ARGUMENT;
   if (op->samples && (!op->first || !op->out || (op->vectors && !op->in))) return XQ_BAD_ARGUMENT;
-  const int64_t pairs = int64_t{op->vectors} * (op->vectors + 1) / 2;
-  const bool fits = op->first_stride >= op->dim && op->in_stride >= int64_t{op->vectors} * op->dim && op->out_stride >= op->dim + pairs;
+  const bool fits = op->first_stride >= op->dim && op->in_stride >= int64_t{op->vectors} * op->dim &&
+                    op->out_stride >= op->dim + interaction_products(*op);
   return fits || op->samples <= 1 ? XQ_OK : XQ_BAD_SHAPE;
 }
 

@@ -69,13 +69,14 @@ XQ_API int xq_lookup_verify(const xq_lookup* op, int64_t begin, int64_t end, xq_
 
 // The dot products of a DLRM. Each of `samples` has `vectors` adjacent vectors of `dim` floats, and one in front of
 // them that lies elsewhere, `first`. The output is that first vector, then the products of each vector with all in
-// front of it: (1, 0), (2, 0), (2, 1), (3, 0), ... A product is 16 sums by fma, one of each column modulo 16, and these
-// are added half to half: 16 to 8, to 4, to 2, to 1. Every ISA gives the same bytes.
+// front of it: (1, 0), (2, 0), (2, 1), (3, 0), ...; then, with `squares`, those of each with itself: (0, 0), (1, 1), ...
+// A product is 16 sums by fma, one of each column modulo 16, and these are added half to half: 16 to 8, to 4, to 2,
+// to 1. Every ISA gives the same bytes.
 typedef struct xq_interaction {
   const float *first, *in;
   float* out;
   int64_t samples, first_stride, in_stride, out_stride;  // from sample to sample, in floats
-  int32_t vectors, dim, isa;
+  int32_t vectors, dim, isa, squares;
 } xq_interaction;
 
 XQ_API int xq_interaction_check(const xq_interaction* op);

@@ -99,12 +99,13 @@ XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, i
       const float w = table.weights ? table.weights[i] : 1.0f;
       own = {w * own.scale, BITS == 32 ? 0 : w * own.bias};
     }
-    const F scale = Lanes::set(own.scale), bias = Lanes::set(own.bias);
+    const F scale = Lanes::set(own.scale), bias = Lanes::set(own.bias), one = Lanes::set(1.0f);
     const uint8_t* codes = table.codes + index * table.stride + column * BITS / 8;
     unroll<VECS>([&](int v) XQ_INLINE {
       const F x = whole ? Lanes::codes<BITS>(codes + v * Lanes::kLanes * BITS / 8) : last_codes<BITS>(codes, count);
       if (MAX) acc[v] = Lanes::max(Lanes::fma(x, scale, bias), acc[v]);
-      else acc[v] = Lanes::fma(x, scale, Lanes::add(acc[v], bias));
+      // Every other sum by the unit that multiplies: that which adds has the codes to convert, too.
+      else acc[v] = Lanes::fma(x, scale, v % 2 ? Lanes::fma(acc[v], one, bias) : Lanes::add(acc[v], bias));
     });
   }
   if (mean && rows > 0) {

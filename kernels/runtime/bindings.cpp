@@ -68,6 +68,9 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("expect", [](const ProgramPtr& p, Words sizes, Words strides, std::string type) {
         p->steps->add_input({std::move(sizes), std::move(strides), std::move(type)});
       })
+      .def("expect_any_size", [](const ProgramPtr& p, std::string type) {
+        p->steps->add_input({{-1}, {1}, std::move(type)});
+      })
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
       .def("repeat", [](const ProgramPtr& p, int64_t times, const Words& input_bytes, const Words& output_bytes) {
         with_value_errors([&] { p->steps->repeat(times, input_bytes, output_bytes); });

@@ -1,5 +1,6 @@
 #include "native_cpu.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 
@@ -10,6 +11,7 @@ namespace x86quant {
 namespace {
 
 std::atomic<int> isa_in_use{XQ_ISA_REFERENCE};
+std::atomic<int64_t> l2_in_use{0};  // 0: unknown
 
 }  // namespace
 
@@ -22,6 +24,7 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2) {
   auto found = known.find(isa);
   require(found != known.end(), "unknown ISA level ", isa);
   xq_set_caches(l1, l2);
+  l2_in_use = l2;
   // Asked here, once, rather than where weights are packed: every pack has the same level.
   if (found->second == XQ_ISA_AMX_INT8 && xq_enable_amx() != XQ_OK) found = known.find("avx512_vnni");
   isa_in_use = found->second;
@@ -29,6 +32,12 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2) {
 }
 
 int native_isa() { return isa_in_use; }
+
+int64_t rows_in_l2(int64_t floats) {
+  constexpr int64_t kUsualL2 = 1 << 20;
+  const int64_t l2 = l2_in_use > 0 ? l2_in_use.load() : kUsualL2;
+  return std::max<int64_t>(l2 / 2 / (floats * static_cast<int64_t>(sizeof(float))), 1);
+}
 
 double product_nanoseconds(double multiply_adds, double outputs) {
   double products = 80, rounded = 4;  // a nanosecond

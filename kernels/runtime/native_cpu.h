@@ -12,6 +12,9 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2);
 // An xq_isa: the level to pack weights for.
 int native_isa();
 
+// How many rows of floats, each of so many, take half of a core's L2: they are still there when they are read again.
+int64_t rows_in_l2(int64_t floats);
+
 // Nanoseconds of one thread for so many products that become so many outputs of a convolution or a linear layer:
 // roughly, by rates that whole networks reach.
 double product_nanoseconds(double multiply_adds, double outputs);

@@ -30,6 +30,10 @@ int64_t Layout::bytes() const {
   return reach.ranges().at(0).last;
 }
 
+int64_t Program::open_inputs() const {
+  return std::count_if(inputs_.begin(), inputs_.end(), [](const Layout& input) { return input.is_open(); });
+}
+
 Program::Program(int64_t arena_bytes)
     : threads_(all_threads()), arena_(static_cast<size_t>(std::max<int64_t>(arena_bytes, 0)), threads_) {
   require(arena_bytes >= 0, "negative sizes in a plan");
@@ -70,13 +74,17 @@ std::unique_ptr<Program> Program::of_parts(int64_t times) const {
 }
 
 void Program::check_reach() const {
-  const auto bases = static_cast<int64_t>(inputs_.size() + outputs_.size());
+  const auto tensors = static_cast<int64_t>(inputs_.size() + outputs_.size()), open = open_inputs();
+  require(open == 0 || advance_.empty(), "the parts of a plan are malformed");
   for (const auto& [base, range] : reach_.ranges()) {
-    require(base >= 0 && base <= bases, "a step of a plan has no base ", base);
+    require(base >= 0 && base <= tensors + (open > 0), "a step of a plan has no base ", base);
     int64_t size = static_cast<int64_t>(arena_.bytes()), last = range.last;
-    if (base > 0) {
+    if (base > tensors) {
+      size = open * static_cast<int64_t>(sizeof(int64_t));
+    } else if (base > 0) {
       const auto index = static_cast<size_t>(base - 1);
-      size = (index < inputs_.size() ? inputs_[index] : outputs_[index - inputs_.size()]).bytes();
+      const Layout& tensor = index < inputs_.size() ? inputs_[index] : outputs_[index - inputs_.size()];
+      size = tensor.is_open() ? tensor.element_size() : tensor.bytes();
       int64_t moved = 0;
       const int64_t advance = advance_.empty() ? 0 : advance_[index];
       require(advance >= 0 && !__builtin_mul_overflow(advance, parts_ - 1, &moved) &&

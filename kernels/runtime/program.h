@@ -15,6 +15,9 @@ namespace x86quant::runtime {
 struct Layout {
   Words sizes, strides;
   std::string type;
+  // Of an input of one dimension whose size differs from call to call, one at least: the size is -1. Steps find it
+  // behind the outputs, among the int64 of all inputs like this.
+  bool is_open() const { return sizes == Words{-1}; }
   int64_t element_size() const;
   // From the first byte to behind the last one.
   int64_t bytes() const;
@@ -42,10 +45,13 @@ class Program {
 
   const std::vector<Layout>& inputs() const { return inputs_; }
   const std::vector<Layout>& outputs() const { return outputs_; }
+  // How many inputs are open.
+  int64_t open_inputs() const;
   // As many as there were when the plan was made.
   int threads() const { return threads_; }
 
-  // On the addresses of the inputs, then of the outputs, with nothing for the arena before them.
+  // On the addresses of the inputs, then of the outputs, with nothing for the arena before them, and behind them that
+  // of the sizes of inputs that are open, if there are any.
   void run(const Bases& bases) const;
   // The same; `microseconds` receives the time of every step. Of parts that run side by side it is
   // the sum over all parts divided by the number of threads.

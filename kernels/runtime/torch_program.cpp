@@ -67,9 +67,10 @@ bool TorchProgram::takes(const std::vector<at::Tensor>& inputs) const {
   for (size_t i = 0; i < inputs_; ++i) {
     const at::Tensor& x = inputs[i];
     const Layout& wanted = expected[i];
-    if (!x.is_cpu() || x.layout() != at::kStrided || x.scalar_type() != type_of(wanted) ||
-        x.sizes() != wanted.sizes || x.strides() != wanted.strides || x.is_neg())
-      return false;
+    if (!x.is_cpu() || x.layout() != at::kStrided || x.scalar_type() != type_of(wanted) || x.is_neg()) return false;
+    const bool fits = wanted.is_open() ? x.dim() == 1 && x.numel() > 0 && x.is_contiguous()
+                                       : x.sizes() == wanted.sizes && x.strides() == wanted.strides;
+    if (!fits) return false;
   }
   return true;
 }
@@ -82,26 +83,31 @@ std::vector<at::Tensor> TorchProgram::new_outputs() const {
   return outputs;
 }
 
-Bases TorchProgram::bases(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) const {
+TorchProgram::Operands TorchProgram::operands(const std::vector<at::Tensor>& inputs,
+                                              const std::vector<at::Tensor>& outputs) const {
   TORCH_CHECK_VALUE(takes(inputs), "x86quant: the plan is for other inputs");
-  Bases bases;
-  bases.reserve(1 + inputs.size() + outputs.size());
+  Operands found;
+  Bases& bases = found.bases;
+  bases.reserve(2 + inputs.size() + outputs.size());
   bases.push_back(nullptr);  // the arena
   for (const at::Tensor& x : inputs) bases.push_back(static_cast<uint8_t*>(x.data_ptr()));
   for (const at::Tensor& y : outputs) bases.push_back(static_cast<uint8_t*>(y.data_ptr()));
-  return bases;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (steps->inputs()[i].is_open()) found.sizes.push_back(inputs[i].numel());
+  if (!found.sizes.empty()) bases.push_back(reinterpret_cast<uint8_t*>(found.sizes.data()));
+  return found;
 }
 
 std::vector<at::Tensor> TorchProgram::run(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> outputs = new_outputs();
-  steps->run(bases(inputs, outputs));
+  steps->run(operands(inputs, outputs).bases);
   return outputs;
 }
 
 std::vector<at::Tensor> TorchProgram::run_timed(const std::vector<at::Tensor>& inputs,
                                                 std::vector<double>& microseconds) const {
   std::vector<at::Tensor> outputs = new_outputs();
-  steps->run_timed(bases(inputs, outputs), microseconds);
+  steps->run_timed(operands(inputs, outputs).bases, microseconds);
   return outputs;
 }
 

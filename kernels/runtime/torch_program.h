@@ -28,7 +28,12 @@ class TorchProgram : public torch::CustomClassHolder {
  private:
   friend class ProgramHandles;
 
-  Bases bases(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) const;
+  // What a run works on: addresses, and the sizes that one of them is of.
+  struct Operands {
+    Bases bases;
+    Words sizes;
+  };
+  Operands operands(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) const;
   std::vector<at::Tensor> new_outputs() const;
 
   size_t inputs_;

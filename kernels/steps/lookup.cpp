@@ -33,6 +33,7 @@ struct TableOperands {
   Table rows;
   std::string name;
   Address indices, offsets, weights;
+  Address count;  // how many indices there are, where that differs from call to call
   Words index_strides;  // without offsets: elements from bag to bag, and from one index of it to the next
   bool apart = false;   // these are not one behind the other
 };
@@ -45,9 +46,7 @@ class Lookup final : public Step {
     const bool last_offset = fields.flag("last_offset");
     for (int64_t i = 0; i < count; ++i) {
       read_table(fields, std::to_string(i), last_offset);
-      const xq_lookup& op = tables_.back().op;
-      width_ += op.dim;
-      bytes_ += std::min<int64_t>(op.index_count, 1 << 20) * std::min<int64_t>(op.row_stride, 4096);
+      width_ += tables_.back().op.dim;
     }
     for (TableOperands& table : tables_) {
       table.op.out_stride = width_;
@@ -61,7 +60,10 @@ class Lookup final : public Step {
   }
 
   void run(const Bases& bases) const override {
-    const int threads = useful_threads(bytes_ / kBytesEach);
+    int64_t bytes = 0;
+    for (const TableOperands& table : tables_)
+      bytes += std::min<int64_t>(index_count(bases, table), 1 << 20) * std::min<int64_t>(table.op.row_stride, 4096);
+    const int threads = useful_threads(bytes / kBytesEach);
     const int64_t each = std::clamp((bags_ + threads - 1) / threads, kFewestBags, kMostBags);
     std::mutex lock;
     std::atomic<bool> failed = false;
@@ -102,7 +104,10 @@ class Lookup final : public Step {
     if (fields.has(name("offsets").c_str())) {
       op.last_offset = last_offset;
       table.offsets = fields.address(name("offsets").c_str(), size, {bags_ + (last_offset ? 1 : 0)}, {size});
-      table.indices = fields.address(name("indices").c_str(), size, {op.index_count}, {size});
+      const bool is_open = fields.has(name("count").c_str());
+      if (is_open) table.count = fields.address(name("count").c_str(), 8, {1}, {8});
+      // Of an open input the first element is all that is sure to be there, and all counts are compared with its size.
+      table.indices = fields.address(name("indices").c_str(), size, {is_open ? 1 : op.index_count}, {size});
     } else {
       table.index_strides = fields.integers(name("strides").c_str(), 2);
       table.apart = table.index_strides != Words{op.each, 1};
@@ -110,6 +115,7 @@ class Lookup final : public Step {
       for (const int64_t stride : table.index_strides) bytes.push_back(product(fields, name("strides"), stride, size));
       table.indices = fields.address(name("indices").c_str(), size, {bags_, op.each}, bytes);
     }
+    if (table.count && fields.has(name("weights").c_str())) fields.refuse(name("weights"), "are as many as there are indices");
     if (fields.has(name("weights").c_str()))
       table.weights = fields.address(name("weights").c_str(), kFloat, {op.index_count}, {kFloat});
     tables_.push_back(std::move(table));
@@ -121,20 +127,21 @@ class Lookup final : public Step {
     op.vectors = static_cast<int32_t>(tables_.size());
     for (const TableOperands& table : tables_)
       if (table.op.dim != op.dim) fields.refuse("dense", "needs rows of one size");
-    const int64_t products = int64_t{op.vectors} * (op.vectors + 1) / 2;
-    op.first_stride = fields.integer("dense_stride"), op.in_stride = width_, op.out_stride = op.dim + products;
+    const int64_t pairs = int64_t{op.vectors} * (op.vectors + 1) / 2, every = pairs + op.vectors + 1;
+    if (fields.has("places")) {
+      places_ = fields.integers("places");
+      for (const int64_t place : places_)
+        if (place < 0 || place >= every) fields.refuse("places", "is not among the products: " + std::to_string(place));
+      op.squares = std::any_of(places_.begin(), places_.end(), [&](int64_t place) { return place >= pairs; });
+    }
+    op.first_stride = fields.integer("dense_stride"), op.in_stride = width_;
+    op.out_stride = op.dim + (op.squares ? every : pairs);
     const int64_t dense_bytes = product(fields, "dense_stride", op.first_stride, kFloat);
     dense_ = fields.address("dense", kFloat, {bags_, op.dim}, {dense_bytes, kFloat});
     xq_interaction trial = op;
     trial.first = dense_.any<const float>(), trial.in = dense_.any<const float>(), trial.out = dense_.any<float>();
     refuse_unless_ok(xq_interaction_check(&trial));
-    columns_ = op.out_stride;
-    if (fields.has("places")) {
-      places_ = fields.integers("places");
-      for (const int64_t place : places_)
-        if (place < 0 || place >= products) fields.refuse("places", "is not among the products: " + std::to_string(place));
-      columns_ = op.dim + static_cast<int64_t>(places_.size());
-    }
+    columns_ = places_.empty() ? op.out_stride : op.dim + static_cast<int64_t>(places_.size());
     read_output(fields, columns_, 1);
     quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
     quantize_.a_stride_c = kFloat, quantize_.a_mult = fields.real("a_mult"), quantize_.out_zp = fields.small("out_zp");
@@ -208,9 +215,13 @@ class Lookup final : public Step {
       xq_lookup_fault fault;
       if (xq_lookup_run(&now.op, now.begin, now.end, &fault)) continue;
       if (table.apart) fault.position += begin * table.op.each;
-      return joined(table_text(table.name, table.op.row_count), ": ", fault_text(table.op, fault));
+      return joined(table_text(table.name, table.op.row_count), ": ", fault_text(now.op, fault));
     }
     return {};
+  }
+
+  static int64_t index_count(const Bases& bases, const TableOperands& table) {
+    return table.count ? *table.count.at<const int64_t>(bases) : table.op.index_count;
   }
 
   // Indices that lie apart are copied to `near`.
@@ -219,6 +230,7 @@ class Lookup final : public Step {
     xq_lookup& op = found.op;
     op.indices = table.indices.at<const void>(bases), op.offsets = table.offsets.at<const void>(bases);
     op.weights = table.weights.at<const float>(bases);
+    op.index_count = index_count(bases, table);
     if (!table.apart) return found;
     const int64_t bag_stride = table.index_strides[0], stride = table.index_strides[1];
     const auto copy = [&](const auto* from) {
@@ -234,7 +246,7 @@ class Lookup final : public Step {
     return found;
   }
 
-  int64_t bags_, width_ = 0, bytes_ = 0;
+  int64_t bags_, width_ = 0;
   std::vector<TableOperands> tables_;
   xq_interaction interaction_{};
   xq_op quantize_{};

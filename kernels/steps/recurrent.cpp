@@ -20,9 +20,8 @@ namespace {
 
 // Fewer units of state than these are not worth waking a thread for.
 constexpr int64_t kUnitsEach = 8192;
-// Where the rows of a step lie together, the input's product is of about so many at a time: their gates are still in the
-// caches when the steps read them.
-constexpr int64_t kInputRows = 512;
+// The input's product is of at least so many rows at a time, so that reading its weights again does not count.
+constexpr int64_t kFewestInputRows = 32;
 // More rows than any tensor has; sizes that are less multiply without overflow.
 constexpr int64_t kMostOfASize = int64_t{1} << 20;
 
@@ -145,7 +144,9 @@ class Recurrent final : public Step {
 
   int64_t steps_at_once() const {
     const bool together = !batch_first_ || sequences_ == 1;
-    return together ? std::clamp<int64_t>(kInputRows / sequences_, 1, steps_) : steps_;
+    // As many as leave their gates in L2 until the steps read them.
+    const int64_t rows = std::max(kFewestInputRows, rows_in_l2(gates()));
+    return together ? std::clamp<int64_t>(rows / sequences_, 1, steps_) : steps_;
   }
 
   static void multiply(const RowPack& pack, xq_codes in, int64_t rows, float* out) {

@@ -23,7 +23,8 @@ def from_table_batched(module: nn.Module) -> EmbeddingBags:
         module: of ``fbgemm_gpu.split_table_batched_embeddings_ops_inference``, with its weights.
 
     Raises:
-        UnsupportedError: it has tables in other types, pruned ones, or does not pool.
+        UnsupportedError: it has tables in other types or another order of bytes, pruned ones, or
+            does not pool.
     """
     given: Any = module
     mode = _MODES.get(str(given.pooling_mode.name))
@@ -31,8 +32,11 @@ def from_table_batched(module: nn.Module) -> EmbeddingBags:
         raise UnsupportedError(f"bags are pooled by sum or mean, not {given.pooling_mode.name}")
     remapped = ("index_remappings_array", "index_remapping_hash_table")
     tensors = [getattr(given, name, None) for name in remapped]
-    if any(x is not None and x.numel() for x in tensors):
+    in_a_map = getattr(given, "index_remapping_hash_table_cpu", None) is not None
+    if in_a_map or any(x is not None and x.numel() for x in tensors):
         raise UnsupportedError("tables whose indices are remapped (pruned tables) cannot be read")
+    if getattr(given, "reverse_qparam", False):
+        raise UnsupportedError("rows with scale and bias behind the codes cannot be read")
     tables = []
     scale_bytes = given.scale_bias_size_in_bytes
     weights = given.split_embedding_weights(split_scale_shifts=False)

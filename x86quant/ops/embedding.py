@@ -272,7 +272,8 @@ def _native_interact(
     if not extension_loads():
         return interact(dense, vectors, places)
     check_interaction(dense, vectors, places)
-    found: torch.Tensor = torch.ops.x86quant.interact_vectors(dense, vectors)
+    squares = _with_squares(vectors.shape[1], places)
+    found: torch.Tensor = torch.ops.x86quant.interact_vectors(dense, vectors, squares)
     return _placed(found, dense.shape[1], places)
 
 
@@ -280,13 +281,30 @@ def _native_interact(
 def interact(
     dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """``dense``, then the products of each vector with ``dense`` and those in front of it."""
+    """``dense``, then the products of each vector with ``dense`` and those in front of it.
+
+    Args:
+        places: those that are wanted, in this order. Behind the pairs are the products of each
+            vector with itself, of ``dense`` first.
+    """
     check_interaction(dense, vectors, places)
     every = torch.cat([dense[:, None], vectors], 1)
     products = every @ every.transpose(1, 2)
     rows, columns = torch.tril_indices(every.shape[1], every.shape[1], -1, device=dense.device)
-    found = torch.cat([dense, products[:, rows, columns]], 1)
-    return _placed(found, dense.shape[1], places)
+    found = [dense, products[:, rows, columns]]
+    if _with_squares(vectors.shape[1], places):
+        found.append(products.diagonal(dim1=1, dim2=2))
+    return _placed(torch.cat(found, 1), dense.shape[1], places)
+
+
+def _with_squares(vectors: int, places: Sequence[int] | None) -> bool:
+    """Whether ``places`` name products of a vector with itself."""
+    return places is not None and any(place >= pairs_of(vectors + 1) for place in places)
+
+
+def pairs_of(vectors: int) -> int:
+    """How many pairs of different vectors there are."""
+    return vectors * (vectors - 1) // 2
 
 
 def _placed(found: torch.Tensor, dim: int, places: Sequence[int] | None) -> torch.Tensor:
@@ -306,7 +324,7 @@ def check_interaction(
             "x86quant::interact takes float32 [samples, size] and [samples, vectors, size], got "
             f"{dense.dtype} {tuple(dense.shape)} and {vectors.dtype} {tuple(vectors.shape)}"
         )
-    count = vectors.shape[1] * (vectors.shape[1] + 1) // 2
+    count = pairs_of(vectors.shape[1] + 1) + vectors.shape[1] + 1
     if places is not None and not all(0 <= place < count for place in places):
         raise InvalidInputError(f"x86quant::interact: places must be in 0..{count - 1}")
 
@@ -320,7 +338,7 @@ def _interact_bags_fake(
 
 def interaction_width(dim: int, vectors: int, places: Sequence[int] | None) -> int:
     """Columns of the result of an interaction."""
-    return dim + (vectors * (vectors + 1) // 2 if places is None else len(places))
+    return dim + (pairs_of(vectors + 1) if places is None else len(places))
 
 
 @register(

@@ -130,13 +130,15 @@ def recurrent_last(
     check_qparams("recurrent", x_scale, x_zp)
     check_qparams("recurrent", out_scale, out_zp)
     steps = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if batch_first else x
+    if not len(steps):
+        raise InvalidInputError("x86quant::recurrent: expected a sequence of at least one step")
     sizes = LayerSizes.of(weights)
     found, last = [], []
     for i in range(sizes.directions):
         linears = [*zip(weights, scales, biases, strict=True)][i * sizes.products :]
         first = [None if s is None else s[i].reshape(-1, s.shape[-1]) for s in (h, c)]
         own = _product(steps.flatten(0, 1), x_scale, x_zp, linears[0])
-        own = own.reshape(*steps.shape[:2], -1)
+        own = own.reshape(*steps.shape[:2], own.shape[-1])
         project = linears[2] if sizes.products == 3 else None
         given = first[0], first[1] if kind == "lstm" else first[0]
         states, end = _direction(own, i == 1, linears[1], project, kind, given, out_scale, out_zp)

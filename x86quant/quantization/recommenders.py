@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from x86quant.dynamic.convert import why_float
 from x86quant.lowering.graph_tools import add_constant, own_call
 from x86quant.lowering.views import is_reshape
-from x86quant.ops.embedding import TableFormat
+from x86quant.ops.embedding import TableFormat, pairs_of
 
 aten = torch.ops.aten
 
@@ -119,9 +119,9 @@ def _interaction(gm: GraphModule, node: Node, seen: _Seen) -> int:
     dense, rest = parts
     count, size = seen.sizes[features][1:]
     places = _places(rows, columns, count)
-    if places is None:
+    if not places:
         return 0
-    every = places == list(range(count * (count - 1) // 2))
+    every = places == list(range(pairs_of(count)))
     with gm.graph.inserting_before(node):
         vectors = _side_by_side(gm, rest, seen)
         vectors = gm.graph.call_method("reshape", (vectors, -1, count - 1, size))
@@ -224,13 +224,13 @@ def _width(sizes: tuple[int, ...]) -> int:
 
 
 def _places(rows: list[int], columns: list[int], count: int) -> list[int] | None:
-    """Where the pairs are among those of an interaction; None for a vector with itself."""
+    """Where the products are among those of an interaction, if they are of its vectors."""
     found = []
     for a, b in zip(rows, columns, strict=True):
-        if not (-count <= a < count and -count <= b < count) or a % count == b % count:
+        if not (-count <= a < count and -count <= b < count):
             return None
         low, high = sorted((a % count, b % count))
-        found.append(high * (high - 1) // 2 + low)
+        found.append(pairs_of(count) + low if low == high else pairs_of(high) + low)
     return found
 
 

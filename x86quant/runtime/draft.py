@@ -39,6 +39,7 @@ class Draft:
         threads: int,
         tensors: int,
         parts: int,
+        open_inputs: Sequence[Node] = (),
     ) -> None:
         self.root = root
         self.shapes = shapes
@@ -52,6 +53,7 @@ class Draft:
         self._output_nodes: list[Node] = list([*root.graph.nodes][-1].args[0])
         self._tensors = tensors
         self._parts = parts
+        self._open_inputs = list(open_inputs)
 
     # ---------------------------------------------------------------- values and buffers
 
@@ -100,6 +102,19 @@ class Draft:
     def leaves(self, node: Node) -> bool:
         """Whether the value of ``node`` is one of the graph's outputs."""
         return node in self._output_nodes
+
+    def is_open(self, node: Node) -> bool:
+        """Whether ``node`` is an input of any number of elements, of which one is sure."""
+        return node in self._open_inputs
+
+    def open_size(self, node: Node) -> Value | None:
+        """Where steps find the number of elements of an open input: behind the outputs."""
+        if not self.is_open(node):
+            return None
+        outputs = sum(isinstance(self.shapes[n], torch.Size) for n in self._output_nodes)
+        sizes = torch.empty(len(self._open_inputs), dtype=torch.int64, device="meta")
+        buffer = Buffer("sizes", 0, 0, 0, base=1 + self._tensors + outputs)
+        return Value(buffer, sizes[self._open_inputs.index(node)])
 
     def is_input(self, value: Value) -> bool:
         """Whether ``value`` is an input of the graph, or part of one."""

@@ -107,7 +107,9 @@ def _add_part(
         if n not in inside and (n.op != "get_attr" or n in given)
     ]
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
-    # In the order in which the graph returns them, so that one segment may be all of a program.
+    # In the order in which the graph takes and returns them: one segment may be all of a program.
+    taken = {node: i for i, node in enumerate(lowered.graph.nodes)}
+    inputs.sort(key=taken.__getitem__)
     returned = {node: i for i, node in enumerate(list(lowered.graph.nodes)[-1].all_input_nodes)}
     outputs.sort(key=lambda node: returned.get(node, len(returned)))
     root.add_module(name, make(_extract(lowered, nodes, inputs, outputs), name))

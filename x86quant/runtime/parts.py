@@ -39,9 +39,11 @@ class BatchParts:
         self._root = graph_module
         self._packs = packs
         self._images: dict[Hashable, _Image | None] = {}
-        # Its first dimension may be that of steps, which come one after another.
-        self._in_steps = any(
-            is_op(node, "recurrent", "recurrent_last") for node in graph_module.graph.nodes
+        # Its first dimension may be that of steps, which come one after another; or of indices,
+        # which offsets count from the first of all on.
+        self._is_whole = any(
+            is_op(node, "recurrent", "recurrent_last") or node.kwargs.get("offsets")
+            for node in graph_module.graph.nodes
         )
         # The last plan of each kind of part, for as long as somebody keeps it.
         self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
@@ -51,7 +53,7 @@ class BatchParts:
     def plan(self, inputs: Sequence[Any], threads: int) -> Plan | None:
         """A plan for ``inputs`` in parts, or None where one for the whole batch is better."""
         batch = _batch(inputs)
-        if batch < 2 or self._in_steps:
+        if batch < 2 or self._is_whole:
             return None
         image = self._image([x[:1] for x in inputs])
         if image is None:

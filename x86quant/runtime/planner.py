@@ -22,24 +22,35 @@ from x86quant.runtime.shapes import infer_shapes
 
 
 def plan_segment(
-    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int, parts: int = 1
+    graph_module: GraphModule,
+    inputs: Sequence[Any],
+    packs: Packs,
+    threads: int,
+    parts: int = 1,
+    open_inputs: Sequence[Node] = (),
 ) -> Plan:
     """Plan ``graph_module`` for tensors and numbers like ``inputs``.
 
     With ``parts`` these are the first of so many equal parts of a batch; outputs are of all.
+    Inputs that are open may have any number of elements but none.
     """
-    draft = draft_segment(graph_module, inputs, packs, threads, parts)
+    draft = draft_segment(graph_module, inputs, packs, threads, parts, open_inputs)
     return _finish(draft, [x for x in inputs if isinstance(x, torch.Tensor)], parts)
 
 
 def draft_segment(
-    graph_module: GraphModule, inputs: Sequence[Any], packs: Packs, threads: int, parts: int = 1
+    graph_module: GraphModule,
+    inputs: Sequence[Any],
+    packs: Packs,
+    threads: int,
+    parts: int = 1,
+    open_inputs: Sequence[Node] = (),
 ) -> Draft:
     """The steps and buffers of that plan, without places in memory and without a program."""
     packs.follow_rules()
     shapes = infer_shapes(graph_module, inputs)
     tensors = sum(isinstance(x, torch.Tensor) for x in inputs)
-    draft = Draft(graph_module, shapes, packs, threads, tensors, parts)
+    draft = Draft(graph_module, shapes, packs, threads, tensors, parts, open_inputs)
     _fill(draft, inputs)
     return draft
 
@@ -73,8 +84,13 @@ def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
     peak = draft.lay_out()
     programs = draft.packs.programs
     program = programs.new(peak, len(inputs))
-    for x in inputs:
-        program.expect(*_whole_batch(x, parts), _type_name(x))
+    takes = [n for n in draft.root.graph.nodes if n.op == "placeholder"]
+    takes = [n for n in takes if isinstance(draft[n], Value)]
+    for node, x in zip(takes, inputs, strict=True):
+        if draft.is_open(node):
+            program.expect_any_size(_type_name(x))
+        else:
+            program.expect(*_whole_batch(x, parts), _type_name(x))
     outputs = [result.meta for result in results if isinstance(result, Value)]
     for meta in outputs:
         program.add_output(*_whole_batch(meta, parts), _type_name(meta))

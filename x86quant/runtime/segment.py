@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from x86quant import extension
 from x86quant.errors import InvalidInputError
+from x86quant.runtime.native_forms.lookups import is_open
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
@@ -38,6 +39,8 @@ class Segment(nn.Module):
         self.name = name
         self._packs = Packs(graph_module)
         self._parts = BatchParts(graph_module, self._packs)
+        self._takes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self._may_be_open = [is_open(node) for node in self._takes]
         limit = default_bytes() if plan_cache_bytes is None else plan_cache_bytes
         self._plans = PlanCache(name, limit)
         self._lock = threading.Lock()
@@ -97,11 +100,18 @@ class Segment(nn.Module):
     def plan(self, inputs: Sequence[Any]) -> Plan:
         """The plan for inputs like these, made when there is none."""
         threads = torch.get_num_threads()
-        key = (threads, *(_signature(x) for x in inputs))
+        is_open = [may and _is_list(x) for may, x in zip(self._may_be_open, inputs, strict=True)]
+        key = (
+            threads,
+            *(x.dtype if o else _signature(x) for o, x in zip(is_open, inputs, strict=True)),
+        )
 
         def make() -> Plan:
             in_parts = self._parts.plan(inputs, threads)
-            return in_parts or plan_segment(self.graph_module, inputs, self._packs, threads)
+            open_inputs = [node for node, o in zip(self._takes, is_open, strict=True) if o]
+            return in_parts or plan_segment(
+                self.graph_module, inputs, self._packs, threads, open_inputs=open_inputs
+            )
 
         with self._lock:
             return self._plans.get(key, make, threads)
@@ -144,6 +154,10 @@ class _Latest:
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         numbers = [(i, x) for i, x in enumerate(inputs) if i not in tensors]
         return cls(handle, plan, tuple(tensors), tuple(numbers))
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dim() == 1 and x.is_contiguous()
 
 
 def _signature(x: Any) -> Any:

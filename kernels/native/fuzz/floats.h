@@ -90,10 +90,11 @@ template <class Random>
 bool interaction_agrees(Random& r, const std::vector<int>& isas) {
   const int samples = r.upto(5), vectors = r.upto(30) - 1, dim = r.upto(90);
   const std::vector<float> first = random_floats(r, int64_t{samples} * dim), in = random_floats(r, int64_t{samples} * vectors * dim);
-  const int64_t wide = dim + vectors * (vectors + 1) / 2;
+  const int squares = r.upto(2) - 1;
+  const int64_t wide = dim + vectors * (vectors + 1) / 2 + squares * (vectors + 1);
   const auto run = [&](int isa) {
     std::vector<float> out(static_cast<size_t>(samples * wide));
-    const xq_interaction op{first.data(), in.data(), out.data(), samples, dim, int64_t{vectors} * dim, wide, vectors, dim, isa};
+    const xq_interaction op{first.data(), in.data(), out.data(), samples, dim, int64_t{vectors} * dim, wide, vectors, dim, isa, squares};
     if (xq_interaction_check(&op) != XQ_OK) std::abort();
     xq_interaction_run(&op, 0, samples);
     return out;

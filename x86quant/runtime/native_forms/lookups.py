@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from x86quant.errors import InvalidInputError, NoKernelError
-from x86quant.lowering.graph_tools import attribute, op_name
+from x86quant.lowering.graph_tools import attribute, is_op, op_name
 from x86quant.ops.embedding import interaction_width
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
@@ -61,6 +61,7 @@ def _lookups(draft: Draft, node: Node) -> tuple[dict[str, Any], list[Value], dic
     fields: dict[str, Any] = {"tables": len(names), "last_offset": last}
     read: list[Value] = []
     row_bytes = 0
+    counts = [draft.open_size(node) for node in kwargs["indices"]]
     for i, (name, rows, *operands) in enumerate(zip(names, kwargs["rows"], *each, strict=True)):
         table = attribute(draft.root, str(rows.target))
         if table.dim() != 2 or not table.is_contiguous():
@@ -71,6 +72,8 @@ def _lookups(draft: Draft, node: Node) -> tuple[dict[str, Any], list[Value], dic
             raise InvalidInputError(f"the table {name} has {bags} bags, but {names[0]} has {first}")
         format_ = formats[_NUMBERS * i : _NUMBERS * (i + 1)]
         own |= {"table": [*table.shape, *format_, *own["table"]], "rows": table}
+        if len(counts) == len(names) and counts[i] is not None:
+            own["count"] = counts[i]
         if name:
             own["name"] = list(name.encode())
         fields |= {f"{field}{i}": value for field, value in own.items()}
@@ -154,19 +157,35 @@ def _interaction_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 
 def _takes(node: Node) -> bool:
-    """Constant tables; and bags whose indices are as many in each call of a shape.
-
-    One-dimensional indices that come with offsets are of any number: each would need a plan.
-    """
+    """Constant tables; and bags whose indices are as many in each call of a shape, or are open."""
     kwargs: Any = node.kwargs
     # By position in graphs that were never lowered, only traced.
     if "rows" not in kwargs or any(x.op != "get_attr" for x in kwargs["rows"]):
         return False
     if any(x.op == "get_attr" for x in (*kwargs["indices"], *kwargs["offsets"])):
         return False
+    return not _is_ragged(kwargs) or all(
+        is_open(x) for x in kwargs["indices"] if x.op == "placeholder"
+    )
+
+
+def _is_ragged(kwargs: Any) -> bool:
+    """Whether indices are one-dimensional and come with offsets, so that they are of any number."""
     stacked = len(kwargs["names"]) > 1 and len(kwargs["indices"]) == 1
-    ragged = kwargs["offsets"] and not stacked
-    return not (ragged and any(x.op == "placeholder" for x in kwargs["indices"]))
+    return bool(kwargs["offsets"]) and not stacked
+
+
+def is_open(placeholder: Node) -> bool:
+    """Whether one plan serves for any number of elements: all that they are is indices of bags."""
+    return bool(placeholder.users) and all(_are_indices(placeholder, x) for x in placeholder.users)
+
+
+def _are_indices(x: Node, user: Node) -> bool:
+    kwargs: Any = user.kwargs
+    if not is_op(user, "embedding_bags", "interact_bags") or "rows" not in kwargs:
+        return False
+    others = (kwargs.get("dense"), *kwargs["offsets"], *kwargs["rows"])
+    return _is_ragged(kwargs) and not kwargs["weights"] and x not in others
 
 
 FORMS = (
