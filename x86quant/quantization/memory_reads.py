@@ -56,10 +56,10 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_dense(x)]
             self.seen.append((func, *(_storage(x) in self._copies for x in tensors)))
         out = (kwargs or {}).get("out")
-        before = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else None
+        lay = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else ()
         result = func(*args, **(kwargs or {}))
-        if not self.inside and before is not None and out.shape != before[0]:
-            self.seen.append((func, *before, out.stride()))
+        if not self.inside and isinstance(out, torch.Tensor) and out.shape != lay[0]:
+            self.seen.append((func, *lay, out.stride()))
         if not self.inside and func in _COPIES and _is_dense(result):
             self._copies[_storage(result)] = result  # kept, so that no other takes its place
         return result

@@ -17,7 +17,6 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.plan_cache import PlanCache, default_bytes
-from x86quant.runtime.planner import plan_segment
 
 #: Called with each plan that is about to run; empty unless somebody watches (``int8_proof``).
 OBSERVERS: list[Callable[[Plan], None]] = []
@@ -100,8 +99,7 @@ class Segment(nn.Module):
         key = (threads, *(_signature(x) for x in inputs))
 
         def make() -> Plan:
-            in_parts = self._parts.plan(inputs, threads)
-            return in_parts or plan_segment(self.graph_module, inputs, self._packs, threads)
+            return self._parts.plan(inputs, threads)
 
         with self._lock:
             return self._plans.get(key, make, threads)
