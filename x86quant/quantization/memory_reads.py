@@ -56,7 +56,7 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_dense(x)]
             self.seen.append((func, *(_storage(x) in self._copies for x in tensors)))
         out = (kwargs or {}).get("out")
-        lay = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else ()
+        lay: tuple[Any, ...] = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else ()
         result = func(*args, **(kwargs or {}))
         if not self.inside and isinstance(out, torch.Tensor) and out.shape != lay[0]:
             self.seen.append((func, *lay, out.stride()))
