@@ -28,6 +28,14 @@ class Net(nn.Module):
 
 #: Calls: positional arguments, keyword arguments.
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    (([X, Y],), {}),
+    (([X, (Y, 1.0)],), {}),
+    (([X, (Y, 1)],), {}),
+    (([X, [Y, 1.0]],), {}),
+    (([X],), {}),
+    (([],), {}),
+    (([X, {"y": Y}],), {}),
+    ((torch.Size([2]),), {}),
     ((X,), {}),
     ((X, None), {}),
     ((X,), {"mask": None}),
@@ -45,7 +53,6 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     ((X, Y, Y), {}),
     ((X, Y), {"other": Y}),
     (((X, Y),), {}),
-    (([X, Y],), {}),
     (({"a": X},), {}),
     ((1.0,), {}),
     ((object(),), {}),
@@ -54,7 +61,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("args", "kwargs"), CALLS[:17])
+@pytest.mark.parametrize(("args", "kwargs"), CALLS[:25])
 def test_a_call_is_of_the_form_that_binding_it_says(args: Any, kwargs: Any) -> None:
     form, _ = CallForm.of(Net(), args, kwargs)
     for _ in range(2):  # the second time from what was found out before

@@ -250,6 +250,18 @@ def test_as_strided_reads_the_values_that_it_reads_in_float() -> None:
     assert int8.quantization.int8_layers == ("b",)
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_an_out_that_is_resized_lies_as_in_float() -> None:
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        memory = torch.zeros_like(y[:, :1]).squeeze(1)
+        torch.cos(y, out=memory.view(-1))  # it is resized, with the memory below it
+        return y + 9 * memory.unsqueeze(1)
+
+    torch.manual_seed(0)
+    int8 = quantized_near(Between(write).eval())
+    assert "a in float: in int8 the model fails: as_strided or a write" in str(int8.quantization)
+
+
 class BranchesOnValues(Between):
     """Of no fixed graph."""
 

@@ -122,6 +122,23 @@ def test_another_number_of_what_is_found_is_right_where_rounding_changes_it() ->
     assert Judge(plain.build(), plain).wrong(expected[:-3], expected, inputs) is not None
 
 
+def test_a_row_with_infinity_may_be_nan_in_that_row_alone() -> None:
+    infinity = "y = torch.cat([y[..., :1] / (x0[..., :1] > 0), y[..., 1:]], -1)"
+    one = program(infinity, result="2 / (y.abs() + 1)")
+    model, inputs = one.build(), one.data(10, 3)
+    with torch.no_grad():
+        expected = model(*inputs)
+    infinite = inputs[0][..., :1] <= 0
+    assert infinite.any()
+    assert not infinite.all()
+    undefined = expected.masked_fill(infinite, torch.nan)
+    judge = Judge(model, one)
+    assert judge.wrong(undefined, expected, inputs) is None
+    assert not judge.sharp
+    everywhere = torch.full_like(expected, torch.nan)
+    assert Judge(model, one).wrong(everywhere, expected, inputs) is not None
+
+
 def test_a_wrong_zero_point_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     right = judging.quantized
     assert judged(program(), "quantize").kind == "passed"

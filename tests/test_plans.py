@@ -19,7 +19,8 @@ from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.routing.router import Routing
 from x86quant.runtime import Plan, shapes
 from x86quant.runtime import parts as parts_module
-from x86quant.runtime import segment as segment_module
+from x86quant.runtime import planner as planner_module
+from x86quant.runtime.draft import Draft
 from x86quant.runtime.plan_cache import (
     DEFAULT_BYTES,
     VARIABLE,
@@ -28,7 +29,7 @@ from x86quant.runtime.plan_cache import (
     default_bytes,
     plan_bytes,
 )
-from x86quant.runtime.planner import plan_segment
+from x86quant.runtime.planner import draft_segment, plan_segment
 from x86quant.spec import OpSpec
 from x86quant.tables.table_reader import parse_table
 
@@ -173,7 +174,7 @@ def test_forty_shapes_in_turn_are_planned_once_each(
         made.append(args)
         return plan_segment(*args, **options)
 
-    monkeypatch.setattr(segment_module, "plan_segment", counted)
+    monkeypatch.setattr(parts_module, "plan_segment", counted)
     for _ in range(3):
         for side in range(10, 50):
             x = torch.randn(1, 3, side, 8)
@@ -299,6 +300,24 @@ def test_one_plan_of_parts_serves_every_number_of_parts(monkeypatch: pytest.Monk
         for found, expected in zip(module(x), module.graph_module(x), strict=True):
             assert torch.equal(found, expected)
     assert made == [2, 1, 2], "other rules, another plan"
+
+
+def test_a_batch_of_images_not_met_before_is_drafted_once(
+    module: CompiledModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whether it is better run in parts needs what one image takes: its share of the whole batch.
+    drafted = []
+
+    def counted(*args: Any) -> Draft:
+        drafted.append(args)
+        return draft_segment(*args)
+
+    for owner in (parts_module, planner_module):
+        monkeypatch.setattr(owner, "draft_segment", counted)
+    for side in (12, 14):
+        x = torch.randn(4, 3, side, 8)
+        assert torch.equal(module(x), module.graph_module(x))
+    assert [args[1][0].shape for args in drafted] == [(4, 3, 12, 8), (4, 3, 14, 8)]
 
 
 def test_a_program_of_no_parts_has_no_other_number_of_them(module: CompiledModule) -> None:

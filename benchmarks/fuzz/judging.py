@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 import x86quant
 from benchmarks.fuzz.programs import Inputs, Program
-from benchmarks.fuzz.rounding import raises_too, rounded_results
+from benchmarks.fuzz.rounding import raises_too, rounded_results, undefined
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import X86QuantError
@@ -75,6 +75,14 @@ def _flipped(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float((expected != actual).double().mean())
 
 
+def _more_nan(a: Any, b: Any) -> bool:
+    """Whether ``b`` is NaN where ``a``, of its shape, is not."""
+    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    if not both or a.shape != b.shape or not (a.is_floating_point() and b.is_floating_point()):
+        return False
+    return bool((b.isnan() & ~a.isnan()).any())
+
+
 def _found(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether both might list what was found in values, as argwhere does: another number of it."""
     return a.dim() == b.dim() and sum(n != m for n, m in zip(a.shape, b.shape, strict=True)) == 1
@@ -111,6 +119,8 @@ class Judge:
         if spec != other_spec:
             return f"structure {other_spec} instead of {spec}"
         rounded = functools.cache(lambda: self._rounded(inputs))
+        if any(map(_more_nan, one, other)):
+            one = self._undefined_apart(one, other, inputs)
         for index, (a, b) in enumerate(zip(one, other, strict=True)):
             if (found := self._wrong_leaf(a, b, index, rounded)) is not None:
                 return f"output {index}: {found}"
@@ -156,6 +166,22 @@ class Judge:
         if found >= min(least, _GOOD):
             return None
         return f"{found:.1f} dB, where rounding explains {least:.1f}"
+
+    def _undefined_apart(self, expected: list[Any], actual: list[Any], inputs: Inputs) -> list[Any]:
+        """``expected``, NaN where ``actual`` is and may be."""
+        self.sharp = False
+        program = self._program
+        bits = program.settings.get("activation_bits", 8)
+        found = undefined(self._model, inputs, program.calibration(), bits)
+        leaves = pytree.tree_leaves(found)
+        if len(leaves) < len(expected):
+            return expected
+        return [
+            a.masked_fill(b.isnan() & x.isnan(), math.nan)
+            if _more_nan(a, b) and a.shape == x.shape
+            else a
+            for a, b, x in zip(expected, actual, leaves, strict=False)
+        ]
 
     def _rounded(self, inputs: Inputs) -> list[list[_Rounded]]:
         """For each leaf of the result, what rounding makes of it."""

@@ -96,6 +96,13 @@ class _Clipped(_ResultsMode):
             x.copy_(((x / step).round() * step).clamp(low, high))
 
 
+aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    [aten.convolution.default, aten.addmm.default, aten.mm.default, aten.bmm.default,
+     aten.baddbmm.default]
+)  # fmt: skip
+
+
 class _Zeroed(_ResultsMode):
     """Makes zero of what is closer to it than a step, as rounding may: 1 / x is infinite then."""
 
@@ -109,6 +116,26 @@ class _Zeroed(_ResultsMode):
         step = max(float(x.max() - x.min()), high - low) / self.levels
         if math.isfinite(step):
             x.masked_fill_(x.abs() < step, 0.0)
+
+
+class _Undefined(_Zeroed):
+    """Makes zero of what is close to it in results of products, and NaN of infinity, which 1 / x is
+    then: a row that holds one has no range for codes, and linears that choose one for each row give
+    NaN in that row, as docs/dynamic.md says.
+    """
+
+    product = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.product = func in _PRODUCTS
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def changed(self, x: torch.Tensor) -> None:
+        inexact = x.clone()
+        super().changed(inexact)
+        if self.product:
+            x.copy_(inexact)
+        x.masked_fill_(x.isinf(), math.nan)
 
 
 def _run(model: nn.Module, inputs: Inputs, mode: _ResultsMode) -> tuple[Any, Inputs]:
@@ -137,6 +164,16 @@ def rounded_results(
     return found
 
 
+def undefined(
+    model: nn.Module, inputs: Inputs, calibration: list[Inputs], bits: int
+) -> tuple[Any, Inputs] | None:
+    """What ``model`` gives for ``inputs`` and makes of them, NaN where int8 may say NaN."""
+    with contextlib.suppress(Exception):
+        mode = _Undefined(2**bits - 1, _ranges(model, calibration))
+        return _run(copy.deepcopy(model), inputs, mode)
+    return None
+
+
 def raises_too(
     model: nn.Module, inputs: Inputs, calibration: list[Inputs], bits: int, error: Exception
 ) -> bool:
@@ -150,14 +187,20 @@ def raises_too(
     return False
 
 
-def _modes(
-    model: nn.Module, calibration: list[Inputs], bits: int
-) -> list[tuple[_ResultsMode, float]]:
-    levels = 2**bits - 1
+def _ranges(model: nn.Module, calibration: list[Inputs]) -> list[tuple[float, float]]:
+    """Those of each result on calibration data."""
     ranges: list[tuple[float, float]] = []
     with contextlib.suppress(Exception):
         for batch in calibration:
             _run(copy.deepcopy(model), batch, _Ranges(ranges))
+    return ranges
+
+
+def _modes(
+    model: nn.Module, calibration: list[Inputs], bits: int
+) -> list[tuple[_ResultsMode, float]]:
+    levels = 2**bits - 1
+    ranges = _ranges(model, calibration)
     modes: list[tuple[_ResultsMode, float]] = [(_Clipped(ranges, levels), _ALLOWANCE)]
     modes += [(_Zeroed(levels, ranges), _LITTLE)]
     modes += [(_Noise(seed, 1.5, levels, ranges), _ALLOWANCE) for seed in range(3)]

@@ -193,7 +193,8 @@ class GuardedModule(Baked, Int8Module):
         return x.float() if spec.dtype is torch.float32 and self._converts(x) else x
 
     def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
-        if any(isinstance(x, torch.fx.Proxy) for x in pytree.tree_leaves((args, kwargs))):
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(x, torch.fx.Proxy) for x in leaves):
             raise _untraceable()
         original = self.original
         if self.strict or original is None:
@@ -212,7 +213,7 @@ class GuardedModule(Baked, Int8Module):
                 stacklevel=4,
             )
         self.outside += 1
-        if any(map(self._converts, pytree.tree_leaves((args, kwargs)))):
+        if any(map(self._converts, leaves)):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
 

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -185,17 +185,14 @@ class CallForm:
         if places is None:
             return self._tensors_inside(args, kwargs)
         given = (*args, *kwargs.values())
-        tensors = []
-        for number, part in places:
-            value = given[number]
-            if part.kind is None and is_tensor(value):
-                tensors.append(value)
-            elif type(value) is not part.kind or not _is_value(part, value):
-                return None
-        return tensors
+        tensors: list[Any] = []
+        if all(_matches(given[number], part, tensors) for number, part in places):
+            return tensors
+        return None
 
     def _places_of(self, spelling: Spelling) -> _Places | None:
-        """What each argument of such a call must be; None where that is not one tensor or number.
+        """What each argument of such a call must be; None where that is none of tensors, numbers,
+        tuples and lists.
 
         Binding arguments takes as long as a small network.
         """
@@ -217,7 +214,7 @@ class CallForm:
                     return None
                 if leaves or not _same(structure, part):
                     return None
-            elif part.parts or not (part.kind is None or issubclass(part.kind, _CONSTANTS)):
+            elif not _is_matched(part):
                 return None
             else:
                 places.append((number, part))
@@ -306,6 +303,29 @@ def _same(one: Structure, other: Structure) -> bool:
     if not _is_value(one, other.value):
         return False
     return all(_same(a, b) for a, b in zip(one.parts, other.parts, strict=True))
+
+
+def _is_matched(part: Structure) -> bool:
+    """Whether ``_matches`` can tell."""
+    if part.kind in (tuple, list):
+        return all(map(_is_matched, part.parts))
+    return part.kind is None or (not part.parts and issubclass(part.kind, _CONSTANTS))
+
+
+def _matches(value: Any, part: Structure, tensors: list[Any]) -> bool:
+    """Whether ``value`` has the structure ``part``; its tensors go to ``tensors``."""
+    kind = part.kind
+    if kind is None:
+        tensors.append(value)
+        return is_tensor(value)
+    if type(value) is not kind:
+        return False
+    if kind in (tuple, list):
+        items = cast("Sequence[Any]", value)
+        return len(items) == len(part.parts) and all(
+            _matches(x, p, tensors) for x, p in zip(items, part.parts, strict=True)
+        )
+    return _is_value(part, value)
 
 
 def _is_value(constant: Structure, value: Any) -> bool:

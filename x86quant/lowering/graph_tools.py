@@ -82,6 +82,14 @@ def is_op(node: object, *names: str) -> bool:
     return namespace == "x86quant" and (not names or name in names)
 
 
+def op_called(node: Node) -> str | None:
+    """``conv`` for a node that calls ``x86quant::conv``, None for one that calls no op of ours."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    namespace, name = _qualified_name(node.target)
+    return name if namespace == "x86quant" else None
+
+
 def _qualified_name(target: torch._ops.OpOverload) -> tuple[str, str]:
     """Namespace and name. Plans ask for every node, again and again: asking torch takes far longer,
     and so does its hash of an overload."""

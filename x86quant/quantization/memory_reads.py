@@ -1,9 +1,10 @@
 """Where a model's results depend on how tensors lie in memory.
 
 Parts in int8 return the float module's values, but may lay them out in memory in another order.
-Torch sees values through strides, with two exceptions: ``as_strided`` would pick other values, and
-what is a copy in one layout (``contiguous``, ``reshape``) is the tensor itself in the other, so
-that a write in place to it changes more.
+Torch sees values through strides, with three exceptions: ``as_strided`` and ``resize_``
+would pick other values; what is a copy in one layout (``contiguous``, ``reshape``) is the tensor
+itself in the other, so that a write in place to it changes more; and an ``out=`` of another shape
+is resized to lie as the inputs do, over memory that other tensors may share.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ _READS = frozenset(
         aten.as_strided_.default,
         aten.as_strided_copy.default,
         aten.as_strided_scatter.default,
+        aten.resize_.default,
     ]
 )
 _COPIES = frozenset([aten.clone.default, aten._to_copy.default])
 
 
 class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is seen of memory outside of parts: what ``as_strided`` reads, and whether what is
-    written in place is a copy.
+    """Notes what is seen of memory outside of parts: what ``as_strided`` reads, whether what is
+    written in place is a copy, and how an ``out=`` that is resized lies then.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,11 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not self.inside and func._schema.is_mutable:
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_dense(x)]
             self.seen.append((func, *(_storage(x) in self._copies for x in tensors)))
+        out = (kwargs or {}).get("out")
+        lay: tuple[Any, ...] = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else ()
         result = func(*args, **(kwargs or {}))
+        if not self.inside and isinstance(out, torch.Tensor) and out.shape != lay[0]:
+            self.seen.append((func, *lay, out.stride()))
         if not self.inside and func in _COPIES and _is_dense(result):
             self._copies[_storage(result)] = result  # kept, so that no other takes its place
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from x86quant.runtime.plan import Buffer
 
@@ -16,12 +16,14 @@ def assign_offsets(buffers: Sequence[Buffer]) -> int:
     The largest come first, each at the lowest place that is free during its life. Returns the
     size of the arena.
     """
-    placed: list[Buffer] = []
+    in_use: list[list[Buffer]] = [[] for _ in range(max((b.last for b in buffers), default=0) + 1)]
     for buffer in sorted(buffers, key=lambda b: (-b.nbytes, b.first)):
-        neighbours = [p for p in placed if p.first <= buffer.last and buffer.first <= p.last]
-        buffer.offset = _lowest_gap(neighbours, aligned(buffer.nbytes))
-        placed.append(buffer)
-    return max((b.offset + aligned(b.nbytes) for b in placed), default=0)
+        steps = in_use[buffer.first : buffer.last + 1]  # few: all other buffers would be many
+        neighbours = {id(other): other for others in steps for other in others}
+        buffer.offset = _lowest_gap(neighbours.values(), aligned(buffer.nbytes))
+        for others in steps:
+            others.append(buffer)
+    return max((b.offset + aligned(b.nbytes) for b in buffers), default=0)
 
 
 def aligned(nbytes: int) -> int:
@@ -29,7 +31,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _lowest_gap(neighbours: Sequence[Buffer], nbytes: int) -> int:
+def _lowest_gap(neighbours: Iterable[Buffer], nbytes: int) -> int:
     end = 0
     for other in sorted(neighbours, key=lambda b: b.offset):
         if other.offset - end >= nbytes:

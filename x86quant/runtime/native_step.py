@@ -12,7 +12,7 @@ from x86quant.runtime import layout
 from x86quant.runtime.plan import Value
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class NativeTensor:
     """A value as native kernels see it: n, d, h, w, c and the strides of the first four."""
 
@@ -26,7 +26,7 @@ class NativeTensor:
         return [*address(self.value), *self.sizes, *(stride * size for stride in self.strides)]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class NativeStep:
     """One step of a program.
 

@@ -16,9 +16,10 @@ from torch.fx import GraphModule, Node
 
 from x86quant.hardware.cpu import cpu
 from x86quant.lowering.graph_tools import is_op
+from x86quant.runtime.draft import Draft
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Plan
-from x86quant.runtime.planner import draft_segment, plan_segment
+from x86quant.runtime.planner import draft_segment, finished, plan_segment
 from x86quant.runtime.shapes import infer_shapes
 
 #: Products for each byte of weights that a part must do. With fewer, loading weights again for each
@@ -33,12 +34,12 @@ _MAX_IMAGES = 1024
 
 
 class BatchParts:
-    """Plans of batches in parts, for one graph."""
+    """Plans of one graph: of whole batches, or of their parts where that is better."""
 
     def __init__(self, graph_module: GraphModule, packs: Packs) -> None:
         self._root = graph_module
         self._packs = packs
-        self._images: dict[Hashable, _Image | None] = {}
+        self._images: dict[Hashable, _Image] = {}
         # Its first dimension may be that of steps, which come one after another; or of indices,
         # which offsets count from the first of all on.
         self._is_whole = any(
@@ -50,25 +51,38 @@ class BatchParts:
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
         self._outputs = output.all_input_nodes
 
-    def plan(self, inputs: Sequence[Any], threads: int) -> Plan | None:
-        """A plan for ``inputs`` in parts, or None where one for the whole batch is better."""
+    def plan(self, inputs: Sequence[Any], threads: int, open_inputs: Sequence[Node] = ()) -> Plan:
+        """The plan for ``inputs``; of those that are open any number of elements will do."""
         batch = _batch(inputs)
         if batch < 2 or self._is_whole:
-            return None
-        image = self._image([x[:1] for x in inputs])
-        if image is None:
-            return None
+            return plan_segment(self._root, inputs, self._packs, threads, open_inputs=open_inputs)
+        key = tuple(_kind(x[:1]) for x in inputs)
+        whole = None
+        if key not in self._images:  # a whole batch says what an image takes: it may be wanted
+            whole = draft_segment(self._root, inputs, self._packs, threads)
+            if len(self._images) >= _MAX_IMAGES:
+                self._images.clear()
+            self._images[key] = _Image.of(whole, batch)
+        size = self._size(inputs, self._images[key], threads, batch)
+        if size != batch:
+            return self._plan_of_parts([x[:size] for x in inputs], batch // size, threads)
+        if whole is None:
+            return plan_segment(self._root, inputs, self._packs, threads)
+        return finished(whole, inputs, 1)
+
+    def _size(self, inputs: Sequence[torch.Tensor], image: _Image, threads: int, batch: int) -> int:
+        """How many images a part has; all of the batch where that is better whole."""
         size = _part_size(batch, threads, image.peak_bytes)
         if size in (0, batch):
-            return None
+            return batch
         if size * image.multiply_adds < MIN_PRODUCTS_PER_WEIGHT * image.weight_bytes:
-            return None
+            return batch
+        if image.shapes is None:
+            image.shapes = self._shapes_of_one([x[:1] for x in inputs])
         shapes = infer_shapes(self._root, inputs)
         if not all(isinstance(shapes[node], torch.Size) for node in self._outputs):
-            return None
-        if not _images_are_apart(image.shapes, shapes, batch):
-            return None
-        return self._plan_of_parts([x[:size] for x in inputs], batch // size, threads)
+            return batch
+        return size if _images_are_apart(image.shapes, shapes, batch) else batch
 
     def _plan_of_parts(self, first: list[torch.Tensor], parts: int, threads: int) -> Plan:
         """One part after another: a plan for other numbers of such parts serves, with its steps."""
@@ -83,36 +97,35 @@ class BatchParts:
         self._of_parts[key] = plan
         return plan
 
-    def _image(self, inputs: Sequence[torch.Tensor]) -> _Image | None:
-        """What running one image takes; None where it needs the others of its batch."""
-        key = tuple(map(_kind, inputs))
-        if key not in self._images:
-            if len(self._images) >= _MAX_IMAGES:
-                self._images.clear()
-            self._images[key] = self._new_image(inputs)
-        return self._images[key]
-
-    def _new_image(self, inputs: Sequence[torch.Tensor]) -> _Image | None:
+    def _shapes_of_one(self, inputs: Sequence[torch.Tensor]) -> Mapping[Node, Any]:
         try:
-            draft = draft_segment(self._root, inputs, self._packs, 1)
+            return infer_shapes(self._root, inputs)
         except (RuntimeError, ValueError, IndexError):
-            return None
-        return _Image(
-            draft.shapes,
-            draft.lay_out(),
-            sum(step.weight_bytes for step in draft.steps),
-            sum(step.multiply_adds for step in draft.steps),
-        )
+            return {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Image:
-    """What running one image by itself takes."""
+    """What running one image by itself takes.
 
-    shapes: Mapping[Node, Any]
+    Attributes:
+        peak_bytes, weight_bytes, multiply_adds: as of plans and steps.
+        shapes: of every value, once somebody asked; none where it needs the others of its batch.
+    """
+
     peak_bytes: int
     weight_bytes: int
     multiply_adds: int
+    shapes: Mapping[Node, Any] | None = None
+
+    @classmethod
+    def of(cls, whole: Draft, batch: int) -> _Image:
+        """Its share of a ``whole`` batch."""
+        return cls(
+            whole.lay_out() // batch,
+            sum(step.weight_bytes for step in whole.steps),
+            sum(step.multiply_adds for step in whole.steps) // batch,
+        )
 
 
 def _kind(x: torch.Tensor) -> Hashable:
@@ -144,7 +157,7 @@ def _images_are_apart(one: Mapping[Node, Any], whole: Mapping[Node, Any], batch:
     Asked of the shapes for one image and for all. A transposition or a concatenation of the first
     dimension shows: with one image its size is not 1, or with all it is not that of the batch.
     """
-    return all(_is_apart(one[node], whole[node], batch) for node in one)
+    return bool(one) and all(_is_apart(one[node], whole[node], batch) for node in one)
 
 
 def _is_apart(one: Any, whole: Any, batch: int) -> bool:

@@ -44,7 +44,7 @@ class Buffer:
     offset: int = 0
 
 
-@dataclasses.dataclass(eq=False, frozen=True)
+@dataclasses.dataclass(eq=False)  # frozen ones take three times as long to make
 class Value:
     """A tensor: a buffer, and how its elements lie in it.
 
@@ -54,16 +54,19 @@ class Value:
 
     buffer: Buffer
     meta: torch.Tensor
+    _image: tuple[layout.Words, layout.Words] | None = None
 
-    @functools.cached_property
+    @property
     def shape(self) -> tuple[int, ...]:
         """Its logical shape."""
         return tuple(self.meta.shape)
 
-    @functools.cached_property
+    @property
     def image(self) -> tuple[layout.Words, layout.Words]:
         """Sizes and strides as of a tensor [N, C, *spatial]; what writes and what reads it asks."""
-        return layout.image(self.meta)
+        if self._image is None:  # functools.cached_property takes a lock for it
+            self._image = layout.image(self.meta)
+        return self._image
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +78,7 @@ class Value:
         return f"{self.buffer.name}[{size}]"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Step:
     """One thing a segment does.
 

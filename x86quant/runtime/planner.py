@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.errors import NoKernelError
-from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.lowering.graph_tools import op_called
 from x86quant.lowering.views import is_reshape, is_roll
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
@@ -35,7 +35,7 @@ def plan_segment(
     Inputs that are open may have any number of elements but none.
     """
     draft = draft_segment(graph_module, inputs, packs, threads, parts, open_inputs)
-    return _finish(draft, [x for x in inputs if isinstance(x, torch.Tensor)], parts)
+    return finished(draft, inputs, parts)
 
 
 def draft_segment(
@@ -73,13 +73,15 @@ def _fill(draft: Draft, inputs: Sequence[Any]) -> None:
 
 
 def _lowering(node: Node) -> Callable[[Draft, Node], Any]:
-    if is_op(node):
-        return FORMS[op_name(node)].lower
+    name = op_called(node)
+    if name is not None:
+        return FORMS[name].lower
     return _roll if is_roll(node) else _view
 
 
-def _finish(draft: Draft, inputs: Sequence[torch.Tensor], parts: int) -> Plan:
-    """Lay out memory, build the program."""
+def finished(draft: Draft, given: Sequence[Any], parts: int) -> Plan:
+    """The plan that ``draft`` is of: lay out memory, build the program."""
+    inputs = [x for x in given if isinstance(x, torch.Tensor)]
     results = draft.results()
     peak = draft.lay_out()
     programs = draft.packs.programs

@@ -18,7 +18,6 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.plan_cache import PlanCache, default_bytes
-from x86quant.runtime.planner import plan_segment
 
 #: Called with each plan that is about to run; empty unless somebody watches (``int8_proof``).
 OBSERVERS: list[Callable[[Plan], None]] = []
@@ -107,11 +106,8 @@ class Segment(nn.Module):
         )
 
         def make() -> Plan:
-            in_parts = self._parts.plan(inputs, threads)
             open_inputs = [node for node, o in zip(self._takes, is_open, strict=True) if o]
-            return in_parts or plan_segment(
-                self.graph_module, inputs, self._packs, threads, open_inputs=open_inputs
-            )
+            return self._parts.plan(inputs, threads, open_inputs)
 
         with self._lock:
             return self._plans.get(key, make, threads)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from x86quant.lowering.graph_tools import attribute, is_op, op_name
+from x86quant.lowering.graph_tools import attribute, op_called
 from x86quant.runtime import layout
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms import FORMS
@@ -47,10 +47,9 @@ class _Shapes(KnownSizes):
             self.values[node] = tuple(value) if isinstance(value, torch.Size) else value
 
     def _call(self, node: Node) -> None:
-        if is_op(node):
-            form = FORMS.get(op_name(node))
-            if form is not None and self._by_rule(node, form):
-                return
+        form = FORMS.get(op_called(node) or "")
+        if form is not None and self._by_rule(node, form):
+            return
         args = map_arg(node.args, self._meta)
         kwargs = map_arg(node.kwargs, self._meta)
         if node.op == "call_method":
@@ -60,9 +59,10 @@ class _Shapes(KnownSizes):
 
     def _by_rule(self, node: Node, form: NativeForm) -> bool:
         """False where the op itself should say, or complain."""
-        tensors = [self.dtypes.get(n) for n in node.all_input_nodes if n in self.values]
-        if form.reads is not None and any(dtype is not form.reads for dtype in tensors):
-            return False
+        if form.reads is not None:
+            for n in node.all_input_nodes:
+                if n in self.values and self.dtypes.get(n) is not form.reads:
+                    return False
         if form.results is not None:
             results = form.results(self, node.kwargs)
             self.values[node] = results

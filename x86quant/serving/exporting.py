@@ -18,7 +18,6 @@ from x86quant.files import check_target, write_aside
 from x86quant.runtime import Segment
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
-from x86quant.runtime.planner import plan_segment
 from x86quant.serving.program_file import StoredPlan, StoredPrograms
 
 #: One call of a model: a tensor, its inputs in order, or its inputs by name.
@@ -74,10 +73,7 @@ def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
     programs = StoredPrograms()
     packs = Packs(segment.graph_module, programs)
     parts = BatchParts(segment.graph_module, packs)
-    plans = [
-        _plan(segment, [values[i].contiguous() for i in taken], packs, parts)
-        for values in arguments
-    ]
+    plans = [_plan([values[i].contiguous() for i in taken], parts) for values in arguments]
     return programs.to_bytes(plans)
 
 
@@ -138,12 +134,9 @@ def _why_not(module: CompiledModule, others: Sequence[Node], segments: int) -> s
     )
 
 
-def _plan(
-    segment: Segment, inputs: list[torch.Tensor], packs: Packs, parts: BatchParts
-) -> StoredPlan:
+def _plan(inputs: list[torch.Tensor], parts: BatchParts) -> StoredPlan:
     threads = torch.get_num_threads()
     plan = parts.plan(inputs, threads)
-    plan = plan or plan_segment(segment.graph_module, inputs, packs, threads)
     if any(plan.numbers):
         raise UnsupportedError(
             "the model returns a size as a number, which a program file cannot do: return tensors"

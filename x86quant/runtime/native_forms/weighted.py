@@ -89,9 +89,10 @@ def _conv_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
         x[2:], weight[2:], kwargs["stride"], kwargs["padding"], kwargs["dilation"],
         kwargs["output_padding"] or [0] * (len(x) - 2), strict=False,
     )  # fmt: skip
+    transposed = kwargs["transposed"]
     sizes = [
         (size - 1) * stride - 2 * padding + dilation * (window - 1) + extra + 1
-        if kwargs["transposed"]
+        if transposed
         else (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
         for size, window, stride, padding, dilation, extra in geometry
     ]
