@@ -139,6 +139,19 @@ def test_results_do_not_tell_that_padding_was_left_out(finish: Finish) -> None:
     assert len(module.segments) == 1
 
 
+def test_every_step_is_told_how_many_rows_there_are() -> None:
+    module, _ = lowered(mean, PREFIX.long())
+    with torch.no_grad():
+        module(floats(5, TOKENS, 32), PREFIX.long())
+    (segment,) = module.segments
+    first, *steps = segment.plans[-1].steps
+    starts = first.others[0].buffer
+    assert first.op == "present_tokens"
+    assert len(steps) > 10
+    for step in steps:
+        assert any(value.buffer is starts for value in step.inputs), step
+
+
 def test_tokens_behind_the_last_are_not_computed() -> None:
     """Numbers of hidden tokens reach no step that computes with them."""
     module, _ = lowered(mean, PREFIX.long())
