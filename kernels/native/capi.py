@@ -206,6 +206,7 @@ class Attention(ctypes.Structure):
         ("causal", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("out", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
         ("threads", ctypes.c_int32),
     ]
 

@@ -61,6 +61,10 @@ XQ_API void xq_rows_run(const xq_rows* op, int phase, int64_t begin, int64_t end
 //
 // Products are taken in float32, or in bfloat16 with sums in float32 where XQ_ISA_AMX_INT8 has tiles for that; softmax
 // is in float32. Results do not depend on the number of threads; they do differ, by rounding, between levels.
+//
+// With `starts` batches have numbers of tokens of their own, queries and keys are the most of them, and the rows of all
+// lie one behind another: those of batch n, of q, k, v, out and of the keys of a mask, from starts[n] to starts[n + 1].
+// Strides from batch to batch do not count then.
 typedef struct xq_attention {
   int32_t isa;
   int64_t batch, queries, keys, heads, kv_heads, size;
@@ -72,6 +76,7 @@ typedef struct xq_attention {
   int32_t causal;
   float scale;
   float* out;                                             // (batch, queries, heads, size), contiguous
+  const int64_t* starts;                                  // null, or of batch + 1 numbers that never decrease
   int32_t threads;                                        // how many threads will share the items: 1 or more
 } xq_attention;
 

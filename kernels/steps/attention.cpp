@@ -1,6 +1,7 @@
 // Attention on float32 heads.
 #include "../runtime/errors.h"
 #include "../runtime/native_cpu.h"
+#include "../runtime/sentences.h"
 #include "../runtime/step.h"
 
 namespace x86quant::runtime {
@@ -23,6 +24,7 @@ class Attention final : public Step {
       mask_ = strided(fields, "mask", "mask_strides", op.mask_is_bool ? 1 : kFloat,
                       {op.batch, op.heads, op.queries, op.keys}, op.mask_stride);
     }
+    if (fields.has("starts")) read_starts(fields);
     op.causal = fields.flag("causal");
     op.scale = fields.real("scale");
     xq_attention trial = op;
@@ -38,12 +40,22 @@ class Attention final : public Step {
     op.q = q_.at<const float>(bases), op.k = k_.at<const float>(bases), op.v = v_.at<const float>(bases);
     op.mask = mask_.at<const void>(bases);
     op.out = out_.at<float>(bases);
+    if (sentences_) op.starts = sentences_->at(bases);
     run_attention(op);
   }
   StepThreads threads() const override { return shared_if(shares_of_attention(op_) > 1); }
 
  private:
   static constexpr int64_t kFloat = sizeof(float);
+
+  // Rows of all sentences lie one behind another: what tells the reach of each tensor must say the same.
+  void read_starts(StepFields& fields) {
+    const xq_attention& op = op_;
+    bool rows = op.queries == op.keys && (!mask_ || op.mask_stride[0] == op.keys);
+    for (const auto* stride : {op.q_stride, op.k_stride, op.v_stride}) rows &= stride[0] == op.keys * stride[1];
+    if (!rows) fields.refuse("starts", "is for rows that lie one behind another");
+    sentences_ = Sentences(fields, op.batch, op.keys);
+  }
 
   Address heads(StepFields& fields, const char* name, const char* strides, int64_t tokens, int64_t count,
                 int64_t (&to)[3]) {
@@ -66,6 +78,7 @@ class Attention final : public Step {
 
   xq_attention op_{};
   Address q_, k_, v_, mask_, out_;
+  std::optional<Sentences> sentences_;
 };
 
 const RegisterStep attention("attention", [](StepFields& fields) -> StepPtr {

@@ -44,6 +44,7 @@ class Rows final : public Step {
     total_ = floats("total");
     normed_ = floats("normed");
     if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_", rows, features);
+    if (fields.has("count")) count_ = fields.address("count", sizeof(int64_t), {1}, {sizeof(int64_t)});
     read_norm(fields);
     xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });
     op.threads = 1;
@@ -54,6 +55,11 @@ class Rows final : public Step {
   void run(const Bases& bases) const override {
     xq_rows op = with_addresses(
         [&](const Address& a, auto* type) { return a.at<std::remove_pointer_t<decltype(type)>>(bases); });
+    if (count_) {
+      const int64_t count = *count_.at<const int64_t>(bases);
+      require(count >= 0 && count <= op.rows, "a step of ", op.rows, " rows cannot compute ", count);
+      op.rows = count;
+    }
     run_rows(op, pack_ ? pack_->in_features() : 0);
   }
   StepThreads threads() const override { return shared_if(shares_of_rows(op_, pack_ ? pack_->in_features() : 0) > 1); }
@@ -90,6 +96,7 @@ class Rows final : public Step {
   xq_rows op_{};
   CodesAddress in_, out_;
   Address x_, residual_, total_, normed_;
+  Address count_;  // of how many rows, the first ones, are computed; none: of all
 };
 
 const RegisterStep rows("rows", [](StepFields& fields) -> StepPtr { return std::make_unique<Rows>(fields); });

@@ -22,6 +22,7 @@ from x86quant.ops import (
     rotation,
     rows,
     shape,
+    tokens,
 )
 from x86quant.ops._register import NAMESPACE, SCHEMAS
 
@@ -40,4 +41,5 @@ __all__ = [
     "rotation",
     "rows",
     "shape",
+    "tokens",
 ]

@@ -34,6 +34,8 @@ class Buffer:
         first, last: the steps that write it first and use it last.
         base: 0 for the arena, 1… for inputs, then outputs.
         offset: bytes from the base, set by the memory planner for buffers of the arena.
+        starts: for the rows of tokens that are present, which come first, where each sentence
+            begins and where the last one ends, int64; None: all rows count.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Buffer:
     last: int
     base: int = 0
     offset: int = 0
+    starts: Value | None = None
 
 
 @dataclasses.dataclass(eq=False)  # frozen ones take three times as long to make

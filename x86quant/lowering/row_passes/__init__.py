@@ -16,6 +16,7 @@ from x86quant.lowering.row_passes import (
     fuse_gates,
     fuse_norms,
     join_products,
+    leave_out_padding,
     merge_masks,
     quantize_attention,
     quantize_products,
@@ -48,4 +49,5 @@ ROW_PASSES: tuple[ModuleType, ...] = (
     quantize_products,
     quantize_attention,
     join_products,
+    leave_out_padding,
 )

@@ -17,13 +17,14 @@ from x86quant.runtime.native_forms import (
     pooling,
     recurrent_layer,
     rotating,
+    token_rows,
     upsampling,
     weighted,
 )
 
 _MODULES = (
     attending, code_rows, concatenation, float_border, lookups, per_channel, pointwise, pooling,
-    recurrent_layer, rotating, upsampling, weighted,
+    recurrent_layer, rotating, token_rows, upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.

@@ -15,8 +15,10 @@ from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import (
+    add_rows,
     code_sizes,
-    codes_step,
+    codes_fields,
+    contiguous,
     new_codes,
 )
 from x86quant.runtime.native_step import NativeStep
@@ -29,17 +31,37 @@ def _attention(draft: Draft, node: Node) -> Value:
 
 
 def _attention_rows(draft: Draft, node: Node) -> tuple[Value, ...]:
+    return _quantized(draft, node, _attend(draft, node, _new_floats(draft, node)))
+
+
+def _present_attention_rows(draft: Draft, node: Node) -> tuple[Value, ...]:
+    """Attention whose rows lie one behind another, as those that it reads do."""
+    starts = contiguous(draft, node, "starts", torch.int64)
+    seen = contiguous(draft, node, "seen", torch.bool)
     q = draft.value(node.kwargs["q"])
-    batch, queries, heads, size = q.shape
-    meta = layout.like(q.shape, range(4), torch.float32)
-    out = _attend(draft, node, draft.new(f"{node.name}_floats", meta))
+    out = _new_floats(draft, node)
+    mask = Value(seen.buffer, seen.meta.view(q.shape[0], 1, 1, q.shape[1]))
+    out.buffer.starts = q.buffer.starts
+    return _quantized(draft, node, _attend(draft, node, out, mask, starts))
+
+
+def _new_floats(draft: Draft, node: Node) -> Value:
+    meta = layout.like(draft.value(node.kwargs["q"]).shape, range(4), torch.float32)
+    return draft.new(f"{node.name}_floats", meta)
+
+
+def _quantized(draft: Draft, node: Node, floats: Value) -> tuple[Value, ...]:
+    batch, tokens, heads, size = floats.shape
     codes = new_codes(draft, node)
-    step = codes_step(batch * queries, heads * size, out, codes)
-    draft.add(node, step, [out], codes[0], "quantize_rows", others=codes[1:])
+    fields = codes_fields(batch * tokens, heads * size, floats, codes)
+    add_rows(draft, node, fields, [floats], codes, "quantize_rows")
     return codes
 
 
-def _attend(draft: Draft, node: Node, out: Value) -> Value:
+def _attend(
+    draft: Draft, node: Node, out: Value, mask: Value | None = None, starts: Value | None = None
+) -> Value:
+    """The step of an attention; ``mask`` and ``starts`` are those of sentences without padding."""
     kwargs: Any = node.kwargs
     heads = {name: _heads(draft.value(kwargs[name])) for name in "qkv"}
     batch, queries, count, size = heads["q"].shape
@@ -49,15 +71,23 @@ def _attend(draft: Draft, node: Node, out: Value) -> Value:
         "size": size, "causal": kwargs["causal"], "scale": float(kwargs["scale"]), "out": out,
         **heads, **{f"{name}_strides": [*x.meta.stride()[:3]] for name, x in heads.items()},
     }  # fmt: skip
+    if starts is not None:
+        fields.update({f"{name}_strides": _row_strides(x) for name, x in heads.items()})
     read = [*heads.values()]
-    if kwargs["mask"] is not None:
+    if starts is not None:
+        fields["starts"] = starts
+        read.append(starts)
+    elif kwargs["mask"] is not None:
         mask = draft.value(kwargs["mask"])
+    if mask is not None:
         if mask.meta.stride(3) != 1 and mask.shape[3] != 1:
             raise NoKernelError("the cells of its mask for one query are not adjacent")
         strides = [
             0 if size == 1 else stride
             for size, stride in zip(mask.shape[:3], mask.meta.stride()[:3], strict=True)
         ]
+        if starts is not None:
+            strides[0] = keys
         is_bool = mask.meta.dtype == torch.bool
         fields.update(mask=mask, mask_is_bool=is_bool, mask_strides=strides)
         read.append(mask)
@@ -87,6 +117,17 @@ def _cached_attention(draft: Draft, node: Node) -> Value:
     }  # fmt: skip
     step = NativeStep("cached_attention", fields)
     return draft.add(node, step, [*new.values(), *held.values(), length], out, op_name(node))
+
+
+def _row_strides(heads: Value) -> list[int]:
+    """Strides of heads [batch, tokens, heads, size] whose rows lie one behind another."""
+    batch, tokens = heads.shape[:2]
+    of_batch, of_row, of_head = heads.meta.stride()[:3]
+    if tokens == 1:
+        of_row = of_batch
+    if batch > 1 and of_batch != tokens * of_row:
+        raise NoKernelError("the rows of its heads do not lie one behind another")
+    return [tokens * of_row, of_row, of_head]
 
 
 def _heads(value: Value) -> Value:
@@ -138,6 +179,15 @@ def _mask_fits(known: KnownSizes, mask: Node | None, q: torch.Size, k: torch.Siz
     )
 
 
+def _as_present_rows(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
+    q, k, starts, seen = (known.size(kwargs[name]) for name in ("q", "k", "starts", "seen"))
+    fits = len(q) == len(k) == 4 and q[1] == k[1]
+    fits = fits and (*starts, *seen) == (q[0] + 1, q[0] * q[1])
+    types = (known.dtypes.get(kwargs["starts"]), known.dtypes.get(kwargs["seen"]))
+    fits = fits and types == (torch.int64, torch.bool)
+    return _as_rows(known, {**kwargs, "mask": None}) if fits else None
+
+
 def _as_rows(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
     q = _as_q(known, kwargs)
     return None if q is None else code_sizes((*q[:2], math.prod(q[2:])))
@@ -149,4 +199,12 @@ FORMS = (
         "cached_attention", _as_newest, _cached_attention, _reads_cache, None, gives=torch.float32
     ),
     NativeForm("attention_rows", _as_q, _attention_rows, _reads, None, results=_as_rows),
+    NativeForm(
+        "present_attention_rows",
+        _as_q,
+        _present_attention_rows,
+        _reads,
+        None,
+        results=_as_present_rows,
+    ),
 )

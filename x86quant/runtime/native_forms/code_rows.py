@@ -46,6 +46,7 @@ def contiguous(draft: Draft, node: Node, name: str, dtype: torch.dtype = torch.f
     if value.meta.is_contiguous():
         return value
     copy = draft.new(f"{node.name}_{name}", _like(value.shape, dtype))
+    copy.buffer.starts = value.buffer.starts
     return draft.copy(node, value, copy)
 
 
@@ -65,9 +66,35 @@ def new_codes(draft: Draft, node: Node, first: int = 0) -> tuple[Value, Value, V
     return codes, scale, zp
 
 
-def codes_step(rows: int, features: int, source: Value, out: Sequence[Value]) -> NativeStep:
-    """The step that quantizes each of the rows of ``source``."""
-    return NativeStep("rows", {"rows": rows, "features": features, "x": source, **written(out)})
+def codes_fields(rows: int, features: int, source: Value, out: Sequence[Value]) -> dict[str, Any]:
+    """The fields of the step that quantizes each of the rows of ``source``."""
+    return {"rows": rows, "features": features, "x": source, **written(out)}
+
+
+def add_rows(
+    draft: Draft,
+    node: Node,
+    fields: dict[str, Any],
+    read: Sequence[Value],
+    results: Sequence[Value],
+    op: str,
+    **facts: Any,
+) -> None:
+    """Append a step that makes a row of each of ``results`` of one of each value ``read``.
+
+    Where only the first rows of what it reads hold anything, it computes no more.
+    """
+    every = {value.buffer.starts for value in read}
+    if len(every) > 1:
+        raise NoKernelError("of some of its operands all rows count, of others the first ones")
+    (starts,) = every
+    if starts is not None:
+        count = Value(starts.buffer, starts.meta[-1:])
+        fields, read = {**fields, "count": count}, [*read, count]
+    for value in results:
+        value.buffer.starts = starts
+    step = NativeStep("rows", fields)
+    draft.add(node, step, read, results[0], op, others=results[1:], **facts)
 
 
 def written(out: Sequence[Value]) -> dict[str, Value]:
@@ -123,21 +150,21 @@ def _quantize_rows(draft: Draft, node: Node) -> Results:
     x = contiguous(draft, node, "x")
     out = new_codes(draft, node)
     features = x.shape[-1]
-    step = codes_step(math.prod(x.shape[:-1]), features, x, out)
-    return _added(draft, node, step, [x], out)
+    fields = codes_fields(math.prod(x.shape[:-1]), features, x, out)
+    return _added(draft, node, fields, [x], out)
 
 
 def _added(
     draft: Draft,
     node: Node,
-    step: NativeStep,
+    fields: dict[str, Any],
     read: Sequence[Value],
     results: Results,
     **facts: Any,
 ) -> Results:
     """Append a step with several results."""
     values = [value for value in results if value is not None]
-    draft.add(node, step, read, values[0], op_name(node), others=values[1:], **facts)
+    add_rows(draft, node, fields, read, values, op_name(node), **facts)
     return results
 
 
@@ -147,9 +174,8 @@ def _linear_rows(draft: Draft, node: Node) -> Value:
     pack, facts = _linear(draft, node, activation)
     out = draft.output_of(node, range(len(draft.shapes[node])), torch.float32)
     fields = {"rows": rows, "features": _features(node, draft), "pack": pack, "total": out, **read}
-    return draft.add(
-        node, NativeStep("rows", fields), [*read.values()], out, op_name(node), **facts
-    )
+    add_rows(draft, node, fields, [*read.values()], [out], op_name(node), **facts)
+    return out
 
 
 def _linear_rows_rows(draft: Draft, node: Node) -> Results:
@@ -172,7 +198,7 @@ def _product_as_codes(
     read, rows = _codes_read(draft, node)
     out = new_codes(draft, node)
     fields = {"rows": rows, "features": features, "pack": pack, **read, **written(out)}
-    return _added(draft, node, NativeStep("rows", fields), [*read.values()], out, **facts)
+    return _added(draft, node, fields, [*read.values()], out, **facts)
 
 
 def _linear_rows_norm(draft: Draft, node: Node) -> Results:
@@ -214,7 +240,7 @@ def _normed(
         new = new_codes(draft, node, 2)
         fields.update(written(new))
         codes = new
-    return _added(draft, node, NativeStep("rows", fields), read, (total, normed, *codes), **facts)
+    return _added(draft, node, fields, read, (total, normed, *codes), **facts)
 
 
 # --- sizes ---

@@ -1,0 +1,31 @@
+// The sentences of a batch without its padding: where the rows of each begin, told by memory that a step wrote.
+#pragma once
+
+#include "errors.h"
+#include "step.h"
+
+namespace x86quant::runtime {
+
+// The field "starts" of a step: a number for each sentence and one behind the last, each at most `tokens` from the next.
+class Sentences {
+ public:
+  Sentences(StepFields& fields, int64_t batch, int64_t tokens) : batch_(batch), tokens_(tokens) {
+    starts_ = fields.address("starts", kSize, {batch + 1}, {kSize});
+  }
+
+  // Checked, since what is told says which memory is read and written.
+  const int64_t* at(const Bases& bases) const {
+    const auto* starts = starts_.at<const int64_t>(bases);
+    bool fits = starts[0] == 0;
+    for (int64_t n = 0; n < batch_; ++n) fits &= starts[n + 1] >= starts[n] && starts[n + 1] - starts[n] <= tokens_;
+    require(fits, "sentences of a batch do not lie one behind another");
+    return starts;
+  }
+
+ private:
+  static constexpr int64_t kSize = sizeof(int64_t);
+  int64_t batch_, tokens_;
+  Address starts_;
+};
+
+}  // namespace x86quant::runtime
