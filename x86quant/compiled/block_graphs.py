@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant import extension
+from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.structure import CallForm, Structure
@@ -114,7 +115,20 @@ class BlockGraphs:
         found = self.graph_for(args, kwargs)
         if found is not None:
             graph, tensors = found
-            return graph.results.fill(graph.compiled.run(tensors))
+            try:
+                results = graph.compiled.run(tensors)
+            except (RuntimeError, ValueError, IndexError) as error:
+                # Sizes that the graph asks more of than the model does; or the model refuses them,
+                # too, and says so better.
+                answer = type(self.module).forward(self.module, *args, **kwargs)
+                warnings.warn(
+                    f"the fused graph of {type(self.module).__name__} does not take this call, so "
+                    f"its layers ran one by one, which is slower: {first_line(error)}",
+                    X86QuantWarning,
+                    stacklevel=4,
+                )
+                return answer
+            return graph.results.fill(results)
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def graph_for(

@@ -151,7 +151,16 @@ def _without_index(node: Node, numbers: _Known) -> bool:
         view = source
         for dim, index in enumerate(indices):
             if seen[dim] != (sizes(index) or ())[dims[dim]]:
-                view = call(graph, aten.slice.Tensor, None, view, dim, 0, numbers[index].size)
+                first = _narrowed(view, dim, value_of(index).shape[dims[dim]])  # type: ignore[union-attr]
+                view = call(graph, aten.slice.Tensor, first, view, dim, 0, numbers[index].size)
         view = call(graph, aten.reshape.default, value, view, shape)
     replace(node, view)
     return True
+
+
+def _narrowed(node: Any, dim: int, size: Any) -> torch.Tensor | None:
+    """The value of the first ``size`` elements of ``node`` along ``dim``."""
+    value = value_of(node)
+    if value is None:
+        return None
+    return value.new_empty([*value.shape[:dim], size, *value.shape[dim + 1 :]])
