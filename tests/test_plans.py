@@ -287,7 +287,7 @@ def test_one_plan_of_parts_serves_every_number_of_parts(monkeypatch: pytest.Monk
         return plan_segment(*args)
 
     monkeypatch.setattr(parts_module, "plan_segment", counted)
-    torch.manual_seed(0)  # of some numbers plain ops make another code: one in 10,000 lies at a half
+    torch.manual_seed(0)  # of one number in 10,000 plain ops make another code
     x = torch.randn(2, 3, 40, 40)
     module = x86quant.compile(stock(Images(), x), (x,))
     for batch in (4, 3, 10, 6, 5, 4):
