@@ -30,6 +30,8 @@ TESTS = (
     "tests/test_runtime.py",
 )
 
+_NEEDS_AMX = 'requires: ClassVar[frozenset[str]] = frozenset({"amx_int8"})'
+
 # What is emulated needs what the kernels around it use.
 _CLAIM = """
 
@@ -62,11 +64,16 @@ def main(arguments: list[str]) -> int:
     detection = lib / "x86quant" / "hardware" / "cpu.py"
     text = (ROOT / "x86quant" / "hardware" / "cpu.py").read_text()
     detection.write_text(text + _CLAIM)
+    # Some tests read sources.
+    shutil.copytree(ROOT / "kernels", lib / "x86quant" / "kernels", dirs_exist_ok=True)
+    # oneDNN's micro-kernel sees that there is no AMX.
+    brgemm = lib / "x86quant" / "kernels" / "brgemm" / "__init__.py"
+    text = brgemm.read_text()
+    assert text.count(_NEEDS_AMX) == 1, f"{brgemm} says otherwise what it needs"
+    brgemm.write_text(text.replace(_NEEDS_AMX, _NEEDS_AMX.replace("amx_int8", "real_amx")))
     for folder in ("tests", "benchmarks", "examples", "tools", "docs"):
         shutil.rmtree(lib / folder, ignore_errors=True)
         shutil.copytree(ROOT / folder, lib / folder)
-    # Some tests read sources.
-    shutil.copytree(ROOT / "kernels", lib / "x86quant" / "kernels", dirs_exist_ok=True)
     for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / file, lib)
     environment = {**os.environ, "PYTHONPATH": str(lib), "X86QUANT_TESTS_EMULATE": "1"}

@@ -33,6 +33,12 @@ uint64_t saved_registers(const Leaf& basic) {
   return uint64_t{high} << 32 | low;
 }
 
+#ifdef XQ_EMULATED  // a build for tests: see kernels/native/emulated_tiles.h
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
+
 // From the lowest to the highest.
 std::vector<std::string> levels() {
   const Leaf basic(1, 0), more(7, 0), further(7, 1);
@@ -42,10 +48,11 @@ std::vector<std::string> levels() {
   found.emplace_back("avx2");
   const bool wide = all(more.b, {16, 17, 30, 31}) && all(saved, {5, 6, 7});  // F, DQ, BW, VL
   if (wide) found.emplace_back("avx512");
-  if (all(further.a, {4})) found.emplace_back("avx_vnni");
+  if (kEmulated || all(further.a, {4})) found.emplace_back("avx_vnni");
   if (!wide || !all(more.c, {11})) return found;
   found.emplace_back("avx512_vnni");
-  if (all(more.d, {24, 25}) && all(saved, {17, 18})) found.emplace_back("amx_int8");  // tiles, int8
+  const bool tiles = all(more.d, {24, 25}) && all(saved, {17, 18});
+  if (kEmulated || tiles) found.emplace_back("amx_int8");
   return found;
 }
 
