@@ -289,3 +289,14 @@ def test_a_program_file_leaves_padding_out(tmp_path: Path) -> None:
         (got,), (want,) = served(*call), module(*call)
         assert torch.equal(got, want)
         assert torch.equal(want == 0, ~mask[..., None].expand_as(want))
+
+
+def test_a_program_file_that_would_take_a_mask_of_bool_is_refused(tmp_path: Path) -> None:
+    net = _Net()
+    x, mask = net.input("x"), net.input("mask")
+    present = net.call("present_tokens", mask=mask, first=False)
+    places, starts = net.items(present, 0, 1)
+    module = net.compiled(net.call("gather_tokens", x=x, places=places, starts=starts))
+    with pytest.raises(x86quant.UnsupportedError, match="takes a tensor of bool"):
+        x86quant.export_program(module, tmp_path / "t.xq", [(floats(5, TOKENS, 32), PREFIX)])
+    assert not (tmp_path / "t.xq").exists()

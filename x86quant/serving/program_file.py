@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from x86quant.errors import UnsupportedError
 from x86quant.packing.row_linears import Weights
 from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.programs import LayerWeights, Programs
@@ -28,6 +29,9 @@ from x86quant.version import __version__
 VERSION = 2
 
 _MAGIC = "x86quant-program"
+
+#: Of inputs and outputs: those of kernels/serving/types.h.
+_TYPES = ("float32", "uint8", "int32", "int64")
 _NO_CRC = "0" * 8
 
 
@@ -60,10 +64,12 @@ class StoredPlan:
 
     def expect(self, sizes: list[int], strides: list[int], type_name: str) -> None:
         """The next input."""
+        _check_type(type_name, "takes")
         self.inputs.append({"sizes": sizes, "strides": strides, "type": type_name})
 
     def add_output(self, sizes: list[int], strides: list[int], type_name: str) -> None:
         """The next output."""
+        _check_type(type_name, "returns")
         self.outputs.append({"sizes": sizes, "strides": strides, "type": type_name})
 
     def repeat(self, times: int, inputs: list[int], outputs: list[int]) -> None:
@@ -175,3 +181,11 @@ def sealed(data: bytes) -> bytes:
     at = data.index(mark) + len(mark)
     blank = b"".join((data[:at], _NO_CRC.encode(), data[at + len(_NO_CRC) :]))
     return b"".join((data[:at], f"{zlib.crc32(blank):08x}".encode(), data[at + len(_NO_CRC) :]))
+
+
+def _check_type(name: str, does: str) -> None:
+    if name not in _TYPES:
+        raise UnsupportedError(
+            f"the model {does} a tensor of {name}, and a program file knows {', '.join(_TYPES)} "
+            "only: let the model convert it, such as `mask != 0` of uint8"
+        )
