@@ -16,7 +16,9 @@ from torch import nn
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
+from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import InvalidInputError
+from x86quant.lowering.graph_tools import is_op, op_name
 
 declare_missing_ops()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
@@ -99,6 +101,30 @@ def test_padding_and_batches_change_no_embedding(encoder: Any) -> None:
     model = _int8(encoder)
     alone = np.concatenate([model.encode([text]) for text in _TEXTS])
     assert np.allclose(model.encode(_TEXTS, batch_size=5), alone, atol=2e-3)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
+def test_padding_is_left_out(encoder: Any, pooling: str) -> None:
+    float_model = copy.deepcopy(encoder)
+    float_model[1].pooling_mode = pooling
+    # One batch has padding, which graphs are compared on, too.
+    data = [float_model.preprocess(_TEXTS[:4]), *_TEXTS] if pooling == "max" else _TEXTS
+    model = x86quant.quantize(
+        float_model, data, fuse_blocks=True, speed_check=False, progress=False
+    )
+    graphs = [b for b in map(blocks_of, model.modules()) if b is not None]
+    ops = {op_name(n) for b in graphs for g in b.graphs for n in g.compiled.graph_module.graph.nodes
+           if is_op(n)}  # fmt: skip
+    assert ("present_tokens" in ops) == (pooling != "max")
+    alone = np.concatenate([model.encode([text]) for text in _TEXTS])
+    assert np.array_equal(model.encode(_TEXTS, batch_size=5), alone)
+    tokens = model.encode(_TEXTS, batch_size=5, output_value="token_embeddings")
+    wanted = [model.encode([text], output_value="token_embeddings")[0] for text in _TEXTS]
+    assert all(torch.equal(a, b) for a, b in zip(tokens, wanted, strict=True))
+    cosines = nn.functional.cosine_similarity(
+        torch.tensor(alone), torch.tensor(float_model.encode(_TEXTS)), dim=1
+    )
+    assert cosines.min() > 0.99
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant import extension
-from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.structure import CallForm, Structure
@@ -123,7 +122,7 @@ class BlockGraphs:
                 answer = type(self.module).forward(self.module, *args, **kwargs)
                 warnings.warn(
                     f"the fused graph of {type(self.module).__name__} does not take this call, so "
-                    f"its layers ran one by one, which is slower: {first_line(error)}",
+                    f"its layers ran one by one, which is slower: {str(error).partition(chr(10))[0]}",
                     X86QuantWarning,
                     stacklevel=4,
                 )

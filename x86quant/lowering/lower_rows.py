@@ -11,14 +11,19 @@ from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.graph_tools import attribute, own_call
 from x86quant.lowering.passes import Report, run_passes
 from x86quant.lowering.row_passes import ROW_PASSES
+from x86quant.lowering.row_passes.leave_out_padding import PADDING_UNREAD
 
 
-def lower_rows(exported: GraphModule) -> tuple[GraphModule, tuple[Report, ...]]:
+def lower_rows(
+    exported: GraphModule, *, padding_unread: bool = False
+) -> tuple[GraphModule, tuple[Report, ...]]:
     """``exported``, of aten ops and ours, with what is known of transformers fused.
 
     It is not changed, and what is returned shares its tensors. Nodes must have ``meta["val"]``.
+    With ``padding_unread`` nobody reads rows of a result that a padding mask hides.
     """
     gm = _flat_copy(exported)
+    gm.meta[PADDING_UNREAD] = padding_unread
     reports = run_passes(gm, ROW_PASSES)
     _drop_unused(gm)
     return gm, tuple(reports)

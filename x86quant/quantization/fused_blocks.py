@@ -34,6 +34,7 @@ from x86quant.quantization import speed
 from x86quant.quantization.exported import ops_from_export
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.proof import Observed, observe, prove, variants
+from x86quant.quantization.sentences import hides_padding
 from x86quant.quantization.tracing import Traced
 
 _log = logging.getLogger("x86quant.quantization")
@@ -91,6 +92,7 @@ class _BlockSearch:
 
     def __init__(self, model: nn.Module, calls: Sequence[Call], timed: bool) -> None:
         self._model, self._calls, self._timed = model, calls, timed
+        self._padding_unread = hides_padding(model)
         self._refused: set[type] = set()
         self.found: list[str] = []
 
@@ -102,7 +104,7 @@ class _BlockSearch:
         if type(module) not in self._refused:
             try:
                 with state_kept(module), hooks_set_aside(module):
-                    graphs = _graphs(module, seen)
+                    graphs = _graphs(module, seen, self._padding_unread)
                     if self._timed:
                         _check_speed(module, graphs[0], seen)
             except UnsupportedError as error:
@@ -118,8 +120,20 @@ class _BlockSearch:
         # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
         with state_kept(self._model), rows_left_float():
             inside = observe(self._model, inner, self._calls[:_CALLS_OF_PARTS])
+            unseen = [name for name in inner if not inside[name] and self._is_called_past(name)]
+            if unseen:
+                calls = self._calls[:_CALLS_OF_PARTS]
+                inside.update(observe(self._model, unseen, calls, of_forward=True))
         for name in inner:
             self.try_module(name, inside[name])
+
+    def _is_called_past(self, path: str) -> bool:
+        """Whether somebody may call the forward of the module at ``path``, and not the module.
+
+        sentence-transformers does.
+        """
+        module = self._model.get_submodule(path)
+        return "forward" not in vars(module) and not isinstance(module, torch.jit.ScriptModule)
 
     def _is_worth(self, path: str) -> bool:
         """Whether the module at ``path`` holds what could be fused."""
@@ -137,7 +151,7 @@ def _next(module: nn.Module, path: str) -> Iterator[str]:
             yield inner
 
 
-def _graphs(module: nn.Module, seen: Sequence[Observed]) -> list[BlockGraph]:
+def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -> list[BlockGraph]:
     """Graphs of ``module``, one for each form that it is called in.
 
     Raises:
@@ -158,7 +172,7 @@ def _graphs(module: nn.Module, seen: Sequence[Observed]) -> list[BlockGraph]:
         try:
             form, leaves = CallForm.of(module, one.call.args, one.call.kwargs)
             tried.append(form)
-            found.append(_graph(module, form, leaves, seen))
+            found.append(_proved_graph(module, form, leaves, seen, padding_unread))
         except (UnsupportedError, TypeError) as error:
             if not found:
                 raise UnsupportedError(first_line(error)) from error
@@ -166,8 +180,27 @@ def _graphs(module: nn.Module, seen: Sequence[Observed]) -> list[BlockGraph]:
     return found
 
 
+def _proved_graph(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    seen: Sequence[Observed],
+    padding_unread: bool,
+) -> BlockGraph:
+    try:
+        return _graph(module, form, leaves, seen, padding_unread)
+    except UnsupportedError:
+        if not padding_unread:
+            raise
+        return _graph(module, form, leaves, seen, False)  # data with padding show what it is
+
+
 def _graph(
-    module: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    seen: Sequence[Observed],
+    padding_unread: bool,
 ) -> BlockGraph:
     mine = [o for o in seen if form.tensors(o.call.args, o.call.kwargs) is not None]
     take_apart(mine[0].result)  # before the seconds that tracing takes
@@ -175,7 +208,7 @@ def _graph(
     traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
     with rows_left_float():
         traced = prove(module, traced, mine)
-    lowered, reports = lower_rows(exported.graph_module)
+    lowered, reports = lower_rows(exported.graph_module, padding_unread=padding_unread)
     inputs = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     for node, x in zip(inputs, leaves, strict=True):
         node.meta.update(shape=tuple(x.shape), input_dtype=x.dtype)  # to be explained with

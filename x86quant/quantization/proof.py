@@ -7,6 +7,7 @@ and longer in each of the other dimensions, where the model takes that.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,18 +116,22 @@ _KEPT_CALLS, _KEPT_IN_ALL = 4, 32
 
 
 def observe(
-    model: nn.Module, paths: Sequence[str], calls: Sequence[Call]
+    model: nn.Module, paths: Sequence[str], calls: Sequence[Call], *, of_forward: bool = False
 ) -> dict[str, list[Observed]]:
     """The calls that the modules at ``paths`` get while ``model`` runs on ``calls``.
 
-    It must take the first of them; others may be of sizes that it does not take.
+    It must take the first of them; others may be of sizes that it does not take. With
+    ``of_forward``, calls of a module's ``forward`` that go past the module itself are seen, too.
     """
     found: dict[str, list[Observed]] = {path: [] for path in paths}
     watches = [_Watch(found[path]) for path in paths]
-    handles = []
+    handles: list[Any] = []
     try:
         for path, watch in zip(paths, watches, strict=True):
             module = model.get_submodule(path)
+            if of_forward:
+                handles.append(_WatchedForward(module, watch))
+                continue
             handles += [
                 module.register_forward_pre_hook(watch.enter, with_kwargs=True),
                 module.register_forward_hook(watch.leave, with_kwargs=True, prepend=True),
@@ -146,6 +151,26 @@ def observe(
         for handle in handles:
             handle.remove()
     return found
+
+
+class _WatchedForward:
+    """A ``forward`` that is watched until ``remove``."""
+
+    def __init__(self, module: nn.Module, watch: _Watch) -> None:
+        self._module = module
+        forward = module.forward
+
+        @functools.wraps(forward)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            watch.enter(module, args, kwargs)
+            result = forward(*args, **kwargs)
+            watch.leave(module, args, kwargs, result)
+            return result
+
+        module.forward = watched
+
+    def remove(self) -> None:
+        del self._module.forward
 
 
 class _Watch:

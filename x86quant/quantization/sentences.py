@@ -13,6 +13,21 @@ def takes_sentences(model: nn.Module) -> bool:
     return hasattr(model, "preprocess") and _is_of(model, "sentence_transformers")
 
 
+def hides_padding(model: nn.Module) -> bool:
+    """Whether ``model`` is an encoder that reads no row of a token that its mask hides.
+
+    Pooling goes by the mask in each of its modes. Where rows themselves are asked for, `encode`
+    cuts padding off.
+    """
+    parts = list(model.children())
+    return (
+        takes_sentences(model)
+        and len(parts) > 1
+        and [type(part).__name__ for part in parts[:2]] == ["Transformer", "Pooling"]
+        and all(_is_of(part, "sentence_transformers") for part in parts[:2])
+    )
+
+
 def tokenized(data: Iterable[Any], model: Any) -> Iterator[Any]:
     """``data`` with each sentence, or pair for a reranker, as what ``model`` computes with.
 

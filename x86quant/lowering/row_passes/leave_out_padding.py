@@ -5,7 +5,8 @@ attention; and that reads of other tokens what the mask lets it see. So where al
 one mask of tokens, the others' rows change nothing of those that are seen, and are left out: rows
 are gathered in front and put back behind, with zeros for the others. That is done only if every
 result takes the same values then: whatever reads rows behind the last layer must hide those that
-are masked itself (a mean over tokens, say), or read the first token alone.
+are masked itself (a mean over tokens, say), or read the first token alone. Results that are rows
+hold zeros for hidden tokens, if whoever takes them is known not to read them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _BY_ROW = (
 _ROWS = ("x", "residual", "codes", "scale", "zero_point", "q", "k", "v")
 
 
+#: In ``meta`` of a graph: nobody reads rows of its results that are hidden.
+PADDING_UNREAD = "padding_unread"
+
+
 class _Mask(NamedTuple):
     """Which tokens may be seen.
 
@@ -51,7 +56,7 @@ def run(gm: GraphModule) -> int:
     (mask,) = masks
     if mask is None:
         return 0
-    rows = _Rows(mask, attentions)
+    rows = _Rows(mask, attentions, unread=bool(gm.meta.get(PADDING_UNREAD)))
     if not rows.grow() or not rows.can_leave_out():
         return 0
     rows.rewrite(gm)
@@ -66,8 +71,8 @@ class _Rows:
         entries: what they read of other nodes: rows of floats.
     """
 
-    def __init__(self, mask: _Mask, attentions: list[Node]) -> None:
-        self._mask = mask
+    def __init__(self, mask: _Mask, attentions: list[Node], *, unread: bool) -> None:
+        self._mask, self._unread = mask, unread
         self._attentions = attentions
         self._sizes = sizes(mask.tokens)
         self.inside: dict[Node, None] = {}
@@ -96,7 +101,7 @@ class _Rows:
                     return False
                 if _is_first(user, node):
                     self._first = True
-                elif not self._hides(user, node):
+                elif not (self._hides(user, node) or (self._unread and user.op == "output")):
                     return False
         return not _depend_on([self._mask.tokens, *self.entries], self.inside)
 
