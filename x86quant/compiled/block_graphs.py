@@ -120,9 +120,10 @@ class BlockGraphs:
                 # Sizes that the graph asks more of than the model does; or the model refuses them,
                 # too, and says so better.
                 answer = type(self.module).forward(self.module, *args, **kwargs)
+                reason, _, _ = str(error).partition("\n")
                 warnings.warn(
                     f"the fused graph of {type(self.module).__name__} does not take this call, so "
-                    f"its layers ran one by one, which is slower: {str(error).partition(chr(10))[0]}",
+                    f"its layers ran one by one, which is slower: {reason}",
                     X86QuantWarning,
                     stacklevel=4,
                 )
