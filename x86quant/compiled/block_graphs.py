@@ -112,6 +112,7 @@ class BlockGraphs:
             if answer is not None:
                 return answer
         found = self.graph_for(args, kwargs)
+        reason = None
         if found is not None:
             graph, tensors = found
             try:
@@ -119,17 +120,18 @@ class BlockGraphs:
             except (RuntimeError, ValueError, IndexError) as error:
                 # Sizes that the graph asks more of than the model does; or the model refuses them,
                 # too, and says so better.
-                answer = type(self.module).forward(self.module, *args, **kwargs)
                 reason, _, _ = str(error).partition("\n")
-                warnings.warn(
-                    f"the fused graph of {type(self.module).__name__} does not take this call, so "
-                    f"its layers ran one by one, which is slower: {reason}",
-                    X86QuantWarning,
-                    stacklevel=4,
-                )
-                return answer
-            return graph.results.fill(results)
-        return type(self.module).forward(self.module, *args, **kwargs)
+            else:
+                return graph.results.fill(results)
+        answer = type(self.module).forward(self.module, *args, **kwargs)
+        if reason is not None:
+            warnings.warn(
+                f"the fused graph of {type(self.module).__name__} does not take this call, so "
+                f"its layers ran one by one, which is slower: {reason}",
+                X86QuantWarning,
+                stacklevel=4,
+            )
+        return answer
 
     def graph_for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

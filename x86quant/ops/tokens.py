@@ -50,28 +50,22 @@ def present_tokens(
     return places, starts, mask.flatten()[places]
 
 
-def _gather_tokens_fake(
-    x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor
-) -> torch.Tensor:
-    _check_rows("gather_tokens", x, places, starts)
-    return x.new_empty(x.shape)
+def _fake_of(op: str) -> Callable[..., torch.Tensor]:
+    def fake(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        _check_rows(op, x, places, starts)
+        return x.new_empty(x.shape)
+
+    return fake
 
 
-@register(_ROWS, fake=_gather_tokens_fake)
+@register(_ROWS, fake=_fake_of("gather_tokens"))
 def gather_tokens(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """The rows of float32 ``x`` [B, T, N], those of tokens that are present first."""
     _check_rows("gather_tokens", x, places, starts)
     return x.flatten(0, 1)[places].reshape(x.shape)
 
 
-def _scatter_tokens_fake(
-    x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor
-) -> torch.Tensor:
-    _check_rows("scatter_tokens", x, places, starts)
-    return x.new_empty(x.shape)
-
-
-@register(_ROWS, fake=_scatter_tokens_fake)
+@register(_ROWS, fake=_fake_of("scatter_tokens"))
 def scatter_tokens(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Gathered rows ``x`` [B, T, N] in their places; zeros where no token is present."""
     _check_rows("scatter_tokens", x, places, starts)

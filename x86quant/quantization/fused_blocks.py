@@ -119,21 +119,11 @@ class _BlockSearch:
             return
         # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
         with state_kept(self._model), rows_left_float():
-            inside = observe(self._model, inner, self._calls[:_CALLS_OF_PARTS])
-            unseen = [name for name in inner if not inside[name] and self._is_called_past(name)]
-            if unseen:
-                calls = self._calls[:_CALLS_OF_PARTS]
-                inside.update(observe(self._model, unseen, calls, of_forward=True))
+            # sentence-transformers calls the forward of a module, and not the module.
+            calls = self._calls[:_CALLS_OF_PARTS]
+            inside = observe(self._model, inner, calls, of_forward=True)
         for name in inner:
             self.try_module(name, inside[name])
-
-    def _is_called_past(self, path: str) -> bool:
-        """Whether somebody may call the forward of the module at ``path``, and not the module.
-
-        sentence-transformers does.
-        """
-        module = self._model.get_submodule(path)
-        return "forward" not in vars(module) and not isinstance(module, torch.jit.ScriptModule)
 
     def _is_worth(self, path: str) -> bool:
         """Whether the module at ``path`` holds what could be fused."""
@@ -172,27 +162,12 @@ def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -
         try:
             form, leaves = CallForm.of(module, one.call.args, one.call.kwargs)
             tried.append(form)
-            found.append(_proved_graph(module, form, leaves, seen, padding_unread))
+            found.append(_graph(module, form, leaves, seen, padding_unread))
         except (UnsupportedError, TypeError) as error:
             if not found:
                 raise UnsupportedError(first_line(error)) from error
             _log.info("one form of its calls has no graph: %s", first_line(error))
     return found
-
-
-def _proved_graph(
-    module: nn.Module,
-    form: CallForm,
-    leaves: Sequence[torch.Tensor],
-    seen: Sequence[Observed],
-    padding_unread: bool,
-) -> BlockGraph:
-    try:
-        return _graph(module, form, leaves, seen, padding_unread)
-    except UnsupportedError:
-        if not padding_unread:
-            raise
-        return _graph(module, form, leaves, seen, False)  # data with padding show what it is
 
 
 def _graph(
@@ -208,7 +183,22 @@ def _graph(
     traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
     with rows_left_float():
         traced = prove(module, traced, mine)
-    lowered, reports = lower_rows(exported.graph_module, padding_unread=padding_unread)
+    if padding_unread:
+        # Data with padding show what is left out: then it is computed.
+        with contextlib.suppress(UnsupportedError):
+            return _fused(module, traced, leaves, mine, padding_unread=True)
+    return _fused(module, traced, leaves, mine)
+
+
+def _fused(
+    module: nn.Module,
+    traced: Traced,
+    leaves: Sequence[torch.Tensor],
+    seen: Sequence[Observed],
+    *,
+    padding_unread: bool = False,
+) -> BlockGraph:
+    lowered, reports = lower_rows(traced.graph_module, padding_unread=padding_unread)
     inputs = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     for node, x in zip(inputs, leaves, strict=True):
         node.meta.update(shape=tuple(x.shape), input_dtype=x.dtype)  # to be explained with
@@ -216,8 +206,8 @@ def _graph(
         raise UnsupportedError("there is nothing to fuse in it")
     float_nodes = [FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)]
     compiled = CompiledModule(lowered, reports, tuple(float_nodes))
-    graph = BlockGraph(compiled, form, traced.results, traced.guard)
-    _check_noise(module, graph, mine)
+    graph = BlockGraph(compiled, traced.form, traced.results, traced.guard)
+    _check_noise(module, graph, seen)
     return graph
 
 

@@ -158,6 +158,7 @@ class _WatchedForward:
 
     def __init__(self, module: nn.Module, watch: _Watch) -> None:
         self._module = module
+        self._replaced = vars(module).get("forward")
         forward = module.forward
 
         @functools.wraps(forward)
@@ -171,6 +172,8 @@ class _WatchedForward:
 
     def remove(self) -> None:
         del self._module.forward
+        if self._replaced is not None:
+            self._module.forward = self._replaced
 
 
 class _Watch:

@@ -22,7 +22,6 @@ def hides_padding(model: nn.Module) -> bool:
     parts = list(model.children())
     return (
         takes_sentences(model)
-        and len(parts) > 1
         and [type(part).__name__ for part in parts[:2]] == ["Transformer", "Pooling"]
         and all(_is_of(part, "sentence_transformers") for part in parts[:2])
     )

@@ -99,14 +99,14 @@ class Segment(nn.Module):
     def plan(self, inputs: Sequence[Any]) -> Plan:
         """The plan for inputs like these, made when there is none."""
         threads = torch.get_num_threads()
-        is_open = [may and _is_list(x) for may, x in zip(self._may_be_open, inputs, strict=True)]
+        opened = [may and _is_list(x) for may, x in zip(self._may_be_open, inputs, strict=True)]
         key = (
             threads,
-            *(x.dtype if o else _signature(x) for o, x in zip(is_open, inputs, strict=True)),
+            *(x.dtype if o else _signature(x) for o, x in zip(opened, inputs, strict=True)),
         )
 
         def make() -> Plan:
-            open_inputs = [node for node, o in zip(self._takes, is_open, strict=True) if o]
+            open_inputs = [node for node, o in zip(self._takes, opened, strict=True) if o]
             return self._parts.plan(inputs, threads, open_inputs)
 
         with self._lock:

@@ -151,16 +151,15 @@ def _without_index(node: Node, numbers: _Known) -> bool:
         view = source
         for dim, index in enumerate(indices):
             if seen[dim] != (sizes(index) or ())[dims[dim]]:
-                first = _narrowed(view, dim, value_of(index).shape[dims[dim]])  # type: ignore[union-attr]
+                first = _narrowed(view, dim, index, dims[dim])
                 view = call(graph, aten.slice.Tensor, first, view, dim, 0, numbers[index].size)
         view = call(graph, aten.reshape.default, value, view, shape)
     replace(node, view)
     return True
 
 
-def _narrowed(node: Any, dim: int, size: Any) -> torch.Tensor | None:
-    """The value of the first ``size`` elements of ``node`` along ``dim``."""
-    value = value_of(node)
-    if value is None:
-        return None
-    return value.new_empty([*value.shape[:dim], size, *value.shape[dim + 1 :]])
+def _narrowed(node: Any, dim: int, index: Any, at: int) -> torch.Tensor:
+    """What stands for as many elements of ``node`` along ``dim`` as ``index`` has along ``at``."""
+    value, size = node.meta["val"], index.meta["val"].shape[at]
+    narrowed: torch.Tensor = value.new_empty([*value.shape[:dim], size, *value.shape[dim + 1 :]])
+    return narrowed
