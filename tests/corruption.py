@@ -479,6 +479,19 @@ def _bad_order(d: Draft) -> bool:
 
 
 @_hostile()
+def _sparse_of_anything(d: Draft) -> bool:
+    name = d.rng.choice(sorted(d.header))
+    form = {"layout": "coo", "size": [4, 4], "parts": [name, name], "coalesced": False}
+    change: dict[str, Any] = d.rng.choice(
+        [{}, {"layout": "csr"}, {"layout": "sparse"}, {"layout": None}, {"size": [2**62] * 2},
+         {"size": [-1]}, {"parts": []}, {"parts": ["odd", "odd"]}, {"coalesced": 1}, {"more": 1}]
+    )  # fmt: skip
+    d.manifest["sparse"]["odd"] = {**form, **change}
+    next(iter(d.graph["attributes"].values()))["tensor"] = "odd"
+    return True
+
+
+@_hostile()
 def _bad_dtype(d: Draft) -> bool:
     d.header[d.rng.choice(sorted(d.header))]["dtype"] = d.rng.choice(
         ["F31", "object", "", None, 3, "F4", "C64", "F8_E4M3", "F6_E2M3"]

@@ -19,7 +19,7 @@ from tests.corruption import JUNK, assembled, parts, places
 from x86quant.artifacts import container, describe, forms
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes
-from x86quant.artifacts.stored_tensors import TensorWriter
+from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.structures import Named
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import GuardedModule
@@ -288,6 +288,7 @@ def guarded_bytes(model: GuardedModule) -> bytes:
     tensors = TensorWriter()
     about = {"x86quant": "0", "torch": "2", "metadata": {}}
     manifest = {**about, "model": forms.write(model, tensors), "orders": tensors.orders}
+    manifest["sparse"] = tensors.sparse
     return container.pack(manifest, tensors.stored)
 
 
@@ -590,3 +591,49 @@ def test_a_write_that_export_traced_is_saved_in_one_graph() -> None:
     assert isinstance(int8, GuardedModule), int8.quantization
     x = torch.randn(2, 3, 12, 12)
     assert torch.equal(loaded_from(to_bytes(int8))(x), int8(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch calls some layouts beta
+@pytest.mark.parametrize("layout", ["coo", "uncoalesced", "csr", "csc", "bsr", "bsc"])
+def test_sparse_tensors_keep_their_layout(layout: str) -> None:
+    dense = torch.randn(6, 4) * (torch.rand(6, 4) < 0.4)
+    if layout == "uncoalesced":
+        where = torch.tensor([[0, 0, 5], [1, 1, 2]])
+        tensor = torch.sparse_coo_tensor(where, torch.tensor([1.0, 2.0, 3.0]), (6, 4))
+    elif layout == "coo":
+        tensor = dense.to_sparse()
+    else:
+        blocks = (2, 2) if layout in ("bsr", "bsc") else None
+        tensor = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), blocksize=blocks)
+    writer = TensorWriter()
+    names = [writer.add(hint, tensor) for hint in ("a", "b")]  # one that is used twice
+    assert names == ["a", "a"]
+    found = TensorReader(writer.stored, writer.orders, writer.sparse).take("a")
+    assert found.layout == tensor.layout
+    assert torch.equal(found.to_dense(), tensor.to_dense())
+    if found.layout == torch.sparse_coo:
+        assert found.is_coalesced() == tensor.is_coalesced()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": [2, 4]}, "is none: "),  # its indices lie outside
+        ({"size": [True, 4]}, "a form that is not known"),
+        ({"layout": "csr"}, "a form that is not known"),
+        ({"layout": "csr", "parts": ["i", "i", "v"]}, "is none: "),
+        ({"layout": "sparse"}, "a form that is not known"),
+        ({"parts": ["i", "s"]}, "is not in the file"),  # itself
+        ({"parts": ["i", "nothing"]}, "is not in the file"),
+        ({"coalesced": 1}, "must be a bool"),
+        ({"coalesced": True}, "is none: "),  # its indices are out of order
+        ({"more": 1}, "missing or unknown entries"),
+    ],
+)
+def test_a_sparse_tensor_that_is_none_is_refused(change: dict[str, Any], message: str) -> None:
+    parts = {"i": torch.tensor([[5, 0], [1, 1]]), "v": torch.ones(2)}
+    form = {"layout": "coo", "size": [6, 4], "parts": ["i", "v"], "coalesced": False}
+    assert TensorReader(parts, {}, {"s": form}).take("s").layout == torch.sparse_coo
+    with pytest.raises(ArtifactError, match=message):
+        TensorReader(parts, {}, {"s": {**form, **change}}).take("s")

@@ -84,6 +84,21 @@ class SparseGraph(nn.Module):
         return self.b(torch.sparse.mm(neighbours, x))
 
 
+class FixedGraph(SparseGraph):
+    """Has its neighbours in buffers, of two layouts."""
+
+    def __init__(self, nodes: int = 12) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        dense = (torch.rand(nodes, nodes, generator=generator) < 0.3).float() + torch.eye(nodes)
+        self.register_buffer("rows", (dense / dense.sum(1, keepdim=True)).to_sparse_csr())
+        self.register_buffer("pairs", (dense / dense.sum(0)).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Each layer behind one of the two."""
+        return self.b(torch.sparse.mm(self.pairs, F.relu(self.a(torch.sparse.mm(self.rows, x)))))
+
+
 def _sparse(batch: int, size: int) -> Inputs:
     count = 8 * batch
     dense = torch.zeros(count, count)
@@ -318,6 +333,7 @@ UNUSUAL_CODE: tuple[Animal, ...] = (
     ),
     Animal("scripted_inside", scripted_inside, _images),
     Animal("sparse_neighbours", SparseGraph, _sparse),
+    Animal("sparse_buffers", FixedGraph, lambda batch, size: (torch.randn(12, 16),)),
     Animal("bfloat16_inside", lambda: OtherPrecision(torch.bfloat16), _images),
     Animal("double_layer_inside", lambda: OtherPrecision(torch.float64), _images),
     Animal("gradient_inside", Energy, _rows, sizes=(1,)),

@@ -19,7 +19,7 @@ from x86quant.errors import ArtifactError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 
-_MANIFEST = {"x86quant", "torch", "metadata", "model", "orders"}
+_MANIFEST = {"x86quant", "torch", "metadata", "model", "orders", "sparse"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def from_bytes(data: bytes) -> tuple[Description, Content]:
     """The content of a file as what it says about itself, and the model to be built of it."""
     manifest, tensors = container.unpack(data)
     check_keys("the manifest", manifest, _MANIFEST)
-    reader = TensorReader(tensors, manifest["orders"])
+    reader = TensorReader(tensors, manifest["orders"], manifest["sparse"])
     content = forms.read(manifest["model"], reader)
     reader.check_all_used()
     return _description(manifest, tensors, content), content

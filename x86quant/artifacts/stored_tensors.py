@@ -1,4 +1,7 @@
-"""The tensors of a file: put in when a model is written, taken out when it is read."""
+"""The tensors of a file: put in when a model is written, taken out when it is read.
+
+A sparse tensor is stored as the dense ones that it is made of.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,20 @@ from typing import Any
 import torch
 
 from x86quant.artifacts import container
+from x86quant.artifacts.typed import check_keys, typed
+from x86quant.calling.wording import first_line
 from x86quant.errors import ArtifactError
+
+#: The layouts of sparse tensors, by their names in a file: what their parts are called in torch.
+_SPARSE: dict[str, tuple[torch.layout, tuple[str, ...]]] = {
+    "coo": (torch.sparse_coo, ("_indices", "_values")),
+    "csr": (torch.sparse_csr, ("crow_indices", "col_indices", "values")),
+    "csc": (torch.sparse_csc, ("ccol_indices", "row_indices", "values")),
+    "bsr": (torch.sparse_bsr, ("crow_indices", "col_indices", "values")),
+    "bsc": (torch.sparse_bsc, ("ccol_indices", "row_indices", "values")),
+}
+_NAMES = {layout: name for name, (layout, _) in _SPARSE.items()}
+_SPARSE_KEYS = {"layout", "size", "parts", "coalesced"}
 
 
 class TensorWriter:
@@ -16,6 +32,7 @@ class TensorWriter:
     Attributes:
         stored: by name.
         orders: for a tensor that is dense in another order of dimensions: that order.
+        sparse: for each sparse tensor, what makes it of tensors that are stored.
     """
 
     def __init__(self, *, copies: bool = True) -> None:
@@ -23,11 +40,14 @@ class TensorWriter:
         self._copies = copies
         self.stored: dict[str, torch.Tensor] = {}
         self.orders: dict[str, list[int]] = {}
+        self.sparse: dict[str, dict[str, Any]] = {}
         self._names: dict[tuple[Any, ...], str] = {}
         self._alive: list[torch.Tensor] = []  # an address identifies a tensor only while it lives
 
     def add(self, hint: str, tensor: torch.Tensor) -> str:
         """The name under which ``tensor`` is stored."""
+        if tensor.layout in _NAMES:
+            return self._add_sparse(hint, tensor.detach())
         if tensor.layout != torch.strided or tensor.dtype not in container.STORABLE:
             raise ArtifactError(
                 f"the tensor {hint} is {tensor.layout} {tensor.dtype}, which has no form in an "
@@ -51,9 +71,25 @@ class TensorWriter:
             self.orders[name] = order
         return name
 
+    def _add_sparse(self, hint: str, tensor: torch.Tensor) -> str:
+        layout = _NAMES[tensor.layout]
+        _, parts = _SPARSE[layout]
+        form = {
+            "layout": layout,
+            "size": list(tensor.shape),
+            "parts": [self.add(f"{hint}.{part}", getattr(tensor, part)()) for part in parts],
+            "coalesced": layout == "coo" and tensor.is_coalesced(),
+        }
+        for name, known in self.sparse.items():
+            if known == form:
+                return name
+        name = self._free(hint)
+        self.sparse[name] = form
+        return name
+
     def _free(self, hint: str) -> str:
         name, count = hint, 1
-        while name in self.stored:
+        while name in self.stored or name in self.sparse:
             count += 1
             name = f"{hint}_{count}"
         return name
@@ -70,14 +106,49 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
 class TensorReader:
     """The tensors of a file, in the memory order they had; it knows which were asked for."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], orders: object) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], orders: object, sparse: object) -> None:
         self._tensors = _restored(tensors, orders)
-        self._unused = set(tensors)
+        self._sparse: dict[str, Any] = typed(dict, sparse, "sparse")
+        self._made: dict[str, torch.Tensor] = {}
+        self._unused = {*tensors, *self._sparse}
 
     def take(self, name: object) -> torch.Tensor:
         """The tensor called ``name``."""
+        if isinstance(name, str) and name in self._sparse:
+            if name not in self._made:
+                self._made[name] = self._make_sparse(name)
+            return self._made[name]
         if not isinstance(name, str) or name not in self._tensors:
             raise ArtifactError(f"the tensor {str(name)[:80]!r} is not in the file")
+        self._unused.discard(name)
+        return self._tensors[name]
+
+    def _make_sparse(self, name: str) -> torch.Tensor:
+        """The sparse tensor called ``name`` of its parts, which torch checks against each other."""
+        what = f"the sparse tensor {name[:80]!r}"
+        form = self._sparse[name]
+        check_keys(what, form, _SPARSE_KEYS)
+        layout, names = _SPARSE.get(typed(str, form["layout"], what), (None, ()))
+        size, parts = typed(list, form["size"], what), typed(list, form["parts"], what)
+        is_coalesced = typed(bool, form["coalesced"], what)
+        if layout is None or len(parts) != len(names) or any(type(n) is not int for n in size):
+            raise ArtifactError(f"{what} has a form that is not known")
+        self._unused.discard(name)
+        found = [self._dense(part, what) for part in parts]
+        try:
+            if layout == torch.sparse_coo:
+                return torch.sparse_coo_tensor(
+                    found[0], found[1], size, is_coalesced=is_coalesced, check_invariants=True
+                )
+            return torch.sparse_compressed_tensor(
+                found[0], found[1], found[2], size, layout=layout, check_invariants=True
+            )
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ArtifactError(f"{what} is none: {first_line(error)}") from error
+
+    def _dense(self, name: object, what: str) -> torch.Tensor:
+        if not isinstance(name, str) or name not in self._tensors:
+            raise ArtifactError(f"a part of {what} is not in the file")
         self._unused.discard(name)
         return self._tensors[name]
 

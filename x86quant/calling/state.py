@@ -6,7 +6,7 @@ import collections
 import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from x86quant.calling.wording import first_line
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError
+
+_M = TypeVar("_M", bound=nn.Module)
 
 #: What torch itself keeps in every module.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -74,12 +76,20 @@ def copied(model: nn.Module) -> nn.Module:
     """
     try:
         with _history_set_aside(model):
-            return copy.deepcopy(model)
+            return deep_copy(model)
     except Exception as error:  # the user's own classes may raise anything
         raise UnsupportedError(
             f"{type(model).__name__} cannot be copied by copy.deepcopy, and quantize does not "
             f"change the model it is given: {first_line(error)}"
         ) from error
+
+
+def deep_copy(model: _M) -> _M:
+    """A deep copy of ``model``; copy.deepcopy fails at tensors without storage, such as CSR."""
+    without_storage = (
+        x for x in model.buffers() if x.layout not in (torch.strided, torch.sparse_coo)
+    )
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in without_storage})
 
 
 def with_shared_tensors(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:

@@ -5,7 +5,6 @@ Whether a step helps is judged on calls that it was not fitted to, where there a
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import logging
 import operator
@@ -16,7 +15,7 @@ from torch import nn
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed_parts, outputs, run
-from x86quant.calling.state import state_kept
+from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import first_line
 from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import to_dynamic
@@ -111,7 +110,7 @@ def smoothed_model(
     fitted = halves.seen if len(folds) == 1 else halves.calls
 
     def smooth(calls: Sequence[Call]) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
-        changed = copy.deepcopy(model)
+        changed = deep_copy(model)
         with state_kept(changed):
             done = smoothing.smooth(changed, calls, per_token=scheme.dynamic, always=wanted is True)
         return changed, done
@@ -173,7 +172,7 @@ def equalized_parts(
 
 
 def _copied(part: FoundPart) -> FoundPart:
-    graph = copy.deepcopy(part.traced.graph_module)
+    graph = deep_copy(part.traced.graph_module)
     traced = dataclasses.replace(part.traced, graph_module=graph)
     return dataclasses.replace(part, traced=traced, prepared=None)
 

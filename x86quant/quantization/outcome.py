@@ -6,7 +6,6 @@ the layers that cost too much accuracy, and what is slower in int8.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import logging
@@ -20,7 +19,7 @@ from torch import nn
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import run, tensors_in
-from x86quant.calling.state import state_kept
+from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import first_line, listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
@@ -111,7 +110,7 @@ class Choices:
     def build(self) -> nn.Module:
         """The model; the float one if no layer is int8."""
         if not self.int8_layers:
-            return copy.deepcopy(self.prepared.reference)
+            return deep_copy(self.prepared.reference)
         guarded = [part.path for part in self.prepared.parts] if self.guarded else ()
         return self.prepared.build(self.reasons, guarded)
 

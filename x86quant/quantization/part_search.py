@@ -7,7 +7,6 @@ graph that gives the part's own results is taken; where none does, its children 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -21,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
-from x86quant.calling.state import state_kept
+from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import first_line, listed
 from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
@@ -324,7 +323,7 @@ def _proved(module: nn.Module, path: str, seen: Sequence[Observed], way: Way) ->
 
 def trace_part(path: str, module: nn.Module, example: Call, way: Way | None = None) -> Traced:
     """A copy of ``module`` as a graph; a single layer is called by its own name in it."""
-    module = copy.deepcopy(module)
+    module = deep_copy(module)
     drop_hooks(module)  # they are around the graph, not in it
     if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
         return trace(module, example, way)

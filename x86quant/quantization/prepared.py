@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import difflib
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +12,7 @@ from torch import nn
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks, run
-from x86quant.calling.state import state_kept
+from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
@@ -138,7 +137,7 @@ class PreparedModel:
         if len(self.parts) == 1 and not self.parts[0].path:
             return self._built(self.parts[0], self.model, set(float_layers), "" in guarded)
         kept = set(float_layers)
-        result = copy.deepcopy(self.model)
+        result = deep_copy(self.model)
         for part in self.parts:
             inside = {layer.layer for layer in self.layers_of(part) if layer.name in kept}
             if len(inside) < len(part.layers):
@@ -173,7 +172,7 @@ class PreparedModel:
         traced = part.traced
         result = GuardedModule(
             compiled,
-            original if part.path else copy.deepcopy(original),
+            original if part.path else deep_copy(original),
             traced.form,
             traced.results,
             traced.guard,

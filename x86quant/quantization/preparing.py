@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -14,7 +13,7 @@ from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed_parts, run
-from x86quant.calling.state import copied, settle, state_kept
+from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import first_line, listed
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import (
@@ -216,7 +215,7 @@ def _within(found: Parts, halves: Halves, sample: tuple[Call, ...]) -> Halves:
 
 def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     """A copy of the model, its parametrized weights as plain ones where that is the same."""
-    model = copy.deepcopy(reference)
+    model = deep_copy(reference)
     computed = [m for m in model.modules() if computes_weights(m)]
     if data is None or not computed:
         return model
@@ -227,7 +226,7 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     except Exception as error:  # parametrizations are the user's own code
         _log.info("parametrizations stay: %s", first_line(error))
         same = False
-    return model if same else copy.deepcopy(reference)
+    return model if same else deep_copy(reference)
 
 
 def _quantize_tables(model: nn.Module, bits: int) -> list[str]:

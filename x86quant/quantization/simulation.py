@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
+from x86quant.calling.state import deep_copy
 from x86quant.quantization.conversion import rounded_products, rounded_recurrent
 from x86quant.quantization.recurrent_layers import is_recurrent_layer
 from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
@@ -50,8 +50,9 @@ def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
     """The layer that ``node`` calls, without what is fused behind it, with a rounded weight."""
     if (known := part.rounded.get(node.name)) is not None:
         return known
-    layer = copy.deepcopy(part.module(node))
-    assert layer is not None
+    module = part.module(node)
+    assert module is not None
+    layer = deep_copy(module)
     observer = part.weight_observer(node, layer)
     with torch.no_grad():
         layer.weight.copy_(fake_weight(layer.weight.detach(), observer))  # type: ignore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import sys
 import threading
@@ -16,6 +15,7 @@ from torch.fx import GraphModule, Node, Proxy
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.calling.call import Call
+from x86quant.calling.state import deep_copy
 from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
@@ -294,7 +294,7 @@ def _part_shared(gm: GraphModule) -> None:
             continue
         for number, node in enumerate(nodes[1:], start=2):
             node.target = f"{path}_{number}"
-            gm.add_submodule(node.target, copy.deepcopy(gm.get_submodule(path)))
+            gm.add_submodule(node.target, deep_copy(gm.get_submodule(path)))
 
 
 def _fusable(gm: GraphModule, node: Node) -> str:
