@@ -118,6 +118,17 @@ def _holds(condition: str | CodeType, sizes: Sequence[torch.Size]) -> bool:
         return False
 
 
+def _leaves(value: Any) -> list[Any]:
+    """What ``value`` holds; torch's own walk takes longer than a small model."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) is dict:
+        value = [*value.values()]
+    if type(value) in (list, tuple):
+        return [leaf for part in value for leaf in _leaves(part)]
+    return pytree.tree_leaves(value)
+
+
 class GuardedModule(Baked, Int8Module):
     """A compiled part behind the signature of the module that it stands for.
 
@@ -193,7 +204,7 @@ class GuardedModule(Baked, Int8Module):
         return x.float() if spec.dtype is torch.float32 and self._converts(x) else x
 
     def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = _leaves((args, kwargs))
         if any(isinstance(x, torch.fx.Proxy) for x in leaves):
             raise _untraceable()
         original = self.original
@@ -212,7 +223,7 @@ class GuardedModule(Baked, Int8Module):
                 X86QuantWarning,
                 stacklevel=4,
             )
-        self.outside += 1
+        vars(self)["outside"] += 1  # nn.Module takes longer than the rest of this
         if any(map(self._converts, leaves)):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
