@@ -29,7 +29,7 @@ def place_cats(graph: Graph, shapes: Mapping[Node, Any]) -> dict[Node, Placement
     """
     placements: dict[Node, Placement] = {}
     for cat in graph.nodes:
-        if not is_op(cat, "cat"):
+        if cat.op != "call_function" or not is_op(cat, "cat"):
             continue
         kwargs: Any = cat.kwargs
         dim = kwargs["dim"] % len(shapes[cat])

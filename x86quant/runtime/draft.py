@@ -179,8 +179,9 @@ class Draft:
         """
         index = len(self.steps)
         for value in (*inputs, output, *others):
-            value.buffer.first = min(value.buffer.first, index)
-            value.buffer.last = max(value.buffer.last, index)
+            buffer = value.buffer
+            buffer.first = min(buffer.first, index)
+            buffer.last = index  # steps come in order
         name = op or step.kind
         self.steps.append(
             Step(node.name, label(node), name, tuple(inputs), output, tuple(others), **facts)

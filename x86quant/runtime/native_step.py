@@ -12,7 +12,7 @@ from x86quant.runtime import layout
 from x86quant.runtime.plan import Value
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class NativeTensor:
     """A value as native kernels see it: n, d, h, w, c and the strides of the first four."""
 
@@ -23,10 +23,10 @@ class NativeTensor:
     def words(self) -> list[int]:
         """The field of a step: base, offset, sizes, and strides in bytes."""
         size = self.value.meta.element_size()
-        return [*address(self.value), *self.sizes, *(stride * size for stride in self.strides)]
+        return [*address(self.value), *self.sizes, *[stride * size for stride in self.strides]]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class NativeStep:
     """One step of a program.
 
@@ -57,8 +57,10 @@ def _plain(field: Any) -> Any:
 
 def address(value: Value) -> list[int]:
     """Base and offset of the first byte."""
-    inside = int(value.meta.storage_offset()) * value.meta.element_size()
-    return [value.buffer.base, value.buffer.offset + inside]
+    buffer, meta = value.buffer, value.meta
+    first = meta.storage_offset()
+    inside = int(first) * meta.element_size() if first else 0
+    return [buffer.base, buffer.offset + inside]
 
 
 def as_image(value: Value) -> NativeTensor:

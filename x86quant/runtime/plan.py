@@ -24,7 +24,7 @@ class NoNativeFormError(UnsupportedError):
         self.reason = reason
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Buffer:
     """A stretch of memory that several tensors may share.
 
@@ -47,7 +47,7 @@ class Buffer:
     starts: Value | None = None
 
 
-@dataclasses.dataclass(eq=False)  # frozen ones take three times as long to make
+@dataclasses.dataclass(eq=False, slots=True)  # frozen ones take three times as long to make
 class Value:
     """A tensor: a buffer, and how its elements lie in it.
 
