@@ -486,7 +486,7 @@ def _sparse_of_anything(d: Draft) -> bool:
         [{}, {"layout": "csr"}, {"layout": "sparse"}, {"layout": None}, {"size": [2**62] * 2},
          {"size": [-1]}, {"parts": []}, {"parts": ["odd", "odd"]}, {"coalesced": 1}, {"more": 1}]
     )  # fmt: skip
-    d.manifest["sparse"]["odd"] = {**form, **change}
+    d.manifest["sparse"] = {"odd": {**form, **change}}
     next(iter(d.graph["attributes"].values()))["tensor"] = "odd"
     return True
 

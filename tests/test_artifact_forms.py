@@ -288,7 +288,6 @@ def guarded_bytes(model: GuardedModule) -> bytes:
     tensors = TensorWriter()
     about = {"x86quant": "0", "torch": "2", "metadata": {}}
     manifest = {**about, "model": forms.write(model, tensors), "orders": tensors.orders}
-    manifest["sparse"] = tensors.sparse
     return container.pack(manifest, tensors.stored)
 
 

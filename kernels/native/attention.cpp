@@ -10,20 +10,26 @@
 namespace xq {
 namespace {
 
-// Whether bfloat16 tiles and conversions are there. xq_enable_amx has been asked for the tiles themselves.
-bool has_bf16() {
-  static const bool has = [] {
+// What the CPU does with bfloat16. xq_enable_amx has been asked for the tiles themselves.
+struct Bfloat16 {
+  bool pairs = false, tiles = false;
+
+  Bfloat16() {
     unsigned a = 0, b = 0, c = 0, d = 0;
-#ifndef XQ_EMULATED
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1)) return false;
+    pairs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+#ifdef XQ_EMULATED
+    tiles = pairs;
+#else
+    tiles = pairs && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
 #endif
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-  }();
-  return has;
-}
+  }
+};
 
 const AttentionKernel& kernel_of(int isa) {
-  return isa == XQ_ISA_AMX_INT8 && has_bf16() ? kAmxBf16Attention : row_kernels_of(isa).attention;
+  static const Bfloat16 has;
+  if (isa == XQ_ISA_AMX_INT8 && has.tiles) return kAmxBf16Attention;
+  if (isa >= XQ_ISA_AVX512_VNNI && has.pairs) return kAvx512Bf16Attention;
+  return row_kernels_of(isa).attention;
 }
 
 int64_t query_parts(const xq_attention& op) {
@@ -73,6 +79,10 @@ int xq_attention_check(const xq_attention* op) {
   if (op->batch * op->queries * op->heads * op->size == 0) return XQ_OK;
   if (!op->q || !op->out || (op->keys > 0 && (!op->k || !op->v))) return XQ_BAD_ARGUMENT;
   return XQ_OK;
+}
+
+int xq_attention_in_bfloat16(int isa) {
+  return isa != XQ_ISA_REFERENCE && &kernel_of(isa) != &row_kernels_of(isa).attention;
 }
 
 int64_t xq_attention_items(const xq_attention* op) {

@@ -192,6 +192,21 @@ struct QueryRows {
   int64_t stride;
 };
 
+template <int N>
+struct Count {
+  constexpr int operator()() const { return N; }
+};
+
+// Calls `tile` with the first row and the number of rows of each tile, ROWS at most.
+template <int ROWS, class Tile>
+XQ_INLINE inline void each_tile(int64_t rows, const Tile& tile) {
+  int64_t r = 0;
+  for (; r + ROWS <= rows; r += ROWS) tile(r, Count<ROWS>());
+  if (r + 4 <= rows) tile(r, Count<4>()), r += 4;
+  if (r + 2 <= rows) tile(r, Count<2>()), r += 2;
+  if (r < rows) tile(r, Count<1>());
+}
+
 // Products of floats, for what has no tiles. Keys, transposed, and values lie in panels of kColumns columns: a panel's
 // rows follow one another. Shares take the places of their scores.
 template <class V>
@@ -240,7 +255,7 @@ struct FloatProducts {
     const int64_t width = padded(t.size);
     const auto* b = static_cast<const float*>(k) + first * width;
     const auto columns = [&](auto vecs, int64_t c) XQ_INLINE {
-      each_tile(rows, [&](int64_t r, auto count) XQ_INLINE {
+      each_tile<kRows>(rows, [&](int64_t r, auto count) XQ_INLINE {
         float_product_tile<V, count(), vecs()>(t.size, q.at + r * q.stride, q.stride, b + c * width, kColumns,
                                                out + r * stride + c, stride, false);
       });
@@ -257,25 +272,9 @@ struct FloatProducts {
     const int64_t width = padded(t.size);
     const auto* b = static_cast<const float*>(v) + first * kColumns;
     for (int64_t c = 0; c < width; c += kColumns, b += t.keys * kColumns)
-      each_tile(rows, [&](int64_t r, auto count) XQ_INLINE {
+      each_tile<kRows>(rows, [&](int64_t r, auto count) XQ_INLINE {
         float_product_tile<V, count(), 2>(keys, shares + r * stride, stride, b, kColumns, out + r * width + c, width, add);
       });
-  }
-
- private:
-  template <int N>
-  struct Count {
-    constexpr int operator()() const { return N; }
-  };
-
-  // Calls `tile` with the first row and the number of rows of each tile.
-  template <class Tile>
-  XQ_INLINE static void each_tile(int64_t rows, const Tile& tile) {
-    int64_t r = 0;
-    for (; r + kRows <= rows; r += kRows) tile(r, Count<kRows>());
-    if (r + 4 <= rows) tile(r, Count<4>()), r += 4;
-    if (r + 2 <= rows) tile(r, Count<2>()), r += 2;
-    if (r < rows) tile(r, Count<1>());
   }
 };
 

@@ -81,6 +81,8 @@ typedef struct xq_attention {
 } xq_attention;
 
 XQ_API int xq_attention_check(const xq_attention* op);
+// Whether an ISA level multiplies in bfloat16 here, which has 8 bits, rather than in float32.
+XQ_API int xq_attention_in_bfloat16(int isa);
 XQ_API size_t xq_attention_scratch(const xq_attention* op);  // bytes for each running thread
 XQ_API int64_t xq_attention_items(const xq_attention* op);
 XQ_API void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch);

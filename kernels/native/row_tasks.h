@@ -64,7 +64,8 @@ struct RowKernels {
 };
 
 extern const RowKernels kAvx2Rows, kAvxVnniRows, kAvx512Rows, kAvx512VnniRows, kAmxRows;
-extern const AttentionKernel kAmxBf16Attention;  // of bfloat16, where AMX has that
+// Of bfloat16, where AMX or AVX-512 has that.
+extern const AttentionKernel kAmxBf16Attention, kAvx512Bf16Attention;
 
 static inline const RowKernels& row_kernels_of(int isa) {
   switch (isa) {

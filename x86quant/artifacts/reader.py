@@ -94,6 +94,7 @@ def describe(path: str | os.PathLike[str]) -> Description:
 def from_bytes(data: bytes) -> tuple[Description, Content]:
     """The content of a file as what it says about itself, and the model to be built of it."""
     manifest, tensors = container.unpack(data)
+    manifest = {"sparse": {}, **manifest}  # most files have none
     check_keys("the manifest", manifest, _MANIFEST)
     reader = TensorReader(tensors, manifest["orders"], manifest["sparse"])
     content = forms.read(manifest["model"], reader)

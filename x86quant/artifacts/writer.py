@@ -162,8 +162,9 @@ def _packed(model: nn.Module | tuple[nn.Module, nn.Module], metadata: dict[str, 
         "metadata": metadata,
         "model": forms.write(model, tensors),
         "orders": tensors.orders,
-        "sparse": tensors.sparse,
     }
+    if tensors.sparse:
+        manifest["sparse"] = tensors.sparse
     return container.pack(manifest, tensors.stored)
 
 

@@ -366,7 +366,7 @@ bool attention_agrees(Random& r, const std::vector<int>& isas) {
   };
   const std::vector<float> want = run(XQ_ISA_REFERENCE);
   for (int isa : isas)
-    if (!close(run(isa), want, isa == XQ_ISA_AMX_INT8 ? 0.03f : 1e-4f)) {
+    if (!close(run(isa), want, xq_attention_in_bfloat16(isa) ? 0.03f : 1e-4f)) {
       std::printf("attention differs on isa %d\n", isa);
       return false;
     }
