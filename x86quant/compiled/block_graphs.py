@@ -85,7 +85,7 @@ class BlockGraphs:
     Attributes:
         module: whose forward it is.
         graphs: what it runs; empty once the module was changed.
-        token_step: the same for the newest token of a decoder; None once it was changed.
+        token_step: the same for the newest tokens of a decoder; None once it was changed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BlockGraphs:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
         if self.token_step is not None and self._may_run() and _only_watched() and self._holds():
-            answer = self.token_step.answer(args, kwargs)
+            answer = self.token_step.answer(self.module.config, args, kwargs)
             if answer is not None:
                 return answer
         found = self.graph_for(args, kwargs)
