@@ -144,7 +144,10 @@ class _LastLogits(nn.Module):
         self.model = model
 
     def forward(self, input_ids: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits
+        mask = torch.ones_like(input_ids)  # without one it looks for several sequences in a row
+        return self.model(
+            input_ids=input_ids, attention_mask=mask, use_cache=False, logits_to_keep=1
+        ).logits
 
 
 def _openvino(model: nn.Module, ids: list[torch.Tensor]) -> Subject:

@@ -400,7 +400,10 @@ def test_attention_behind_a_past_of_which_some_is_hidden(
     q, k, v = heads(4, queries, keys, 4, 2, 24)
     hidden = np.array([0, keys - 1, past // 2, min(past + 1, keys - 1)], np.int64)
     sees = newest_sees(torch.from_numpy(hidden), q, k)
-    for held, mask in ((None, newest_sees(torch.zeros(4, dtype=torch.int64), q, k)), (hidden, sees)):
+    for held, mask in (
+        (None, newest_sees(torch.zeros(4, dtype=torch.int64), q, k)),
+        (hidden, sees),
+    ):
         want = attention(q, k, v, mask, False, 0.2)
         got = attend(lib, isa, q, k, v, causal=True, past=past, hidden=held)
         assert_attends(isa, got, want, v)

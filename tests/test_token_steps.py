@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -389,7 +390,8 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(pair: Any) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(
-    "wrong", ["heads", "size", "layers", "dtype", "batch", "mask", "square", "lengths", "float mask"]
+    "wrong",
+    ["heads", "size", "layers", "dtype", "batch", "mask", "square", "lengths", "float mask"],
 )
 def test_what_does_not_fit_is_refused_as_the_float_model_does(
     pair: Any, wrong: str, tokens: int
@@ -449,6 +451,31 @@ def test_copies_keep_it(pair: Any) -> None:
     with counted(model) as runs:
         close(added(model, cache, token).logits, added(layers, other, token).logits)
     assert runs == [1]
+
+
+def test_a_saved_decoder_keeps_it(pair: Any, tmp_path: Path) -> None:
+    _, fused, _ = pair
+    x86quant.save(fused, tmp_path / "decoder.xq")
+    model = x86quant.load(tmp_path / "decoder.xq")
+    cache, other = empty(model, False), empty(fused, False)
+    with counted(model) as runs:
+        for tokens in (5, 1, 1):
+            ids = prompt(2, tokens)
+            found, expected = added(model, cache, ids), added(fused, other, ids)
+            assert torch.equal(found.logits, expected.logits)
+            assert type(found) is type(expected)
+    assert runs == [3]
+    held = {x.data_ptr() for x in model.forward.token_step.compiled.buffers()}
+    assert model.lm_head.int8_weight.data_ptr() in held  # once in the file, and in memory
+
+
+def test_a_changed_decoder_is_saved_without_it(pair: Any, tmp_path: Path) -> None:
+    _, fused, _ = pair
+    model = copy.deepcopy(fused)
+    model.lm_head.weight_scale.mul_(2)
+    x86quant.save(model, tmp_path / "decoder.xq")
+    loaded = x86quant.load(tmp_path / "decoder.xq")
+    assert not isinstance(vars(loaded).get("forward"), BlockGraphs)
 
 
 def test_inference_mode_and_what_follows_it(pair: Any) -> None:

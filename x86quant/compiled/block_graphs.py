@@ -191,6 +191,21 @@ class BlockGraphs:
         self.__dict__.update(state)
 
 
+def give_token_step(module: nn.Module, step: TokenStep) -> None:
+    """Let ``module`` run ``step``, beside the graphs that it may have."""
+    blocks = vars(module).get("forward")
+    if isinstance(blocks, BlockGraphs):
+        blocks.token_step = step
+    else:
+        BlockGraphs(module, (), step).attach()
+
+
+def token_step_of(module: nn.Module) -> TokenStep | None:
+    """The token step of ``module``; None if it has none, or none any longer."""
+    found = vars(module).get("forward")
+    return found.token_step if isinstance(found, BlockGraphs) and found.current() else None
+
+
 _training = operator.attrgetter("training")
 
 

@@ -25,7 +25,7 @@ from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import first_line
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.block_graphs import BlockGraphs
+from x86quant.compiled.block_graphs import give_token_step
 from x86quant.compiled.structure import CallForm
 from x86quant.compiled.token_step import TokenStep
 from x86quant.errors import UnsupportedError
@@ -63,11 +63,7 @@ def with_token_step(model: nn.Module) -> tuple[str, ...]:
     except Exception as error:  # the model's own code may raise anything
         _log.info("no token step: %s", first_line(error))
         return ()
-    blocks = vars(model).get("forward")
-    if isinstance(blocks, BlockGraphs):
-        blocks.token_step = step
-    else:
-        BlockGraphs(model, (), step).attach()
+    give_token_step(model, step)
     return ("prompts and each new token of generate are one native run",)
 
 
@@ -140,9 +136,7 @@ class _NewestTokens(nn.Module):
         self.model = model
         self.cache_of = cache_of
 
-    def forward(
-        self, input_ids: Any, position_ids: Any, past: Any, hidden: Any, keep: Any
-    ) -> Any:
+    def forward(self, input_ids: Any, position_ids: Any, past: Any, hidden: Any, keep: Any) -> Any:
         cache = self.cache_of(past)
         held = torch.cat([past[0, :, 0, :, 0], input_ids.float()], 1)
         mask = torch.ops.x86quant.newest_sees(hidden, input_ids, held)
@@ -158,7 +152,7 @@ def _parts(cache: Any) -> list[torch.Tensor]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _Returned:
     """What a decoder returned: logits, then the cache's parts; and the class of its result."""
 
     tensors: tuple[torch.Tensor, ...]
@@ -212,7 +206,7 @@ class _Case:
         """The arguments of ``_NewestTokens``."""
         return self.ids, self.positions, self.past, self.hidden, self.keep
 
-    def seen(self, model: Any, cache_of: Any) -> _Seen:
+    def seen(self, model: Any, cache_of: Any) -> _Returned:
         """What the decoder returns, with its own masks."""
         cache = cache_of(self.past.clone())
         given = (self.ids, self.positions, cache, self.mask, self.keep)
@@ -223,7 +217,7 @@ class _Case:
         more = [k for k, v in vars(result).items() if v is not None and k not in _RESULTS]
         if more or result.past_key_values is not cache:
             raise UnsupportedError(f"it returns {', '.join(more) or 'another cache'}")
-        return _Seen((result.logits, *_parts(cache)), type(result))
+        return _Returned((result.logits, *_parts(cache)), type(result))
 
 
 _RESULTS = ("logits", "past_key_values")
@@ -258,9 +252,7 @@ def _attention(
 ) -> tuple[Any, None]:
     """Attention as transformers calls it: whatever else it is asked for, the proof tells."""
     shares = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shares
-    )
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shares)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -287,7 +279,7 @@ def _check_noise(
     step: TokenStep,
     cache_of: Any,
     cases: Sequence[_Case],
-    exact: Sequence[_Seen],
+    exact: Sequence[_Returned],
 ) -> None:
     """Raise UnsupportedError if the step is clearly noisier than the layers one by one."""
     wanted, layers, fused = [], [], []

@@ -26,15 +26,15 @@ def run(gm: GraphModule) -> int:
     if cache is None:
         return 0
     found = [
-        (node, layer, new)
+        (node, layer, hidden, new)
         for node in nodes_of(gm, "attention")
         if (given := _given(node, cache)) is not None
-        for layer, *new in [given]
+        for layer, hidden, *new in [given]
     ]
     if not found:
         return 0
     length = _length(gm, cache)
-    for node, layer, new in found:
+    for node, layer, hidden, new in found:
         with gm.graph.inserting_before(node):
             k, v = (call(gm.graph, aten.transpose.int, _swapped(value_of(x)), x, 1, 2) for x in new)
             out = emit(
@@ -47,7 +47,7 @@ def run(gm: GraphModule) -> int:
                 cache=cache,
                 layer=layer,
                 length=length,
-                hidden=node.kwargs["mask"].kwargs["hidden"],
+                hidden=hidden,
                 scale=node.kwargs["scale"],
             )
             out.meta["val"] = value_of(node)
@@ -57,21 +57,21 @@ def run(gm: GraphModule) -> int:
     return finish(gm, len(found))
 
 
-def _given(node: Node, cache: Node) -> tuple[int, Node, Node] | None:
-    """The layer of an attention to all that the cache holds of it, and the new keys and values."""
+def _given(node: Node, cache: Node) -> tuple[int, Node, Node, Node] | None:
+    """The layer of an attention to all that the cache holds of it, what hides some of that, and
+    the new keys and values.
+    """
     kwargs: Any = node.kwargs
     mask, new = kwargs["mask"], (sizes(kwargs["q"]) or ())[1:2]
-    if kwargs["causal"] or not is_op(mask, "newest_sees") or not _is_hidden(mask):
+    if kwargs["causal"] or not is_op(mask, "newest_sees"):
+        return None
+    hidden = mask.kwargs["hidden"]
+    if hidden.op != "placeholder" or hidden.target != HIDDEN:
         return None
     k, v = (_joined(_untransposed(kwargs[name]), cache, new) for name in "kv")
     if k is None or v is None or k[0] % 2 or v[0] != k[0] + 1:
         return None
-    return k[0] // 2, k[1], v[1]
-
-
-def _is_hidden(mask: Any) -> bool:
-    hidden = mask.kwargs["hidden"]
-    return bool(hidden.op == "placeholder" and hidden.target == HIDDEN)
+    return k[0] // 2, hidden, k[1], v[1]
 
 
 def _untransposed(node: Any) -> Any:
