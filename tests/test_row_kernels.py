@@ -445,8 +445,8 @@ def test_attentions_that_do_not_fit_are_refused(lib: capi.Library) -> None:
         attend(lib, ISAS[-1], q, k, v, threads=0)
     with pytest.raises(capi.NativeError):
         attend(lib, ISAS[-1], q, k, v, causal=True, past=-1)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     with pytest.raises(capi.NativeError):  # one says all that the other does
-        mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
         attend(lib, ISAS[-1], q, k, v, mask, hidden=np.zeros(1, np.int64))
 
 

@@ -289,11 +289,11 @@ def _check_noise(
         (logits,) = step.compiled.run(
             (*given[:2], room, *given[3:], torch.tensor([case.past.shape[3]]))
         )
-        after = case.mask.shape[1]
+        tokens = case.mask.shape[1]
         # What padding leaves in the cache is nobody's.
         unseen = case.mask[:, None, :, None] == 0
         wanted += [x.masked_fill(unseen, 0) if x.dim() == 4 else x for x in seen.tensors]
-        fused += [logits, *(x[:, :, :after].masked_fill(unseen, 0) for x in room)]
+        fused += [logits, *(x[:, :, :tokens].masked_fill(unseen, 0) for x in room)]
         plain = case.seen(model, cache_of).tensors
         layers += [x.masked_fill(unseen, 0) if x.dim() == 4 else x for x in plain]
     if any(a.shape != b.shape for a, b in zip(wanted, fused, strict=True)):
