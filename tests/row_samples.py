@@ -83,6 +83,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     },
     "present_tokens": {"mask": MASK, "first": True},
     "gather_tokens": {"x": floats(3, 4, 7), **TOLD},
+    "take_tokens": {"x": floats(2, 4, 7), "places": torch.tensor([3, 0, -2])},
     "scatter_tokens": {"x": floats(3, 4, 7), **TOLD},
     "present_attention_rows": {
         "q": floats(3, 4, 4, 8),

@@ -381,6 +381,20 @@ def test_attention_extends_its_cache(
     assert torch.equal(cache, twin)
 
 
+def test_tokens_that_are_not_there_are_not_taken() -> None:
+    net = _Net()
+    x, places = net.input("x"), net.input("places")
+    module = net.compiled(net.call("take_tokens", x=x, places=places))
+    _same(module, floats(2, 5, 7), torch.tensor([4, -5]))
+    _same(module, floats(3, 1, 7), torch.tensor([0]))
+    _same(module, floats(2, 10, 7)[:, ::2], torch.tensor([1, 1, 1]))
+    for place in (5, -6):
+        with pytest.raises(ValueError, match="there is no number"):
+            module.run((floats(2, 5, 7), torch.tensor([0, place])))
+        with pytest.raises(ValueError, match="there is no number"):
+            module.graph_module(floats(2, 5, 7), torch.tensor([0, place]))
+
+
 @pytest.mark.parametrize("spread", [False, True])
 def test_heads_are_rotated_where_they_lie(spread: bool) -> None:
     net = _Net()
