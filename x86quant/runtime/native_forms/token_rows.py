@@ -1,4 +1,4 @@
-"""Batches without their padding: which tokens are present, and their rows; tokens that are wanted."""
+"""Rows of tokens: batches without their padding, and those tokens that are wanted."""
 
 from __future__ import annotations
 
