@@ -3,16 +3,20 @@
     python -m benchmarks.decoding                        # a GPT-2 of 124M parameters, one thread
     python -m benchmarks.decoding --threads 2 --peers fp32 torch-int8
     python -m benchmarks.decoding --kind llama --prompt 512
+    python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
+    python -m benchmarks.decoding --prompts 128 --peers openvino
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
 the same threads gives, measured in the same run between the models' turns; ``of memory`` is how
 much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
-what generate does around it. ``prompt`` is the time of the first token.
+what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
+alone is measured, for prompts of so many tokens.
 
 Peers: fp32; stock (dynamic quantization by torch); layers (ours, each by itself: ``to_dynamic``);
 weight-only (the same with float activations); torch-int8 (torch._weight_int8pack_mm on float32
-activations, by torch.compile with a static cache, called as a step).
+activations, by torch.compile with a static cache, called as a step); of prompts, openvino: int8
+by NNCF, from ids to the last token's logits, without a cache.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from benchmarks.environment import print_environment
 from benchmarks.networks import declare_missing_ops
 
 PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
+PROMPT_PEERS = ("openvino",)
 _STREAM_BYTES = 512 << 20
 
 
@@ -47,14 +52,15 @@ class Subject:
         name: in the table.
         weight_bytes: that a token reads.
         generate: decodes so many tokens after ids; None where only steps are measured.
-        step: prepares a cache behind ids and returns a call that adds one token.
+        step: prepares a cache behind ids and returns a call that adds one token; None where only
+            prompts are measured.
         times: seconds of a token, by what was measured.
     """
 
     name: str
     weight_bytes: int
     generate: Callable[[torch.Tensor, int], Any] | None
-    step: Callable[[torch.Tensor], Callable[[], Any]]
+    step: Callable[[torch.Tensor], Callable[[], Any]] | None
     times: dict[str, list[float]] = field(default_factory=dict)
 
     def note(self, what: str, seconds: float) -> None:
@@ -130,6 +136,34 @@ def _by_transformers(name: str, model: Any) -> Subject:
     return Subject(name, weight_bytes(model), generate, step)
 
 
+class _LastLogits(nn.Module):
+    """A decoder from a prompt to the logits of its last token."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        mask = torch.ones_like(input_ids)  # without one it looks for several sequences in a row
+        return self.model(
+            input_ids=input_ids, attention_mask=mask, use_cache=False, logits_to_keep=1
+        ).logits
+
+
+def _openvino(model: nn.Module, ids: list[torch.Tensor]) -> Subject:
+    """Its int8 form, converted for each length of a prompt."""
+    from x86quant.bench.backends import Task
+    from x86quant.bench.backends.openvino_backend import OpenvinoBackend
+    from x86quant.given_model import Arguments
+
+    runs: dict[int, Callable[[], Any]] = {}
+    for prompt in ids:
+        data = [Arguments((prompt.roll(n, 1),), {}) for n in range(3)]
+        task = Task(_LastLogits(model), "float", data, data[0], torch.get_num_threads())
+        runs[prompt.shape[1]] = OpenvinoBackend("openvino").prepare(task).bind(data[0])
+    return Subject("openvino", 0, lambda given, _: runs[given.shape[1]](), None)
+
+
 class _Int8WeightOnly(nn.Module):
     """A linear with torch's own int8 weights and bfloat16 scales, for float activations."""
 
@@ -182,7 +216,7 @@ def _torch_int8(model: nn.Module) -> Subject:
     return Subject("torch-int8", weight_bytes(changed), None, step)
 
 
-def subjects(model: Any, peers: list[str]) -> list[Subject]:
+def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[Subject]:
     """Ours first, then the peers."""
     ids = [{"input_ids": torch.randint(3, 1000, (1, n)), "use_cache": False} for n in (16, 24, 12)]
     options: dict[str, Any] = {"progress": False, "speed_check": False, "fuse_blocks": True}
@@ -195,6 +229,7 @@ def subjects(model: Any, peers: list[str]) -> list[Subject]:
         ),
         "stock": lambda: _by_transformers("stock", _stock(model)),
         "torch-int8": lambda: _torch_int8(model),
+        "openvino": lambda: _openvino(model, prompts),
     }
     return [*found, *(make[name]() for name in peers)]
 
@@ -223,7 +258,7 @@ def measure(found: list[Subject], ids: torch.Tensor, tokens: int, rounds: int) -
     """Times of each subject by turns; returns what streaming gave between them."""
     # Floats of one type: sum() of them reads at the speed of memory, by all threads.
     buffer = torch.ones(_STREAM_BYTES // 4)
-    steps = [subject.step(ids) for subject in found]
+    steps = [subject.step(ids) for subject in found if subject.step is not None]
     for add in steps:
         add(), add()
     read = []
@@ -247,6 +282,33 @@ def measure(found: list[Subject], ids: torch.Tensor, tokens: int, rounds: int) -
     return read
 
 
+def measure_prompts(found: list[Subject], prompts: list[torch.Tensor], rounds: int) -> None:
+    """Times of each subject by turns, of each prompt."""
+    for number in range(rounds + 1):
+        for prompt in prompts:
+            for subject in found:
+                assert subject.generate is not None
+                start = time.perf_counter()
+                subject.generate(prompt, 1)
+                if number:  # the first one plans
+                    subject.note(f"prompt {prompt.shape[1]}", time.perf_counter() - start)
+
+
+def print_prompts(found: list[Subject], prompts: list[torch.Tensor]) -> None:
+    """A table of what ``measure_prompts`` found."""
+    columns = ("tokens", "median ms", "least ms", "over ours, by median", "by minimum")
+    print(("{:<12}{:>8}{:>12}{:>12}{:>22}{:>12}").format("", *columns))
+    for prompt in prompts:
+        of_ours = found[0].times[f"prompt {prompt.shape[1]}"]
+        for subject in found:
+            times = subject.times[f"prompt {prompt.shape[1]}"]
+            median, least = statistics.median(times), min(times)
+            print(
+                f"{subject.name:<12}{prompt.shape[1]:>8}{median * 1e3:>12.1f}{least * 1e3:>12.1f}"
+                f"{median / statistics.median(of_ours):>22.2f}{least / min(of_ours):>12.2f}"
+            )
+
+
 def main() -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -255,12 +317,23 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=24, help="new tokens of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    parser.add_argument("--prompts", type=int, nargs="*", default=[], help="measure these alone")
+    parser.add_argument("--peers", nargs="*", choices=(*PEERS, *PROMPT_PEERS), default=PEERS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
     print_environment()
-    found = subjects(decoder(options.kind), options.peers)
+    if bool(options.prompts) < bool({*options.peers} & {*PROMPT_PEERS}):
+        parser.error("openvino is a peer of --prompts alone")
+    if options.prompts and "torch-int8" in options.peers:
+        parser.error("torch-int8 is a peer of steps alone: give --peers")
+    draw = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, 1000, (1, n), generator=draw) for n in options.prompts]
+    found = subjects(decoder(options.kind), options.peers, prompts)
+    if prompts:
+        measure_prompts(found, prompts, options.rounds)
+        print_prompts(found, prompts)
+        return 0
     ids = torch.randint(3, 1000, (1, options.prompt), generator=torch.Generator().manual_seed(1))
     read = measure(found, ids, options.tokens, options.rounds)
     best = max(read)

@@ -73,10 +73,17 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "cache": floats(6, 2, 2, 5, 8),
         "layer": 1,
         "length": torch.tensor([3]),
+        "hidden": torch.tensor([0, 2]),
         "scale": 0.3,
+    },
+    "newest_sees": {
+        "hidden": torch.tensor([0, 2]),
+        "new": floats(2, 3, 4),
+        "held": floats(2, 5, 4),
     },
     "present_tokens": {"mask": MASK, "first": True},
     "gather_tokens": {"x": floats(3, 4, 7), **TOLD},
+    "take_tokens": {"x": floats(2, 4, 7), "places": torch.tensor([3, 0, -2])},
     "scatter_tokens": {"x": floats(3, 4, 7), **TOLD},
     "present_attention_rows": {
         "q": floats(3, 4, 4, 8),

@@ -17,7 +17,7 @@ from tests.test_native_kernels import CPU_FLAGS, ISAS
 from x86quant import extension
 from x86quant.kernels.native import capi
 from x86quant.ops import rows
-from x86quant.ops.attention import attention
+from x86quant.ops.attention import attention, newest_sees
 from x86quant.ops.rows import quantize_rows
 
 DEFINED: Any = rows  # arguments in a star are beyond mypy
@@ -280,6 +280,8 @@ def attend(
     scale: float = 0.2,
     threads: int = 1,
     starts: Any = None,
+    past: int = 0,
+    hidden: Any = None,
 ) -> torch.Tensor:
     """Attention of [B, S, H, D] by the native kernel, on guarded memory.
 
@@ -295,6 +297,8 @@ def attend(
         scale=scale,
         threads=threads,
         out=out.ctypes.data,
+        past=past,
+        hidden=None if hidden is None else hidden.ctypes.data,
     )
     for name, part in zip("qkv", kept, strict=True):
         setattr(op, f"{name}_stride", (ctypes.c_int64 * 3)(*(s // 4 for s in part.strides[:3])))
@@ -394,6 +398,29 @@ def test_sentences_side_by_side_are_attended_each_by_itself(
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize(
+    ("queries", "past"), [(1, 0), (5, 0), (40, 3), (2, 300), (70, 530)], ids=str
+)
+def test_attention_behind_a_past_of_which_some_is_hidden(
+    lib: capi.Library, isa: str, queries: int, past: int
+) -> None:
+    """Padding in front, up to the last key but one: queries that are padding themselves give 0."""
+    keys = past + queries
+    q, k, v = heads(4, queries, keys, 4, 2, 24)
+    hidden = np.array([0, keys - 1, past // 2, min(past + 1, keys - 1)], np.int64)
+    sees = newest_sees(torch.from_numpy(hidden), q, k)
+    for held, mask in (
+        (None, newest_sees(torch.zeros(4, dtype=torch.int64), q, k)),
+        (hidden, sees),
+    ):
+        want = attention(q, k, v, mask, False, 0.2)
+        got = attend(lib, isa, q, k, v, causal=True, past=past, hidden=held)
+        assert_attends(isa, got, want, v)
+        again = attend(lib, isa, q, k, v, causal=True, past=past, hidden=held, threads=16)
+        assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 def test_attention_to_nothing_and_of_nothing(lib: capi.Library, isa: str) -> None:
     q, k, v = heads(2, 3, 0, 2, 1, 16)
     assert torch.equal(attend(lib, isa, q, k, v), torch.zeros_like(q))
@@ -425,6 +452,11 @@ def test_attentions_that_do_not_fit_are_refused(lib: capi.Library) -> None:
         attend(lib, ISAS[-1], q, k, v, scale=float("inf"))
     with pytest.raises(capi.NativeError):
         attend(lib, ISAS[-1], q, k, v, threads=0)
+    with pytest.raises(capi.NativeError):
+        attend(lib, ISAS[-1], q, k, v, causal=True, past=-1)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    with pytest.raises(capi.NativeError):  # one says all that the other does
+        attend(lib, ISAS[-1], q, k, v, mask, hidden=np.zeros(1, np.int64))
 
 
 OPS = torch.ops.x86quant
@@ -537,7 +569,9 @@ def test_one_query_sees_all_keys(
     q = torch.randn(batch, 1, n, size, generator=draw)
     held = [torch.randn(batch, kv, keys, size, generator=draw) for _ in range(2)]
     keys_of, values_of = (x.transpose(1, 2) for x in held)
-    want = attention(q, keys_of, values_of, None, False, 0.2)
+    hidden = np.array([0, keys // 2, keys - 1], np.int64)[-batch:].copy()
+    sees = newest_sees(torch.from_numpy(hidden), q, keys_of)
+    wants = [attention(q, keys_of, values_of, mask, False, 0.2) for mask in (None, sees)]
     # What lies behind the last of each is not there.
     k, v, at_q = (at_page_end(x.numpy()) for x in (*held, q))
     out = at_page_end(np.full((batch, n, size), np.nan, np.float32))
@@ -547,8 +581,10 @@ def test_one_query_sees_all_keys(
     strides = (ctypes.c_int64 * 3)(kv * keys * size, keys * size, size)
     op.k_stride = op.v_stride = strides
     op.scale = 0.2
-    lib.one_query(op)
-    torch.testing.assert_close(torch.from_numpy(out.copy()), want[:, 0], rtol=1e-4, atol=2e-5)
+    for want, given in zip(wants, (None, hidden.ctypes.data), strict=True):
+        op.hidden = given
+        lib.one_query(op)
+        torch.testing.assert_close(torch.from_numpy(out.copy()), want[:, 0], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(

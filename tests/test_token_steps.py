@@ -1,10 +1,11 @@
-"""The newest token of a decoder in one native run, or layer by layer."""
+"""Prompts and the newest token of a decoder in one native run, or layer by layer."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
     model = decoder(request.param, width=32, layers=2, vocabulary=60)
     data = [{"input_ids": torch.randint(3, 60, (2, n)), "use_cache": False} for n in (7, 9, 5)]
     fused = x86quant.quantize(model, data, speed_check=False, progress=False, fuse_blocks=True)
-    assert "each new token of generate is one native run" in str(fused.quantization)
+    assert "prompts and each new token of generate are one native run" in str(fused.quantization)
     return model, fused, x86quant.to_dynamic(model).eval()
 
 
@@ -100,7 +101,7 @@ def test_generate_takes_them(pair: Any) -> None:
     ids = prompt()
     with counted(fused) as runs:
         fused.generate(ids, max_new_tokens=9, do_sample=False)
-    assert runs == [8]  # the first token is the prompt's
+    assert runs == [9]
     for _ in range(3):
         found = agreement(float_model, fused, prompt(), 20)
         assert found.equal <= 20
@@ -170,14 +171,15 @@ def test_what_it_is_not_for_runs_layer_by_layer(pair: Any) -> None:
     _, fused, layers = pair
     one = prompt(1, 1)
     hidden = torch.ones(1, 7, dtype=torch.long)
-    hidden[0, :2] = 0
-    static = transformers.StaticCache(config=fused.config, max_cache_len=32)
+    hidden[0, 3] = 0  # in the middle
+    odd = torch.ones(1, 1, 1, 7, dtype=torch.bool)
+    odd[..., 4] = False
     cases: list[tuple[Any, torch.Tensor, dict[str, Any]]] = [
         (prefilled(layers, prompt()), one, {"attention_mask": hidden}),
-        (prefilled(layers, prompt()), prompt(1, 3), {}),
+        (prefilled(layers, prompt()), one, {"attention_mask": odd}),
         (prefilled(layers, prompt()), one, {"output_hidden_states": True}),
-        (static, prompt(), {}),
-        (transformers.DynamicCache(config=fused.config), one, {}),
+        (prefilled(layers, prompt()), prompt(1, 3), {"logits_to_keep": torch.tensor([1])}),
+        (transformers.DynamicCache(), one, {}),  # without layers yet
     ]
     with counted(fused) as runs:
         for cache, ids, more in cases:
@@ -202,9 +204,200 @@ def test_a_mask_that_hides_nothing_and_positions_are_taken(pair: Any) -> None:
         close(found.logits, added(layers, other, token, **more).logits)
 
 
-@pytest.mark.parametrize("wrong", ["heads", "size", "layers", "dtype", "batch", "mask"])
-def test_what_does_not_fit_is_refused_as_the_float_model_does(pair: Any, wrong: str) -> None:
-    float_model, fused, _ = pair
+def empty(model: Any, static: bool, room: int = 32) -> Any:
+    if static:
+        return transformers.StaticCache(config=model.config, max_cache_len=room)
+    return transformers.DynamicCache(config=model.config)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("keep", [0, 1, 2, 50])
+def test_prompts_in_parts_are_native_runs(pair: Any, batch: int, static: bool, keep: int) -> None:
+    _, fused, layers = pair
+    cache, other = empty(fused, static), empty(layers, static)
+    held = 0
+    with counted(fused) as runs:
+        for tokens in (9, 1, 4, 1, 1):
+            ids = prompt(batch, tokens)
+            found = added(fused, cache, ids, logits_to_keep=keep)
+            expected = added(layers, other, ids, logits_to_keep=keep)
+            close(found.logits, expected.logits)
+            held += tokens
+            assert int(cache.get_seq_length()) == int(other.get_seq_length()) == held
+        assert runs == [5]
+    for one, two in zip(cache.layers, other.layers, strict=True):
+        close(one.keys, two.keys)
+        close(one.values, two.values)
+
+
+def test_a_prompt_without_a_cache_gets_one(pair: Any) -> None:
+    _, fused, layers = pair
+    ids = prompt(2)
+    with counted(fused) as runs:
+        found = fused(input_ids=ids, use_cache=True, return_dict=True)
+    assert runs == [1]
+    assert type(found.past_key_values) is transformers.DynamicCache
+    expected = layers(input_ids=ids, use_cache=True, return_dict=True)
+    close(found.logits, expected.logits)
+    close(found.past_key_values.layers[1].keys, expected.past_key_values.layers[1].keys)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_with_padding_in_front(pair: Any, cache: str) -> None:
+    """Each sequence gets the logits that it gets by itself, and every call is native."""
+    _, fused, layers = pair
+    ids, mask = prompt(3, 9), torch.ones(3, 9, dtype=torch.long)
+    mask[0, :4] = mask[2, :7] = 0
+    ids[mask == 0] = 0
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    options |= {"return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+    options |= {} if cache == "dynamic" else {"cache_implementation": "static"}
+    with counted(fused) as runs:
+        found = fused.generate(ids, attention_mask=mask, **options)
+    assert runs == [6]
+    logits = torch.stack(found.logits, 1)
+    assert torch.equal(logits.argmax(2), found.sequences[:, 9:])
+    for row, count in enumerate((5, 9, 2)):
+        alone = found.sequences[row : row + 1, 9 - count : -1]
+        with torch.no_grad():
+            expected = layers(input_ids=alone, use_cache=True, return_dict=True).logits
+        close(logits[row : row + 1], expected[:, count - 1 :])
+
+
+def test_rows_of_padding_are_those_of_the_layers(pair: Any) -> None:
+    _, fused, layers = pair
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, :3] = 0
+    ids = prompt(2)
+    with counted(fused) as runs:
+        found = added(fused, empty(fused, False), ids, attention_mask=mask)
+    assert runs == [1]
+    close(found.logits, added(layers, empty(layers, False), ids, attention_mask=mask).logits)
+
+
+def test_an_eager_decoder_gives_padding_what_it_did(pair: Any) -> None:
+    """Its mask of large numbers lets padding see all of it: that runs layer by layer."""
+    float_model, _, _ = pair
+    model = copy.deepcopy(float_model)
+    model.set_attn_implementation("eager")
+    data = [{"input_ids": prompt(2, n), "use_cache": False} for n in (7, 9, 5)]
+    fused = x86quant.quantize(model, data, speed_check=False, progress=False, fuse_blocks=True)
+    layers = x86quant.to_dynamic(model).eval()
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, :3] = 0
+    ids, cache, other = prompt(2), empty(fused, False), empty(layers, False)
+    with counted(fused) as runs:
+        found = added(fused, cache, ids, attention_mask=mask)
+        assert runs == [0]
+        expected = added(layers, other, ids, attention_mask=mask)
+        close(found.logits, expected.logits)
+        more = torch.nn.functional.pad(mask, (0, 1), value=1)
+        token = prompt(2, 1)
+        found = added(fused, cache, token, attention_mask=more)
+        assert runs == [1]
+    close(found.logits, added(layers, other, token, attention_mask=more).logits)
+
+
+def test_a_static_cache_goes_between_layers_and_native_runs(pair: Any) -> None:
+    _, fused, layers = pair
+    cache, other = empty(fused, True), empty(layers, True)
+    odd = torch.zeros(1, 1, 1, 32, dtype=torch.bool)
+    odd[..., :9] = True
+    odd[..., 4] = False
+    steps: list[tuple[torch.Tensor, dict[str, Any], int]] = [
+        (prompt(1, 8), {"output_hidden_states": True}, 0),
+        (prompt(1, 1), {"attention_mask": odd}, 0),
+        (prompt(1, 1), {}, 1),
+        (prompt(1, 2), {"output_hidden_states": True}, 1),
+        (prompt(1, 1), {}, 2),
+    ]
+    with counted(fused) as runs:
+        for ids, more, native in steps:
+            found, expected = added(fused, cache, ids, **more), added(layers, other, ids, **more)
+            close(found.logits, expected.logits)
+            assert runs == [native]
+        for kept in (cache, other):
+            kept.reset()
+        ids = prompt(1, 3)
+        close(added(fused, cache, ids).logits, added(layers, other, ids).logits)
+        assert runs == [3]
+    twin = copy.deepcopy(cache)
+    added(fused, cache, prompt(1, 1))
+    assert int(twin.get_seq_length()) == 3
+    assert not torch.equal(cache.layers[0].keys, twin.layers[0].keys)
+
+
+def test_a_full_static_cache_is_refused_as_by_the_layers(pair: Any) -> None:
+    _, fused, layers = pair
+    for model in (fused, layers):
+        cache = empty(model, True, room=7)
+        added(model, cache, prompt())
+        added(model, cache, prompt(1, 1))
+        with pytest.raises((IndexError, RuntimeError)):
+            added(model, cache, prompt(1, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong", ["empty", "no batch", "negative", "beyond", "position", "int32", "float", "three"]
+)
+@pytest.mark.parametrize("held", [0, 6])
+def test_bad_ids_are_refused_as_by_the_float_model(pair: Any, wrong: str, held: int) -> None:
+    float_model, fused, layers = pair
+    ids: torch.Tensor = prompt(2, 3)
+    more: dict[str, Any] = {}
+    if wrong == "empty":
+        ids = ids[:, :0]
+    elif wrong == "no batch":
+        ids = ids[:0]
+    elif wrong in ("negative", "beyond"):
+        ids[1, 2] = -1 if wrong == "negative" else 60
+    elif wrong == "position":
+        more["position_ids"] = torch.full((2, 3), 1 << 20)
+    elif wrong in ("int32", "float"):
+        ids = ids.to(torch.int32 if wrong == "int32" else torch.float32)
+    else:
+        ids = ids[None]
+
+    def call(model: Any) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        cache = empty(model, False)
+        if held:
+            added(model, cache, torch.full((2, held), 7))
+        return cache, added(model, cache, ids, **more)
+
+    try:
+        call(float_model)
+    except Exception as error:  # whatever transformers raises
+        with pytest.raises(type(error)):
+            call(fused)
+    else:
+        close(call(fused)[1].logits, call(layers)[1].logits)
+
+
+def test_a_call_that_fails_leaves_the_cache_as_it_was(pair: Any) -> None:
+    _, fused, layers = pair
+    cache = empty(fused, False)
+    added(fused, cache, prompt())
+    other = copy.deepcopy(cache)
+    bad = prompt(1, 3)
+    bad[0, 1] = 60
+    with pytest.raises(IndexError):
+        added(fused, cache, bad)
+    assert cache.get_seq_length() == 6
+    ids = prompt(1, 3)
+    close(added(fused, cache, ids).logits, added(layers, other, ids).logits)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(
+    "wrong",
+    ["heads", "size", "layers", "dtype", "batch", "mask", "square", "lengths", "float mask"],
+)
+def test_what_does_not_fit_is_refused_as_the_float_model_does(
+    pair: Any, wrong: str, tokens: int
+) -> None:
+    float_model, fused, layers = pair
 
     def call(model: Any) -> Any:
         torch.manual_seed(0)
@@ -215,20 +408,25 @@ def test_what_does_not_fit_is_refused_as_the_float_model_does(pair: Any, wrong: 
         layers, batch = layers - (wrong == "layers"), batch + (wrong == "batch")
         dtype = torch.float64 if wrong == "dtype" else dtype
         for number in range(layers):
-            held = torch.randn(2, batch, heads, 6, size, dtype=dtype)
+            length = 6 - (wrong == "lengths" and number == 1)
+            held = torch.randn(2, batch, heads, length, size, dtype=dtype)
             cache.update(held[0], held[1], number)
-        tokens = 5 if wrong == "mask" else 7
-        mask = torch.ones(1, tokens, dtype=torch.long)
-        return added(model, cache, torch.tensor([[4]]), attention_mask=mask).logits
+        mask = torch.ones(1, 5 if wrong == "mask" else 6 + tokens, dtype=torch.long)
+        if wrong == "square":
+            mask = torch.ones(1, 1, tokens, 4, dtype=torch.bool)
+        if wrong == "float mask":
+            mask = torch.zeros(1, 1, tokens, 6 + tokens)
+        ids = torch.tensor([[4, 5, 9]])[:, :tokens]
+        return added(model, cache, ids, attention_mask=mask).logits
 
     with counted(fused) as runs:
         try:
-            expected = call(float_model)
+            call(float_model)
         except Exception as error:  # whatever transformers raises
             with pytest.raises(type(error)):
                 call(fused)
         else:
-            close(call(fused), expected)
+            close(call(fused), call(layers))
         assert runs == [0]
 
 
@@ -254,6 +452,31 @@ def test_copies_keep_it(pair: Any) -> None:
     with counted(model) as runs:
         close(added(model, cache, token).logits, added(layers, other, token).logits)
     assert runs == [1]
+
+
+def test_a_saved_decoder_keeps_it(pair: Any, tmp_path: Path) -> None:
+    _, fused, _ = pair
+    x86quant.save(fused, tmp_path / "decoder.xq")
+    model = x86quant.load(tmp_path / "decoder.xq")
+    cache, other = empty(model, False), empty(fused, False)
+    with counted(model) as runs:
+        for tokens in (5, 1, 1):
+            ids = prompt(2, tokens)
+            found, expected = added(model, cache, ids), added(fused, other, ids)
+            assert torch.equal(found.logits, expected.logits)
+            assert type(found) is type(expected)
+    assert runs == [3]
+    held = {x.data_ptr() for x in model.forward.token_step.compiled.buffers()}
+    assert model.lm_head.int8_weight.data_ptr() in held  # once in the file, and in memory
+
+
+def test_a_changed_decoder_is_saved_without_it(pair: Any, tmp_path: Path) -> None:
+    _, fused, _ = pair
+    model = copy.deepcopy(fused)
+    model.lm_head.weight_scale.mul_(2)
+    x86quant.save(model, tmp_path / "decoder.xq")
+    loaded = x86quant.load(tmp_path / "decoder.xq")
+    assert not isinstance(vars(loaded).get("forward"), BlockGraphs)
 
 
 def test_inference_mode_and_what_follows_it(pair: Any) -> None:

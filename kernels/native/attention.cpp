@@ -50,7 +50,7 @@ void attention_reference(const HeadTask& t) {
         for (int64_t d = 0; d < t.size; ++d) s += q[d] * t.k[k * t.k_stride + d];
         s *= t.scale;
         if (t.mask && !t.mask_is_bool) s += static_cast<const float*>(t.mask)[cell + k];
-        const bool hidden = (t.mask && t.mask_is_bool && !static_cast<const uint8_t*>(t.mask)[cell + k]) || (t.causal && k > m);
+        const bool hidden = (t.mask && t.mask_is_bool && !static_cast<const uint8_t*>(t.mask)[cell + k]) || (t.causal && k > m + t.past);
         shares[static_cast<size_t>(k)] = hidden ? -std::numeric_limits<double>::infinity() : s;
         most = std::fmax(most, shares[static_cast<size_t>(k)]);
       }
@@ -76,6 +76,7 @@ int xq_attention_check(const xq_attention* op) {
     if (size < 0) return XQ_BAD_ARGUMENT;
   if (op->kv_heads == 0 || op->heads % op->kv_heads) return XQ_BAD_SHAPE;
   if (!std::isfinite(op->scale)) return XQ_NOT_FINITE;
+  if (op->past < 0 || (op->hidden && (op->mask || op->starts))) return XQ_BAD_ARGUMENT;
   if (op->batch * op->queries * op->heads * op->size == 0) return XQ_OK;
   if (!op->q || !op->out || (op->keys > 0 && (!op->k || !op->v))) return XQ_BAD_ARGUMENT;
   return XQ_OK;
@@ -106,7 +107,9 @@ void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* 
     t.q = op->q + first(op->q_stride) + head * op->q_stride[2], t.q_stride = op->q_stride[1], t.q_head = op->q_stride[2];
     t.k = op->k + first(op->k_stride) + kv * op->k_stride[2], t.k_stride = op->k_stride[1];
     t.v = op->v + first(op->v_stride) + kv * op->v_stride[2], t.v_stride = op->v_stride[1];
-    t.keys = op->starts ? own : op->keys, t.size = op->size, t.heads = group;
+    const int64_t hidden = op->hidden ? op->hidden[n] : 0;
+    t.k += hidden * t.k_stride, t.v += hidden * t.v_stride;
+    t.keys = (op->starts ? own : op->keys) - hidden, t.past = op->past - hidden, t.size = op->size, t.heads = group;
     t.query_begin = part * tiles / parts * kAttentionRows;
     t.query_end = min64((part + 1) * tiles / parts * kAttentionRows, queries);
     if (op->mask) {

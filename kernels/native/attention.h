@@ -327,7 +327,7 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
   const float* q = t.q + head * t.q_head + first * t.q_stride;
   const auto queries = P::queries(t, q, t.q_stride, rows, at.queries);
   const int64_t seen_keys = first_keys < 0 ? t.keys : first_keys;
-  const int64_t last = t.causal ? xq::min64(seen_keys, first + rows) : seen_keys;
+  const int64_t last = t.causal ? xq::min64(seen_keys, first + rows + t.past) : seen_keys;
   bool any = false;
   for (int64_t k = 0; k < last; k += xq::kAttentionKeys) {
     const int64_t keys = xq::min64(xq::kAttentionKeys, last - k), whole = xq::round_up(keys, 32);
@@ -337,7 +337,7 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
     float most[xq::kAttentionRows];
     // First of all queries: each number is the end of a chain, and chains of several run side by side.
     for (int64_t m = 0; plain && m < rows; ++m) {
-      const int64_t visible = t.causal ? xq::min64(keys, first + m + 1 - k) : keys;
+      const int64_t visible = t.causal ? xq::min64(keys, first + m + 1 + t.past - k) : keys;
       most[m] = visible > 0 ? greatest_score<V>(at.scores + m * at.stride, visible) : -__builtin_inff();
     }
     for (int64_t m = 0; m < rows; ++m) {
@@ -346,7 +346,7 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
       const int64_t cell = head * t.mask_head + query * t.mask_query + k;
       if (first_keys < 0 && t.mask_is_bool) mask.seen = static_cast<const uint8_t*>(t.mask) + cell;
       if (first_keys < 0 && !t.mask_is_bool) mask.added = static_cast<const float*>(t.mask) + cell;
-      const int64_t visible = t.causal ? xq::min64(keys, query + 1 - k) : keys;
+      const int64_t visible = t.causal ? xq::min64(keys, query + 1 + t.past - k) : keys;
       typename P::Share* shares = at.shares + m * at.stride;
       const auto put = [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); };
       const float* scores = at.scores + m * at.stride;

@@ -207,6 +207,8 @@ class Attention(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("out", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
+        ("past", ctypes.c_int64),
         ("threads", ctypes.c_int32),
     ]
 
@@ -222,6 +224,7 @@ class OneQuery(ctypes.Structure):
         *((f"{name}_stride", ctypes.c_int64 * 3) for name in "kv"),
         ("scale", ctypes.c_float),
         ("out", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
     ]
 
 

@@ -56,7 +56,8 @@ XQ_API void xq_rows_run(const xq_rows* op, int phase, int64_t begin, int64_t end
 // ----------------------------------------------------------------------------------- attention
 //
 // out = softmax(scale * q k' + mask) v for each batch and head, without a matrix of scores in memory. A query sees the
-// keys where a boolean mask is not 0, an additive one is not minus infinity, and, if causal, those up to its own number.
+// keys where a boolean mask is not 0, an additive one is not minus infinity, and, if causal, those up to its own number
+// and `past` more. With `hidden` no query of a batch sees the first so many keys: padding in front, in place of a mask.
 // A query that sees no key gives 0. Heads of queries share heads of keys in order: heads / kv_heads each.
 //
 // Products are taken in float32, or in bfloat16 with sums in float32 where XQ_ISA_AMX_INT8 has tiles for that; softmax
@@ -77,6 +78,8 @@ typedef struct xq_attention {
   float scale;
   float* out;                                             // (batch, queries, heads, size), contiguous
   const int64_t* starts;                                  // null, or of batch + 1 numbers that never decrease
+  const int64_t* hidden;                                  // null, or of batch numbers from 0 to keys
+  int64_t past;                                           // keys before that of the first query: 0 or more
   int32_t threads;                                        // how many threads will share the items: 1 or more
 } xq_attention;
 
@@ -87,7 +90,8 @@ XQ_API size_t xq_attention_scratch(const xq_attention* op);  // bytes for each r
 XQ_API int64_t xq_attention_items(const xq_attention* op);
 XQ_API void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch);
 
-// The same for one query a head and keys and values that lie where a decoder keeps them: no mask, all keys are seen.
+// The same for one query a head and keys and values that lie where a decoder keeps them: no mask, all keys are seen
+// but those that `hidden` says, which leaves one at least.
 // Keys of a head may be any number of floats apart. Products and softmax are in float32 on every level.
 typedef struct xq_one_query {
   int32_t isa;
@@ -97,6 +101,7 @@ typedef struct xq_one_query {
   int64_t k_stride[3], v_stride[3];                       // from batch to batch, head to head, key to key
   float scale;
   float* out;                                             // (batch, heads, size), contiguous
+  const int64_t* hidden;                                  // null, or of batch numbers from 0 to keys - 1
 } xq_one_query;
 
 XQ_API int xq_one_query_check(const xq_one_query* op);

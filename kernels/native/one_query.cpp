@@ -57,7 +57,9 @@ void xq_one_query_run(const xq_one_query* op, int64_t begin, int64_t end, void* 
     t.q = op->q + n * op->q_stride[0] + head * op->q_stride[1], t.q_head = op->q_stride[1];
     t.k = op->k + n * op->k_stride[0] + kv * op->k_stride[1], t.k_stride = op->k_stride[2];
     t.v = op->v + n * op->v_stride[0] + kv * op->v_stride[1], t.v_stride = op->v_stride[2];
-    t.heads = group, t.keys = op->keys, t.size = op->size, t.scale = op->scale;
+    const int64_t hidden = op->hidden ? op->hidden[n] : 0;
+    t.k += hidden * t.k_stride, t.v += hidden * t.v_stride;
+    t.heads = group, t.keys = op->keys - hidden, t.size = op->size, t.scale = op->scale;
     t.out = op->out + (n * op->heads + head) * op->size;
     op->isa == XQ_ISA_REFERENCE ? one_query_reference(t, scores) : row_kernels_of(op->isa).one_query(t, scores);
   }

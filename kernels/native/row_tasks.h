@@ -34,6 +34,7 @@ struct HeadTask {
   const float *q, *k, *v;
   int64_t q_stride, q_head, k_stride, v_stride;
   int64_t heads, keys, size, query_begin, query_end;
+  int64_t past;               // of causal: query m sees key m + past and those before; may be negative
   const void* mask;           // null: none
   int64_t mask_head, mask_query;
   int32_t mask_is_bool, causal;

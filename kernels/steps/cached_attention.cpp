@@ -1,4 +1,4 @@
-// Attention of a decoder's newest token: its keys and values join the cache, where all that came before lie.
+// Attention of a decoder's newest tokens: their keys and values join the cache, where all that came before lie.
 #include <algorithm>
 #include <cstring>
 
@@ -12,73 +12,100 @@ namespace x86quant::runtime {
 namespace {
 
 // Less work than this is not worth waking a thread for: some microseconds of it.
-constexpr int64_t kProductsEach = 200'000;
+constexpr int64_t kProductsEach = 200'000, kFloatsEach = 60'000;
 
 class CachedAttention final : public Step {
  public:
   explicit CachedAttention(StepFields& fields) {
-    xq_one_query& op = op_;
-    op.isa = native_isa();
-    op.batch = fields.integer("batch"), op.heads = fields.integer("heads"), op.kv_heads = fields.integer("kv_heads");
+    xq_attention& op = op_;
+    op.isa = native_isa(), op.causal = 1;
+    op.batch = fields.integer("batch"), op.queries = fields.integer("tokens");
+    op.heads = fields.integer("heads"), op.kv_heads = fields.integer("kv_heads");
     op.size = fields.integer("size"), op.scale = fields.real("scale");
     capacity_ = fields.integer("capacity");
-    q_ = heads(fields, "q", "q_strides", op.heads, op.q_stride);
-    k_ = heads(fields, "k", "k_strides", op.kv_heads, new_k_stride_);
-    v_ = heads(fields, "v", "v_strides", op.kv_heads, new_v_stride_);
-    keys_ = cache(fields, "keys", "keys_strides", op.k_stride);
-    values_ = cache(fields, "values", "values_strides", op.v_stride);
-    length_ = fields.address("length", sizeof(int64_t), {1}, {sizeof(int64_t)});
-    out_ = fields.address("out", kFloat, {op.batch, op.heads * op.size}, {op.heads * op.size * kFloat, kFloat});
-    xq_one_query trial = op;
-    trial.keys = capacity_;
+    // Batch, token and head, as attention has them; batch, head and token, as they lie in a cache.
+    q_ = strided(fields, "q", "q_strides", {op.batch, op.queries, op.heads, op.size}, op.q_stride);
+    k_ = strided(fields, "k", "k_strides", {op.batch, op.queries, op.kv_heads, op.size}, new_k_stride_);
+    v_ = strided(fields, "v", "v_strides", {op.batch, op.queries, op.kv_heads, op.size}, new_v_stride_);
+    keys_ = strided(fields, "keys", "keys_strides", {op.batch, op.kv_heads, capacity_, op.size}, op.k_stride);
+    values_ = strided(fields, "values", "values_strides", {op.batch, op.kv_heads, capacity_, op.size}, op.v_stride);
+    std::swap(op.k_stride[1], op.k_stride[2]), std::swap(op.v_stride[1], op.v_stride[2]);
+    length_ = fields.address("length", kWord, {1}, {kWord});
+    hidden_ = fields.address("hidden", kWord, {op.batch}, {kWord});
+    const int64_t row = op.heads * op.size * kFloat;
+    out_ = fields.address("out", kFloat, {op.batch, op.queries, op.heads * op.size}, {op.queries * row, row, kFloat});
+    xq_attention trial = op;
+    trial.keys = capacity_, trial.threads = 1;
     trial.q = q_.any<const float>(), trial.k = keys_.any<const float>(), trial.v = values_.any<const float>();
     trial.out = out_.any<float>();
-    const int status = xq_one_query_check(&trial);
+    const int status = xq_attention_check(&trial);
     require(status == XQ_OK, "step \"cached_attention\" of a plan: ", xq_status_text(status));
   }
 
   void run(const Bases& bases) const override {
-    const int64_t length = *length_.at<const int64_t>(bases);
-    require(length >= 0 && length < capacity_, "a cache with room for ", capacity_, " tokens cannot take one behind ", length);
-    xq_one_query op = op_;
-    op.keys = length + 1;
-    op.q = q_.at<const float>(bases);
+    xq_attention op = op_;
+    op.past = *length_.at<const int64_t>(bases);
+    op.hidden = hidden_.at<const int64_t>(bases);
+    require(op.past >= 0 && op.past <= capacity_ - op.queries, "a cache with room for ", capacity_, " tokens cannot take ",
+            op.queries, " behind ", op.past);
+    op.keys = op.past + op.queries;
+    for (int64_t n = 0; n < op.batch; ++n)
+      require(op.hidden[n] >= 0 && op.hidden[n] < op.keys, "of ", op.keys, " tokens the first ", op.hidden[n],
+              " cannot be hidden");
     auto* const keys = keys_.at<float>(bases);
     auto* const values = values_.at<float>(bases);
-    op.k = keys, op.v = values, op.out = out_.at<float>(bases);
+    op.q = q_.at<const float>(bases), op.k = keys, op.v = values, op.out = out_.at<float>(bases);
     const auto *k = k_.at<const float>(bases), *v = v_.at<const float>(bases);
+    const auto append_all = [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        append(k, new_k_stride_, keys, op.k_stride, item, op.past);
+        append(v, new_v_stride_, values, op.v_stride, item, op.past);
+      }
+    };
+    if (op.queries == 1) return add_one(op, append_all);
+    split(op.batch * op.kv_heads, useful_threads(op.batch * op.kv_heads * op.queries * op.size / kFloatsEach), append_all);
+    run_attention(op);
+  }
+  // Of the new tokens alone, as what is held shows in a run.
+  StepThreads threads() const override {
+    xq_attention least = op_;
+    least.keys = least.queries;
+    return shared_if(least.queries > 1 && shares_of_attention(least) > 1);
+  }
+
+ private:
+  static constexpr int64_t kFloat = sizeof(float), kWord = sizeof(int64_t);
+
+  template <class Append>
+  static void add_one(const xq_attention& all, const Append& append_all) {
+    xq_one_query op{};
+    op.isa = all.isa, op.batch = all.batch, op.keys = all.keys, op.heads = all.heads, op.kv_heads = all.kv_heads;
+    op.size = all.size, op.q = all.q, op.k = all.k, op.v = all.v, op.scale = all.scale, op.out = all.out, op.hidden = all.hidden;
+    op.q_stride[0] = all.q_stride[0], op.q_stride[1] = all.q_stride[2];
+    const auto by_head = [](const int64_t (&from)[3], int64_t (&to)[3]) { to[0] = from[0], to[1] = from[2], to[2] = from[1]; };
+    by_head(all.k_stride, op.k_stride), by_head(all.v_stride, op.v_stride);
     const int64_t products = 2 * op.batch * op.heads * op.keys * op.size;
     split(xq_one_query_items(&op), useful_threads(products / kProductsEach), [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        append(k, new_k_stride_, keys, op.k_stride, item, length);
-        append(v, new_v_stride_, values, op.v_stride, item, length);
-      }
+      append_all(begin, end);
       const Scratch mine(xq_one_query_scratch(&op));
       xq_one_query_run(&op, begin, end, mine.data());
     });
   }
 
- private:
-  static constexpr int64_t kFloat = sizeof(float);
-
-  void append(const float* from, const int64_t (&from_stride)[2], float* to, const int64_t (&to_stride)[3], int64_t item,
+  // One head of keys or values of one element of the batch.
+  void append(const float* from, const int64_t (&from_stride)[3], float* to, const int64_t (&to_stride)[3], int64_t item,
               int64_t length) const {
     const int64_t n = item / op_.kv_heads, head = item % op_.kv_heads;
-    std::memcpy(to + n * to_stride[0] + head * to_stride[1] + length * to_stride[2],
-                from + n * from_stride[0] + head * from_stride[1], static_cast<size_t>(op_.size * kFloat));
+    from += n * from_stride[0] + head * from_stride[2], to += n * to_stride[0] + head * to_stride[2] + length * to_stride[1];
+    for (int64_t token = 0; token < op_.queries; ++token)
+      std::memcpy(to + token * to_stride[1], from + token * from_stride[1], static_cast<size_t>(op_.size * kFloat));
   }
 
-  // Heads of one token an element of the batch, the features of each adjacent.
-  Address heads(StepFields& fields, const char* name, const char* strides, int64_t count, int64_t (&to)[2]) {
-    const Words given = fields.integers(strides, 2);
-    std::copy(given.begin(), given.end(), to);
-    return fields.address(name, kFloat, {op_.batch, count, op_.size}, in_bytes(fields, strides, given));
-  }
-
-  Address cache(StepFields& fields, const char* name, const char* strides, int64_t (&to)[3]) {
+  // Floats whose last dimension is adjacent; the strides of the others are a field.
+  static Address strided(StepFields& fields, const char* name, const char* strides, const Words& sizes, int64_t (&to)[3]) {
     const Words given = fields.integers(strides, 3);
     std::copy(given.begin(), given.end(), to);
-    return fields.address(name, kFloat, {op_.batch, op_.kv_heads, capacity_, op_.size}, in_bytes(fields, strides, given));
+    return fields.address(name, kFloat, sizes, in_bytes(fields, strides, given));
   }
 
   static Words in_bytes(StepFields& fields, const char* name, Words strides) {
@@ -88,10 +115,10 @@ class CachedAttention final : public Step {
     return strides;
   }
 
-  xq_one_query op_{};
+  xq_attention op_{};
   int64_t capacity_ = 0;
-  int64_t new_k_stride_[2] = {}, new_v_stride_[2] = {};
-  Address q_, k_, v_, keys_, values_, length_, out_;
+  int64_t new_k_stride_[3] = {}, new_v_stride_[3] = {};
+  Address q_, k_, v_, keys_, values_, length_, hidden_, out_;
 };
 
 const RegisterStep cached_attention("cached_attention", [](StepFields& fields) -> StepPtr {

@@ -1,4 +1,5 @@
-// Batches without their padding: which tokens are present, and their rows side by side and back in their places.
+// Rows of tokens: batches without their padding (which tokens are present, and their rows side by side and back in
+// their places), and those tokens of each sentence that are wanted.
 #include <cstring>
 
 #include "../runtime/parallel.h"
@@ -137,6 +138,38 @@ class ScatterTokens final : public MovedTokens {
   }
 };
 
+// The same tokens of each sentence; those below 0 count from behind.
+class TakeTokens final : public Step {
+ public:
+  explicit TakeTokens(StepFields& fields) : batch_(fields), taken_(fields.integer("taken")), features_(fields.integer("features")) {
+    x_ = rows(fields, "x", batch_.tokens);
+    out_ = rows(fields, "out", taken_);
+    places_ = numbers(fields, "places", taken_);
+  }
+
+  void run(const Bases& bases) const override {
+    const auto* x = x_.at<const float>(bases);
+    const auto* places = places_.at<const int64_t>(bases);
+    auto* out = out_.at<float>(bases);
+    for (int64_t n = 0; n < batch_.sentences; ++n, x += batch_.tokens * features_)
+      for (int64_t i = 0; i < taken_; ++i, out += features_) {
+        const int64_t place = places[i] < 0 ? places[i] + batch_.tokens : places[i];
+        require(place >= 0 && place < batch_.tokens, "of ", batch_.tokens, " tokens there is no number ", places[i]);
+        std::memcpy(out, x + place * features_, static_cast<size_t>(features_) * sizeof(float));
+      }
+  }
+
+ private:
+  Address rows(StepFields& fields, const char* name, int64_t tokens) const {
+    const int64_t row = features_ * int64_t{sizeof(float)};
+    return fields.address(name, sizeof(float), {batch_.sentences, tokens, features_}, {tokens * row, row, int64_t{sizeof(float)}});
+  }
+
+  Batch batch_;
+  int64_t taken_, features_;
+  Address x_, out_, places_;
+};
+
 template <class Kind>
 StepPtr make(StepFields& fields) {
   return std::make_unique<Kind>(fields);
@@ -144,6 +177,7 @@ StepPtr make(StepFields& fields) {
 
 const RegisterStep present("present_tokens", make<PresentTokens>);
 const RegisterStep gather("gather_tokens", make<GatherTokens>);
+const RegisterStep take("take_tokens", make<TakeTokens>);
 const RegisterStep scatter("scatter_tokens", make<ScatterTokens>);
 
 }  // namespace

@@ -19,18 +19,28 @@ from x86quant.artifacts import transformers_models
 from x86quant.artifacts.content import Content
 from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
+from x86quant.artifacts.token_step_form import read_token_step, write_token_step
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, blocks_of
+from x86quant.compiled.block_graphs import (
+    BlockGraph,
+    BlockGraphs,
+    blocks_of,
+    give_token_step,
+    token_step_of,
+)
+from x86quant.compiled.token_step import TokenStep
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import leave_fast_path
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
 
-_ENTRIES = {"class", "config", "classes", "hooks", "replaced", "tensors", "graphs", "values"}
+_ENTRIES = {
+    "class", "config", "classes", "hooks", "replaced", "tensors", "graphs", "values", "tokens"
+}  # fmt: skip
 
 #: What torch itself keeps in every module.
 _TORCHS_OWN = frozenset(vars(nn.Module()))
@@ -90,6 +100,7 @@ def write_tree(
         "tensors": state,
         "graphs": graphs,
         "values": values,
+        **_written_step(model, tensors, write),
     }
 
 
@@ -97,7 +108,7 @@ def read_tree(
     content: dict[str, Any], tensors: TensorReader, read: Callable[[object], Content]
 ) -> Content:
     """What ``write_tree`` wrote; ``read`` reads the records in it."""
-    content = {"graphs": [], "values": {}, **content}  # older files have none
+    content = {"graphs": [], "values": {}, "tokens": None, **content}  # older files have none
     check_keys("a tree", content, _ENTRIES)
     name = typed(str, content["class"], "class")
     classes = _texts(content["classes"], "classes")
@@ -134,7 +145,9 @@ def read_tree(
             type(value) in (bool, int, float) for value in typed(dict, plain, "values").values()
         ):
             raise ArtifactError("the values of a tree are no numbers of its modules")
-    tree = _Tree(name, classes, hooks, replaced, state, stored, blocks, values)
+    tokens = content["tokens"]
+    step = None if tokens is None else read_token_step(tokens, read)
+    tree = _Tree(name, classes, hooks, replaced, state, stored, blocks, values, step)
 
     def build(skeleton: nn.Module | None) -> nn.Module:
         if skeleton is not None:
@@ -177,6 +190,17 @@ def _written(block: BlockGraphs, tensors: TensorWriter, write: Write) -> list[An
     return found
 
 
+def _written_step(model: nn.Module, tensors: TensorWriter, write: Write) -> dict[str, Any]:
+    """The entry of a decoder's token step, if it has one that has a form in a file."""
+    step = token_step_of(model)
+    if step is None:
+        return {}
+    with contextlib.suppress(ArtifactError):
+        write_token_step(step, TensorWriter(), write)  # it leaves nothing behind where it fails
+        return {"tokens": write_token_step(step, tensors, write)}
+    return {}
+
+
 def _block(module: nn.Module) -> BlockGraph:
     if not isinstance(module, GuardedModule) or not isinstance(module.compiled, CompiledModule):
         raise ArtifactError("a graph of a module in a tree is none")
@@ -208,7 +232,9 @@ class _Tree:
         stored: dict[str, str],
         blocks: dict[str, list[BlockGraph]],
         values: dict[str, dict[str, bool | int | float]],
+        step: TokenStep | None,
     ) -> None:
+        self._step = step
         self._values = values
         self._blocks = blocks
         self._name, self._classes, self._hooks = name, classes, hooks
@@ -254,6 +280,8 @@ class _Tree:
         with contextlib.suppress(ExtensionError):  # without native kernels layers run by themselves
             for path, graphs in self._blocks.items():
                 BlockGraphs(found[path], graphs).attach()
+            if self._step is not None:
+                give_token_step(model, self._step)
         return model
 
     def _put(

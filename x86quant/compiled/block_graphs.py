@@ -85,7 +85,7 @@ class BlockGraphs:
     Attributes:
         module: whose forward it is.
         graphs: what it runs; empty once the module was changed.
-        token_step: the same for the newest token of a decoder; None once it was changed.
+        token_step: the same for the newest tokens of a decoder; None once it was changed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BlockGraphs:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
         if self.token_step is not None and self._may_run() and _only_watched() and self._holds():
-            answer = self.token_step.answer(args, kwargs)
+            answer = self.token_step.answer(self.module.config, args, kwargs)
             if answer is not None:
                 return answer
         found = self.graph_for(args, kwargs)
@@ -191,6 +191,21 @@ class BlockGraphs:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+
+def give_token_step(module: nn.Module, step: TokenStep) -> None:
+    """Let ``module`` run ``step``, beside the graphs that it may have."""
+    blocks = vars(module).get("forward")
+    if isinstance(blocks, BlockGraphs):
+        blocks.token_step = step
+    else:
+        BlockGraphs(module, (), step).attach()
+
+
+def token_step_of(module: nn.Module) -> TokenStep | None:
+    """The token step of ``module``; None if it has none, or none any longer."""
+    found = vars(module).get("forward")
+    return found.token_step if isinstance(found, BlockGraphs) and found.current() else None
 
 
 _training = operator.attrgetter("training")

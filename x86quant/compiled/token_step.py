@@ -1,44 +1,50 @@
-"""``TokenStep``: the newest token of a decoder in one native run, with the cache that it is given.
+"""``TokenStep``: the newest tokens of a decoder in one native run, with the cache that it is given.
 
-The cache stays transformers' own ``DynamicCache``. Its keys and values come to lie in one buffer
-with room for more tokens; what the cache shows are views of it. A run writes behind what is held,
-and the cache shows one token more.
+The cache stays transformers' own ``DynamicCache`` or ``StaticCache``. Its keys and values come to
+lie in one buffer, in a ``DynamicCache`` with room for more tokens; what the cache shows are views
+of it. A run writes behind what is held.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from x86quant.compiled.module import CompiledModule
+from x86quant.ops.attention import newest_sees
 
-#: A cache gets room for so many tokens more at least, and for so many times what it holds.
+#: A growing cache gets room for so many tokens more at least, and for so many times what it holds.
 _LEAST_ROOM, _ROOM = 128, 2
 #: Arguments that a call may have beside the ids, and which values leave the result as it is.
 _PLAIN_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "use_cache": (True,),
     "return_dict": (True, None),
-    "logits_to_keep": (0, 1, None),
     "output_attentions": (False, None),
     "output_hidden_states": (False, None),
 }
-_TENSOR_ARGUMENTS = frozenset({"input_ids", "position_ids", "past_key_values", "attention_mask"})
+_READ_ARGUMENTS = frozenset(
+    {"input_ids", "position_ids", "past_key_values", "attention_mask", "logits_to_keep"}
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStep:
-    """A graph that stands for a decoder's forward where one token follows those of a cache.
+    """A graph that stands for a decoder's forward where tokens follow those of a cache.
 
     Attributes:
-        compiled: from ids, positions [batch, 1], the cache [2 layers, batch, heads, room, size] and
-            how many tokens it holds to the logits. It writes the new token's keys and values.
+        compiled: from ids and positions [batch, tokens], the cache [2 layers, batch, heads, room,
+            size], how many tokens in front nobody sees [batch], the tokens whose logits are wanted
+            and how many tokens the cache holds [1] to the logits. It writes the new tokens' keys
+            and values.
         result: the class of what the forward returns.
-        heads, size: of keys and values.
         layers: how many layers there are.
+        heads, size: of keys and values.
+        zeros_unseen: whether the decoder's own attention gives zeros to a token that sees none, as
+            the graph does.
     """
 
     compiled: CompiledModule
@@ -46,56 +52,52 @@ class TokenStep:
     layers: int
     heads: int
     size: int
+    zeros_unseen: bool
 
-    def answer(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def answer(self, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the forward returns, or None if the graph does not stand for this call."""
-        cache = kwargs.get("past_key_values")
         ids: Any = kwargs.get("input_ids")
-        if args or not _is_ids(ids) or not _leaves_result(kwargs):
+        if args or not _is_ids(ids) or not _leaves_result(config, kwargs):
             return None
-        room = _Room.shown_by(cache)
-        if room is None or not self._fits(room, ids.shape[0]):
-            held = self._held(cache, ids.shape[0])
-            if held is None:
-                return None
-            room = _Room(held)
-        length = room.held
-        if not _sees_all(kwargs.get("attention_mask"), ids.shape[0], length + 1):
+        batch, tokens = ids.shape
+        keep = _kept(kwargs.get("logits_to_keep"), tokens)
+        cache = kwargs.get("past_key_values")
+        if cache is None:
+            cache = _new_cache(config)
+        room = None if keep is None else self._room(cache, batch, tokens)
+        if keep is None or room is None:
             return None
-        positions = _positions(kwargs.get("position_ids"), ids, length)
-        if positions is None:
+        hidden = _hidden(kwargs.get("attention_mask"), batch, tokens, room)
+        positions = _positions(kwargs.get("position_ids"), ids, room.held)
+        if hidden is None or positions is None:
             return None
-        (logits,) = self.compiled.run((ids, positions, room.buffer, room.length))
-        room.show_one_more(cache)
+        if not self.zeros_unseen and tokens > 1 and bool((hidden > room.held).any()):
+            return None  # tokens that see none get something else
+        length = torch.tensor([room.held])
+        (logits,) = self.compiled.run((ids, positions, room.buffer, hidden, keep, length))
+        room.show(cache, tokens)
         return self.result(logits=logits, past_key_values=cache)
 
-    def _fits(self, room: _Room, batch: int) -> bool:
-        """Whether ``room`` is for this decoder: a cache may be another's."""
-        parts, sequences, heads, _, size = room.buffer.shape
-        wanted = (2 * self.layers, batch, self.heads, self.size)
-        return (parts, sequences, heads, size) == wanted
-
-    def _held(self, cache: Any, batch: int) -> list[torch.Tensor] | None:
-        """Keys and values of each layer; None if ``cache`` is not one that grows by a token."""
+    def _room(self, cache: Any, batch: int, tokens: int) -> _Room | None:
+        """Where so many tokens behind those of ``cache`` go; None if it is not of this decoder."""
         transformers = sys.modules.get("transformers.cache_utils")
-        if transformers is None or type(cache) is not transformers.DynamicCache:
+        if transformers is None:
             return None
-        layers = cache.layers
-        if len(layers) != self.layers or getattr(cache, "offloading", False):
+        kind = _ROOMS.get(f"{type(cache).__module__}.{type(cache).__qualname__}")
+        if kind is None or getattr(cache, "offloading", False):
             return None
-        held = []
-        for layer in layers:
-            if type(layer) is not transformers.DynamicLayer or not layer.is_initialized:
-                return None
-            held += [layer.keys, layer.values]
-        first = held[0]
-        shape = (batch, self.heads, first.shape[2] if first.dim() == 4 else 0, self.size)
-        fits = shape[2] > 0 and all(_is_part(x, shape) for x in held)
-        return held if fits else None
+        known = getattr(cache, "_x86quant_room", None)
+        shape = (2 * self.layers, batch, self.heads, self.size)
+        if isinstance(known, kind) and known.goes_on(cache, shape, tokens):
+            return known
+        of_layer = getattr(transformers, kind.layer)
+        if len(cache.layers) != self.layers or any(type(x) is not of_layer for x in cache.layers):
+            return None
+        return kind.made(cache, shape, tokens)
 
 
 class _Room:
-    """What a cache holds, in a buffer with room for more.
+    """What a cache holds, in a buffer that it shows.
 
     It is known by the tensors that the cache shows: anything else that is found in the cache (a
     shorter view, another order of the batch, a copy) is copied to a buffer of its own, so that
@@ -104,45 +106,49 @@ class _Room:
     Attributes:
         buffer: [2 layers, batch, heads, room, size].
         held: how many tokens are held.
+        shown: how many places of the buffer a mask of the cache has, with so many tokens more.
+        layer: the name of the class of the cache's layers.
     """
 
-    def __init__(self, held: Sequence[torch.Tensor]) -> None:
-        batch, heads, length, size = held[0].shape
-        room = -(-_ROOM * length // _LEAST_ROOM) * _LEAST_ROOM + _LEAST_ROOM
-        self.buffer = torch.empty(len(held), batch, heads, room, size)
-        for part, tensor in zip(self.buffer, held, strict=True):
-            part[:, :, :length] = tensor
-        self.held = length
+    layer = ""
+
+    def __init__(self, buffer: torch.Tensor, held: int) -> None:
+        self.buffer, self.held = buffer, held
         self._shown: list[torch.Tensor] = []
-        self._kind: type = type(None)
 
     @classmethod
-    def shown_by(cls, cache: Any) -> _Room | None:
-        """The room of all that ``cache`` shows, if it has space for one token more."""
-        room = getattr(cache, "_x86quant_room", None)
-        if not isinstance(room, cls) or room.held >= room.buffer.shape[3]:
-            return None
-        layers = cache.layers
-        if 2 * len(layers) != len(room._shown) or type(cache) is not room._kind:
-            return None
-        shown = iter(room._shown)
-        for layer in layers:
-            if layer.keys is not next(shown) or layer.values is not next(shown):
-                return None
-        return room
+    def made(cls, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> _Room | None:
+        """A new room with what ``cache`` holds and space for so many tokens more.
 
-    @property
-    def length(self) -> torch.Tensor:
-        """How many tokens are held, int64 [1]."""
-        return torch.tensor([self.held])
+        ``shape`` has no size of the room. None if the cache is another's, or has no space.
+        """
+        raise NotImplementedError
 
-    def show_one_more(self, cache: Any) -> None:
-        """Let ``cache`` show the token behind those that it held."""
-        self.held += 1
-        self._shown = list(self.buffer[:, :, :, : self.held].unbind())
+    def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
+        """Whether it is what ``cache`` shows, and takes so many tokens more."""
+        parts, batch, heads, _, size = self.buffer.shape
+        return (
+            (parts, batch, heads, size) == shape
+            and parts == 2 * len(cache.layers)
+            and len(self._shown) == parts
+            and all(a is b for a, b in zip(_tensors(cache), self._shown, strict=True))
+        )
+
+    def places(self, tokens: int) -> int:
+        """How many keys a mask of the cache is about, with so many tokens more."""
+        raise NotImplementedError
+
+    def show(self, cache: Any, tokens: int) -> None:
+        """Let ``cache`` show the tokens behind those that it held."""
+        raise NotImplementedError
+
+    def _give(self, cache: Any, shown: list[torch.Tensor]) -> None:
+        self._shown = shown
         for number, layer in enumerate(cache.layers):
-            layer.keys, layer.values = self._shown[2 * number : 2 * number + 2]
-        self._kind = type(cache)
+            keys, values = shown[2 * number : 2 * number + 2]
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[:, :, :0], values[:, :, :0])
+            layer.keys, layer.values = keys, values
         cache._x86quant_room = self
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -153,25 +159,138 @@ class _Room:
         return type(None), ()
 
 
+class _GrowingRoom(_Room):
+    """Of a ``DynamicCache``, which shows the tokens that are held."""
+
+    layer = "DynamicLayer"
+
+    @classmethod
+    def made(cls, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> _Room | None:
+        parts, batch, heads, size = shape
+        held = 0
+        if any(layer.is_initialized for layer in cache.layers):
+            keys = cache.layers[0].keys
+            held = keys.shape[2] if isinstance(keys, torch.Tensor) and keys.dim() == 4 else -1
+            if not all(_is_part(x, (batch, heads, held, size)) for x in _tensors(cache)):
+                return None
+        places = -(-_ROOM * (held + tokens) // _LEAST_ROOM) * _LEAST_ROOM + _LEAST_ROOM
+        buffer = torch.empty(parts, batch, heads, places, size)
+        if held:
+            for part, tensor in zip(buffer, _tensors(cache), strict=True):
+                part[:, :, :held] = tensor
+        return cls(buffer, held)
+
+    def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
+        fits = self.held + tokens <= self.buffer.shape[3]
+        return fits and super().goes_on(cache, shape, tokens)
+
+    def places(self, tokens: int) -> int:
+        return self.held + tokens
+
+    def show(self, cache: Any, tokens: int) -> None:
+        self.held += tokens
+        self._give(cache, list(self.buffer[:, :, :, : self.held].unbind()))
+
+
+class _FixedRoom(_Room):
+    """Of a ``StaticCache``, which shows all of its room and counts what is held."""
+
+    layer = "StaticLayer"
+
+    @classmethod
+    def made(cls, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> _Room | None:
+        parts, batch, heads, size = shape
+        places = {layer.max_cache_len for layer in cache.layers}
+        held = _counted(cache)
+        if len(places) != 1 or held is None:
+            return None
+        (room,) = places
+        initialized = {layer.is_initialized for layer in cache.layers}
+        if held + tokens > room or len(initialized) != 1:
+            return None
+        buffer = torch.zeros(parts, batch, heads, room, size)
+        if initialized == {True}:
+            if not all(_is_part(x, (batch, heads, room, size)) for x in _tensors(cache)):
+                return None
+            for part, tensor in zip(buffer, _tensors(cache), strict=True):
+                part.copy_(tensor)
+        elif held:
+            return None
+        return cls(buffer, held)
+
+    def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
+        if not super().goes_on(cache, shape, tokens):
+            return False
+        held = _counted(cache)  # layer by layer it may have got more, and reset it has none
+        if held is None or held + tokens > self.buffer.shape[3]:
+            return False
+        self.held = held
+        return True
+
+    def places(self, tokens: int) -> int:
+        return self.buffer.shape[3]
+
+    def show(self, cache: Any, tokens: int) -> None:
+        self.held += tokens
+        if not self._shown:
+            self._give(cache, list(self.buffer.unbind()))
+        for layer in cache.layers:
+            layer.cumulative_length.add_(tokens)
+
+
+_ROOMS: dict[str, type[_Room]] = {
+    "transformers.cache_utils.DynamicCache": _GrowingRoom,
+    "transformers.cache_utils.StaticCache": _FixedRoom,
+}
+
+
+def _tensors(cache: Any) -> Iterator[Any]:
+    """Keys and values of each layer."""
+    for layer in cache.layers:
+        yield layer.keys
+        yield layer.values
+
+
+def _counted(cache: Any) -> int | None:
+    """How many tokens a static cache holds; None if its layers differ."""
+    counts = {int(layer.cumulative_length) for layer in cache.layers}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _new_cache(config: Any) -> Any:
+    """What transformers makes where no cache is given."""
+    transformers = sys.modules.get("transformers.cache_utils")
+    return None if transformers is None else transformers.DynamicCache(config=config)
+
+
 def _is_ids(ids: Any) -> bool:
     return (
         type(ids) is torch.Tensor
         and ids.dtype is torch.int64
-        and ids.dim() == 2
-        and (ids.shape[1] == 1 and ids.shape[0] > 0 and ids.device.type == "cpu")
+        and (ids.dim() == 2 and ids.numel() > 0 and ids.device.type == "cpu")
     )
 
 
-def _leaves_result(kwargs: Mapping[str, Any]) -> bool:
+def _leaves_result(config: Any, kwargs: Mapping[str, Any]) -> bool:
     for name, value in kwargs.items():
-        if name in _TENSOR_ARGUMENTS:
+        if name in _READ_ARGUMENTS:
             continue
         plain = _PLAIN_ARGUMENTS.get(name, (None,))
         if isinstance(value, torch.Tensor) or not any(
             value is x or (type(value) is type(x) and value == x) for x in plain
         ):
             return False
-    return kwargs.get("use_cache") is True
+    named = kwargs.get("return_dict") or getattr(config, "return_dict", True)
+    return kwargs.get("use_cache") is True and bool(named)
+
+
+def _kept(wanted: Any, tokens: int) -> torch.Tensor | None:
+    """Which tokens' logits ``logits_to_keep`` wants: all by 0, else so many of the last ones."""
+    if wanted is None:
+        wanted = 0
+    if type(wanted) is not int or wanted < 0:
+        return None
+    return torch.arange(max(tokens - wanted, 0) if wanted else 0, tokens)
 
 
 def _is_part(x: Any, shape: tuple[int, ...]) -> bool:
@@ -184,21 +303,49 @@ def _is_part(x: Any, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _sees_all(mask: Any, batch: int, tokens: int) -> bool:
-    """Whether ``mask`` hides nothing from the newest token."""
+def _hidden(mask: Any, batch: int, tokens: int, room: _Room) -> torch.Tensor | None:
+    """How many tokens in front each sequence hides; None if ``mask`` says anything else."""
+    if type(mask) is dict and [*mask] == ["full_attention"]:  # by the kinds of layers
+        mask = mask["full_attention"]
     if mask is None:
-        return True
-    if type(mask) is not torch.Tensor or mask.shape != (batch, tokens):
-        return False
-    return bool(mask.all())
+        return torch.zeros(batch, dtype=torch.int64)
+    after = room.held + tokens
+    if type(mask) is not torch.Tensor or mask.device.type != "cpu":
+        return None
+    if mask.dim() == 4:
+        return _hidden_in_square(mask, batch, tokens, room)
+    if mask.shape != (batch, after):
+        return None
+    if bool(mask.all()):
+        return torch.zeros(batch, dtype=torch.int64)
+    seen = mask.bool()
+    # The first that is seen; the newest must be, and so must all between.
+    hidden = seen.int().argmax(1)
+    alike = seen == (torch.arange(after) >= hidden[:, None])
+    return hidden if bool(alike.all()) else None
+
+
+def _hidden_in_square(
+    mask: torch.Tensor, batch: int, tokens: int, room: _Room
+) -> torch.Tensor | None:
+    """The same of a mask [batch, 1, tokens, keys], which must also hide what comes later."""
+    after = room.held + tokens
+    if mask.dtype is not torch.bool or mask.shape != (batch, 1, tokens, room.places(tokens)):
+        return None
+    hidden = mask[:, 0, -1].int().argmax(1)
+    if bool(mask[..., after:].any()):
+        return None
+    held = mask[:, 0, 0, :after]
+    alike = torch.equal(mask[..., :after], newest_sees(hidden, mask[:, 0], held))
+    return hidden if alike else None
 
 
 def _positions(given: Any, ids: torch.Tensor, length: int) -> torch.Tensor | None:
     """The positions of ``ids``; None if ``given`` are none."""
     if given is None:
-        return torch.full_like(ids, length)
-    if type(given) is not torch.Tensor or given.dtype is not torch.int64:
+        given = torch.arange(length, length + ids.shape[1])[None]
+    if type(given) is not torch.Tensor or given.dtype is not torch.int64 or given.dim() != 2:
         return None
-    if given.dim() != 2 or given.shape[1] != 1 or given.shape[0] not in (1, ids.shape[0]):
+    if given.shape[1] != ids.shape[1] or given.shape[0] not in (1, ids.shape[0]):
         return None
     return given.expand(ids.shape)

@@ -186,14 +186,22 @@ def _check_mask(op: str, mask: torch.Tensor, scores: tuple[int, ...]) -> None:
 
 
 def _cached_attention_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    length: torch.Tensor,
+    hidden: torch.Tensor,
+    scale: float,
 ) -> torch.Tensor:
     _check_cache(q, k, v, cache, layer)
     return q.new_empty(q.shape)
 
 
 @register(
-    "Tensor q, Tensor k, Tensor v, Tensor(a!) cache, int layer, Tensor length, float scale",
+    "Tensor q, Tensor k, Tensor v, Tensor(a!) cache, int layer, Tensor length, Tensor hidden, "
+    "float scale",
     fake=_cached_attention_fake,
 )
 def cached_attention(
@@ -203,27 +211,51 @@ def cached_attention(
     cache: torch.Tensor,
     layer: int,
     length: torch.Tensor,
+    hidden: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Attention of a decoder's newest token, ``q`` [B, 1, H, D], to itself and all before it.
+    """Attention of a decoder's newest tokens, ``q`` [B, S, H, D]: each to itself and all before it.
 
-    ``k`` and ``v`` [B, 1, heads, D] are written behind the ``length`` (int64 [1]) tokens that
+    ``k`` and ``v`` [B, S, heads, D] are written behind the ``length`` (int64 [1]) tokens that
     ``cache`` [2 layers, B, heads, room, D] holds: keys of layer i are its part 2 i, values the next
-    one. Then it is ``attention`` to the first ``length`` + 1 of them.
+    one. Then it is ``attention`` to the first ``length`` + S of them, of which nobody sees the
+    first ``hidden`` (int64 [B]) ones: padding in front.
     """
     _check_cache(q, k, v, cache, layer)
-    before = int(length)
-    if not 0 <= before < cache.shape[3]:
+    before, tokens = int(length), q.shape[1]
+    after = before + tokens
+    if before < 0 or after > cache.shape[3]:
         raise InvalidInputError(
             f"x86quant::cached_attention: a cache with room for {cache.shape[3]} tokens cannot "
-            f"take one behind {before}"
+            f"take {tokens} behind {before}"
+        )
+    if hidden.shape != q.shape[:1] or not bool(((hidden >= 0) & (hidden < after)).all()):
+        raise InvalidInputError(
+            f"x86quant::cached_attention: of {after} tokens {hidden.tolist()} cannot be hidden in "
+            f"{q.shape[0]} sequences"
         )
     held = []
     for part, new in zip(cache[2 * layer : 2 * layer + 2], (k, v), strict=True):
-        part[:, :, before] = new[:, 0]
-        held.append(part[:, :, : before + 1].transpose(1, 2))
+        part[:, :, before:after] = new.transpose(1, 2)
+        held.append(part[:, :, :after].transpose(1, 2))
     keys, values = held
-    return attention(q, keys, values, None, False, scale)
+    return attention(q, keys, values, newest_sees(hidden, q, keys), False, scale)
+
+
+def _newest_sees_fake(hidden: torch.Tensor, new: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    return hidden.new_empty((hidden.shape[0], 1, new.shape[1], held.shape[1]), dtype=torch.bool)
+
+
+@register("Tensor hidden, Tensor new, Tensor held", fake=_newest_sees_fake)
+def newest_sees(hidden: torch.Tensor, new: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """Which keys a decoder's newest tokens see, bool [B, 1, S, T].
+
+    ``new`` [B, S, ...] are the last of ``held`` [B, T, ...]: each sees itself and those before it,
+    but for the first ``hidden`` (int64 [B]).
+    """
+    keys = torch.arange(held.shape[1])
+    queries = keys[held.shape[1] - new.shape[1] :]
+    return (keys <= queries[:, None]) & (keys >= hidden[:, None, None, None])
 
 
 def _check_cache(
@@ -238,8 +270,8 @@ def _check_cache(
             f"x86quant::cached_attention: the cache must be float32 [2 layers, {batch}, {heads}, "
             f"room, {size}] with a layer {layer}, got {cache.dtype} {tuple(cache.shape)}"
         )
-    if (tokens, q.shape[1]) != (1, 1):
+    if tokens != q.shape[1]:
         raise InvalidInputError(
-            f"x86quant::cached_attention: q and k must hold one token, got {tuple(q.shape)} and "
-            f"{tuple(k.shape)}"
+            f"x86quant::cached_attention: q and k must hold as many tokens, got {tuple(q.shape)} "
+            f"and {tuple(k.shape)}"
         )

@@ -75,6 +75,34 @@ def scatter_tokens(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) 
     return torch.zeros_like(rows).index_copy(0, places, found).reshape(x.shape)
 
 
+def _take_tokens_fake(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    _check_taken(x, places)
+    return x.new_empty((x.shape[0], places.shape[0], x.shape[2]))
+
+
+@register("Tensor x, Tensor places", fake=_take_tokens_fake)
+def take_tokens(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The rows of float32 ``x`` [B, T, N] at ``places``, int64 [K], of each sentence: [B, K, N].
+
+    Places below 0 count from behind.
+    """
+    _check_taken(x, places)
+    if bool(((places < -x.shape[1]) | (places >= x.shape[1])).any()):
+        raise InvalidInputError(
+            f"x86quant::take_tokens: of {x.shape[1]} tokens there is no number in {places.tolist()}"
+        )
+    return x[:, places]
+
+
+def _check_taken(x: torch.Tensor, places: torch.Tensor) -> None:
+    check_floats("take_tokens", x=x)
+    if x.dim() != 3 or places.dtype != torch.int64 or places.dim() != 1:
+        raise InvalidInputError(
+            "x86quant::take_tokens: x must be [batch, tokens, features] and places int64 [number], "
+            f"got {tuple(x.shape)} and {places.dtype} {tuple(places.shape)}"
+        )
+
+
 def _present_attention_rows_fake(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -1,21 +1,23 @@
-"""From a decoder with dynamic int8 layers to one that adds a token in one native run.
+"""From a decoder with dynamic int8 layers to one that adds tokens in one native run.
 
-``generate`` calls a decoder once for each token, with a cache of those before. That call is traced
-as a function of tensors alone: ids, positions and the cache as one tensor, to logits and the longer
-cache. It is proved against the decoder itself, with the rounding of rows left out on both sides;
-then its attention reads and extends the cache in place (``attend_to_cache``), and the int8 results
-are compared with those of the layers.
+``generate`` calls a decoder with a prompt, then once for each token, with a cache of those before.
+That call is traced as a function of tensors alone: ids, positions and the cache as one tensor, to
+logits and the longer cache. It is proved against the decoder itself, with the rounding of rows left
+out on both sides; then its attention reads and extends the cache in place (``attend_to_cache``),
+and the int8 results are compared with those of the layers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from x86quant.calling.call import Call
@@ -23,7 +25,7 @@ from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import first_line
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.block_graphs import BlockGraphs
+from x86quant.compiled.block_graphs import give_token_step
 from x86quant.compiled.structure import CallForm
 from x86quant.compiled.token_step import TokenStep
 from x86quant.errors import UnsupportedError
@@ -38,15 +40,22 @@ from x86quant.quantization.tracing import Traced
 
 _log = logging.getLogger("x86quant.quantization")
 
-#: Sequences, and tokens of each, behind which a token is added to prove the graph.
-_SIZES = ((2, 5), (1, 3), (3, 8), (1, 17))
+#: Sequences, tokens held, tokens that follow, and how many in front are hidden in the first
+#: sequence, to prove the graph. The first is traced, so its sizes differ.
+_SIZES = ((2, 7, 5, 0), (1, 3, 1, 0), (3, 8, 1, 2), (1, 17, 3, 4), (2, 4, 1, 0))
+#: The same, to compare the int8 results: prompts, too, with nothing before them.
+_INT8_SIZES = (*_SIZES, (1, 0, 6, 0), (2, 0, 9, 3), (1, 0, 1, 0))
 #: What fusing may cost against the layers one by one, in dB.
 _ALLOWED_LOSS = 3.0
-_ATTENTION = "x86quant_one_token"
+#: What the forward takes, in the order of a case.
+_ARGUMENTS = (
+    "input_ids", "position_ids", "past_key_values", "attention_mask", "logits_to_keep"
+)  # fmt: skip
+_ATTENTION = "x86quant_newest_tokens"
 
 
 def with_token_step(model: nn.Module) -> tuple[str, ...]:
-    """Let ``model`` add each token by one native run if it can; returns notes on it."""
+    """Let ``model`` add tokens by one native run if it can; returns notes on it."""
     if not _generates(model):
         return ()
     try:
@@ -54,12 +63,8 @@ def with_token_step(model: nn.Module) -> tuple[str, ...]:
     except Exception as error:  # the model's own code may raise anything
         _log.info("no token step: %s", first_line(error))
         return ()
-    blocks = vars(model).get("forward")
-    if isinstance(blocks, BlockGraphs):
-        blocks.token_step = step
-    else:
-        BlockGraphs(model, (), step).attach()
-    return ("each new token of generate is one native run",)
+    give_token_step(model, step)
+    return ("prompts and each new token of generate are one native run",)
 
 
 def _generates(model: nn.Module) -> bool:
@@ -69,10 +74,44 @@ def _generates(model: nn.Module) -> bool:
     if not callable(can) or not can() or getattr(config, "is_encoder_decoder", True):
         return False
     names = inspect.signature(model.forward).parameters
-    return {"input_ids", "position_ids", "past_key_values", "use_cache"} <= set(names)
+    return {*_ARGUMENTS, "use_cache"} <= set(names)
 
 
 def _token_step(model: Any) -> TokenStep:
+    with state_kept(model), hooks_set_aside(model):
+        cache_of = _cache_maker(model)
+        with rows_left_float():
+            cases = [_Case.of(model, *sizes) for sizes in _INT8_SIZES]
+            exact = [case.seen(model, cache_of) for case in cases]
+        proved = [*zip(cases, exact, strict=True)][: len(_SIZES)]
+        function = _NewestTokens(model, cache_of)
+        form, leaves = CallForm.of(function, cases[0].tensors, {})
+        with _told_attention(model):
+            exported = ops_from_export(function, form, leaves, sizes=_free_sizes)
+            traced = Traced(
+                exported.graph_module, form, exported.results, exported.guard, "torch.export"
+            )
+            observed = [Observed(Call(c.tensors, {}), seen.tensors, False) for c, seen in proved]
+            with rows_left_float():
+                prove(function, traced, observed)
+        lowered, reports = lower_rows(exported.graph_module)
+        past = cases[0].past
+        layers = past.shape[0] // 2
+        _check_all_in_place(lowered, layers)
+        float_nodes = [
+            FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)
+        ]
+        compiled = CompiledModule(lowered, reports, tuple(float_nodes))
+        zeros_unseen = model.config._attn_implementation == "sdpa"
+        step = TokenStep(
+            compiled, exact[0].kind, layers, past.shape[2], past.shape[4], zeros_unseen
+        )
+        _check_noise(model, step, cache_of, cases, exact)
+    return step
+
+
+def _cache_maker(model: Any) -> Callable[[torch.Tensor], Any]:
+    """What makes a cache of keys and values [2 layers, batch, heads, tokens, size]."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -86,48 +125,24 @@ def _token_step(model: Any) -> TokenStep:
             layer.keys, layer.values = keys, values
         return cache
 
-    with state_kept(model), hooks_set_aside(model):
-        with rows_left_float():
-            calls = [_call(model, *sizes) for sizes in _SIZES]
-            seen = [_observed(model, cache_of(call.args[2].clone()), call) for call in calls]
-        function = _OneToken(model, cache_of)
-        form, leaves = CallForm.of(function, calls[0].args, {})
-        with _one_token_attention(model):
-            exported = ops_from_export(function, form, leaves, sizes=_batch_and_cache)
-            traced = Traced(
-                exported.graph_module, form, exported.results, exported.guard, "torch.export"
-            )
-            with rows_left_float():
-                prove(function, traced, [observed for observed, _ in seen])
-        lowered, reports = lower_rows(exported.graph_module)
-        past = calls[0].args[2]
-        layers = past.shape[0] // 2
-        _check_all_in_place(lowered, layers)
-        float_nodes = [
-            FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)
-        ]
-        compiled = CompiledModule(lowered, reports, tuple(float_nodes))
-        step = TokenStep(compiled, seen[0][1], layers, past.shape[2], past.shape[4])
-        _check_noise(model, step, cache_of, calls, seen)
-    return step
+    return cache_of
 
 
-class _OneToken(nn.Module):
-    """A decoder's next token as a function of tensors."""
+class _NewestTokens(nn.Module):
+    """A decoder's newest tokens as a function of tensors."""
 
     def __init__(self, model: nn.Module, cache_of: Any) -> None:
         super().__init__()
         self.model = model
         self.cache_of = cache_of
 
-    def forward(self, input_ids: Any, position_ids: Any, past: Any) -> Any:
+    def forward(self, input_ids: Any, position_ids: Any, past: Any, hidden: Any, keep: Any) -> Any:
         cache = self.cache_of(past)
+        held = torch.cat([past[0, :, 0, :, 0], input_ids.float()], 1)
+        mask = torch.ops.x86quant.newest_sees(hidden, input_ids, held)
+        given = (input_ids, position_ids, cache, mask, keep)
         result = self.model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-            return_dict=True,
+            **dict(zip(_ARGUMENTS, given, strict=True)), use_cache=True, return_dict=True
         )
         return result.logits, *_parts(cache)
 
@@ -136,47 +151,89 @@ def _parts(cache: Any) -> list[torch.Tensor]:
     return [x for layer in cache.layers for x in (layer.keys, layer.values)]
 
 
-def _call(model: Any, batch: int, tokens: int) -> Call:
-    """The arguments of ``_OneToken`` behind a prompt of random tokens."""
-    generator = torch.Generator().manual_seed(batch * 100 + tokens)
-    words = int(model.config.get_text_config().vocab_size)
-    ids = torch.randint(words, (batch, tokens + 1), generator=generator)
-    with torch.no_grad():
-        cache = model(input_ids=ids[:, :-1], use_cache=True, return_dict=True).past_key_values
-    past = torch.stack(_parts(cache))
-    return Call((ids[:, -1:], torch.full((batch, 1), tokens), past))
+@dataclasses.dataclass(frozen=True)
+class _Returned:
+    """What a decoder returned: logits, then the cache's parts; and the class of its result."""
+
+    tensors: tuple[torch.Tensor, ...]
+    kind: type
 
 
-def _observed(model: nn.Module, cache: Any, call: Call) -> tuple[Observed, type]:
-    """What the decoder itself returns, with its own masks, and the class of that."""
-    ids, positions, _ = call.args
-    given = {"input_ids": ids, "position_ids": positions, "past_key_values": cache}
-    with torch.no_grad():
-        result = model(**given, use_cache=True, return_dict=True)
-    more = [k for k, v in vars(result).items() if v is not None and k not in _RESULTS]
-    if more or result.past_key_values is not cache:
-        raise UnsupportedError(f"it returns {', '.join(more) or 'another cache'}")
-    return Observed(call, (result.logits, *_parts(cache)), False), type(result)
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """Random tokens behind random tokens.
+
+    Attributes:
+        mask: of all tokens, [batch, tokens].
+        hidden: how many in front it hides.
+        keep: the tokens whose logits are wanted.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    past: torch.Tensor
+    mask: torch.Tensor
+    hidden: torch.Tensor
+    keep: torch.Tensor
+
+    @classmethod
+    def of(cls, model: Any, batch: int, held: int, new: int, hidden: int) -> _Case:
+        generator = torch.Generator().manual_seed(batch * 10000 + held * 100 + new)
+        words = int(model.config.get_text_config().vocab_size)
+        ids = torch.randint(words, (batch, held + new), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[0, :hidden] = 0
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            before = max(held, 1)
+            cache = model(
+                input_ids=ids[:, :before],
+                attention_mask=mask[:, :before],
+                position_ids=positions[:, :before],
+                use_cache=True,
+                return_dict=True,
+            ).past_key_values
+        past = torch.stack(_parts(cache))[:, :, :, :held].contiguous()
+        hides = torch.zeros(batch, dtype=torch.int64)
+        hides[0] = hidden
+        # Of the last ones; of a prompt with padding, those that are no padding.
+        keep = torch.arange(max(0, new - 3, hidden - held), new)
+        # Copies: export would ask what a view is a view of.
+        return cls(ids[:, held:].clone(), positions[:, held:].clone(), past, mask, hides, keep)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The arguments of ``_NewestTokens``."""
+        return self.ids, self.positions, self.past, self.hidden, self.keep
+
+    def seen(self, model: Any, cache_of: Any) -> _Returned:
+        """What the decoder returns, with its own masks."""
+        cache = cache_of(self.past.clone())
+        given = (self.ids, self.positions, cache, self.mask, self.keep)
+        with torch.no_grad():
+            result = model(
+                **dict(zip(_ARGUMENTS, given, strict=True)), use_cache=True, return_dict=True
+            )
+        more = [k for k, v in vars(result).items() if v is not None and k not in _RESULTS]
+        if more or result.past_key_values is not cache:
+            raise UnsupportedError(f"it returns {', '.join(more) or 'another cache'}")
+        return _Returned((result.logits, *_parts(cache)), type(result))
 
 
 _RESULTS = ("logits", "past_key_values")
 
 
-def _batch_and_cache(_: Sequence[torch.Tensor]) -> Any:
+def _free_sizes(_: Sequence[torch.Tensor]) -> Any:
     auto = torch.export.Dim.AUTO
-    return ({0: auto}, {0: auto}, {1: auto, 3: auto})
+    return ({0: auto, 1: auto}, {0: auto, 1: auto}, {1: auto, 3: auto}, {0: auto}, {0: auto})
 
 
 @contextlib.contextmanager
-def _one_token_attention(model: Any) -> Iterator[None]:
-    """A block in which the decoder makes no masks: one token sees all that came before.
-
-    An attention that transformers knows no mask for gets none.
-    """
+def _told_attention(model: Any) -> Iterator[None]:
+    """A block in which the decoder attends by the mask that it is given."""
     from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+    AttentionInterface.register(_ATTENTION, _attention)
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = {key: config._attn_implementation_internal for key, config in configs.items()}
     if {*before.values()} - {"sdpa", "eager"}:
@@ -188,6 +245,15 @@ def _one_token_attention(model: Any) -> Iterator[None]:
     finally:
         for key, config in configs.items():
             config._attn_implementation_internal = before[key]
+
+
+def _attention(
+    module: nn.Module, q: Any, k: Any, v: Any, mask: Any, scaling: float | None = None, **_: Any
+) -> tuple[Any, None]:
+    """Attention as transformers calls it: whatever else it is asked for, the proof tells."""
+    shares = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shares)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _check_all_in_place(lowered: Any, layers: int) -> None:
@@ -209,24 +275,29 @@ def _is_batch(node: Any) -> bool:
 
 
 def _check_noise(
-    model: nn.Module, step: TokenStep, cache_of: Any, calls: Sequence[Call], seen: Sequence[Any]
+    model: nn.Module,
+    step: TokenStep,
+    cache_of: Any,
+    cases: Sequence[_Case],
+    exact: Sequence[_Returned],
 ) -> None:
     """Raise UnsupportedError if the step is clearly noisier than the layers one by one."""
-    exact, layers, fused = [], [], []
-    for call, (observed, _) in zip(calls, seen, strict=True):
-        ids, positions, past = call.args
-        given = {"input_ids": ids, "position_ids": positions, "use_cache": True}
-        answer = step.answer((), {**given, "past_key_values": cache_of(past)})
-        if answer is None:
-            raise UnsupportedError("it does not take its own calls")
-        exact += [x.float() for x in observed.result]
-        fused += [answer.logits, *_parts(answer.past_key_values)]
-        plain = {**given, "return_dict": True, "past_key_values": cache_of(past)}
-        with torch.no_grad():
-            result = model(**plain)
-        layers += [result.logits, *_parts(result.past_key_values)]
-    if any(a.shape != b.shape for a, b in zip(exact, fused, strict=True)):
+    wanted, layers, fused = [], [], []
+    for case, seen in zip(cases, exact, strict=True):
+        given = (case.ids, case.positions, case.past, case.hidden, case.keep)
+        room = torch.cat([case.past, case.past.new_zeros((*case.past.shape[:3], 16, step.size))], 3)
+        (logits,) = step.compiled.run(
+            (*given[:2], room, *given[3:], torch.tensor([case.past.shape[3]]))
+        )
+        tokens = case.mask.shape[1]
+        # What padding leaves in the cache is nobody's.
+        unseen = case.mask[:, None, :, None] == 0
+        wanted += [x.masked_fill(unseen, 0) if x.dim() == 4 else x for x in seen.tensors]
+        fused += [logits, *(x[:, :, :tokens].masked_fill(unseen, 0) for x in room)]
+        plain = case.seen(model, cache_of).tensors
+        layers += [x.masked_fill(unseen, 0) if x.dim() == 4 else x for x in plain]
+    if any(a.shape != b.shape for a, b in zip(wanted, fused, strict=True)):
         raise UnsupportedError("the cache it leaves is of another shape")
-    before, after = sqnr_between(exact, layers), sqnr_between(exact, fused)
+    before, after = sqnr_between(wanted, layers), sqnr_between(wanted, fused)
     if not after >= before - _ALLOWED_LOSS:
         raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")

@@ -354,6 +354,10 @@ bool attention_agrees(Random& r, const std::vector<int>& isas) {
   const std::vector<float> added = random_floats(r, cells);
   op.mask_is_bool = r.one_in(2);
   if (r.one_in(2)) op.mask = op.mask_is_bool ? static_cast<const void*>(seen.data()) : added.data(), op.mask_stride[2] = op.keys;
+  if (op.causal && r.one_in(2)) op.past = r.upto(100);
+  std::vector<int64_t> hidden(static_cast<size_t>(op.batch));
+  for (int64_t& count : hidden) count = r.upto(static_cast<int>(op.keys) + 1) - 1;
+  if (!op.mask && r.one_in(2)) op.hidden = hidden.data();
   auto run = [&](int isa) {
     std::vector<float> out(queries);
     op.isa = isa, op.out = out.data();

@@ -27,6 +27,7 @@ from x86quant.lowering.row_passes import (
     recognise_rotation,
     share_row_codes,
     simplify_masks,
+    take_tokens,
 )
 
 #: Each pass relies on those above it.
@@ -41,6 +42,7 @@ ROW_PASSES: tuple[ModuleType, ...] = (
     recognise_eager_attention,
     recognise_attention,
     attend_to_cache,
+    take_tokens,
     drop_identities,
     fuse_activation,
     share_row_codes,

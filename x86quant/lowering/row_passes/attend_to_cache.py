@@ -1,4 +1,4 @@
-"""Attention of one new token reads a cache where it lies, and adds its own keys and values."""
+"""Attention of new tokens reads a cache where it lies, and adds their own keys and values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from x86quant.lowering.graph_tools import emit, finish, nodes_of
+from x86quant.lowering.graph_tools import emit, finish, is_op, nodes_of
 from x86quant.lowering.row_passes._values import call, sizes, value_of
 
 aten = torch.ops.aten
 
-#: The input with keys and values [2 layers, batch, heads, tokens, size], and the one that is added:
-#: how many tokens of it are held.
-CACHE, LENGTH = "past", "length"
+#: The input with keys and values [2 layers, batch, heads, tokens, size], the one that says how many
+#: tokens in front nobody sees, and the one that is added: how many tokens the cache holds.
+CACHE, HIDDEN, LENGTH = "past", "hidden", "length"
 
 
 def run(gm: GraphModule) -> int:
@@ -26,15 +26,15 @@ def run(gm: GraphModule) -> int:
     if cache is None:
         return 0
     found = [
-        (node, layer, new)
+        (node, layer, hidden, new)
         for node in nodes_of(gm, "attention")
         if (given := _given(node, cache)) is not None
-        for layer, *new in [given]
+        for layer, hidden, *new in [given]
     ]
     if not found:
         return 0
     length = _length(gm, cache)
-    for node, layer, new in found:
+    for node, layer, hidden, new in found:
         with gm.graph.inserting_before(node):
             k, v = (call(gm.graph, aten.transpose.int, _swapped(value_of(x)), x, 1, 2) for x in new)
             out = emit(
@@ -47,6 +47,7 @@ def run(gm: GraphModule) -> int:
                 cache=cache,
                 layer=layer,
                 length=length,
+                hidden=hidden,
                 scale=node.kwargs["scale"],
             )
             out.meta["val"] = value_of(node)
@@ -56,15 +57,21 @@ def run(gm: GraphModule) -> int:
     return finish(gm, len(found))
 
 
-def _given(node: Node, cache: Node) -> tuple[int, Node, Node] | None:
-    """The layer of an attention to all that the cache holds of it, and the new keys and values."""
+def _given(node: Node, cache: Node) -> tuple[int, Node, Node, Node] | None:
+    """The layer of an attention to all that the cache holds of it, what hides some of that, and
+    the new keys and values.
+    """
     kwargs: Any = node.kwargs
-    if kwargs["mask"] is not None or kwargs["causal"] or (sizes(kwargs["q"]) or ())[1:2] != ("1",):
+    mask, new = kwargs["mask"], (sizes(kwargs["q"]) or ())[1:2]
+    if kwargs["causal"] or not is_op(mask, "newest_sees"):
         return None
-    k, v = (_joined(_untransposed(kwargs[name]), cache) for name in "kv")
+    hidden = mask.kwargs["hidden"]
+    if hidden.op != "placeholder" or hidden.target != HIDDEN:
+        return None
+    k, v = (_joined(_untransposed(kwargs[name]), cache, new) for name in "kv")
     if k is None or v is None or k[0] % 2 or v[0] != k[0] + 1:
         return None
-    return k[0] // 2, k[1], v[1]
+    return k[0] // 2, hidden, k[1], v[1]
 
 
 def _untransposed(node: Any) -> Any:
@@ -72,8 +79,10 @@ def _untransposed(node: Any) -> Any:
     return node.args[0] if swaps and node.args[1:] == (1, 2) else None
 
 
-def _joined(node: Any, cache: Node) -> tuple[int, Node] | None:
-    """Which part of the cache ``node`` joins with a new token, and the token."""
+def _joined(
+    node: Any, cache: Node, tokens: tuple[str, ...] | None = None
+) -> tuple[int, Node] | None:
+    """Which part of the cache ``node`` joins with so many new tokens, and the tokens."""
     if not isinstance(node, Node) or node.target is not aten.cat.default:
         return None
     dim: Any = node.args[1] if len(node.args) > 1 else 0
@@ -83,7 +92,8 @@ def _joined(node: Any, cache: Node) -> tuple[int, Node] | None:
     held, new = parts
     if held.target is not aten.select.int or held.args[:2] != (cache, 0):
         return None
-    return (int(held.args[2]), new) if (sizes(new) or ())[2:3] == ("1",) else None
+    of_new = (sizes(new) or ())[2:3]
+    return (int(held.args[2]), new) if tokens in (None, of_new) else None
 
 
 def _swapped(value: torch.Tensor | None) -> torch.Tensor | None:

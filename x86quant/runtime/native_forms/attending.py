@@ -99,24 +99,27 @@ def _attend(
 def _cached_attention(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     new = {name: _heads(draft.value(kwargs[name])) for name in "qkv"}
-    whole, length = draft.value(kwargs["cache"]), draft.value(kwargs["length"])
-    if not whole.meta.is_contiguous() or length.meta.dtype != torch.int64:
-        raise NoKernelError("its cache is not contiguous, or its length no int64")
+    whole, length, hidden = (draft.value(kwargs[name]) for name in ("cache", "length", "hidden"))
+    if not whole.meta.is_contiguous() or not hidden.meta.is_contiguous():
+        raise NoKernelError("its cache is not contiguous")
+    if (length.meta.dtype, hidden.meta.dtype) != (torch.int64, torch.int64):
+        raise NoKernelError("its length is no int64")
     first = 2 * kwargs["layer"]
     held = {
         name: Value(whole.buffer, whole.meta[first + number])
         for number, name in enumerate(("keys", "values"))
     }
     out = draft.output_of(node, range(4), torch.float32)
-    batch, _, heads, size = new["q"].shape
+    batch, tokens, heads, size = new["q"].shape
+    tensors = {**new, **held}
     fields: dict[str, Any] = {
-        "batch": batch, "heads": heads, "kv_heads": whole.shape[2], "size": size,
-        "capacity": whole.shape[3], "scale": float(kwargs["scale"]), "length": length, "out": out,
-        **new, **{f"{name}_strides": [*x.meta.stride()[0:3:2]] for name, x in new.items()},
-        **held, **{f"{name}_strides": [*x.meta.stride()[:3]] for name, x in held.items()},
+        "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": whole.shape[2], "size": size,
+        "capacity": whole.shape[3], "scale": float(kwargs["scale"]),
+        "length": length, "hidden": hidden, "out": out,
+        **tensors, **{f"{name}_strides": [*x.meta.stride()[:3]] for name, x in tensors.items()},
     }  # fmt: skip
     step = NativeStep("cached_attention", fields)
-    return draft.add(node, step, [*new.values(), *held.values(), length], out, op_name(node))
+    return draft.add(node, step, [*tensors.values(), length, hidden], out, op_name(node))
 
 
 def _row_strides(heads: Value) -> list[int]:
@@ -151,17 +154,17 @@ def _as_q(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 def _reads_cache(node: Node) -> bool:
     """Whether its cache is an input: it is written to."""
-    cache, length = node.kwargs["cache"], node.kwargs["length"]
-    given = all(isinstance(x, Node) and x.op == "placeholder" for x in (cache, length))
+    told = (node.kwargs[name] for name in ("cache", "length", "hidden"))
+    given = all(isinstance(x, Node) and x.op == "placeholder" for x in told)
     return given and _reads(node)
 
 
 def _as_newest(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     q, k, v, cache = (known.size(kwargs[name]) for name in ("q", "k", "v", "cache"))
-    fits = len(q) == len(k) == 4 and len(cache) == 5 and k == v and q[1] == k[1] == 1
+    fits = len(q) == len(k) == 4 and len(cache) == 5 and k == v and q[:2] == k[:2]
     if not fits or (k[0], k[2], k[3]) != (cache[1], cache[2], cache[4]) or 0 in (*q, *k):
         return None
-    fits = q[0] == k[0] and q[3] == k[3] and q[2] % k[2] == 0
+    fits = known.size(kwargs["hidden"]) == q[:1] and q[3] == k[3] and q[2] % k[2] == 0
     fits = fits and 0 <= 2 * kwargs["layer"] < cache[0] - 1
     floats = all(known.dtypes[kwargs[n]] is torch.float32 for n in ("q", "k", "v", "cache"))
     return q if fits and floats else None

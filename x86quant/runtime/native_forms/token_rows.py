@@ -1,7 +1,8 @@
-"""Batches without their padding: which tokens are present, and their rows."""
+"""Rows of tokens: batches without their padding, and those tokens that are wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,25 @@ def _moved(draft: Draft, node: Node) -> Value:
     return draft.add(node, NativeStep(op_name(node), fields), [x, *told.values()], out)
 
 
+def _take_tokens(draft: Draft, node: Node) -> Value:
+    x = contiguous(draft, node, "x")
+    places = contiguous(draft, node, "places", torch.int64)
+    out = draft.output_of(node, range(3), torch.float32)
+    batch, tokens, features = x.shape
+    fields = {
+        "batch": batch, "tokens": tokens, "taken": places.shape[0], "features": features,
+        "x": x, "places": places, "out": out,
+    }  # fmt: skip
+    return draft.add(node, NativeStep(op_name(node), fields), [x, places], out)
+
+
+def _as_taken(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x, places = (known.size(kwargs[name]) for name in ("x", "places"))
+    types = tuple(known.dtypes.get(kwargs[name]) for name in ("x", "places"))
+    fits = len(x) == 3 and len(places) == 1 and types == (torch.float32, torch.int64)
+    return (x[0], places[0], x[2]) if fits else None
+
+
 def _as_told(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
     mask = known.size(kwargs["mask"])
     if len(mask) != 2 or known.dtypes.get(kwargs["mask"]) is not torch.bool:
@@ -71,5 +91,6 @@ def _as_x(known: KnownSizes, kwargs: Any) -> torch.Size | None:
 FORMS = (
     NativeForm("present_tokens", lambda *_: None, _present_tokens, reads=None, results=_as_told),
     NativeForm("gather_tokens", _as_x, _gather_tokens, reads=None, gives=torch.float32),
+    NativeForm("take_tokens", _as_taken, _take_tokens, reads=None, gives=torch.float32),
     NativeForm("scatter_tokens", _as_x, _moved, reads=None, gives=torch.float32),
 )
