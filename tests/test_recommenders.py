@@ -415,13 +415,28 @@ def test_weights_of_samples_are_in_the_program(bits: int | None, tmp_path: Path)
         assert torch.equal(ours(*call), want)
 
 
+class FixedWeights(Plain):
+    """Bags of one size, with weights of samples."""
+
+    def forward(  # type: ignore[override]
+        self, dense: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        tables = enumerate(self.tables)
+        rows = [t(indices[:, i], per_sample_weights=weights[:, i]) for i, t in tables]
+        out: torch.Tensor = self.top(self.interact(self.bottom(dense), rows))
+        return out
+
+
 def test_a_wrong_number_of_weights_is_said_when_it_is_planned() -> None:
-    ours = guarded(Weighted(lower_triangle), [weighted() for _ in range(2)])
-    dense, indices, offsets, weights = weighted(5)
-    weights[1] = weights[1][1:]
-    text = rf"tables\.1: there are {len(weights[1])} per_sample_weights for {len(indices[1])} ind"
-    with pytest.raises(InvalidInputError, match=text):
-        ours(dense, indices, offsets, weights)
+    def data(samples: int = 20, each: int = 3) -> Batch:
+        indices = torch.randint(0, ROWS, (samples, TABLES, 3))
+        return torch.randn(samples, 4), indices, torch.randn(samples, TABLES, each)
+
+    model = FixedWeights(lower_triangle)
+    ours = program_of(guarded(model, [data() for _ in range(3)], embedding_bits=8))
+    assert noise(model, ours, data(7)) < 0.03
+    with pytest.raises(InvalidInputError, match=r"0: there are 14 per_sample_weights for 21 ind"):
+        ours(*data(7, each=2))
 
 
 @pytest.mark.parametrize("kind", [Bagged, Weighted])
