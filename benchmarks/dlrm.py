@@ -6,8 +6,9 @@ python -m benchmarks.dlrm --rows 1000000 --bits 4 --peers openvino
 Ours: `x86quant.quantize(model, batches, embedding_bits=...)`. Stock: `convert_fx` with static MLPs,
 quantized EmbeddingBags and the interaction in fp32, as it leaves it. Prints CPU, versions, times,
 their ratio to ours, and the noise against fp32. Then lookups alone: bytes of the cache lines that
-are touched, as a share of what reading memory in order gives in the same process, and the share of
-the time that comparing indices with their bounds takes.
+are touched, as a share of what reading memory in order gives in the same process, and of what the
+plainest loop reaches that reads the same rows in the same order; and the share of the time that
+comparing indices with their bounds takes. All are timed on one thread.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.environment import print_environment
+from benchmarks.random_rows import AHEAD, reading
 from benchmarks.side_by_side import Call, add_arguments, bound, compare, peers
 from x86quant import extension
 from x86quant.bench.recommender import DENSE, PlainDlrm
@@ -91,14 +93,19 @@ def lookups(options: argparse.Namespace) -> None:
             "x86quant": functools.partial(ours, indices, offsets),
             "stock": functools.partial(stock_op, ours.rows, indices, offsets),
             "check": checking(options.big_rows, indices, offsets),
+            **{f"plain {n}": reading(ours.rows, indices, n) for n in AHEAD},
         }
         times = interleaved(runs, rounds=options.rounds, calls=1)
         width = ours.rows.shape[1]
         lines = sum((o + width + 63) // 64 for o in range(0, 64, 4)) / 16 * 64
         got = options.lookups * lines / times["x86quant"].median / 1e9
+        plain = min((f"plain {n}" for n in AHEAD), key=lambda name: times[name].median)
+        roof = got / ratio(times, plain)
         print(
             f"{bits} bits, {ours.rows.nbytes >> 20} MB, bags of 20: {got:.1f} GB/s of cache lines "
-            f"({got / speed:.0%}), stock / x86quant {ratio(times, 'stock'):.2f}, "
+            f"({got / speed:.0%}); the plainest loop {roof:.1f} GB/s ({roof / speed:.0%}), "
+            f"{plain.removeprefix('plain ')} rows ahead, of which this is {got / roof:.0%}; "
+            f"stock / x86quant {ratio(times, 'stock'):.2f}, "
             f"checks {ratio(times, 'check'):.1%} of the time"
         )
 

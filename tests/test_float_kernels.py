@@ -107,6 +107,21 @@ def test_lookups(lib: capi.Library, isa: str, bits: int, half: bool, front: bool
                 assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_large_tables(lib: capi.Library, isa: str, mode: str) -> None:
+    """Those of which rows are fetched ahead, and bags are not looked up two by two."""
+    rng = np.random.default_rng(0)
+    for bits, dim in ((8, 20), (8, 64), (4, 64), (8, 260), (2, 128)):
+        rows = (1 << 20) // dim * 8 // bits
+        table = table_of(torch.randn(rows, dim), bits, bits != 8)
+        for count in (1, 2, 31):
+            indices, starts = bags(rng, rows, count, np.int64)
+            options: Any = {"mode": mode, "last_offset": True}
+            got = look_up(lib, isa, table, indices, starts, **options)
+            assert np.array_equal(got, look_up(lib, "reference", table, indices, starts, **options))
+
+
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 def test_rows_of_floats(lib: capi.Library, isa: str) -> None:
     rng = np.random.default_rng(0)

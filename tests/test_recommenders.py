@@ -362,6 +362,113 @@ def test_lists_of_any_number_of_indices_share_a_plan(bits: int | None) -> None:
         assert torch.equal(ours(*call), plain)
 
 
+class Weighted(Plain):
+    """With weights of samples, which are as many as the indices."""
+
+    def forward(  # type: ignore[override]
+        self, dense: torch.Tensor, indices: Any, offsets: Any, weights: Any
+    ) -> torch.Tensor:
+        calls = zip(self.tables, indices, offsets, weights, strict=True)
+        rows = [table(*own) for table, *own in calls]
+        out: torch.Tensor = self.top(self.interact(self.bottom(dense), rows))
+        return out
+
+
+def weighted(samples: int = 24) -> tuple[Any, ...]:
+    dense, indices, offsets = ragged(samples)
+    return dense, indices, offsets, [torch.randn(len(x)) for x in indices]
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_weights_of_samples_are_in_the_program(bits: int | None, tmp_path: Path) -> None:
+    """Of any number, as the indices are: one plan serves."""
+    model = Weighted(lower_triangle)
+    ours = guarded(model, [weighted() for _ in range(3)], embedding_bits=bits)
+    program = program_of(ours)
+    assert [name for name, _ in program.runtime.named_children()] == ["segment_0"]
+    assert {c.op: c.kernel for c in x86quant.explain(ours)}["interact_bags"] == "native"
+    x86quant.save(ours, tmp_path / "dlrm.x86q")
+    loaded = x86quant.load(tmp_path / "dlrm.x86q")
+    segment = program.runtime.get_submodule("segment_0")
+    with torch.no_grad():
+        ours(*weighted())
+    before = segment.plans  # saving tried other sizes
+    for _ in range(4):
+        call = dense, indices, offsets, weights = weighted()
+        assert noise(model, ours, call) < 0.03
+        with torch.no_grad():
+            want = graph_by_torch(ours, call)
+            for found in (ours, ours, loaded):  # the second call goes past the planner
+                assert torch.equal(found(*call), want)
+        assert segment.plans == before
+    x86quant.assert_int8(ours, call)
+    apart = [torch.stack([x, x], 1)[:, 0] for x in weights]  # not one behind the other
+    with torch.no_grad():
+        assert torch.equal(ours(dense, indices, offsets, apart), want)
+    assert segment.plans == before
+    for wrong in (weights[2][:-1], torch.cat([weights[2], torch.ones(1)])):
+        text = rf"tables\.2: there are {len(wrong)} per_sample_weights for {len(indices[2])} ind"
+        for samples in (dense, dense):
+            with pytest.raises(InvalidInputError, match=text):
+                ours(samples, indices, offsets, [*weights[:2], wrong, *weights[3:]])
+    with torch.no_grad():
+        assert torch.equal(ours(*call), want)
+
+
+class FixedWeights(Plain):
+    """Bags of one size, with weights of samples."""
+
+    def forward(  # type: ignore[override]
+        self, dense: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        tables = enumerate(self.tables)
+        rows = [t(indices[:, i], per_sample_weights=weights[:, i]) for i, t in tables]
+        out: torch.Tensor = self.top(self.interact(self.bottom(dense), rows))
+        return out
+
+
+def test_a_wrong_number_of_weights_is_said_when_it_is_planned() -> None:
+    def data(samples: int = 20, each: int = 3) -> Batch:
+        indices = torch.randint(0, ROWS, (samples, TABLES, 3))
+        return torch.randn(samples, 4), indices, torch.randn(samples, TABLES, each)
+
+    model = FixedWeights(lower_triangle)
+    ours = program_of(guarded(model, [data() for _ in range(3)], embedding_bits=8))
+    assert noise(model, ours, data(7)) < 0.03
+    with pytest.raises(InvalidInputError, match=r"0: there are 14 per_sample_weights for 21 ind"):
+        ours(*data(7, each=2))
+
+
+@pytest.mark.parametrize("kind", [Bagged, Weighted])
+def test_tables_without_indices_need_no_plan_of_their_own(kind: type[Plain]) -> None:
+    """Features that no sample of a batch has are common where batches are small."""
+    data = weighted if kind is Weighted else ragged
+    ours = guarded(kind(lower_triangle), [data() for _ in range(3)], embedding_bits=8)
+    segment = program_of(ours).runtime.get_submodule("segment_0")
+    dense, *lists = data(2)
+    none = [[*x[:1], x[1][:0], *x[2:]] for x in lists]
+    none[1][1] = torch.zeros_like(lists[1][1])  # the offsets
+    for call in ((dense, *none), (dense, *lists), (dense, *none)):
+        with torch.no_grad():
+            assert torch.equal(ours(*call), graph_by_torch(ours, call))
+        assert len(segment.plans) == 2  # for 24 samples, and for 2
+
+
+@pytest.mark.parametrize("kind", [Bagged, Weighted])
+def test_operands_that_lie_apart_are_copied(kind: type[Plain]) -> None:
+    """And the next calls run natively, too."""
+    data = weighted if kind is Weighted else ragged
+    ours = guarded(kind(lower_triangle), [data() for _ in range(3)], embedding_bits=8)
+    dense, *lists = data(7)
+    with torch.no_grad():
+        want = ours(dense, *lists)
+        for at in range(len(lists)):
+            given = [list(one) for one in lists]
+            given[at] = [torch.stack([x, x], 1)[:, 0] for x in given[at]]
+            assert torch.equal(ours(dense, *given), want)
+    assert program_of(ours).float_nodes == ()
+
+
 def test_another_number_of_tables_is_no_call_of_the_program() -> None:
     model = Reference(of_the_reference)
     ours = guarded(model, [bags_stacked() for _ in range(2)], strict=True)

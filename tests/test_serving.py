@@ -25,8 +25,11 @@ from tests.test_recommenders import (
     TABLES,
     ByNumber,
     Plain,
+    Weighted,
     all_stacked,
     lower_triangle,
+    program_of,
+    weighted,
 )
 from x86quant.serving.program_file import sealed
 
@@ -107,10 +110,28 @@ class Served:
     def isa(self) -> str:
         return self.library.x86quant_isa(self.program).decode()
 
-    def __call__(self, *inputs: torch.Tensor, missing: int = 0) -> list[torch.Tensor]:
-        """The outputs, each in memory that is smaller by ``missing`` bytes than it should be."""
+    @property
+    def plans(self) -> int:
+        return int(self.library.x86quant_plans(self.program))
+
+    def sizes_of(self, plan: int, index: int) -> tuple[int, ...]:
+        """Of an input."""
+        found = ServedTensor()
+        at = ctypes.c_size_t(plan), ctypes.c_size_t(index)
+        self._check(self.library.x86quant_input(self.program, *at, ctypes.byref(found)))
+        return found.shape
+
+    def __call__(
+        self, *inputs: torch.Tensor, missing: int = 0, cut: int | None = None
+    ) -> list[torch.Tensor]:
+        """The outputs, each in memory that is smaller by ``missing`` bytes than it should be.
+
+        Of input ``cut`` a byte is not there.
+        """
         arrays = [np.ascontiguousarray(x.numpy()) for x in inputs]
         given = (ServedTensor * len(arrays))(*map(ServedTensor.of, arrays))
+        if cut is not None:
+            given[cut].bytes -= 1
         plan = ctypes.c_size_t()
         find = self.library.x86quant_find
         self._check(find(self.program, given, ctypes.c_size_t(len(arrays)), ctypes.byref(plan)))
@@ -287,6 +308,52 @@ def test_wrong_indices_and_offsets_of_a_program_are_said(tmp_path: Path) -> None
         with pytest.raises(RefusedError, match="no plan for float32"):
             served(*call)
     assert _same(served(dense, offsets, indices), want)
+
+
+def _flat(call: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The inputs of a program: those of a call, one by one."""
+    dense, *lists = call
+    return [dense, *(x for one in lists for x in one)]
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_lists_of_any_number_of_indices_and_weights(bits: int | None, tmp_path: Path) -> None:
+    model = Weighted(lower_triangle).eval()
+    batches = [weighted() for _ in range(3)]
+    module = x86quant.quantize(
+        model, batches, embedding_bits=bits, speed_check=False, progress=False
+    )
+    calls = [weighted(samples) for samples in (9, 9, 9, 2)]
+    flat = [_flat(call) for call in calls]
+    program = program_of(module)
+    x86quant.export_program(program, tmp_path / "dlrm.xq", [flat[0], flat[1], flat[3]])
+    served = Served(tmp_path / "dlrm.xq", threads=2)
+    assert served.plans == 2  # one for 9 samples, whatever the numbers of indices
+    assert [served.sizes_of(0, at) for at in (0, 1)] == [(9, 4), (-1,)]
+    for own, call in zip(flat, calls, strict=True):
+        assert _same(served(*own), [module(*call)])
+    none = list(flat[3])
+    for at, empty in ((2, 0), (12, 0)):  # indices and weights of the second table
+        none[at] = none[at][:empty]
+    none[7] = torch.zeros_like(none[7])
+    assert _same(served(*none), list(program(*none)))
+    for at, text in (
+        (1, rf"tables\.0: there are {len(flat[0][1])} per_sample_weights for"),
+        (13, rf"tables\.2: there are {len(flat[0][13]) - 1} per_sample_weights for"),
+    ):
+        wrong = list(flat[0])
+        wrong[at] = wrong[at][:-1]
+        with pytest.raises(RefusedError, match=text) as caught:
+            served(*wrong)
+        assert caught.value.status == BAD_ARGUMENT
+    for at, value in ((1, flat[0][1].int()), (1, flat[0][1][:, None]), (0, flat[0][0][:3])):
+        wrong = list(flat[0])
+        wrong[at] = value
+        with pytest.raises(RefusedError, match=r"no plan for .* float32 \[9, 4\], int64 \[any\]"):
+            served(*wrong)
+    with pytest.raises(RefusedError, match=r"input 1 takes \d+ bytes, got \d+"):
+        served(*flat[0], cut=1)
+    assert _same(served(*flat[0]), [module(*calls[0])])
 
 
 class Tagger(nn.Module):
@@ -523,9 +590,9 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as caught:
             Served(path)
         assert caught.value.status == status
-    newer = file.read_bytes().replace(b"x86quant-program 2 ", b"x86quant-program 3 ")
+    newer = file.read_bytes().replace(b"x86quant-program 3 ", b"x86quant-program 4 ")
     (tmp_path / "newer.xq").write_bytes(newer)
-    with pytest.raises(RefusedError, match="format version 3, and this library reads version 2"):
+    with pytest.raises(RefusedError, match="format version 4, and this library reads version 3"):
         Served(tmp_path / "newer.xq")
 
 
@@ -568,6 +635,53 @@ def test_an_impossible_plan_is_refused(
     bad = _changed(file, tmp_path / "bad.xq", change)
     with pytest.raises(RefusedError, match=message):
         Served(bad)(torch.zeros(SHAPES[0]))
+
+
+@pytest.fixture(scope="module")
+def bags_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "bags.xq"
+    model = Weighted(lower_triangle).eval()
+    batches = [weighted() for _ in range(3)]
+    module = x86quant.quantize(model, batches, speed_check=False, progress=False)
+    x86quant.export_program(program_of(module), path, [_flat(weighted(4))])
+    return path
+
+
+def _lookup(manifest: dict[str, Any]) -> dict[str, Any]:
+    return _first(manifest["plans"][0], "lookup")
+
+
+def _input(manifest: dict[str, Any], index: int) -> dict[str, Any]:
+    return manifest["plans"][0]["inputs"][index]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: _lookup(m).update(count0=_lookup(m)["count1"]), "the size of another input"),
+        (lambda m: _lookup(m).update(weight_count0=_lookup(m)["count0"]), "of another input"),
+        (lambda m: _lookup(m)["count0"].__setitem__(0, 1), "the size of another input"),
+        (lambda m: _lookup(m)["count0"].__setitem__(1, 1 << 40), "the size of another input"),
+        (lambda m: _lookup(m)["indices0"].__setitem__(1, 8), "does not begin where its input does"),
+        (lambda m: _lookup(m)["indices0"].__setitem__(0, 0), "no input of any size at base 0"),
+        (lambda m: _lookup(m)["indices0"].__setitem__(0, 17), "no input of any size at base 17"),
+        (lambda m: _lookup(m)["indices0"].__setitem__(0, 1), "not like this"),
+        (lambda m: _lookup(m)["table0"].__setitem__(11, 4), "not like this"),
+        (lambda m: _input(m, 1).update(type="int32"), "not like this"),
+        (lambda m: _input(m, 1).update(sizes=[8]), "not like this"),
+        (lambda m: _input(m, 1).update(strides=[2]), "impossible sizes"),
+        (lambda m: _input(m, 1).update(sizes=[-1, 2], strides=[2, 1]), "impossible sizes"),
+        (lambda m: _input(m, 1).update(sizes=[-2]), "impossible sizes"),
+        (lambda m: _lookup(m).pop("count0"), "reaches bytes"),
+        (lambda m: m["plans"][0]["outputs"][0].update(sizes=[-1], strides=[1]), "has no size"),
+    ],
+)  # fmt: skip
+def test_impossible_inputs_of_any_size_are_refused(
+    change: Callable[[dict[str, Any]], object], message: str, bags_file: Path, tmp_path: Path
+) -> None:
+    Served(bags_file)(*_flat(weighted(4)))
+    with pytest.raises(RefusedError, match=message):
+        Served(_changed(bags_file, tmp_path / "bad.xq", change))
 
 
 @pytest.fixture(scope="module")

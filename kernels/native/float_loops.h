@@ -17,6 +17,8 @@ struct LookupTask {
 struct FloatLoops {
   // Whether each of `count` numbers, int64 or int32, is from 0 to below `bound`, which these can hold.
   bool (*within)(const void* numbers, bool are_long, int64_t count, int64_t bound);
+  // Whether none of `count` numbers is less than the one before it.
+  bool (*rising)(const void* numbers, bool are_long, int64_t count);
   void (*lookup)(const LookupTask&);
   void (*interact)(const xq_interaction&, int64_t begin, int64_t end);
   void (*lstm_gates)(const xq_lstm_gates&, int64_t begin, int64_t end);

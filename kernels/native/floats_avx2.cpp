@@ -7,7 +7,7 @@
 #include "lookup_rows.h"
 
 namespace xq {
-const FloatLoops kFloatAvx2 = {within, look_up, interact, lstm_gates, gru_gates};
+const FloatLoops kFloatAvx2 = {within, rising, look_up, interact, lstm_gates, gru_gates};
 }  // namespace xq
 
 XQ_TARGET_END

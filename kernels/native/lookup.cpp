@@ -21,17 +21,28 @@ bool refuse(xq_lookup_fault* fault, int32_t kind, int64_t position, int64_t valu
   return false;
 }
 
+// Whether the offsets of these bags are known to rise up to the number of indices at most.
+bool offsets_rise(const xq_lookup& op, int64_t begin, int64_t end) {
+  if (op.isa == XQ_ISA_REFERENCE) return false;
+  const int64_t last = end < op.bags || op.last_offset ? end : end - 1;  // of those that are written down
+  const void* first = static_cast<const char*>(op.offsets) + begin * (op.long_indices ? 8 : 4);
+  return lookup_number(op, op.offsets, last) <= op.index_count &&
+         float_loops_of(op.isa).rising(first, op.long_indices, last - begin + 1);
+}
+
 bool offsets_fit(const xq_lookup& op, int64_t begin, int64_t end, xq_lookup_fault* fault) {
   if (!op.offsets) return true;  // xq_lookup_check has compared bags * each with the number of indices
   int64_t before = lookup_start(op, begin);
   if (begin == 0 && before != 0) return refuse(fault, XQ_FAULT_FIRST, 0, before);
   if (before < 0 || before > op.index_count) return refuse(fault, XQ_FAULT_OFFSET, begin, before);
-  for (int64_t bag = begin + 1; bag <= end; ++bag) {
-    const int64_t now = lookup_start(op, bag);
-    if (now < before || now > op.index_count) return refuse(fault, XQ_FAULT_OFFSET, bag, now);
-    before = now;
-  }
-  if (end == op.bags && before != op.index_count) return refuse(fault, XQ_FAULT_LAST, end, before);
+  if (!offsets_rise(op, begin, end))
+    for (int64_t bag = begin + 1; bag <= end; ++bag) {
+      const int64_t now = lookup_start(op, bag);
+      if (now < before || now > op.index_count) return refuse(fault, XQ_FAULT_OFFSET, bag, now);
+      before = now;
+    }
+  const int64_t last = lookup_start(op, end);
+  if (end == op.bags && last != op.index_count) return refuse(fault, XQ_FAULT_LAST, end, last);
   return true;
 }
 

@@ -24,8 +24,26 @@ bool within(const void* numbers, bool are_long, int64_t count, int64_t bound) {
                   : all_within<int32_t, uint32_t>(static_cast<const int32_t*>(numbers), count, bound);
 }
 
+template <class INDEX>
+bool none_falls(const INDEX* numbers, int64_t count) {
+  bool wrong = false;
+  for (int64_t i = 1; i < count; ++i) wrong |= numbers[i] < numbers[i - 1];
+  return !wrong;
+}
+
+bool rising(const void* numbers, bool are_long, int64_t count) {
+  return are_long ? none_falls(static_cast<const int64_t*>(numbers), count)
+                  : none_falls(static_cast<const int32_t*>(numbers), count);
+}
+
 // Rows fetched ahead of the one that is read. Enough to keep all of a core's line buffers busy.
 constexpr int64_t kAhead = 24;
+// A row's last line is fetched by its last byte: so few bytes before that are seldom in a line of their own.
+constexpr int64_t kSeldom = 16;
+// Tables of fewer bytes lie in a core's cache when they are looked up: nothing is fetched ahead.
+constexpr int64_t kNearBytes = 1 << 18;
+// Vectors of a row of which two bags fit the registers.
+constexpr int kMostOfTwo = 4;
 
 // What the loops need of a table and its indices, in registers.
 enum class Scale { kFloat, kHalf, kNone };
@@ -47,7 +65,7 @@ struct Rows {
 
   XQ_INLINE void fetch(int64_t at) const {
     const uint8_t *row = rows + int64_t{indices[at]} * stride, *last = row + bytes - 1;
-    for (; row < last; row += 64) xq::prefetch(row);
+    for (; row + kSeldom < last; row += 64) xq::prefetch(row);
     xq::prefetch(last);
   }
 
@@ -79,22 +97,29 @@ XQ_INLINE inline Lanes::F last_codes(const uint8_t* p, int64_t count) {
 // Indices [from, to) of one bag; those up to `fetch_end` may be fetched ahead.
 struct Bag {
   int64_t from, to, fetch_end;
+  float* out;
 };
 
-// Columns [column, column + VECS vectors) of one bag; `count` is less than a vector only where VECS is 1.
+// Some columns of one bag: VECS vectors, of which the only one may be less than whole.
 template <int BITS, bool MAX, int VECS, class ROWS>
-XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, int64_t count, bool mean, float* out) {
+struct Pool {
   using F = Lanes::F;
+  const ROWS& table;
+  int64_t column, count;  // the first, and how many of the last vector
+  bool whole;
   F acc[VECS];
-  unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::set(MAX ? -__builtin_inff() : 0.0f); });
-  const bool whole = VECS > 1 || count == Lanes::kLanes;
-  int64_t rows = ROWS::kPlain ? bag.to - bag.from : 0;
-  for (int64_t i = bag.from; i < bag.to; ++i) {
-    if (i + kAhead < bag.fetch_end) table.fetch(i + kAhead);
+  int64_t rows = 0;
+
+  XQ_INLINE Pool(const ROWS& t, int64_t first, int64_t of_last)
+      : table(t), column(first), count(of_last), whole(VECS > 1 || of_last == Lanes::kLanes) {
+    unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::set(MAX ? -__builtin_inff() : 0.0f); });
+  }
+
+  XQ_INLINE void add(int64_t i) {
     const int64_t index = table.indices[i];
     xq::RowScale own = table.scale(index);
     if constexpr (!ROWS::kPlain) {
-      if (index == table.padding) continue;
+      if (index == table.padding) return;
       ++rows;
       const float w = table.weights ? table.weights[i] : 1.0f;
       own = {w * own.scale, BITS == 32 ? 0 : w * own.bias};
@@ -108,43 +133,83 @@ XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, int64_t column, i
       else acc[v] = Lanes::fma(x, scale, v % 2 ? Lanes::fma(acc[v], one, bias) : Lanes::add(acc[v], bias));
     });
   }
-  if (mean && rows > 0) {
-    const F share = Lanes::set(1.0f / static_cast<float>(rows));
-    unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::mul(acc[v], share); });
+
+  // `out` is that of the whole bag, which had so many rows, padding included.
+  XQ_INLINE void finish(int64_t all_rows, bool mean, float* out) {
+    if (ROWS::kPlain) rows = all_rows;
+    if (mean && rows > 0) {
+      const F share = Lanes::set(1.0f / static_cast<float>(rows));
+      unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::mul(acc[v], share); });
+    }
+    unroll<VECS>([&](int v) XQ_INLINE {
+      const F x = MAX && rows == 0 ? Lanes::set(0) : acc[v];
+      if (whole) Lanes::store(out + column + v * Lanes::kLanes, x);
+      else Lanes::store_some(out + column, x, count);
+    });
   }
-  unroll<VECS>([&](int v) XQ_INLINE {
-    const F x = MAX && rows == 0 ? Lanes::set(0) : acc[v];
-    if (whole) Lanes::store(out + column + v * Lanes::kLanes, x);
-    else Lanes::store_some(out + column, x, count);
-  });
+};
+
+// Columns from `column` on of one bag, or of two. Those of two are added in turn: each sum waits for the one before it,
+// and a narrow row has not enough of them to keep the units busy.
+template <int BITS, bool MAX, int VECS, class ROWS>
+XQ_INLINE inline void pool_columns(const ROWS& table, Bag bag, const Bag* other, int64_t column, int64_t count, bool mean) {
+  Pool<BITS, MAX, VECS, ROWS> own(table, column, count);
+  int64_t i = bag.from;
+  if (VECS <= kMostOfTwo && other) {
+    Pool<BITS, MAX, VECS, ROWS> next(table, column, count);
+    const int64_t both = xq::min64(bag.to - bag.from, other->to - other->from);
+    int64_t j = other->from;
+    for (const int64_t end = bag.from + both; i < end; ++i, ++j) own.add(i), next.add(j);
+    for (; j < other->to; ++j) next.add(j);
+    next.finish(other->to - other->from, mean, other->out);
+  }
+  for (; i < bag.to; ++i) {
+    if (i + kAhead < bag.fetch_end) table.fetch(i + kAhead);
+    own.add(i);
+  }
+  own.finish(bag.to - bag.from, mean, bag.out);
+}
+
+template <int BITS, bool MAX, class ROWS>
+XQ_INLINE inline void pool_bag(const ROWS& table, Bag bag, const Bag* other, int64_t dim, bool mean) {
+  constexpr int64_t kLanes = Lanes::kLanes;
+  for (int64_t column = 0; column < dim;) {
+    const int64_t left = dim - column, count = xq::min64(left, kLanes);
+    const int64_t vecs = left >= 8 * kLanes && !other ? 8 : left >= 4 * kLanes ? 4 : left >= 2 * kLanes ? 2 : 1;
+    switch (vecs) {
+      case 8: pool_columns<BITS, MAX, 8>(table, bag, other, column, count, mean); break;
+      case 4: pool_columns<BITS, MAX, 4>(table, bag, other, column, count, mean); break;
+      case 2: pool_columns<BITS, MAX, 2>(table, bag, other, column, count, mean); break;
+      default: pool_columns<BITS, MAX, 1>(table, bag, other, column, count, mean);
+    }
+    column += vecs * kLanes;
+    bag.fetch_end = 0;  // only the first columns fetch
+  }
 }
 
 template <int BITS, bool MAX, class ROWS>
 void look_up_rows(const xq::LookupTask& t) {
-  const xq_lookup& op = *t.op;
+  const xq_lookup op = *t.op;  // here, since what is stored could be another's
   const ROWS table(op);
   const bool mean = op.mode == XQ_POOL_MEAN;
-  constexpr int64_t kLanes = Lanes::kLanes;
   const int64_t all = xq::lookup_start(op, t.end);
   int64_t from = xq::lookup_start(op, t.begin);
-  for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
-  for (int64_t n = t.begin; n < t.end; ++n) {
-    Bag bag{from, xq::lookup_start(op, n + 1), all};
-    float* out = op.out + n * op.out_stride;
-    for (int64_t column = 0; column < op.dim;) {
-      const int64_t left = op.dim - column, count = xq::min64(left, kLanes);
-      const int64_t vecs = left >= 8 * kLanes ? 8 : left >= 4 * kLanes ? 4 : left >= 2 * kLanes ? 2 : 1;
-      switch (vecs) {
-        case 8: pool_columns<BITS, MAX, 8>(table, bag, column, count, mean, out); break;
-        case 4: pool_columns<BITS, MAX, 4>(table, bag, column, count, mean, out); break;
-        case 2: pool_columns<BITS, MAX, 2>(table, bag, column, count, mean, out); break;
-        default: pool_columns<BITS, MAX, 1>(table, bag, column, count, mean, out);
-      }
-      column += vecs * kLanes;
-      bag.fetch_end = 0;  // only the first columns fetch
-    }
+  const auto bag_of = [&](int64_t n, int64_t fetch_end) XQ_INLINE {
+    const Bag bag{from, xq::lookup_start(op, n + 1), fetch_end, op.out + n * op.out_stride};
     from = bag.to;
+    return bag;
+  };
+  if (op.row_count * op.row_stride <= kNearBytes) {
+    int64_t n = t.begin;
+    for (; n + 1 < t.end; n += 2) {
+      const Bag bag = bag_of(n, 0), other = bag_of(n + 1, 0);
+      pool_bag<BITS, MAX>(table, bag, &other, op.dim, mean);
+    }
+    if (n < t.end) pool_bag<BITS, MAX>(table, bag_of(n, 0), nullptr, op.dim, mean);
+    return;
   }
+  for (int64_t i = from; i < all && i < from + kAhead; ++i) table.fetch(i);
+  for (int64_t n = t.begin; n < t.end; ++n) pool_bag<BITS, MAX>(table, bag_of(n, all), nullptr, op.dim, mean);
 }
 
 template <int BITS, bool MAX, Scale SCALE>

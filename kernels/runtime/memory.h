@@ -57,6 +57,13 @@ struct Address {
   }
 };
 
+// Elements that may be another number in each call.
+struct OpenAddress {
+  Address first, count;  // and where that number stands; nowhere if it is always the same
+
+  int64_t size(const Bases& bases, int64_t always) const { return count ? *count.at<const int64_t>(bases) : always; }
+};
+
 // A tensor of a program: what it looks like, and the base and offset of its first byte.
 struct Place {
   xq_tensor view{};

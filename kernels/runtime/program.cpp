@@ -74,17 +74,16 @@ std::unique_ptr<Program> Program::of_parts(int64_t times) const {
 }
 
 void Program::check_reach() const {
-  const auto tensors = static_cast<int64_t>(inputs_.size() + outputs_.size()), open = open_inputs();
-  require(open == 0 || advance_.empty(), "the parts of a plan are malformed");
+  const auto tensors = static_cast<int64_t>(inputs_.size() + outputs_.size());
+  require(open_inputs() == 0 || advance_.empty(), "the parts of a plan are malformed");
+  for (const Reach::Open& open : reach_.open()) require_own_count(open);
   for (const auto& [base, range] : reach_.ranges()) {
-    require(base >= 0 && base <= tensors + (open > 0), "a step of a plan has no base ", base);
+    require(base >= 0 && base <= tensors, "a step of a plan has no base ", base);
     int64_t size = static_cast<int64_t>(arena_.bytes()), last = range.last;
-    if (base > tensors) {
-      size = open * static_cast<int64_t>(sizeof(int64_t));
-    } else if (base > 0) {
+    if (base > 0) {
       const auto index = static_cast<size_t>(base - 1);
       const Layout& tensor = index < inputs_.size() ? inputs_[index] : outputs_[index - inputs_.size()];
-      size = tensor.is_open() ? tensor.element_size() : tensor.bytes();
+      size = tensor.is_open() ? 0 : tensor.bytes();  // of an open one no element is sure
       int64_t moved = 0;
       const int64_t advance = advance_.empty() ? 0 : advance_[index];
       require(advance >= 0 && !__builtin_mul_overflow(advance, parts_ - 1, &moved) &&
@@ -93,6 +92,17 @@ void Program::check_reach() const {
     }
     require(range.first >= 0 && last <= size, "a step of a plan reaches bytes ", range.first, " to ", last, " of ", size);
   }
+}
+
+void Program::require_own_count(const Reach::Open& open) const {
+  const auto inputs = static_cast<int64_t>(inputs_.size()), tensors = inputs + static_cast<int64_t>(outputs_.size());
+  require(open.base >= 1 && open.base <= inputs, "a step of a plan has no input of any size at base ", open.base);
+  const auto input = inputs_.begin() + (open.base - 1);
+  require(input->is_open() && input->element_size() == open.element_size, "a step of a plan reads elements of ",
+          open.element_size, " bytes, any number of them, from an input that is not like this");
+  const auto before = std::count_if(inputs_.begin(), input, [](const Layout& x) { return x.is_open(); });
+  require(open.count_base == tensors + 1 && open.count_offset == before * static_cast<int64_t>(sizeof(int64_t)),
+          "a step of a plan takes the size of another input");
 }
 
 template <class Body>

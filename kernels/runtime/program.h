@@ -15,8 +15,8 @@ namespace x86quant::runtime {
 struct Layout {
   Words sizes, strides;
   std::string type;
-  // Of an input of one dimension whose size differs from call to call, one at least: the size is -1. Steps find it
-  // behind the outputs, among the int64 of all inputs like this.
+  // Of an input of one dimension whose size differs from call to call: the size is -1. Steps find it behind the
+  // outputs, among the int64 of all inputs like this.
   bool is_open() const { return sizes == Words{-1}; }
   int64_t element_size() const;
   // From the first byte to behind the last one.
@@ -58,6 +58,8 @@ class Program {
   void run_timed(const Bases& bases, std::vector<double>& microseconds) const;
 
  private:
+  // Throws a Refused unless a step that reads all of an open input looks at the size of that very one.
+  void require_own_count(const Reach::Open& open) const;
   // Calls body(bases) for every part, on this thread or on several.
   template <class Body>
   void for_each_part(const Bases& bases, const Body& body) const;

@@ -32,6 +32,7 @@ void Reach::add(int64_t base, int64_t offset, int64_t element_size, const std::v
 
 void Reach::add(const Reach& other) {
   for (const auto& [base, range] : other.ranges_) add(base, range);
+  open_.insert(open_.end(), other.open_.begin(), other.open_.end());
 }
 
 void Reach::add(int64_t base, Range range) {

@@ -17,14 +17,21 @@ class Reach {
   // memory could have.
   void add(int64_t base, int64_t offset, int64_t element_size, const std::vector<int64_t>& sizes,
            const std::vector<int64_t>& strides);
+  // All elements of an input that has another number of them in each call, and the int64 that says how many.
+  struct Open {
+    int64_t base, element_size, count_base, count_offset;
+  };
+  void add(const Open& open) { open_.push_back(open); }
   void add(const Reach& other);
 
   const std::map<int64_t, Range>& ranges() const { return ranges_; }
+  const std::vector<Open>& open() const { return open_; }
 
  private:
   void add(int64_t base, Range range);
 
   std::map<int64_t, Range> ranges_;
+  std::vector<Open> open_;
 };
 
 }  // namespace x86quant::runtime

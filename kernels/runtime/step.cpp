@@ -127,10 +127,23 @@ RowPackPtr StepFields::row_pack(const char* name) {
 }
 
 Address StepFields::address(const char* name, int64_t element_size, const Words& sizes, const Words& strides) {
+  const Address found = base_and_offset(name);
+  require_whole_elements(name, element_size, found.offset, strides);
+  reach_.add(found.base, found.offset, element_size, sizes, strides);
+  return found;
+}
+
+OpenAddress StepFields::elements(const char* name, const char* count_name, int64_t element_size, int64_t size) {
+  if (!has(count_name)) return {address(name, element_size, {size}, {element_size}), {}};
+  const OpenAddress found{base_and_offset(name), base_and_offset(count_name)};
+  if (found.first.offset != 0) refuse(name, "is open and does not begin where its input does");
+  reach_.add({found.first.base, element_size, found.count.base, found.count.offset});
+  return found;
+}
+
+Address StepFields::base_and_offset(const char* name) {
   const Words found = integers(name, 2);
   if (found[0] < 0 || found[0] != static_cast<int32_t>(found[0])) refuse(name, "has no base " + std::to_string(found[0]));
-  require_whole_elements(name, element_size, found[1], strides);
-  reach_.add(found[0], found[1], element_size, sizes, strides);
   return {static_cast<int32_t>(found[0]), found[1]};
 }
 

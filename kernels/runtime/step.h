@@ -58,6 +58,8 @@ class StepFields {
   Place reals(const char* name, int64_t stride_c) { return place(name, stride_c, sizeof(float)); }
   // The same without what it looks like: elements of so many bytes, with strides in bytes.
   Address address(const char* name, int64_t element_size, const Words& sizes, const Words& strides);
+  // Elements one behind the other: `size` of them, or all of an input that is open, if there is a field `count_name`.
+  OpenAddress elements(const char* name, const char* count_name, int64_t element_size, int64_t size);
   int64_t integer(const char* name);
   int32_t small(const char* name);  // an integer of 32 bits
   bool flag(const char* name);
@@ -81,6 +83,7 @@ class StepFields {
  private:
   const Field& get(const char* name);
   Place place(const char* name, int64_t stride_c, int64_t element_size);
+  Address base_and_offset(const char* name);
   void require_whole_elements(const char* name, int64_t element_size, int64_t offset, const Words& strides) const;
   std::vector<double> reals_of(const char* name, size_t count);
   template <class T>

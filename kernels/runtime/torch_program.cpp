@@ -68,7 +68,7 @@ bool TorchProgram::takes(const std::vector<at::Tensor>& inputs) const {
     const at::Tensor& x = inputs[i];
     const Layout& wanted = expected[i];
     if (!x.is_cpu() || x.layout() != at::kStrided || x.scalar_type() != type_of(wanted) || x.is_neg()) return false;
-    const bool fits = wanted.is_open() ? x.dim() == 1 && x.numel() > 0 && x.is_contiguous()
+    const bool fits = wanted.is_open() ? x.dim() == 1 && x.is_contiguous()
                                        : x.sizes() == wanted.sizes && x.strides() == wanted.strides;
     if (!fits) return false;
   }

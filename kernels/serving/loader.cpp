@@ -124,7 +124,10 @@ class Loader {
   std::unique_ptr<runtime::Program> program(const Json& plan) const {
     auto made = std::make_unique<runtime::Program>(plan.at("arena").integer("an arena"));
     for (const Json& input : plan.at("inputs").list("inputs")) made->add_input(layout(input));
-    for (const Json& output : plan.at("outputs").list("outputs")) made->add_output(layout(output));
+    for (const Json& output : plan.at("outputs").list("outputs")) {
+      made->add_output(layout(output));
+      require(!made->outputs().back().is_open(), "an output of a plan has no size");
+    }
     for (const Json& step : plan.at("steps").list("steps")) {
       runtime::StepFields::Values fields;
       for (const auto& [name, value] : step.at("fields").object("fields")) fields.emplace(name, field(value));
@@ -144,7 +147,7 @@ class Loader {
     require(type_number(found.type) >= 0, "a plan has inputs or outputs of type ", found.type);
     require(found.sizes.size() == found.strides.size() && found.sizes.size() <= X86QUANT_MAX_RANK,
             "a tensor of a plan has a bad shape");
-    found.bytes();  // which refuses sizes that no memory has
+    if (!found.is_open() || found.strides != runtime::Words{1}) found.bytes();  // which refuses sizes that no memory has
     return found;
   }
 

@@ -32,6 +32,7 @@ Words row_major(const Words& sizes) {
 }
 
 bool is_row_major(const Layout& layout) {
+  if (layout.is_open()) return true;
   const Words plain = row_major(layout.sizes);
   for (size_t i = 0; i < plain.size(); ++i)
     if (layout.sizes[i] != 1 && layout.strides[i] != plain[i]) return false;
@@ -47,7 +48,7 @@ x86quant_tensor described(const Layout& layout) {
   x86quant_tensor found{};
   found.type = x86quant::serving::type_number(layout.type);
   found.rank = static_cast<int32_t>(layout.sizes.size());
-  found.bytes = static_cast<uint64_t>(layout.element_size());
+  found.bytes = layout.is_open() ? 0 : static_cast<uint64_t>(layout.element_size());
   for (size_t i = 0; i < layout.sizes.size(); ++i) {
     found.sizes[i] = layout.sizes[i];
     found.bytes *= static_cast<uint64_t>(layout.sizes[i]);
@@ -55,8 +56,11 @@ x86quant_tensor described(const Layout& layout) {
   return found;
 }
 
-bool alike(const x86quant_tensor& one, const x86quant_tensor& other) {
-  return one.type == other.type && one.rank == other.rank && std::equal(one.sizes, one.sizes + one.rank, other.sizes);
+// Whether a plan that takes `wanted` takes `given`.
+bool takes(const x86quant_tensor& wanted, const x86quant_tensor& given) {
+  const auto fits = [](int64_t size, int64_t own) { return size == own || (size == X86QUANT_ANY_SIZE && own >= 0); };
+  return given.type == wanted.type && given.rank == wanted.rank &&
+         std::equal(wanted.sizes, wanted.sizes + wanted.rank, given.sizes, fits);
 }
 
 // As in "float32 [1, 3], uint8 [4]".
@@ -66,7 +70,7 @@ std::string listed(const x86quant_tensor* tensors, size_t count) {
     text += i ? ", " : "";
     text += x86quant::serving::kTypeNames[tensors[i].type] + std::string(" [");
     for (int axis = 0; axis < tensors[i].rank; ++axis)
-      text += (axis ? ", " : "") + std::to_string(tensors[i].sizes[axis]);
+      text += (axis ? ", " : "") + (tensors[i].sizes[axis] == X86QUANT_ANY_SIZE ? "any" : std::to_string(tensors[i].sizes[axis]));
     text += "]";
   }
   return text;
@@ -146,7 +150,7 @@ struct x86quant_program {
                x86quant::serving::is_type(inputs[i].type),
            X86QUANT_BAD_ARGUMENT, "input ", i, " has rank ", inputs[i].rank, " and type ", inputs[i].type);
     for (size_t plan = 0; plan < plans.size(); ++plan)
-      if (std::equal(inputs, inputs + count, plans[plan].inputs.begin(), alike)) return plan;
+      if (std::equal(plans[plan].inputs.begin(), plans[plan].inputs.end(), inputs, takes)) return plan;
     std::string known;
     for (size_t plan = 0; plan < plans.size(); ++plan)
       known += (plan ? " and for " : "") + listed(plans[plan].inputs.data(), count);
@@ -159,9 +163,17 @@ struct x86quant_program {
     need(outputs != nullptr && output_count == plan.outputs.size(), X86QUANT_BAD_ARGUMENT, "the program has ",
          plan.outputs.size(), " outputs, got ", outputs == nullptr ? 0 : output_count);
     x86quant::runtime::Bases bases = {nullptr};
+    Words open_sizes;
     for (size_t i = 0; i < input_count; ++i) {
-      need(inputs[i].data != nullptr && inputs[i].bytes == plan.inputs[i].bytes, X86QUANT_BAD_ARGUMENT, "input ", i,
-           " takes ", plan.inputs[i].bytes, " bytes, got ", inputs[i].data == nullptr ? 0 : inputs[i].bytes);
+      const Layout& layout = plan.program->inputs()[i];
+      uint64_t bytes = plan.inputs[i].bytes;
+      if (layout.is_open()) {
+        open_sizes.push_back(inputs[i].sizes[0]);
+        need(!__builtin_mul_overflow(inputs[i].sizes[0], layout.element_size(), &bytes), X86QUANT_BAD_ARGUMENT, "input ", i,
+             " has an impossible size: ", inputs[i].sizes[0]);
+      }
+      const uint64_t given = inputs[i].data == nullptr ? 0 : inputs[i].bytes;
+      need(given == bytes, X86QUANT_BAD_ARGUMENT, "input ", i, " takes ", bytes, " bytes, got ", given);
       bases.push_back(static_cast<uint8_t*>(inputs[i].data));
     }
     std::vector<x86quant::runtime::Buffer> planned;
@@ -172,6 +184,7 @@ struct x86quant_program {
       if (output.reorder) planned.emplace_back(output.planned_bytes);
       bases.push_back(output.reorder ? planned.back().data() : static_cast<uint8_t*>(outputs[i].data));
     }
+    if (!open_sizes.empty()) bases.push_back(reinterpret_cast<uint8_t*>(open_sizes.data()));
     plan.program->run(bases);
     for (size_t i = 0; i < output_count; ++i) {
       const Output& output = plan.outputs[i];

@@ -32,8 +32,8 @@ struct TableOperands {
   xq_lookup op{};
   Table rows;
   std::string name;
-  Address indices, offsets, weights;
-  Address count;  // how many indices there are, where that differs from call to call
+  Address offsets;
+  OpenAddress indices, weights;
   Words index_strides;  // without offsets: elements from bag to bag, and from one index of it to the next
   bool apart = false;   // these are not one behind the other
 };
@@ -52,8 +52,8 @@ class Lookup final : public Step {
       table.op.out_stride = width_;
       xq_lookup trial = table.op;
       trial.out = reinterpret_cast<float*>(uintptr_t{64});
-      trial.indices = table.indices.any<const void>(), trial.offsets = table.offsets.any<const void>();
-      trial.weights = table.weights.any<const float>();
+      trial.indices = table.indices.first.any<const void>(), trial.offsets = table.offsets.any<const void>();
+      trial.weights = table.weights.first.any<const float>();
       refuse_unless_ok(xq_lookup_check(&trial));
     }
     fields.has("dense") ? read_interaction(fields) : read_output(fields, width_, kFloat);
@@ -61,8 +61,13 @@ class Lookup final : public Step {
 
   void run(const Bases& bases) const override {
     int64_t bytes = 0;
-    for (const TableOperands& table : tables_)
-      bytes += std::min<int64_t>(index_count(bases, table), 1 << 20) * std::min<int64_t>(table.op.row_stride, 4096);
+    for (const TableOperands& table : tables_) {
+      const int64_t count = index_count(bases, table);
+      bytes += std::min<int64_t>(count, 1 << 20) * std::min<int64_t>(table.op.row_stride, 4096);
+      const int64_t weights = table.weights.first ? table.weights.size(bases, table.op.index_count) : count;
+      require(weights == count, table_text(table.name, table.op.row_count), ": there are ", weights,
+              " per_sample_weights for ", count, " indices");
+    }
     const int threads = useful_threads(bytes / kBytesEach);
     const int64_t each = std::clamp((bags_ + threads - 1) / threads, kFewestBags, kMostBags);
     std::mutex lock;
@@ -104,20 +109,16 @@ class Lookup final : public Step {
     if (fields.has(name("offsets").c_str())) {
       op.last_offset = last_offset;
       table.offsets = fields.address(name("offsets").c_str(), size, {bags_ + (last_offset ? 1 : 0)}, {size});
-      const bool is_open = fields.has(name("count").c_str());
-      if (is_open) table.count = fields.address(name("count").c_str(), 8, {1}, {8});
-      // Of an open input the first element is all that is sure to be there, and all counts are compared with its size.
-      table.indices = fields.address(name("indices").c_str(), size, {is_open ? 1 : op.index_count}, {size});
+      table.indices = fields.elements(name("indices").c_str(), name("count").c_str(), size, op.index_count);
     } else {
       table.index_strides = fields.integers(name("strides").c_str(), 2);
       table.apart = table.index_strides != Words{op.each, 1};
       Words bytes;
       for (const int64_t stride : table.index_strides) bytes.push_back(product(fields, name("strides"), stride, size));
-      table.indices = fields.address(name("indices").c_str(), size, {bags_, op.each}, bytes);
+      table.indices.first = fields.address(name("indices").c_str(), size, {bags_, op.each}, bytes);
     }
-    if (table.count && fields.has(name("weights").c_str())) fields.refuse(name("weights"), "are as many as there are indices");
     if (fields.has(name("weights").c_str()))
-      table.weights = fields.address(name("weights").c_str(), kFloat, {op.index_count}, {kFloat});
+      table.weights = fields.elements(name("weights").c_str(), name("weight_count").c_str(), kFloat, op.index_count);
     tables_.push_back(std::move(table));
   }
 
@@ -221,15 +222,15 @@ class Lookup final : public Step {
   }
 
   static int64_t index_count(const Bases& bases, const TableOperands& table) {
-    return table.count ? *table.count.at<const int64_t>(bases) : table.op.index_count;
+    return table.indices.size(bases, table.op.index_count);
   }
 
   // Indices that lie apart are copied to `near`.
   static Call call(const Bases& bases, const TableOperands& table, int64_t begin, int64_t end, int64_t* near) {
     Call found{table.op, begin, end};
     xq_lookup& op = found.op;
-    op.indices = table.indices.at<const void>(bases), op.offsets = table.offsets.at<const void>(bases);
-    op.weights = table.weights.at<const float>(bases);
+    op.indices = table.indices.first.at<const void>(bases), op.offsets = table.offsets.at<const void>(bases);
+    op.weights = table.weights.first.at<const float>(bases);
     op.index_count = index_count(bases, table);
     if (!table.apart) return found;
     const int64_t bag_stride = table.index_strides[0], stride = table.index_strides[1];

@@ -104,7 +104,7 @@ class Draft:
         return node in self._output_nodes
 
     def is_open(self, node: Node) -> bool:
-        """Whether ``node`` is an input of any number of elements, of which one is sure."""
+        """Whether ``node`` is an input of any number of elements."""
         return node in self._open_inputs
 
     def open_size(self, node: Node) -> Value | None:

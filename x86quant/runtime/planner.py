@@ -32,7 +32,7 @@ def plan_segment(
     """Plan ``graph_module`` for tensors and numbers like ``inputs``.
 
     With ``parts`` these are the first of so many equal parts of a batch; outputs are of all.
-    Inputs that are open may have any number of elements but none.
+    Inputs that are open may have any number of elements.
     """
     draft = draft_segment(graph_module, inputs, packs, threads, parts, open_inputs)
     return finished(draft, inputs, parts)

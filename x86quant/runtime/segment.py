@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from x86quant import extension
 from x86quant.errors import InvalidInputError
@@ -74,10 +74,10 @@ class Segment(nn.Module):
         again = self.run_again(inputs)
         if again is not None:
             return again
-        inputs = tuple(x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in inputs)
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        if not all(x.numel() for x in tensors):  # an empty batch: torch's ops know the shapes
+        inputs = tuple(map(_plain, inputs, self._may_be_open))
+        if not self.can_plan(inputs):  # an empty batch: torch's ops know the shapes
             return list(self.graph_module(*inputs))
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = self.plan(inputs)
         for observe in OBSERVERS:
             observe(plan)
@@ -99,18 +99,33 @@ class Segment(nn.Module):
     def plan(self, inputs: Sequence[Any]) -> Plan:
         """The plan for inputs like these, made when there is none."""
         threads = torch.get_num_threads()
-        opened = [may and _is_list(x) for may, x in zip(self._may_be_open, inputs, strict=True)]
+        opened = self._are_open(inputs)
         key = (
             threads,
             *(x.dtype if o else _signature(x) for o, x in zip(opened, inputs, strict=True)),
         )
 
         def make() -> Plan:
-            open_inputs = [node for node, o in zip(self._takes, opened, strict=True) if o]
-            return self._parts.plan(inputs, threads, open_inputs)
+            return self._parts.plan(inputs, threads, self.open_inputs(inputs))
 
         with self._lock:
             return self._plans.get(key, make, threads)
+
+    def can_plan(self, inputs: Sequence[Any]) -> bool:
+        """Whether no tensor is empty but those of which any number of elements will do."""
+        are_open = self._are_open(inputs)
+        return all(
+            o or not isinstance(x, torch.Tensor) or x.numel() > 0
+            for o, x in zip(are_open, inputs, strict=True)
+        )
+
+    def open_inputs(self, inputs: Sequence[Any]) -> list[Node]:
+        """The placeholders of those inputs of which any number of elements will do."""
+        return [node for node, o in zip(self._takes, self._are_open(inputs), strict=True) if o]
+
+    def _are_open(self, inputs: Sequence[Any]) -> list[bool]:
+        """Of which inputs any number of elements will do."""
+        return [may and _is_list(x) for may, x in zip(self._may_be_open, inputs, strict=True)]
 
     @property
     def plan_cache_bytes(self) -> int:
@@ -150,6 +165,13 @@ class _Latest:
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         numbers = [(i, x) for i, x in enumerate(inputs) if i not in tensors]
         return cls(handle, plan, tuple(tensors), tuple(numbers))
+
+
+def _plain(x: Any, may_be_open: bool) -> Any:
+    """``x`` as plans take it; lists of any size are not worth plans for each way they may lie."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.resolve_neg().contiguous() if may_be_open and x.dim() == 1 else x.resolve_neg()
 
 
 def _is_list(x: Any) -> bool:

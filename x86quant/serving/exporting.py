@@ -35,7 +35,8 @@ def export_program(module: nn.Module, path: str | os.PathLike[str], inputs: Sequ
         path: the file to write; by custom it ends in ``.xq``.
         inputs: for each set of shapes that the file is to run, an example: a tensor, or a sequence
             or mapping of tensors for a model with several inputs. Their values do not matter. A
-            batch is a shape as well: give one example for each size of batch.
+            batch is a shape as well: give one example for each size of batch. Of lists of indices
+            that come with offsets, and of their weights, the file takes any number.
 
     Plans are made for the number of threads that torch has now; the library runs them on any number
     with the same answers, which are those of ``module``.
@@ -73,8 +74,9 @@ def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
     programs = StoredPrograms()
     packs = Packs(segment.graph_module, programs)
     parts = BatchParts(segment.graph_module, packs)
-    plans = [_plan([values[i].contiguous() for i in taken], parts) for values in arguments]
-    return programs.to_bytes(plans)
+    inputs = [[values[i].contiguous() for i in taken] for values in arguments]
+    plans = {str(plan.inputs): plan for plan in (_plan(segment, one, parts) for one in inputs)}
+    return programs.to_bytes(list(plans.values()))
 
 
 def _arguments(module: CompiledModule, call: Call) -> tuple[torch.Tensor, ...]:
@@ -82,8 +84,8 @@ def _arguments(module: CompiledModule, call: Call) -> tuple[torch.Tensor, ...]:
     positional = [call] if isinstance(call, torch.Tensor) else call
     named = positional if isinstance(positional, Mapping) else {}
     values = module.arguments(() if named else tuple(positional), named)
-    if not all(isinstance(x, torch.Tensor) and x.numel() for x in values):
-        raise InvalidInputError("export_program takes tensors that are not empty as inputs")
+    if not all(isinstance(x, torch.Tensor) for x in values):
+        raise InvalidInputError("export_program takes tensors as inputs")
     return values
 
 
@@ -134,9 +136,10 @@ def _why_not(module: CompiledModule, others: Sequence[Node], segments: int) -> s
     )
 
 
-def _plan(inputs: list[torch.Tensor], parts: BatchParts) -> StoredPlan:
-    threads = torch.get_num_threads()
-    plan = parts.plan(inputs, threads)
+def _plan(segment: Segment, inputs: list[torch.Tensor], parts: BatchParts) -> StoredPlan:
+    if not segment.can_plan(inputs):
+        raise InvalidInputError("export_program takes tensors that are not empty as inputs")
+    plan = parts.plan(inputs, torch.get_num_threads(), segment.open_inputs(inputs))
     if any(plan.numbers):
         raise UnsupportedError(
             "the model returns a size as a number, which a program file cannot do: return tensors"

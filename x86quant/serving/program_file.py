@@ -26,7 +26,7 @@ from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.version import __version__
 
-VERSION = 2
+VERSION = 3
 
 _MAGIC = "x86quant-program"
 
@@ -66,6 +66,10 @@ class StoredPlan:
         """The next input."""
         _check_type(type_name, "takes")
         self.inputs.append({"sizes": sizes, "strides": strides, "type": type_name})
+
+    def expect_any_size(self, type_name: str) -> None:
+        """The next input, which has one dimension, of another size in each call."""
+        self.expect([-1], [1], type_name)
 
     def add_output(self, sizes: list[int], strides: list[int], type_name: str) -> None:
         """The next output."""

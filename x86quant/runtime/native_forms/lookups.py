@@ -10,7 +10,8 @@ from torch.fx import Node
 
 from x86quant.errors import InvalidInputError, NoKernelError
 from x86quant.lowering.graph_tools import attribute, is_op, op_name
-from x86quant.ops.embedding import interaction_width
+from x86quant.ops.embedding import interaction_width, named
+from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import contiguous
@@ -61,28 +62,35 @@ def _lookups(draft: Draft, node: Node) -> tuple[dict[str, Any], list[Value], dic
     fields: dict[str, Any] = {"tables": len(names), "last_offset": last}
     read: list[Value] = []
     row_bytes = 0
-    counts = [draft.open_size(node) for node in kwargs["indices"]]
-    for i, (name, rows, *operands) in enumerate(zip(names, kwargs["rows"], *each, strict=True)):
+    counts = {
+        field: [draft.open_size(node) for node in kwargs[x]]
+        for field, x in (("count", "indices"), ("weight_count", "weights"))
+    }
+    for i, (name, rows, *given) in enumerate(zip(names, kwargs["rows"], *each, strict=True)):
         table = attribute(draft.root, str(rows.target))
         if table.dim() != 2 or not table.is_contiguous():
             raise NoKernelError("the rows of a table do not lie one behind the other")
-        own, bags = _operands(operands, last)
+        # Indices without offsets may have any strides.
+        is_list = (given[1] is not None, True, True)
+        operands = [
+            _in_order(draft, node, x) if o else x for x, o in zip(given, is_list, strict=True)
+        ]
+        own, bags = _operands(named(name, len(table)), operands, last)
         if fields.setdefault("bags", bags) != bags:
             first = fields["bags"]
             raise InvalidInputError(f"the table {name} has {bags} bags, but {names[0]} has {first}")
         format_ = formats[_NUMBERS * i : _NUMBERS * (i + 1)]
         own |= {"table": [*table.shape, *format_, *own["table"]], "rows": table}
-        if len(counts) == len(names) and counts[i] is not None:
-            own["count"] = counts[i]
+        own |= {field: sizes[i] for field, sizes in counts.items() if any(sizes[i : i + 1])}
         if name:
             own["name"] = list(name.encode())
         fields |= {f"{field}{i}": value for field, value in own.items()}
         read += [x for x in operands if x is not None]
-        row_bytes += operands[0].meta.numel() * table.shape[1]
+        row_bytes += given[0].meta.numel() * table.shape[1]
     return fields, read, {"weight_bytes": row_bytes}
 
 
-def _operands(operands: Sequence[Any], last: bool) -> tuple[dict[str, Any], int]:
+def _operands(table: str, operands: Sequence[Any], last: bool) -> tuple[dict[str, Any], int]:
     """The fields of one table's indices, offsets and weights, and how many bags they are."""
     indices, offsets, weights = operands
     meta, count = indices.meta, indices.meta.numel()
@@ -95,23 +103,29 @@ def _operands(operands: Sequence[Any], last: bool) -> tuple[dict[str, Any], int]
         bags, each = meta.shape
         fields["strides"] = [*meta.stride()]
     else:
-        _in_order(indices, offsets)
         if offsets.meta.dtype != meta.dtype:
             raise NoKernelError("offsets are not of the type of the indices")
         bags, each = offsets.meta.shape[0] - last, 0
         fields["offsets"] = offsets
     if weights is not None:
-        _in_order(weights)
-        if weights.meta.dtype != torch.float32 or weights.meta.numel() != count:
-            raise NoKernelError("weights are not float32, one an index")
+        if weights.meta.dtype != torch.float32:
+            raise NoKernelError("weights are not float32")
+        if (given := weights.meta.numel()) != count:
+            raise InvalidInputError(
+                f"{table}: there are {given} per_sample_weights for {count} indices"
+            )
         fields["weights"] = weights
     fields["table"] = [each, count, meta.element_size()]
     return fields, bags
 
 
-def _in_order(*values: Value) -> None:
-    if not all(value.meta.is_contiguous() for value in values):
-        raise NoKernelError("its operands do not lie one behind the other")
+def _in_order(draft: Draft, node: Node, value: Value | None) -> Value | None:
+    """``value``, or a copy whose elements lie one behind the other."""
+    if value is None or value.meta.is_contiguous():
+        return value
+    order = range(value.meta.dim())
+    copy = draft.new(f"{node.name}_operand", layout.like(value.shape, order, value.meta.dtype))
+    return draft.copy(node, value, copy)
 
 
 def _each(draft: Draft, given: Sequence[Node], count: int) -> Iterator[Value | None]:
@@ -164,28 +178,30 @@ def _takes(node: Node) -> bool:
         return False
     if any(x.op == "get_attr" for x in (*kwargs["indices"], *kwargs["offsets"])):
         return False
-    return not _is_ragged(kwargs) or all(
-        is_open(x) for x in kwargs["indices"] if x.op == "placeholder"
-    )
+    lists = (*kwargs["indices"], *kwargs["weights"])
+    return not _is_ragged(kwargs) or all(is_open(x) for x in lists if x.op == "placeholder")
 
 
 def _is_ragged(kwargs: Any) -> bool:
     """Whether indices are one-dimensional and come with offsets, so that they are of any number."""
-    stacked = len(kwargs["names"]) > 1 and len(kwargs["indices"]) == 1
-    return bool(kwargs["offsets"]) and not stacked
+    return bool(kwargs["offsets"]) and not _is_stacked(kwargs, "indices")
+
+
+def _is_stacked(kwargs: Any, operand: str) -> bool:
+    return len(kwargs["names"]) > 1 and len(kwargs[operand]) == 1
 
 
 def is_open(placeholder: Node) -> bool:
-    """Whether one plan serves for any number of elements: all that they are is indices of bags."""
-    return bool(placeholder.users) and all(_are_indices(placeholder, x) for x in placeholder.users)
+    """Whether one plan serves for any number of elements: indices of bags, or their weights."""
+    return bool(placeholder.users) and all(_are_in_bags(placeholder, x) for x in placeholder.users)
 
 
-def _are_indices(x: Node, user: Node) -> bool:
+def _are_in_bags(x: Node, user: Node) -> bool:
     kwargs: Any = user.kwargs
     if not is_op(user, "embedding_bags", "interact_bags") or "rows" not in kwargs:
         return False
     others = (kwargs.get("dense"), *kwargs["offsets"], *kwargs["rows"])
-    return _is_ragged(kwargs) and not kwargs["weights"] and x not in others
+    return _is_ragged(kwargs) and not _is_stacked(kwargs, "weights") and x not in others
 
 
 FORMS = (

@@ -46,6 +46,8 @@ typedef enum x86quant_type {
 } x86quant_type;
 
 #define X86QUANT_MAX_RANK 8
+// Of an input that x86quant_input describes: it has one dimension, and may be of any size. Its bytes are 0 there.
+#define X86QUANT_ANY_SIZE (-1)
 
 // Elements in row-major order, the last dimension adjacent.
 typedef struct x86quant_tensor {
