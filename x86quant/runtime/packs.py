@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.router import Routing
 from x86quant.routing.sizes import SizeRanges, Sizes
-from x86quant.runtime.programs import LayerWeights, Programs
+from x86quant.runtime.programs import NATIVE, LayerWeights, Programs
 from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
@@ -29,13 +31,11 @@ class Packed:
     Attributes:
         choice: the kernel, and why; its spec leaves the sizes open that others share the answer
             with.
-        handle: the extension's object.
-        nbytes: memory of the packed weights.
+        handle: the extension's object, or a ``Future`` of it.
     """
 
     choice: Choice
     handle: Any
-    nbytes: int
 
 
 @dataclasses.dataclass
@@ -69,6 +69,7 @@ class Packs:
         self._routing = routing_in_force(graph_kernels())
         self._ops: dict[tuple[Node, int], _Op] = {}
         self._handles: dict[tuple[Node, str], Any] = {}
+        self._pool: ThreadPoolExecutor | None = None
 
     def follow_rules(self) -> None:
         """Forget the answers if other rules are in force now; asked once for each plan."""
@@ -77,6 +78,21 @@ class Packs:
             self._routing = routing
             self._ops.clear()
             self.rules_seen += 1
+
+    @contextlib.contextmanager
+    def side_by_side(self, threads: int) -> Iterator[None]:
+        """A block in which weights are packed by so many threads, beside whoever asks for them.
+
+        The threads end with it: a process may fork, and nothing waits for threads that it lacks.
+        """
+        if threads < 2 or not self.programs.packs_side_by_side:
+            yield
+            return
+        with ThreadPoolExecutor(threads, "x86quant-packing") as self._pool:
+            try:
+                yield
+            finally:
+                self._pool = None
 
     def get(self, node: Node, sizes: Sizes, threads: int) -> Packed:
         """The pack for a conv or linear ``node`` on an input of these ``sizes``."""
@@ -94,9 +110,12 @@ class Packs:
         kernel = self.programs.kernel(choice.kernel)
         key = (node, kernel)
         if key not in self._handles:
-            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
-        handle = self._handles[key]
-        return Packed(choice, handle, handle.bytes())
+            layer = self._layer_weights(node)
+            if self._pool is not None and kernel == NATIVE:  # others may have threads of their own
+                self._handles[key] = self._pool.submit(self.programs.pack, kernel, layer)
+            else:
+                self._handles[key] = self.programs.pack(kernel, layer)
+        return Packed(choice, self._handles[key])
 
     def _tensor(self, node: Node, name: str) -> torch.Tensor | None:
         argument = node.kwargs[name]
@@ -185,6 +204,7 @@ class Packs:
                 kwargs["residual_zp"] if residual else 0,
             ],
             kwargs["residual_scale"] / out_scale if residual else 0.0,
+            self.weight(node),
         )
 
 
