@@ -7,7 +7,7 @@ importing the library takes besides torch, what loading takes, then the first ca
 compiling and the first inference), then a second one. OpenVINO's network is quantized by NNCF and
 saved by itself. ``+cache`` is with ``load(..., packed_cache=True)``, and with OpenVINO's
 ``CACHE_DIR``, which also keeps the compiled model. All take turns; medians and minima in
-milliseconds. Cap our level by ``X86QUANT_ISA``; OpenVINO's stays that of the CPU.
+milliseconds. Cap the level by ``X86QUANT_ISA``.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import x86quant
-from x86quant.runtime.packs import Packs
+from x86quant.runtime.programs import LayerWeights, Programs
 
 _FOUND = "is not used"
 
@@ -73,33 +74,36 @@ def _packs_anew(path: Path, x: torch.Tensor, caplog: pytest.LogCaptureFixture) -
     return [message for message in caplog.messages if _FOUND in message]
 
 
-def test_a_hit_is_a_miss_byte_for_byte(
-    net: Case, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hit_is_a_miss_byte_for_byte(net: Case, caplog: pytest.LogCaptureFixture) -> None:
     path, x, expected = net
     (told,) = _packs_anew(path, x, caplog)
     assert "there is none yet" in told
     cache = _cache_of(path)
     before = cache.read_bytes()
-    given: list[bool] = []
-    packed = Packs._packed
-    monkeypatch.setattr(Packs, "_packed", lambda *a: given.append(True) or packed(*a))
     assert _packs_anew(path, x, caplog) == []
-    assert given
     assert torch.equal(_result(path, x), expected)
     assert cache.read_bytes() == before  # nothing was packed that it lacks
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
 
 
-def test_weights_come_from_the_file(net: Case) -> None:
+def test_weights_come_from_the_file(net: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing here would show that it is read."""
     path, x, _ = net
+    given: list[tuple[Any, Any]] = []
+    packed = Programs.packed
+
+    def watched(self: Programs, kernel: str, layer: LayerWeights, known: Any = None) -> Any:
+        handle = packed(self, kernel, layer, known)
+        given.append((known, handle))
+        return handle
+
+    monkeypatch.setattr(Programs, "packed", watched)
     _result(path, x)
-    module = x86quant.load(path, packed_cache=True)
-    cache = module._packed_cache
-    module(x)
-    assert len(cache._known) == 4
-    assert not cache._fresh
+    assert [known for known, _ in given] == [None] * 4
+    given.clear()
+    _result(path, x)
+    assert len(given) == 4
+    assert all(known.data_ptr() == handle.blob().data_ptr() for known, handle in given)
 
 
 def test_no_cache_unless_asked_for(net: Case) -> None:

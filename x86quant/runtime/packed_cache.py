@@ -89,12 +89,15 @@ class PackedCache:
     def _read(self, quietly: bool = False) -> Mapping[str, torch.Tensor]:
         extension.load()
         blobs, why = torch.ops.x86quant.read_packed_cache(str(self.path), self._model)
-        if not blobs:
-            if not quietly:
+        try:
+            names = json.loads(blobs[0].numpy().tobytes()) if blobs else ()
+            return dict(zip(names, blobs[1:], strict=True))
+        except ValueError:
+            why = "it is damaged"
+        finally:
+            if why and not quietly:
                 _log.info("weights are packed again, %s is not used: %s", self.path, why)
-            return {}
-        names = json.loads(bytes(blobs[0].tolist()))
-        return dict(zip(names, blobs[1:], strict=True))
+        return {}
 
 
 def _rest(layer: LayerWeights) -> str:
