@@ -3,8 +3,8 @@
     python -m benchmarks.packing [--networks resnet50 mobilenet_v2] [--rounds 5] [--layers 5]
 
 Milliseconds by median and minimum, and per million weights by minimum, on one thread, with the
-layers that take longest; then of all layers on ``--threads`` threads, as a first call packs them
-where torch may use so many. Cap the level by ``X86QUANT_ISA``.
+layers that take longest; then of all layers side by side on ``--threads`` threads, which a first
+call does not do. Cap the level by ``X86QUANT_ISA``.
 """
 
 from __future__ import annotations

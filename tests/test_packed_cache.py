@@ -244,37 +244,3 @@ def test_copies_pack_by_themselves(net: Case) -> None:
     module = x86quant.load(path, packed_cache=True)
     assert torch.equal(copy.deepcopy(module)(x), expected)
     assert not _cache_of(path).exists()
-
-
-def _with_threads(threads: int, path: Path, x: torch.Tensor) -> torch.Tensor:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        result: torch.Tensor = x86quant.load(path, packed_cache=True)(x)
-        return result
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_pack_the_same_bytes(net: Case) -> None:
-    path, x, expected = net
-    caches = []
-    for threads in (1, 2, 4):
-        assert torch.equal(_with_threads(threads, path, x), expected)
-        caches.append(_cache_of(path).read_bytes())
-        _cache_of(path).unlink()
-    assert caches[0] == caches[1] == caches[2]
-
-
-def test_threads_pack_in_forked_processes(net: Case) -> None:
-    path, x, expected = net
-    assert torch.equal(_with_threads(2, path, x), expected)
-    _cache_of(path).unlink()
-    worker = multiprocessing.get_context("fork").Process(target=_forked, args=(path, x, expected))
-    worker.start()
-    worker.join(120)
-    assert worker.exitcode == 0
-
-
-def _forked(path: Path, x: torch.Tensor, expected: torch.Tensor) -> None:
-    assert torch.equal(_with_threads(2, path, x), expected)

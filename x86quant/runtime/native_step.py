@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from x86quant import extension
@@ -53,8 +52,6 @@ class NativeStep:
 def _plain(field: Any) -> Any:
     if isinstance(field, NativeTensor):
         return field.words()
-    if isinstance(field, Future):  # weights that were packed by another thread
-        return field.result()
     return address(field) if isinstance(field, Value) else field
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.router import Routing
 from x86quant.routing.sizes import SizeRanges, Sizes
-from x86quant.runtime.programs import NATIVE, LayerWeights, Programs
+from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
@@ -31,7 +29,7 @@ class Packed:
     Attributes:
         choice: the kernel, and why; its spec leaves the sizes open that others share the answer
             with.
-        handle: the extension's object, or a ``Future`` of it.
+        handle: the extension's object.
     """
 
     choice: Choice
@@ -69,7 +67,6 @@ class Packs:
         self._routing = routing_in_force(graph_kernels())
         self._ops: dict[tuple[Node, int], _Op] = {}
         self._handles: dict[tuple[Node, str], Any] = {}
-        self._pool: ThreadPoolExecutor | None = None
 
     def follow_rules(self) -> None:
         """Forget the answers if other rules are in force now; asked once for each plan."""
@@ -78,21 +75,6 @@ class Packs:
             self._routing = routing
             self._ops.clear()
             self.rules_seen += 1
-
-    @contextlib.contextmanager
-    def side_by_side(self, threads: int) -> Iterator[None]:
-        """A block in which weights are packed by so many threads, beside whoever asks for them.
-
-        The threads end with it: a process may fork, and nothing waits for threads that it lacks.
-        """
-        if threads < 2 or not self.programs.packs_side_by_side:
-            yield
-            return
-        with ThreadPoolExecutor(threads, "x86quant-packing") as self._pool:
-            try:
-                yield
-            finally:
-                self._pool = None
 
     def get(self, node: Node, sizes: Sizes, threads: int) -> Packed:
         """The pack for a conv or linear ``node`` on an input of these ``sizes``."""
@@ -110,11 +92,7 @@ class Packs:
         kernel = self.programs.kernel(choice.kernel)
         key = (node, kernel)
         if key not in self._handles:
-            layer = self._layer_weights(node)
-            if self._pool is not None and kernel == NATIVE:  # others may have threads of their own
-                self._handles[key] = self._pool.submit(self.programs.pack, kernel, layer)
-            else:
-                self._handles[key] = self.programs.pack(kernel, layer)
+            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
         return Packed(choice, self._handles[key])
 
     def _tensor(self, node: Node, name: str) -> torch.Tensor | None:

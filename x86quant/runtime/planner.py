@@ -51,8 +51,7 @@ def draft_segment(
     shapes = infer_shapes(graph_module, inputs)
     tensors = sum(isinstance(x, torch.Tensor) for x in inputs)
     draft = Draft(graph_module, shapes, packs, threads, tensors, parts, open_inputs)
-    with packs.side_by_side(threads):
-        _fill(draft, inputs)
+    _fill(draft, inputs)
     return draft
 
 

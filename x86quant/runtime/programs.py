@@ -10,7 +10,7 @@ import torch
 from x86quant.packing.row_linears import Weights, gated_rows, row_linear
 from x86quant.runtime.native_step import NativeStep
 
-#: The kernel whose packed weights are one stretch of memory, and which packs on any thread.
+#: The kernel whose packed weights are one stretch of memory.
 NATIVE = "native"
 
 
@@ -40,13 +40,7 @@ class LayerWeights:
 
 
 class Programs:
-    """Makes programs and packed weights of the extension.
-
-    Attributes:
-        packs_side_by_side: whether ``pack`` may be called from several threads.
-    """
-
-    packs_side_by_side = True
+    """Makes programs and packed weights of the extension."""
 
     def kernel(self, chosen: str) -> str:
         """The kernel that runs what the router has ``chosen`` one for."""

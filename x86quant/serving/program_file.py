@@ -100,8 +100,6 @@ class StoredPlan:
 class StoredPrograms(Programs):
     """Gathers plans for a file; all their convolutions and linears run on the native kernels."""
 
-    packs_side_by_side = False
-
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self._names: dict[bytes, str] = {}
