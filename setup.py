@@ -97,7 +97,9 @@ def extension() -> list[CppExtension]:
     flags = [*toolchain().flags(), "-g0", *system]
     alone = without_torch()
     sources = [*alone, *together([source for source in SOURCES if source not in alone])]
-    return [CppExtension("x86quant._C", sources, extra_compile_args=flags)]
+    # By which it knows packed weights of its own again.
+    link = ["-Wl,--build-id=sha1"]
+    return [CppExtension("x86quant._C", sources, extra_compile_args=flags, extra_link_args=link)]
 
 
 def together(sources: list[str]) -> list[str]:

@@ -5,7 +5,9 @@
 Both read the file of a network in int8 and run it on one thread, the file in the page cache: what
 importing the library takes besides torch, what loading takes, then the first call (of OpenVINO:
 compiling and the first inference), then a second one. OpenVINO's network is quantized by NNCF and
-saved by itself. The two take turns; medians and minima in milliseconds.
+saved by itself. ``+cache`` is with ``load(..., packed_cache=True)``, and with OpenVINO's
+``CACHE_DIR``, which also keeps the compiled model. All take turns; medians and minima in
+milliseconds. Cap the level by ``X86QUANT_ISA``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from x86quant.given_model import Arguments
 
 _SIZE = 224
 _COLUMNS = ("import", "load", "first", "second", "load+first")
+_CACHE = "+cache"
 
 #: What runs in a process of its own: imports, then times of loading, a first and a second call.
 _CHILD = f"""
@@ -45,13 +48,14 @@ def timed(work):
     result = work()
     times.append((time.perf_counter() - start) * 1e3)
     return result
-if sys.argv[1] == "ours":
+who, _, cache = sys.argv[1].partition("+")
+if who == "ours":
     def library():
         import x86quant
         x86quant.load
         return x86quant
     x86quant = timed(library)
-    module = timed(lambda: x86quant.load(sys.argv[2]))
+    module = timed(lambda: x86quant.load(sys.argv[2], packed_cache=bool(cache)))
     run = lambda: module(x)
     timed(run)
 else:
@@ -59,6 +63,8 @@ else:
         import openvino
         return openvino.Core()
     core = timed(library)
+    if cache:
+        core.set_property({{"CACHE_DIR": sys.argv[2] + ".cache"}})
     model = timed(lambda: core.read_model(sys.argv[2]))
     array = numpy.ascontiguousarray(x.numpy())
     def first():
@@ -107,6 +113,7 @@ def files(name: str, folder: Path) -> dict[str, Path]:
 def print_network(name: str, folder: Path, rounds: int) -> None:
     """Lines of the table."""
     found = files(name, folder)
+    found |= {who + _CACHE: file for who, file in found.items()}
     taken: dict[str, list[list[float]]] = {who: [] for who in found}
     for who, file in found.items():
         once(who, file)  # what the system caches
@@ -115,8 +122,8 @@ def print_network(name: str, folder: Path, rounds: int) -> None:
             taken[who].append(once(who, file))
     for who, times in taken.items():
         columns = [*zip(*times, strict=True), [one[1] + one[2] for one in times]]
-        text = "".join(f"{statistics.median(x):>10.1f}{min(x):>8.1f}" for x in columns)
-        print(f"{name:<20}{who:<10}{text}", flush=True)
+        text = "".join(f"{statistics.median(x):>11.1f}{min(x):>8.1f}" for x in columns)
+        print(f"{name:<20}{who:<18}{text}", flush=True)
 
 
 def main() -> None:
@@ -131,10 +138,8 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # stock PyTorch's own
     print_environment()
-    titles = "".join(
-        f"{title:>10}{'least':>8}" for title in ("load", "first", "second", "load+first")
-    )
-    print(f"{'milliseconds':<30}{titles}")
+    titles = "".join(f"{title:>11}{'least':>8}" for title in _COLUMNS)
+    print(f"{'milliseconds':<38}{titles}")
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for name in options.networks:
             print_network(name, Path(folder), options.rounds)

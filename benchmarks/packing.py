@@ -3,7 +3,8 @@
     python -m benchmarks.packing [--networks resnet50 mobilenet_v2] [--rounds 5] [--layers 5]
 
 Milliseconds by median and minimum, and per million weights by minimum, on one thread, with the
-layers that take longest. Cap the level by ``X86QUANT_ISA``.
+layers that take longest; then of all layers side by side on ``--threads`` threads, which a first
+call does not do. Cap the level by ``X86QUANT_ISA``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import statistics
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -51,14 +53,30 @@ def times(kernel: str, layer: LayerWeights, rounds: int) -> list[float]:
     return taken
 
 
-def print_network(name: str, rounds: int, most: int) -> None:
+def all_at_once(packed: list[tuple[str, LayerWeights]], threads: int, rounds: int) -> list[float]:
+    """Milliseconds of packing all layers on so many threads."""
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            done = [pool.submit(Programs().pack, kernel, layer) for kernel, layer in packed]
+        for one in done:
+            one.result()
+        taken.append((time.perf_counter() - start) * 1e3)
+    return taken
+
+
+def print_network(name: str, rounds: int, most: int, threads: int) -> None:
     """Lines of the table."""
     packed = layers(name)
     taken = [times(kernel, layer, rounds) for kernel, layer in packed]
     weights = sum(layer.weight.numel() for _, layer in packed) / 1e6
     median, least = (sum(map(f, taken)) for f in (statistics.median, min))
+    side_by_side = all_at_once(packed, threads, rounds)
     print(
-        f"{name:<22}{weights:>9.2f}{median:>9.1f}{least:>9.1f}{least / weights:>9.2f}", flush=True
+        f"{name:<22}{weights:>9.2f}{median:>9.1f}{least:>9.1f}{least / weights:>9.2f}"
+        f"{statistics.median(side_by_side):>12.1f}{min(side_by_side):>9.1f}",
+        flush=True,
     )
     longest = sorted(zip(map(min, taken), packed, strict=True), key=lambda one: -one[0])[:most]
     for milliseconds, (kernel, layer) in longest:
@@ -78,14 +96,18 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=networks)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # stock PyTorch's own
     torch.set_num_threads(1)
     print_environment()
-    print(f"{'':<22}{'millions':>9}{'ms':>9}{'least':>9}{'each':>9}")
+    print(
+        f"{'':<22}{'millions':>9}{'ms':>9}{'least':>9}{'each':>9}"
+        f"{f'{options.threads} threads':>12}{'least':>9}"
+    )
     with torch.no_grad():
         for name in options.networks:
-            print_network(name, options.rounds, options.layers)
+            print_network(name, options.rounds, options.layers, options.threads)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import nn
 import x86quant
 from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError, X86QuantWarning
+from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.part_search import find_parts
 from x86quant.quantization.proof import observe, prove, variants
 from x86quant.quantization.scheme import decide
@@ -168,11 +169,11 @@ class Noise(nn.Module):
 def test_state_and_noise_are_no_graph() -> None:
     call = Call((torch.randn(2, 4),))
     for model, why in ((Counts(), "buffers"), (Noise(), "random")):
-        found = find_parts(model.eval(), decide(model, "static"), [call], Ranges())
+        found = find_parts(FloatResults(model.eval()), decide(model, "static"), [call], Ranges())
         assert "" not in [part.path for part in found.found]
         assert why in " ".join(found.notes)
     linear = nn.Linear(4, 4)
-    (part,) = find_parts(linear, decide(linear, "static"), [call], Ranges()).found
+    (part,) = find_parts(FloatResults(linear), decide(linear, "static"), [call], Ranges()).found
     assert part.path == ""
 
 

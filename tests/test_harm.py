@@ -11,7 +11,10 @@ from tests.models import Residual
 from x86quant.calling.running import outputs
 from x86quant.errors import X86QuantWarning
 from x86quant.quantization import harm, simulation
+from x86quant.quantization.batches import Calibration
 from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.preparing import prepare
+from x86quant.quantization.settings import Settings
 
 
 class InPlace(nn.Module):
@@ -39,7 +42,7 @@ def test_known_values_change_no_harm(
     real = harm.harms
     monkeypatch.setattr(
         "x86quant.quantization.outcome.harms",
-        lambda prepared, names: seen.append(prepared) or real(prepared, names),
+        lambda prepared, names, _: seen.append(prepared) or real(prepared, names),
     )
     # No network is good enough, so that every layer is judged.
     monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
@@ -56,8 +59,19 @@ def test_known_values_change_no_harm(
 
 
 def test_values_that_a_layer_writes_to_are_not_kept() -> None:
-    kept = torch.zeros(3)
-    values = {"a": kept}
-    before = simulation._versions(values)
-    kept.add_(1)
-    assert simulation._versions(values) != before
+    torch.manual_seed(0)
+    calls = [(torch.randn(2, 8, 12, 12),) for _ in range(2)]
+    data = Calibration(calls, Residual())
+    settings = Settings(progress=False, speed_check=False, mode="static")
+    prepared = prepare(Residual().eval(), calls, settings)
+    (part,) = prepared.parts
+    inputs = part.inputs(data.sample[0])
+    assert inputs is not None
+    known = simulation.FloatValues()
+    values = known.of(part, inputs)
+    assert values is not None
+    known.check(part)
+    assert known.of(part, inputs) is values
+    next(x for x in values.values() if isinstance(x, torch.Tensor)).add_(1)
+    known.check(part)
+    assert known.of(part, inputs) is not values

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <vector>
 
@@ -508,6 +509,10 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
   char* base = static_cast<char*>(packed);
   if (q.lut) place_lut(q.lut, head->isa, reinterpret_cast<uint8_t*>(base + head->lut));
   if (!l.blocks.empty()) memcpy(base + head->blocks, l.blocks.data(), l.blocks.size() * sizeof(Block));
+  // Packed weights may go to a file, byte for byte: what lies between fields must not tell of other memory.
+  constexpr size_t kGap = offsetof(Block, regroup) + sizeof(Block::regroup);
+  for (size_t i = 0; i < l.blocks.size(); ++i)
+    memset(base + head->blocks + i * sizeof(Block) + kGap, 0, offsetof(Block, w_off) - kGap);
   if (!l.runs.empty()) memcpy(base + head->runs, l.runs.data(), l.runs.size() * sizeof(Run));
   const Weights w{l.head.conv, weight};
   pack_scalars(l, w, q, head);
@@ -552,6 +557,8 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
   }
   const Layout other = layout_of(without_winograd4(*conv, isa), isa);
   if (!within_winograd_reach(*conv, weight)) {
+    const auto used = static_cast<size_t>(other.head.size), all = xq_conv_packed_size(conv, isa);
+    if (used < all) memset(static_cast<char*>(packed) + used, 0, all - used);
     pack_blob(other, weight, *q, packed);
     return XQ_OK;
   }

@@ -6,6 +6,7 @@
 
 #include "arenas.h"
 #include "native_cpu.h"
+#include "packed_cache.h"
 #include "torch_program.h"
 #include "torch_tables.h"
 #include "weight_extremes.h"
@@ -19,7 +20,8 @@ using ProgramPtr = c10::intrusive_ptr<TorchProgram>;
 // As ConvFields has them.
 PackPtr pack(const std::string& kernel, const at::Tensor& weight, const at::Tensor& mult,
              const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& lut,
-             std::vector<int64_t> geometry, std::vector<int64_t> codes, double res_mult) {
+             std::vector<int64_t> geometry, std::vector<int64_t> codes, double res_mult,
+             const std::optional<at::Tensor>& packed) {
   ConvFields fields;
   fields.weight = table_of(weight);
   fields.sizes = weight.sizes().vec();
@@ -29,7 +31,36 @@ PackPtr pack(const std::string& kernel, const at::Tensor& weight, const at::Tens
   fields.geometry = std::move(geometry);
   fields.codes = std::move(codes);
   fields.res_mult = res_mult;
-  return c10::make_intrusive<TorchPack>(pack_conv(kernel, describe_conv(std::move(fields))));
+  ConvDescription description = describe_conv(std::move(fields));
+  if (packed.has_value()) description.packed = table_of(*packed);
+  return c10::make_intrusive<TorchPack>(pack_conv(kernel, std::move(description)));
+}
+
+// Nothing where the packed weights are not one stretch of memory.
+std::optional<at::Tensor> blob(const PackPtr& pack) {
+  const Table found = pack->pack->blob();
+  if (found.count == 0) return std::nullopt;
+  return tensor_of(found, {found.count});
+}
+
+CacheKey key_of(std::string model) {
+  NativeCpu cpu = native_cpu();
+  return {std::move(cpu.level), cpu.l1, cpu.l2, std::move(model)};
+}
+
+std::tuple<std::vector<at::Tensor>, std::string> read_cache(const std::string& path, std::string model) {
+  std::string why;
+  const auto found = read_packed(path, key_of(std::move(model)), &why);
+  std::vector<at::Tensor> tensors;
+  if (found)
+    for (const Table& one : *found) tensors.push_back(tensor_of(one, {one.count}));
+  return {std::move(tensors), std::move(why)};
+}
+
+bool write_cache(const std::string& path, std::string model, const std::vector<at::Tensor>& packed) {
+  std::vector<Table> tables;
+  for (const at::Tensor& one : packed) tables.push_back(table_of(one));
+  return write_packed(path, key_of(std::move(model)), tables);
 }
 
 std::vector<at::Tensor> run_program(const ProgramPtr& program, const std::vector<at::Tensor>& inputs) {
@@ -59,7 +90,9 @@ std::vector<int64_t> extremes(const at::Tensor& rows) {
 #define PROGRAM "__torch__.torch.classes.x86quant.Program program"
 
 TORCH_LIBRARY_FRAGMENT(x86quant, m) {
-  m.class_<TorchPack>("PackedConv").def("bytes", [](const PackPtr& p) { return p->pack->bytes(); });
+  m.class_<TorchPack>("PackedConv")
+      .def("bytes", [](const PackPtr& p) { return p->pack->bytes(); })
+      .def("blob", [](const PackPtr& p) { return blob(p); });
   m.class_<TorchProgram>("Program")
       .def(torch::init<int64_t, int64_t>())
       .def("add_output", [](const ProgramPtr& p, Words sizes, Words strides, std::string type) {
@@ -85,11 +118,17 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
   m.def("idle_arena_bytes() -> int", [] { return static_cast<int64_t>(idle_arena_bytes()); });
   m.def("step_kinds() -> str[]", [] { return step_kinds(); });
   m.def("pack_graph_conv(str kernel, Tensor weight, Tensor mult, Tensor? bias, Tensor? lut, int[] "
-        "geometry, int[] codes, float res_mult) -> __torch__.torch.classes.x86quant.PackedConv",
+        "geometry, int[] codes, float res_mult, Tensor? packed=None) -> __torch__.torch.classes.x86quant.PackedConv",
         [](std::string kernel, at::Tensor weight, at::Tensor mult, std::optional<at::Tensor> bias,
            std::optional<at::Tensor> lut, at::IntArrayRef geometry, at::IntArrayRef codes,
-           double res_mult) {
-          return pack(kernel, weight, mult, bias, lut, geometry.vec(), codes.vec(), res_mult);
+           double res_mult, std::optional<at::Tensor> packed) {
+          return pack(kernel, weight, mult, bias, lut, geometry.vec(), codes.vec(), res_mult, packed);
+        });
+  m.def("read_packed_cache(str path, str model) -> (Tensor[], str)",
+        [](std::string path, std::string model) { return read_cache(path, std::move(model)); });
+  m.def("write_packed_cache(str path, str model, Tensor[] packed) -> bool",
+        [](std::string path, std::string model, std::vector<at::Tensor> packed) {
+          return write_cache(path, std::move(model), packed);
         });
   m.def("run_program(" PROGRAM ", Tensor[] inputs) -> Tensor[]",
         [](ProgramPtr p, std::vector<at::Tensor> inputs) { return with_value_errors([&] { return run_program(p, inputs); }); });

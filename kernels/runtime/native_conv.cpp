@@ -15,7 +15,8 @@ class NativeConv final : public PackedConv {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
     require(size > 0, "the native kernel refuses this convolution");
-    if (d.packed && d.packed->count == static_cast<int64_t>(size)) {
+    const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 64 == 0; };
+    if (d.packed && d.packed->count == static_cast<int64_t>(size) && is_aligned(d.packed->data)) {
       packed_ = *d.packed;
       return;
     }

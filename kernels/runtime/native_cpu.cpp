@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <mutex>
 
 #include "../native/native.h"
 #include "errors.h"
@@ -12,6 +13,8 @@ namespace {
 
 std::atomic<int> isa_in_use{XQ_ISA_REFERENCE};
 std::atomic<int64_t> l2_in_use{0};  // 0: unknown
+std::mutex guard;
+NativeCpu told{"none", 0, 0};
 
 }  // namespace
 
@@ -28,7 +31,14 @@ std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2) {
   // Asked here, once, rather than where weights are packed: every pack has the same level.
   if (found->second == XQ_ISA_AMX_INT8 && xq_enable_amx() != XQ_OK) found = known.find("avx512_vnni");
   isa_in_use = found->second;
+  const std::lock_guard<std::mutex> lock(guard);
+  told = {found->first, l1, l2};
   return found->first;
+}
+
+NativeCpu native_cpu() {
+  const std::lock_guard<std::mutex> lock(guard);
+  return told;
 }
 
 int native_isa() { return isa_in_use; }

@@ -9,6 +9,13 @@ namespace x86quant {
 // Returns the level in use from now on: the one below AMX where this process may not use that.
 std::string set_native_cpu(const std::string& isa, int64_t l1, int64_t l2);
 
+// The same, and the caches: what the order of packed weights depends on.
+struct NativeCpu {
+  std::string level;
+  int64_t l1, l2;
+};
+NativeCpu native_cpu();
+
 // An xq_isa: the level to pack weights for.
 int native_isa();
 

@@ -5,8 +5,8 @@
 
 #include "../runtime/activation.h"
 #include "../runtime/errors.h"
+#include "../runtime/packed_cache.h"
 #include "../runtime/parallel.h"
-#include "packed_cache.h"
 #include "program_file.h"
 #include "this_cpu.h"
 #include "types.h"
@@ -32,7 +32,7 @@ Table kept(const Table& table) {
 class Loader {
  public:
   Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path) {
-    pack(cache, {level, l1_bytes(), l2_bytes(), file_.checksum(), file_.size()});
+    pack(cache, {level, l1_bytes(), l2_bytes(), std::to_string(file_.checksum()) + " " + std::to_string(file_.size())});
     for (const Json& pack : file_.manifest().at("row_packs").list("the packs of rows")) row_packs_.push_back(row_packed(pack));
   }
 
@@ -44,10 +44,10 @@ class Loader {
   }
 
  private:
-  void pack(const std::string& cache, const CacheKey& key) {
+  void pack(const std::string& cache, const runtime::CacheKey& key) {
     const Json::List& wanted = file_.manifest().at("packs").list("the packs");
     std::optional<std::vector<Table>> before;
-    if (!cache.empty()) before = read_packed(cache, key);
+    if (!cache.empty()) before = runtime::read_packed(cache, key);
     if (before && before->size() != wanted.size()) before.reset();
     packs_.resize(wanted.size());
     const auto one = [&](int i) {
@@ -63,7 +63,7 @@ class Loader {
     if (cache.empty() || before) return;
     std::vector<Table> blobs;
     for (const PackedConvPtr& pack : packs_) blobs.push_back(pack->blob());
-    write_packed(cache, key, blobs);
+    runtime::write_packed(cache, key, blobs);
   }
 
   PackedConvPtr packed(const Json& pack, std::optional<Table> before) const {

@@ -35,7 +35,7 @@ Kind kind_of(const std::string& dtype) {
 }  // namespace
 
 ProgramFile::ProgramFile(const std::string& path) {
-  if (!bytes_.read(path, [](const FileFacts& facts) { return facts.is_regular; }))
+  if (!bytes_.read(path, [](const runtime::FileFacts& facts) { return facts.is_regular; }))
     throw Failure(X86QUANT_CANNOT_READ, "cannot read ", path, ": ",
                   errno == EINVAL ? "it is no regular file" : std::strerror(errno));
   parse();

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "../runtime/table.h"
+#include "../runtime/whole_file.h"
 #include "json.h"
-#include "whole_file.h"
 
 namespace x86quant::serving {
 
@@ -36,7 +36,7 @@ class ProgramFile {
   void parse();
   Tensor described(const Json& entry, size_t first_byte) const;
 
-  WholeFile bytes_;
+  runtime::WholeFile bytes_;
   uint32_t checksum_ = 0;
   Json manifest_;
   std::map<std::string, Tensor> tensors_;

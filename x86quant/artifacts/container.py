@@ -92,6 +92,13 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return manifest, _tensors(data)
 
 
+def checksum(data: bytes) -> str:
+    """The checksum in ``data``, which ``unpack`` has found right."""
+    signature = _SIGNATURE.match(_header(data)["__metadata__"][_KEY])
+    assert signature is not None
+    return signature[2]
+
+
 def _header(data: bytes) -> dict[str, Any]:
     if len(data) < _LENGTH_BYTES:
         raise ArtifactError(f"the file has {len(data)} bytes: it is truncated or no artifact")

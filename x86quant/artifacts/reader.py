@@ -18,6 +18,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
+from x86quant.runtime.packed_cache import PackedCache
 
 _MANIFEST = {"x86quant", "torch", "metadata", "model", "orders", "sparse"}
 
@@ -56,7 +57,12 @@ class Description:
     needs: str | None = None
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    packed_cache: bool | str | os.PathLike[str] = False,
+) -> Any:
     """The model in the file ``path``, written by ``save`` on this or any other CPU.
 
     Nothing in the file is executed: its graph may only call ops from closed lists. Weights are
@@ -66,6 +72,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
         path: the file.
         model: a float model of the class that was quantized, made with the same arguments; its
             weights do not matter, and it is not changed. Only files that say so need it.
+        packed_cache: keep the packed weights of convolutions and static linears in a file, which
+            the next load on such a CPU starts from: True for ``path`` with ``.packed`` behind it,
+            or another path. A file that does not fit or cannot be written is done without.
 
     Returns:
         A ``CompiledModule``, or a model of that class with int8 layers.
@@ -77,9 +86,22 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     """
     target = Path(path)
     try:
-        return from_bytes(container.read_bytes(target))[1].build(model)
+        data = container.read_bytes(target)
+        found = from_bytes(data)[1].build(model)
     except ArtifactError as error:
         raise ArtifactError(f"{target} cannot be loaded: {error}") from error
+    if packed_cache is not False:
+        beside = f"{target}.packed" if packed_cache is True else packed_cache
+        _use_packed_cache(found, Path(beside), container.checksum(data))
+    return found
+
+
+def _use_packed_cache(model: nn.Module, path: Path, checksum: str) -> None:
+    compiled = [m for m in model.modules() if isinstance(m, CompiledModule)]
+    if compiled:
+        cache = PackedCache(path, model, checksum)
+        for module in compiled:
+            module.use_packed_cache(cache)
 
 
 def describe(path: str | os.PathLike[str]) -> Description:

@@ -89,8 +89,13 @@ def outputs(model: nn.Module, calls: Sequence[Call]) -> Iterator[torch.Tensor]:
     """All float tensors that ``model`` returns for each call, as one flat tensor."""
     with torch.no_grad():
         for call in calls:
-            tensors = [x for x in tensors_in(call(model)) if x.is_floating_point()]
-            yield torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
+            yield flat_floats(call(model))
+
+
+def flat_floats(result: Any) -> torch.Tensor:
+    """All float tensors in a result, as one flat tensor."""
+    tensors = [x for x in tensors_in(result) if x.is_floating_point()]
+    return torch.cat([torch.zeros(0), *(torch.nan_to_num(x).flatten() for x in tensors)])
 
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
@@ -167,7 +172,14 @@ def feed_parts(
 
 def run(function: Callable[..., Any], call: Call, seed: int = 0) -> Any:
     """``function`` of ``call``, whose tensors it may change, with random numbers that repeat."""
+    return run_drawing(function, call, seed)[0]
+
+
+def run_drawing(function: Callable[..., Any], call: Call, seed: int) -> tuple[Any, bool]:
+    """The same, and whether it drew any random numbers: without, every seed is as good."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), no_fast_path():
         # All of it is on the CPU; torch.manual_seed asks every kind of device there could be.
         torch.default_generator.manual_seed(seed)
-        return call(function)
+        before = torch.default_generator.get_state()
+        result = call(function)
+        return result, not torch.equal(before, torch.default_generator.get_state())

@@ -63,6 +63,8 @@ def settle(model: nn.Module, run: Callable[[], object]) -> None:
     """
     first = State(model)
     run()
+    if not first.changed():
+        return
     second = State(model)
     run()
     first.restore(second.changed())

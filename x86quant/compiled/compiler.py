@@ -54,9 +54,14 @@ def build(
     model: nn.Module | ExportedProgram,
     example_inputs: Sequence[Any],
     plan_cache_bytes: int | None = None,
+    *,
+    writes: bool = True,
 ) -> CompiledModule:
-    """As :func:`compile`, for callers who know that nothing may be left in int8."""
-    lowering = lower(model, example_inputs)
+    """As :func:`compile`, for callers who know that nothing may be left in int8.
+
+    ``writes`` is False where no step is known to write to another's value.
+    """
+    lowering = lower(model, example_inputs, writes=writes)
     compiled = CompiledModule(
         lowering.graph_module, lowering.reports, lowering.float_nodes, plan_cache_bytes
     )

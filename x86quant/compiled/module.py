@@ -25,6 +25,7 @@ from x86quant.lowering.passes import Report
 from x86quant.ops.float_type import float_type_after, in_float_type
 from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
+from x86quant.runtime.packed_cache import CachedPrograms, PackedCache
 from x86quant.runtime.plan import NoNativeFormError
 from x86quant.runtime.plan_cache import default_bytes
 
@@ -63,6 +64,7 @@ class CompiledModule(Baked):
         self.__signature__ = self._inputs.signature()
         self._float_type = torch.float32
         self._plan_cache_bytes = plan_cache_bytes
+        self._packed_cache: PackedCache | None = None
         self._results = traced.results_of(graph_module.graph)
         self._torch_nodes: set[str] = set()
         self._start()
@@ -124,7 +126,10 @@ class CompiledModule(Baked):
         while True:
             runtime = self.runtime
             try:
-                return runtime(*inputs)
+                result = runtime(*inputs)
+                if self._packed_cache is not None:
+                    self._packed_cache.write()
+                return result
             except NoNativeFormError as error:
                 self._leave_to_torch(error, runtime)
 
@@ -169,9 +174,17 @@ class CompiledModule(Baked):
                 runtime = self._runtime
                 if runtime is None or not runtime.is_current():
                     runtime = self._runtime = _Runtime.of(
-                        self.graph_module, self._torch_nodes, self._plan_cache_bytes
+                        self.graph_module,
+                        self._torch_nodes,
+                        self._plan_cache_bytes,
+                        self._packed_cache,
                     )
         return runtime
+
+    def use_packed_cache(self, cache: PackedCache) -> None:
+        """Take packed weights from ``cache``, and add to it what it lacks."""
+        with self._lock:
+            self._packed_cache, self._runtime = cache, None
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -223,7 +236,8 @@ class CompiledModule(Baked):
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights and plans belong to this process; a copy makes its own.
-        return {**self.__dict__, "_lock": None, "_runtime": None, "_handle": None}
+        own = {"_lock": None, "_runtime": None, "_handle": None, "_packed_cache": None}
+        return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -246,7 +260,11 @@ class _Runtime:
 
     @classmethod
     def of(
-        cls, graph_module: GraphModule, torch_nodes: Collection[str], plan_cache_bytes: int | None
+        cls,
+        graph_module: GraphModule,
+        torch_nodes: Collection[str],
+        plan_cache_bytes: int | None,
+        packed_cache: PackedCache | None = None,
     ) -> _Runtime:
         """What runs ``graph_module`` as it is now."""
         try:
@@ -260,7 +278,8 @@ class _Runtime:
             return cls(graph_module, lambda: True)
         track_all_writes(graph_module)
         is_current = watch(graph_module)  # before anything is read
-        make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes)
+        programs = None if packed_cache is None else CachedPrograms(packed_cache)
+        make = functools.partial(Segment, plan_cache_bytes=plan_cache_bytes, programs=programs)
         return cls(partition(graph_module, make, torch_nodes), is_current)
 
 

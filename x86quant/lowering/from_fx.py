@@ -347,17 +347,22 @@ def trace(model: nn.Module) -> GraphModule:
         ) from error
 
 
-def from_fx(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> GraphModule:
+def from_fx(
+    model: nn.Module | ExportedProgram, example_inputs: Sequence[Any], *, writes: bool = True
+) -> GraphModule:
     """The canonical graph of ``model``, a result of stock ``convert_fx``, or of PT2E.
 
     ``example_inputs`` is the tuple of positional inputs; the model runs on it once, to learn the
-    scale, zero point and shape of every value.
+    scale, zero point and shape of every value. ``writes`` is False where no node of it is known to
+    write to another's value.
     """
     if isinstance(example_inputs, torch.Tensor):
         raise InvalidInputError(
             "x86quant.compile: example_inputs must be a tuple of inputs; write (x,) for one tensor"
         )
-    traced = without_mutations(trace(reference_form(model, example_inputs)), example_inputs)
+    traced = trace(reference_form(model, example_inputs))
+    if writes:
+        traced = without_mutations(traced, example_inputs)
     recorder = _Recorder(traced)
     with torch.no_grad():
         recorder.run(*example_inputs)

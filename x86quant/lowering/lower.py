@@ -69,9 +69,14 @@ def lower(
     model: nn.Module | ExportedProgram,
     example_inputs: Sequence[Any],
     passes: tuple[ModuleType, ...] = PASSES,
+    *,
+    writes: bool = True,
 ) -> Lowering:
-    """Lower ``model``, a result of stock ``convert_fx`` or of PT2E, with ``passes``."""
-    canonical = from_fx(model, example_inputs)
+    """Lower ``model``, a result of stock ``convert_fx`` or of PT2E, with ``passes``.
+
+    ``writes`` is as for ``from_fx``.
+    """
+    canonical = from_fx(model, example_inputs, writes=writes)
     lowered = _copied(canonical)
     reports = run_passes(lowered, passes)
     lowered.delete_all_unused_submodules()

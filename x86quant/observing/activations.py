@@ -92,7 +92,8 @@ class StreamingHistogramObserver(ExtremesObserver):
         self.max_val = torch.maximum(self.max_val, high)
         self._make_room(first)
         exponent, start = self.place.tolist()
-        numbers = torch.floor(x.flatten() * 2.0**-exponent).to(torch.int64) - start
+        # They lie within 2**21; torch converts to int64 one by one, to int32 eight at a time.
+        numbers = torch.floor(x.flatten() * 2.0**-exponent).to(torch.int32) - start
         self.counts += torch.bincount(numbers, minlength=len(self.counts))
         return x_orig
 
@@ -212,9 +213,10 @@ class MSEObserver(StreamingHistogramObserver):
         filled = self.counts > 0
         values, counts = self.values()[filled], self.counts[filled].double()
         scale, zero = _scale_and_zero(lows, highs, self._levels())
-        codes = torch.round(values / scale[:, None]) + zero[:, None]
-        rounded = (codes.clamp(0, self._levels()) - zero[:, None]) * scale[:, None]
-        return (rounded - values).square() @ counts
+        # In place: this is most of the time of choosing ranges, and memory most of this.
+        codes = (values / scale[:, None]).round_().add_(zero[:, None])
+        rounded = codes.clamp_(0, self._levels()).sub_(zero[:, None]).mul_(scale[:, None])
+        return rounded.sub_(values).square_() @ counts
 
 
 class KLObserver(StreamingHistogramObserver):

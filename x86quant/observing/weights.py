@@ -38,7 +38,8 @@ class ChannelRangesObserver(RangeObserver):
 
     def forward(self, x_orig: torch.Tensor) -> torch.Tensor:
         """Observe the weight ``x_orig``; what was seen before is forgotten."""
-        self.min_val, self.max_val = torch.aminmax(self.rows(x_orig), dim=1)
+        rows = self.rows(x_orig)
+        self.min_val, self.max_val = rows.amin(1), rows.amax(1)  # torch.aminmax takes twice as long
         return x_orig
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:

@@ -110,16 +110,17 @@ def _dims(layer: nn.Module) -> int:
 
 
 class _Watcher(Interpreter):
-    def __init__(self, correction: BiasCorrection) -> None:
-        super().__init__(correction._part.prepared)
-        self._correction = correction
+    """The part in float. Its observers have seen this data: shown it again, they would count it
+    twice, and ranges change under what is measured."""
 
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_module(target, args, kwargs)
+    def __init__(self, correction: BiasCorrection) -> None:
+        part = correction._part
+        super().__init__(part.prepared, graph=part.float_graph)
+        self._correction, self._nodes = correction, part.nodes
 
     def run_node(self, n: Node) -> Any:
         if n.op == "call_module" and n.args and isinstance(n.args[0], Node):
             x = self.env[n.args[0]]
             if isinstance(x, torch.Tensor):
-                self._correction.add(n, x)
+                self._correction.add(self._nodes[n.name], x)
         return super().run_node(n)

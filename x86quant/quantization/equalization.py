@@ -222,14 +222,34 @@ def _by_column(values: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return values.view(columns.shape[0], 1, columns.shape[2], 1)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Weight:
+    """What noise depends on of a weight [groups, outputs, channels in the group, positions].
+
+    Attributes:
+        largest: the largest of its absolute values at all positions, [groups, outputs, channels].
+        squares: the sum of the squares of all outputs and positions, [groups, channels].
+        positions: how many there are.
+    """
+
+    largest: torch.Tensor
+    squares: torch.Tensor
+    positions: int
+
+    @staticmethod
+    def of(columns: torch.Tensor) -> _Weight:
+        squares = columns.double().square_().sum((1, 3))
+        return _Weight(columns.abs().amax(3).double(), squares, columns.shape[3])
+
+
 def _best_scales(
     largest: torch.Tensor, squares: torch.Tensor, columns: torch.Tensor, worth: float
 ) -> tuple[torch.Tensor, float] | None:
     """Scales [C] and the share of noise left with them, or None if they are not worth it."""
-    columns = columns.double()
-    width = columns.abs().amax((1, 3)).flatten()
+    weight = _Weight.of(columns)
+    width = weight.largest.amax(1).flatten()
     live = (largest > 0) & (width > 0)
-    before = _noise(largest, squares, columns, torch.ones_like(largest))
+    before = _noise(largest, squares, weight, torch.ones_like(largest))
     if int(live.sum()) < 2 or before == 0:
         return None
     best, least = None, before * worth
@@ -237,7 +257,7 @@ def _best_scales(
         log = alpha * largest.clamp(min=1e-30).log() - (1 - alpha) * width.clamp(min=1e-30).log()
         scales = _with_dead((log - log[live].mean()).exp(), largest, width, live)
         scales = scales.clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
-        noise = _noise(largest, squares, columns, scales)
+        noise = _noise(largest, squares, weight, scales)
         if noise < least:
             best, least = scales, noise
     return None if best is None else (best, least / before)
@@ -256,16 +276,16 @@ def _with_dead(
 
 
 def _noise(
-    largest: torch.Tensor, squares: torch.Tensor, columns: torch.Tensor, scales: torch.Tensor
+    largest: torch.Tensor, squares: torch.Tensor, weight: _Weight, scales: torch.Tensor
 ) -> float:
     """Mean squared error of the second layer's output, in units of a twelfth.
 
     The activation has one step for all channels; the weight has one for each output.
     """
-    rescaled = columns * _by_column(scales, columns)
+    grouped = scales.view(weight.squares.shape)
     step = (largest / scales).amax() / 255
-    from_activation = step.square() * rescaled.square().sum()
-    weight_steps = rescaled.abs().amax((2, 3)) / 127
-    energy = (squares / scales.square()).view(columns.shape[0], columns.shape[2]).sum(1)
-    from_weight = (weight_steps.square().sum(1) * energy).sum() * columns.shape[3]
+    from_activation = step.square() * (weight.squares * grouped.square()).sum()
+    weight_steps = (weight.largest * grouped[:, None]).amax(2) / 127
+    energy = (squares / scales.square()).view(grouped.shape).sum(1)
+    from_weight = (weight_steps.square().sum(1) * energy).sum() * weight.positions
     return float(from_activation + from_weight)

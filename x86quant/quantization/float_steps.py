@@ -15,8 +15,8 @@ from x86quant.quantization.int8_forms import WEIGHTED_FUNCTIONS, WEIGHTED_LAYERS
 from x86quant.quantization.recurrent_layers import is_recurrent_layer
 
 
-def float_steps(gm: GraphModule, example: Call) -> set[str]:
-    """The names of nodes that take or give what no codes stand for.
+def float_steps(gm: GraphModule, example: Call) -> tuple[set[str], tuple[Any, ...]]:
+    """The names of nodes that take or give what no codes stand for, and the results of ``gm``.
 
     That is tensors other than of float32, numbers computed, several tensors at once, and values
     without bounds, such as a mask of -inf before a softmax.
@@ -60,7 +60,7 @@ def float_steps(gm: GraphModule, example: Call) -> set[str]:
             or (node.target in _WITH_CONSTANTS and not _constant_weight(node))
         ):
             found.add(node.name)
-    return found
+    return found, tuple(results)
 
 
 def _has_codes(value: Any) -> bool:

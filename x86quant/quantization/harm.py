@@ -31,14 +31,17 @@ class Harm:
     sqnr_db: float
 
 
-def harms(prepared: PreparedModel, names: Collection[str]) -> Iterator[Harm]:
-    """The harm of each layer named, over the calibration sample."""
+def harms(
+    prepared: PreparedModel, names: Collection[str], most_calls: int | None = None
+) -> Iterator[Harm]:
+    """The harm of each layer named, over the calibration sample, or so many calls of it."""
     power = {name: _Power() for name in names}
+    calls = prepared.sample[:most_calls]
     # Call by call: what all layers have in common is then known for one at a time.
-    for call in prepared.sample[:-1]:
+    for call in calls[:-1]:
         for _ in _measured(prepared, power, call):
             pass
-    for call in prepared.sample[-1:]:
+    for call in calls[-1:]:
         for name in _measured(prepared, power, call):
             yield Harm(name, power[name].sqnr_db())
 

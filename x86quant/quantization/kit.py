@@ -22,6 +22,7 @@ from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.bias_correction import BiasCorrection
+from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.part_search import FoundPart, Parts
 from x86quant.quantization.proof import difference, shared_rows
@@ -146,7 +147,7 @@ def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -
 
 
 def equalized_parts(
-    model: nn.Module, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
+    exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
 ) -> tuple[Parts, tuple[equalization.Equalized, ...]]:
     """``parts`` with their layers equalized, if that is wanted and helps, and what was done."""
     if settings.equalize is False:
@@ -155,7 +156,7 @@ def equalized_parts(
         return parts, ()
     changed = dataclasses.replace(parts, found=tuple(map(_copied, parts.found)))
     seen = {part: equalization.ChannelRanges(part.traced.graph_module) for part in changed.found}
-    feed_parts(model, halves.seen, {part: one.observe for part, one in seen.items()})
+    feed_parts(exact.model, halves.seen, {part: one.observe for part, one in seen.items()})
     done: tuple[equalization.Equalized, ...] = ()
     for part, found in seen.items():
         graph = part.traced.graph_module
@@ -165,7 +166,7 @@ def equalized_parts(
     if not all(_same_graph(a, b) for a, b in zip(parts.found, changed.found, strict=True)):
         return parts, ()
     if settings.equalize == "auto":
-        after, before = (_static_noise(model, one, ranges, halves) for one in (changed, parts))
+        after, before = (_static_noise(exact, one, ranges, halves) for one in (changed, parts))
         if after < before:
             return parts, ()
     return changed, done
@@ -182,31 +183,33 @@ def _same_graph(before: FoundPart, after: FoundPart) -> bool:
     return difference(*results) is None
 
 
-def _static_noise(model: nn.Module, parts: Parts, ranges: Ranges, halves: Halves) -> float:
+def _static_noise(exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves) -> float:
     """Signal to noise with all of ``parts`` as if in int8, with ranges from the calls seen."""
     try:
         static = [StaticPart(p.path, p.traced, p.example, ranges) for p in parts.found]
     except UnsupportedError:
         return -torch.inf
-    feed_parts(model, halves.seen, {part: part.calibrate for part in static})
-    return _simulated_noise(model, static, halves.unseen)
+    feed_parts(exact.model, halves.seen, {part: part.calibrate for part in static})
+    return _simulated_noise(exact, static, halves.unseen)
 
 
-def _simulated_noise(model: nn.Module, parts: Sequence[StaticPart], calls: Sequence[Call]) -> float:
+def _simulated_noise(
+    exact: FloatResults, parts: Sequence[StaticPart], calls: Sequence[Call]
+) -> float:
     """Signal to noise with all of ``parts``, which are calibrated, as if in int8."""
     layers = {part: [layer.name for layer in part.layers] for part in parts}
-    with simulated(model, layers) as rounded:
+    with simulated(exact.model, layers) as rounded:
         try:
             actual = list(outputs(rounded, calls))
         except Exception as error:  # the model's own code may not take what rounding makes
             _log.info("with all in int8 the model fails: %s", first_line(error))
             return -torch.inf
-    return sqnr_between(list(outputs(model, calls)), actual)
+    return sqnr_between([exact.flat(call) for call in calls], actual)
 
 
 def smoothing_helps(
-    plain: tuple[nn.Module, Parts],
-    smoothed: tuple[nn.Module, Parts],
+    plain: tuple[FloatResults, Parts],
+    smoothed: tuple[FloatResults, Parts],
     ranges: Ranges,
     halves: Halves,
 ) -> bool:
@@ -216,18 +219,18 @@ def smoothing_helps(
 
 
 def correct_biases(
-    model: nn.Module, parts: Sequence[StaticPart], halves: Halves, settings: Settings
+    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
 ) -> None:
     """Measure what rounding adds to each channel, and take it off where that helps."""
     if settings.bias_correction is False:
         return
     corrections = {part: BiasCorrection(part) for part in parts}
-    feed_parts(model, halves.seen, {part: seen.observe for part, seen in corrections.items()})
+    feed_parts(exact.model, halves.seen, {part: seen.observe for part, seen in corrections.items()})
     found = {part: seen.corrections() for part, seen in corrections.items()}
     judged = settings.bias_correction == "auto" and halves.seen is not halves.unseen
-    before = _simulated_noise(model, parts, halves.unseen) if judged else -torch.inf
+    before = _simulated_noise(exact, parts, halves.unseen) if judged else -torch.inf
     for part in parts:
         part.corrections = found[part]
-    if judged and _simulated_noise(model, parts, halves.unseen) < before:
+    if judged and _simulated_noise(exact, parts, halves.unseen) < before:
         for part in parts:
             part.corrections = {}

@@ -218,5 +218,5 @@ def int8_codes(weight: torch.Tensor, observer: Any) -> tuple[torch.Tensor, torch
     if observer.ch_axis is not None:
         shape[observer.ch_axis] = -1
     low, high = int(observer.quant_min), int(observer.quant_max)
-    codes = torch.round(weight.detach() * (1.0 / scales).reshape(shape)).clamp(low, high)
+    codes = (weight.detach() * (1.0 / scales).reshape(shape)).round_().clamp_(low, high)
     return codes.to(torch.int8), scales

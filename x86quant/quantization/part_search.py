@@ -25,6 +25,7 @@ from x86quant.calling.wording import first_line, listed
 from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
+from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.proof import Observed, observe, prove
 from x86quant.quantization.recurrent_layers import LAYERS
 from x86quant.quantization.scheme import Scheme, other_precision, static_candidates
@@ -69,25 +70,26 @@ class Parts:
 
 
 def find_parts(
-    model: nn.Module,
+    exact: FloatResults,
     scheme: Scheme,
     calls: Sequence[Call],
     ranges: Ranges,
     refused: MutableMapping[tuple[str, str], str] | None = None,
 ) -> Parts:
-    """The outermost parts of ``model`` that can be static graphs.
+    """The outermost parts of a model that can be static graphs.
 
     Args:
-        model: a float model.
+        exact: of a float model; gets those of ``calls``.
         scheme: what is wanted.
         calls: what the graphs are proved on.
         ranges: how they will be quantized.
         refused: ways that turned out not to be possible, by path and method, with the reason; gets
             those that this search finds, so that the next one need not try them.
     """
+    model = exact.model
     with state_kept(model):
         search = _Search(model, scheme, calls, ranges, {} if refused is None else refused)
-        search.try_part("", observe(model, [""], calls)[""])
+        search.try_part("", observe(model, [""], calls, results=exact)[""])
     return search.result()
 
 
@@ -109,10 +111,14 @@ class _Search:
         self._model, self._scheme, self._calls = model, scheme, calls
         self._ranges, self._refused = ranges, refused
         self._candidates = dict(static_candidates(model, scheme))
-        self._called = _called_in(model, calls)
         with state_kept(model) as state:
-            run(model, calls[0])
+            called = calls_of(model, calls[0])
             self._changed = state.changed()
+        if self._changed:  # perhaps at the first call of a copy only
+            with state_kept(model) as state:
+                run(model, calls[0])
+                self._changed = state.changed()
+        self._called = _with_other_forms(called, model, calls)
         self._found: list[FoundPart] = []
         self._narrow: dict[str, FoundPart] = {}
         self._notes: list[str] = []
@@ -216,9 +222,8 @@ def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
     return None
 
 
-def _called_in(model: nn.Module, calls: Sequence[Call]) -> Called:
-    """What is called by the first of ``calls``, and how often the rest by those of other forms."""
-    first = calls_of(model, calls[0])
+def _with_other_forms(first: Called, model: nn.Module, calls: Sequence[Call]) -> Called:
+    """What the first of ``calls`` calls, and how often the rest is by those of other forms."""
     counts = dict(first.counts)
     for call in _of_other_forms(model, calls):
         with contextlib.suppress(Exception), state_kept(model):  # sizes that it may not take

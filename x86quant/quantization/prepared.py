@@ -6,19 +6,19 @@ import contextlib
 import dataclasses
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from torch import nn
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import hand_over_hooks, run
-from x86quant.calling.state import deep_copy, state_kept
+from x86quant.calling.running import hand_over_hooks
+from x86quant.calling.state import deep_copy
 from x86quant.calling.wording import listed
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.equalization import Equalized
+from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.simulation import FloatValues, simulated
 from x86quant.quantization.smoothing import Smoothed
@@ -70,6 +70,7 @@ class PreparedModel:
     Attributes:
         model: the float model: a copy, smoothed.
         reference: the float model as it was given: a copy.
+        exact: what that returns.
         scheme: what becomes int8.
         observer: how ranges were chosen.
         sample: the first calibration batches.
@@ -86,6 +87,7 @@ class PreparedModel:
 
     model: nn.Module
     reference: nn.Module
+    exact: FloatResults
     scheme: Scheme
     observer: str
     sample: tuple[Call, ...]
@@ -98,7 +100,6 @@ class PreparedModel:
     smoothed: tuple[Smoothed, ...]
     strict: bool
     notes: tuple[str, ...]
-    _exact: dict[int, tuple[Call, Any]] = dataclasses.field(default_factory=dict)
 
     def layers_in(self, wanted: Collection[str | type]) -> set[str]:
         """The names of the layers that ``wanted`` names: layers, containers or classes.
@@ -181,13 +182,6 @@ class PreparedModel:
         hand_over_hooks(original, result)
         result.note_attributes_of(original)
         return result
-
-    def exact(self, call: Call) -> Any:
-        """What the float model returns, which is not to be changed; computed once."""
-        if id(call) not in self._exact:
-            with state_kept(self.reference):
-                self._exact[id(call)] = (call, run(self.reference, call))
-        return self._exact[id(call)][1]
 
     @property
     def can_hold_back(self) -> bool:

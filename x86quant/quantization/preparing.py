@@ -24,6 +24,7 @@ from x86quant.errors import (
 )
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.equalization import Equalized
+from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.kit import (
     Halves,
     correct_biases,
@@ -72,10 +73,11 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
                 X86QuantWarning,
                 stacklevel=4,
             )
+    exact = FloatResults(reference)
     refused: dict[tuple[str, str], str] = {}
     while True:
         with failing_batches_named(reference, () if data is None else data.sample):
-            prepared = _prepared(reference, scheme, data, ranges, settings, refused)
+            prepared = _prepared(exact, scheme, data, ranges, settings, refused)
         failed = dict(_not_buildable(prepared))
         if not failed:
             return prepared
@@ -143,13 +145,14 @@ def failing_batches_named(model: nn.Module, sample: Sequence[Call]) -> Iterator[
 
 
 def _prepared(
-    reference: nn.Module,
+    exact: FloatResults,
     scheme: Scheme,
     data: Calibration | None,
     ranges: Ranges,
     settings: Settings,
     refused: MutableMapping[tuple[str, str], str],
 ) -> PreparedModel:
+    reference = exact.model
     model = _baked(reference, data)
     sample = () if data is None else data.sample
     halves = Halves.of_rows(model, sample) if sample else Halves((), ())
@@ -158,18 +161,24 @@ def _prepared(
         notes += _quantize_tables(model, settings.embedding_bits)
     plain = model
     model, smoothed = smoothed_model(plain, scheme, halves, settings)
+    # A plain copy returns what the reference does.
+    is_copy = settings.embedding_bits is None and not any(
+        computes_weights(m) for m in reference.modules()
+    )
+    of_plain = exact.of_copy(plain) if is_copy else FloatResults(plain)
+    own = FloatResults(model) if smoothed else of_plain
     equalized: tuple[Equalized, ...] = ()
     parts: tuple[StaticPart, ...] = ()
     batches = 0
     if scheme.static:
         assert data is not None
         tried = variants(sample)
-        found = find_parts(model, scheme, tried, ranges, refused)
+        found = find_parts(own, scheme, tried, ranges, refused)
         halves = _within(found, halves, sample)
         if smoothed and found.found and settings.smooth_quant == "auto":
-            before = find_parts(plain, scheme, tried, ranges, refused)
-            if not smoothing_helps((plain, before), (model, found), ranges, halves):
-                model, found, smoothed = plain, before, ()
+            before = find_parts(of_plain, scheme, tried, ranges, refused)
+            if not smoothing_helps((of_plain, before), (own, found), ranges, halves):
+                model, own, found, smoothed = plain, of_plain, before, ()
         notes += found.notes
         if not found.found and not scheme.dynamic:
             raise UnsupportedError(
@@ -177,10 +186,10 @@ def _prepared(
                 + "".join(f": {note}" for note in notes)
             )
         with state_kept(model):
-            found, equalized = equalized_parts(model, found, ranges, halves, settings)
+            found, equalized = equalized_parts(own, found, ranges, halves, settings)
             parts = tuple(part.static(ranges) for part in found.found)
             batches = _calibrate(model, parts, data, halves)
-            correct_biases(model, parts, halves, settings)
+            correct_biases(own, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
         raise UnsupportedError(
@@ -189,6 +198,7 @@ def _prepared(
     return PreparedModel(
         model=model,
         reference=reference,
+        exact=exact,
         scheme=scheme,
         observer=ranges.observer,
         sample=sample,

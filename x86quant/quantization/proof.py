@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call, dense
-from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.running import hooks_set_aside, run, run_drawing
 from x86quant.calling.state import State
 from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.structure import is_transformed, take_apart
 from x86quant.errors import UnsupportedError
+from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.tracing import Traced
 
 #: Largest difference, as a share of the largest value, that is put down to rounding.
@@ -49,10 +50,14 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
         tried += [_resized(small, dim, size, other(size)) for dim, size in sizes]
     found = [first, *sample[1:2], *sample[2:][-1:]]
     left = _GROWTH * _elements(first)
+    sizes_found: set[str] = set()
     for call in tried:
         if (cost := _elements(call)) <= left:
-            found.append(call)
             left -= cost
+            # Of a single row, "two rows" and "one row more" are one and the same.
+            if str(call) not in sizes_found:
+                found.append(call)
+            sizes_found.add(str(call))
     return tuple(found)
 
 
@@ -116,12 +121,18 @@ _KEPT_CALLS, _KEPT_IN_ALL = 4, 32
 
 
 def observe(
-    model: nn.Module, paths: Sequence[str], calls: Sequence[Call], *, of_forward: bool = False
+    model: nn.Module,
+    paths: Sequence[str],
+    calls: Sequence[Call],
+    *,
+    of_forward: bool = False,
+    results: FloatResults | None = None,
 ) -> dict[str, list[Observed]]:
     """The calls that the modules at ``paths`` get while ``model`` runs on ``calls``.
 
     It must take the first of them; others may be of sizes that it does not take. With
     ``of_forward``, calls of a module's ``forward`` that go past the module itself are seen, too.
+    What ``model`` returns goes to ``results``, if given.
     """
     found: dict[str, list[Observed]] = {path: [] for path in paths}
     watches = [_Watch(found[path]) for path in paths]
@@ -141,7 +152,9 @@ def observe(
             for watch in watches:
                 watch.start()
             try:
-                run(model, call, seed)
+                result, drawn = run_drawing(model, call, seed)
+                if results is not None and not drawn:
+                    results.note(call, result)
             except Exception:  # a model may raise anything at inputs that it does not take
                 if not seed:
                     raise

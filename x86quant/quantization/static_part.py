@@ -135,6 +135,7 @@ class StaticPart:
         corrections: what bias correction subtracts from biases, by path.
         chosen_before: the ranges that were chosen before the last calls were calibrated.
         rounded: layers with rounded weights, by the node that calls them, as simulations make them.
+        attributes: modules and tensors of the prepared part that simulations have met, by path.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class StaticPart:
         self.path = path
         self._others = others
         self.traced = traced
-        self._not_float = float_steps(traced.graph_module, example)
+        self._not_float, expected = float_steps(traced.graph_module, example)
         self.float_module = traced.graph_module
         self._example = example.args
         self._ranges = ranges
@@ -156,13 +157,14 @@ class StaticPart:
         self.corrections: dict[str, torch.Tensor] = {}
         self.chosen_before: Chosen = {}
         self.rounded: dict[str, nn.Module] = {}
+        self.attributes: dict[str, Any] = {}
         self._put_observers()
         if apart := self._apart():
             self._not_float |= apart
             self._put_observers()
-        self._check_prepared()
+        self._check_prepared(expected)
 
-    @property
+    @functools.cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Every step that becomes int8, in order."""
         return tuple(self._layers())
@@ -213,6 +215,11 @@ class StaticPart:
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
         return graph
+
+    @functools.cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes of the prepared graph, by name."""
+        return {node.name: node for node in self.prepared.graph.nodes}
 
     def is_fused(self, node: Node) -> bool:
         """Whether ``node`` calls a layer with an activation fused behind it."""
@@ -269,7 +276,7 @@ class StaticPart:
                 reference = converted(observation, self.weight_observer, corrections)
                 if not flat:
                     _return(reference, self.traced.results)
-                compiled = build(reference, self._example)
+                compiled = build(reference, self._example, writes=False)  # tracing took them out
         except UnsupportedError:
             raise
         except Exception as error:  # lowering meets graphs of all kinds
@@ -293,10 +300,9 @@ class StaticPart:
                     f"in int8 it fails on {call}: {first_line(error)}"
                 ) from error
 
-    def _check_prepared(self) -> None:
-        """That the graph computes with observers what it does without."""
+    def _check_prepared(self, expected: tuple[Any, ...]) -> None:
+        """That the graph computes with observers what it does without, which is ``expected``."""
         with torch.no_grad():
-            expected = tuple(self.float_module(*self._example))
             actual = Interpreter(self.prepared, graph=self.float_graph).run(*self._example)
         if (reason := difference(expected, tuple(actual))) is not None:
             raise UnsupportedError(f"observers change it: {reason}")

@@ -30,12 +30,10 @@ class Packed:
         choice: the kernel, and why; its spec leaves the sizes open that others share the answer
             with.
         handle: the extension's object.
-        nbytes: memory of the packed weights.
     """
 
     choice: Choice
     handle: Any
-    nbytes: int
 
 
 @dataclasses.dataclass
@@ -95,8 +93,7 @@ class Packs:
         key = (node, kernel)
         if key not in self._handles:
             self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
-        handle = self._handles[key]
-        return Packed(choice, handle, handle.bytes())
+        return Packed(choice, self._handles[key])
 
     def _tensor(self, node: Node, name: str) -> torch.Tensor | None:
         argument = node.kwargs[name]
@@ -185,6 +182,7 @@ class Packs:
                 kwargs["residual_zp"] if residual else 0,
             ],
             kwargs["residual_scale"] / out_scale if residual else 0.0,
+            self.weight(node),
         )
 
 

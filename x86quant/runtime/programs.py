@@ -10,6 +10,9 @@ import torch
 from x86quant.packing.row_linears import Weights, gated_rows, row_linear
 from x86quant.runtime.native_step import NativeStep
 
+#: The kernel whose packed weights are one stretch of memory.
+NATIVE = "native"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerWeights:
@@ -23,6 +26,7 @@ class LayerWeights:
         codes: the input's and the output's zero point, bounds, whether there is a residual, its
             zero point.
         residual_mult: steps of the output for a step of the residual.
+        source: the tensor of the graph that the weight was made of.
     """
 
     weight: torch.Tensor
@@ -32,6 +36,7 @@ class LayerWeights:
     geometry: list[int]
     codes: list[int]
     residual_mult: float
+    source: torch.Tensor | None = None
 
 
 class Programs:
@@ -43,6 +48,10 @@ class Programs:
 
     def pack(self, kernel: str, layer: LayerWeights) -> Any:
         """The weights as ``kernel`` wants them: an object with a method ``bytes``."""
+        return self.packed(kernel, layer)
+
+    def packed(self, kernel: str, layer: LayerWeights, known: torch.Tensor | None = None) -> Any:
+        """The same; ``known`` is what a pack of the same weights has returned as its ``blob``."""
         return torch.ops.x86quant.pack_graph_conv(
             kernel,
             layer.weight,
@@ -52,6 +61,7 @@ class Programs:
             layer.geometry,
             layer.codes,
             layer.residual_mult,
+            known,
         )
 
     def row_linear(self, weights: Weights, activation: str | None) -> Any:

@@ -18,6 +18,7 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.parts import BatchParts
 from x86quant.runtime.plan import Plan
 from x86quant.runtime.plan_cache import PlanCache, default_bytes
+from x86quant.runtime.programs import Programs
 
 #: Called with each plan that is about to run; empty unless somebody watches (``int8_proof``).
 OBSERVERS: list[Callable[[Plan], None]] = []
@@ -30,13 +31,17 @@ class Segment(nn.Module):
     """
 
     def __init__(
-        self, graph_module: GraphModule, name: str, plan_cache_bytes: int | None = None
+        self,
+        graph_module: GraphModule,
+        name: str,
+        plan_cache_bytes: int | None = None,
+        programs: Programs | None = None,
     ) -> None:
         super().__init__()
         extension.load()
         self.graph_module = graph_module
         self.name = name
-        self._packs = Packs(graph_module)
+        self._packs = Packs(graph_module, programs)
         self._parts = BatchParts(graph_module, self._packs)
         self._takes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self._may_be_open = [is_open(node) for node in self._takes]

@@ -271,7 +271,7 @@ class Pattern:
     def row_breaks(self, spec: OpSpec, cpu: Cpu) -> set[int]:
         """The rows from which the answer for ``spec`` may differ from fewer rows."""
         per_row = [(name, c) for name, c in self.when.items() if FEATURES[name].per_row]
-        one_row = spec.replace(rows=1) if per_row else spec
+        one_row = spec.replace(rows=1) if per_row and spec.rows != 1 else spec
         breaks = set()
         for name, condition in per_row:
             unit = FEATURES[name].get(one_row, cpu)

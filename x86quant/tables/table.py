@@ -178,9 +178,10 @@ class RuleTable:
         entries are exact or nearest.
         """
         breaks: set[int] = set()
+        one_row = spec.replace(rows=1)  # once: there are many patterns
         for table in self.chain():
             for pattern in (*table.rules, table.domain):
-                breaks |= pattern.row_breaks(spec, cpu)
+                breaks |= pattern.row_breaks(one_row, cpu)
             if table.fits(cpu):
                 breaks |= table._row_breaks_of_shapes(spec)
         return tuple(sorted(b for b in breaks if b > 1))

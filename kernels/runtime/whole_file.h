@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "../runtime/memory.h"
+#include "memory.h"
 
-namespace x86quant::serving {
+namespace x86quant::runtime {
 
 struct FileFacts {
   bool is_regular;
@@ -23,8 +23,8 @@ class WholeFile {
   size_t size() const { return size_; }
 
  private:
-  runtime::Buffer bytes_;
+  Buffer bytes_;
   size_t size_ = 0;
 };
 
-}  // namespace x86quant::serving
+}  // namespace x86quant::runtime

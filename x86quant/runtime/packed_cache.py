@@ -1,0 +1,120 @@
+"""Packed weights beside a saved model, so that the next process need not order them again.
+
+The file is that of ``kernels/runtime/packed_cache.h``: it is used if this very build of the library
+wrote it, for this model, this level and these sizes of caches, its checksum is right, and nobody
+but this user or root may write to it. Its first entry names the others. What is not in it is packed
+as ever, and the file is replaced, once for each call of a model that packed something new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from x86quant import extension
+from x86quant.runtime.programs import NATIVE, LayerWeights, Programs
+from x86quant.version import __version__
+
+_log = logging.getLogger("x86quant.packed_cache")
+
+
+class PackedCache:
+    """The packed weights of one saved model.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path, model: nn.Module, checksum: str) -> None:
+        """For ``model`` as it was just read from a file of that ``checksum``."""
+        self.path = path
+        self._model = f"{__version__} {checksum}"
+        tensors: list[tuple[str, torch.Tensor]] = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        #: By identity: its name, and what tells whether it still is what the file holds.
+        self._names = {id(x): (name, weakref.ref(x), x._version) for name, x in tensors}
+        self._known: Mapping[str, torch.Tensor] | None = None
+        self._fresh: dict[str, torch.Tensor] = {}
+        self._lock = threading.Lock()
+
+    def pack(self, programs: Programs, kernel: str, layer: LayerWeights) -> Any:
+        """The packed weights of ``layer``, from the file where they are in it."""
+        name = self._name(layer.source) if kernel == NATIVE else None
+        if name is None:
+            return programs.packed(kernel, layer)
+        key = f"{name} {_rest(layer)}"
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+            known = self._known.get(key)
+        handle = programs.packed(kernel, layer, known)
+        blob = handle.blob()
+        if blob is not None and (known is None or blob.data_ptr() != known.data_ptr()):
+            with self._lock:
+                self._fresh[key] = blob
+        return handle
+
+    def write(self) -> None:
+        """Add what was packed since to the file; where that cannot be, say so and go on."""
+        if not self._fresh:
+            return
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+            # Another process may have added to it.
+            entries = dict(sorted({**self._read(quietly=True), **fresh}.items()))
+            index = json.dumps(list(entries)).encode()
+            blobs = [torch.frombuffer(bytearray(index), dtype=torch.uint8), *entries.values()]
+            written = torch.ops.x86quant.write_packed_cache(str(self.path), self._model, blobs)
+            if not written:
+                _log.info("packed weights are not kept in %s: it cannot be written", self.path)
+
+    def _name(self, weight: torch.Tensor | None) -> str | None:
+        """The name of ``weight``, if it is what the file of the model holds."""
+        name, found, version = self._names.get(id(weight), ("", None, 0))
+        if found is None or weight is None or found() is not weight or weight._version != version:
+            return None
+        return name
+
+    def _read(self, quietly: bool = False) -> Mapping[str, torch.Tensor]:
+        extension.load()
+        blobs, why = torch.ops.x86quant.read_packed_cache(str(self.path), self._model)
+        try:
+            names = json.loads(blobs[0].numpy().tobytes()) if blobs else ()
+            return dict(zip(names, blobs[1:], strict=True))
+        except ValueError:
+            why = "it is damaged"
+        finally:
+            if why and not quietly:
+                _log.info("weights are packed again, %s is not used: %s", self.path, why)
+        return {}
+
+
+def _rest(layer: LayerWeights) -> str:
+    """What else the packed weights depend on."""
+    told = hashlib.sha256(repr((layer.geometry, layer.codes, layer.residual_mult)).encode())
+    told.update(repr(tuple(layer.weight.shape)).encode())
+    for x in (layer.mult, layer.bias, layer.lut):
+        told.update(b"-" if x is None else x.contiguous().numpy().tobytes())
+    return told.hexdigest()
+
+
+class CachedPrograms(Programs):
+    """Programs whose packed weights come from a cache, where they are in it."""
+
+    def __init__(self, cache: PackedCache) -> None:
+        self._cache = cache
+
+    def pack(self, kernel: str, layer: LayerWeights) -> Any:
+        """The weights as ``kernel`` wants them."""
+        return self._cache.pack(self, kernel, layer)
