@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from x86quant import extension
 from x86quant.hardware.cpu import Cpu, cpu
 from x86quant.hardware.isa import LEVELS as _LEVELS
+from x86quant.kernels.native import capi
 
 LEVELS = tuple(_LEVELS)
 
@@ -39,3 +42,9 @@ def skip_unless_lower(level: str) -> None:
 def environment(level: str) -> dict[str, str]:
     """The environment of a subprocess held to ``level``."""
     return {**os.environ, "X86QUANT_ISA": level, "OMP_NUM_THREADS": "1"}
+
+
+def in_bfloat16(isa: str) -> bool:
+    """Whether attention of this level rounds to bfloat16 on this CPU."""
+    library = capi.Library(Path(extension.__file__).with_name("_C.so"))
+    return bool(library.lib.xq_attention_in_bfloat16(capi.ISAS[isa]))

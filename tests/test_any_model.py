@@ -1064,8 +1064,10 @@ def test_noise_of_padded_tokens_does_not_count(by_name, monkeypatch):
     class Prepared:
         reference = Tokens()
 
-        def exact(self, call):
-            return found
+        class exact:  # noqa: N801
+            @staticmethod
+            def of(call):
+                return found
 
     for answer in (wrong, -found):
         monkeypatch.setattr(outcome_module, "_result", lambda *_, answer=answer: answer)

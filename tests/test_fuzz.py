@@ -185,8 +185,8 @@ def test_an_overwritten_input_that_is_not_fails(monkeypatch: pytest.MonkeyPatch)
     assert judged(one, "quantize").kind == "passed"
     blind = part_search.observe
 
-    def unseen(*arguments: Any) -> Any:
-        found = blind(*arguments)
+    def unseen(*arguments: Any, **options: Any) -> Any:
+        found = blind(*arguments, **options)
         return {
             path: [proof.Observed(x.call, x.result, False) for x in seen]
             for path, seen in found.items()

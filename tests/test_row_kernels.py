@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tests.isa import in_bfloat16
 from tests.test_native_kernels import CPU_FLAGS, ISAS
 from x86quant import extension
 from x86quant.kernels.native import capi
@@ -324,15 +325,6 @@ def heads(
     return [torch.randn(batch, *shape, size, generator=draw) for shape in shapes]
 
 
-def in_bfloat16(isa: str) -> bool:
-    """Whether the library says that attention of this level rounds to bfloat16."""
-    library = capi.Library(Path(extension.__file__).with_name("_C.so"))
-    short = bool(library.lib.xq_attention_in_bfloat16(capi.ISAS[isa]))
-    assert not short or "avx512_bf16" in CPU_FLAGS
-    assert not short or isa in ("avx512_vnni", "amx_int8")
-    return short
-
-
 def assert_attends(isa: str, got: torch.Tensor, want: torch.Tensor, v: torch.Tensor) -> None:
     # Of bfloat16, products have 8 bits.
     bound = 2**-7 if in_bfloat16(isa) else 2**-18
@@ -441,6 +433,12 @@ def test_attention_keeps_what_is_no_number(lib: capi.Library, isa: str) -> None:
     assert torch.equal(got.isnan(), want.isnan())
     if not in_bfloat16(isa):  # rounding decides there which key that is
         assert_attends(isa, got, want, v)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_attention_is_in_bfloat16_where_the_cpu_has_it(isa: str) -> None:
+    has = "avx512_bf16" in CPU_FLAGS
+    assert in_bfloat16(isa) == (has and isa in ("avx512_vnni", "amx_int8"))
 
 
 def test_attentions_that_do_not_fit_are_refused(lib: capi.Library) -> None:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
-from x86quant.calling.state import deep_copy, state_kept
+from x86quant.calling.state import State, deep_copy, state_kept
 from x86quant.calling.wording import first_line, listed
 from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
@@ -111,10 +111,10 @@ class _Search:
         self._model, self._scheme, self._calls = model, scheme, calls
         self._ranges, self._refused = ranges, refused
         self._candidates = dict(static_candidates(model, scheme))
-        with state_kept(model) as state:
-            called = calls_of(model, calls[0])
-            self._changed = state.changed()
-        if self._changed:  # perhaps at the first call of a copy only
+        before = State(model)
+        called = calls_of(model, calls[0])
+        self._changed = before.changed()
+        if self._changed:  # perhaps at the first call of a copy only, which is not taken back
             with state_kept(model) as state:
                 run(model, calls[0])
                 self._changed = state.changed()

@@ -194,6 +194,7 @@ def _prepared(
     if not layers:
         raise UnsupportedError(
             f"{type(model).__name__} has no layer that mode {scheme.mode!r} can turn into int8"
+            + "".join(f"; {note}" for note in notes[-2:])
         )
     return PreparedModel(
         model=model,
