@@ -22,6 +22,8 @@ class FloatResults:
         self.model = model
         #: By the identity of the call, which is kept, so that no other gets it.
         self._known: dict[int, tuple[Call, Any, int]] = {}
+        #: What depends on what this very model keeps of earlier calls.
+        self._own: dict[int, tuple[Call, Any]] = {}
 
     def of_copy(self, model: nn.Module) -> FloatResults:
         """The results of ``model``, which returns the same: what is known so far is shared."""
@@ -31,11 +33,16 @@ class FloatResults:
 
     def of(self, call: Call) -> Any:
         """What the model returns for ``call``."""
-        if id(call) in self._known:
-            return self._known[id(call)][1]
-        with state_kept(self.model):
+        for known in (self._own, self._known):
+            if id(call) in known:
+                return known[id(call)][1]
+        with state_kept(self.model) as state:
             result = run(self.model, call)
-        self.note(call, result)
+            keeps_state = bool(state.changed())
+        if keeps_state:
+            self._own[id(call)] = (call, result)
+        else:
+            self.note(call, result)
         return result
 
     def note(self, call: Call, result: Any) -> None:

@@ -89,7 +89,9 @@ def find_parts(
     model = exact.model
     with state_kept(model):
         search = _Search(model, scheme, calls, ranges, {} if refused is None else refused)
-        search.try_part("", observe(model, [""], calls, results=exact)[""])
+        # What a model returns depends on the calls before, if it keeps something of them.
+        results = None if search.keeps_state else exact
+        search.try_part("", observe(model, [""], calls, results=results)[""])
     return search.result()
 
 
@@ -125,6 +127,11 @@ class _Search:
         if self._changed:
             names = listed(sorted(map(_shown, self._changed)))
             self._notes.append(f"in float, because their attributes or buffers change: {names}")
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether something in the model is another after each call."""
+        return bool(self._changed)
 
     def result(self) -> Parts:
         """The parts found so far."""
