@@ -77,6 +77,12 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert noise < 1e-3
 
 
+def assert_alike(cache: Any, other: Any) -> None:
+    for one, two in zip(cache.layers, other.layers, strict=True):
+        close(one.keys, two.keys)
+        close(one.values, two.values)
+
+
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 6), (3, 4), (1, 1)])
 def test_tokens_follow_in_native_runs(pair: Any, batch: int, tokens: int) -> None:
     _, fused, layers = pair
@@ -91,9 +97,7 @@ def test_tokens_follow_in_native_runs(pair: Any, batch: int, tokens: int) -> Non
             assert found.past_key_values is cache
             assert cache.get_seq_length() == length + 1
         assert runs == [9]
-    for one, two in zip(cache.layers, other.layers, strict=True):
-        close(one.keys, two.keys)
-        close(one.values, two.values)
+    assert_alike(cache, other)
 
 
 def test_generate_takes_them(pair: Any) -> None:
@@ -226,9 +230,7 @@ def test_prompts_in_parts_are_native_runs(pair: Any, batch: int, static: bool, k
             held += tokens
             assert int(cache.get_seq_length()) == int(other.get_seq_length()) == held
         assert runs == [5]
-    for one, two in zip(cache.layers, other.layers, strict=True):
-        close(one.keys, two.keys)
-        close(one.values, two.values)
+    assert_alike(cache, other)
 
 
 def test_a_prompt_without_a_cache_gets_one(pair: Any) -> None:

@@ -118,10 +118,7 @@ class TensorReader:
             if name not in self._made:
                 self._made[name] = self._make_sparse(name)
             return self._made[name]
-        if not isinstance(name, str) or name not in self._tensors:
-            raise ArtifactError(f"the tensor {str(name)[:80]!r} is not in the file")
-        self._unused.discard(name)
-        return self._tensors[name]
+        return self._dense(name)
 
     def _make_sparse(self, name: str) -> torch.Tensor:
         """The sparse tensor called ``name`` of its parts, which torch checks against each other."""
@@ -134,7 +131,7 @@ class TensorReader:
         if layout is None or len(parts) != len(names) or any(type(n) is not int for n in size):
             raise ArtifactError(f"{what} has a form that is not known")
         self._unused.discard(name)
-        found = [self._dense(part, what) for part in parts]
+        found = [self._dense(part) for part in parts]
         try:
             if layout == torch.sparse_coo:
                 return torch.sparse_coo_tensor(
@@ -146,9 +143,9 @@ class TensorReader:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ArtifactError(f"{what} is none: {first_line(error)}") from error
 
-    def _dense(self, name: object, what: str) -> torch.Tensor:
+    def _dense(self, name: object) -> torch.Tensor:
         if not isinstance(name, str) or name not in self._tensors:
-            raise ArtifactError(f"a part of {what} is not in the file")
+            raise ArtifactError(f"the tensor {str(name)[:80]!r} is not in the file")
         self._unused.discard(name)
         return self._tensors[name]
 

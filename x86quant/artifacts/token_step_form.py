@@ -55,7 +55,7 @@ def read_token_step(content: object, read: Read) -> TokenStep:
     if result is None:
         raise ArtifactError(f"transformers has no result {name[:80]!r}")
     numbers = [typed(int, found[key], f"the {key} of a token step") for key in _NUMBERS]
-    if any(type(number) is not int or number < 1 for number in numbers):
+    if min(numbers) < 1:
         raise ArtifactError("the sizes of a token step are no sizes")
     zeros_unseen = typed(bool, found["zeros_unseen"], "zeros_unseen of a token step")
     layers, heads, size = numbers

@@ -185,7 +185,7 @@ def _written(block: BlockGraphs, tensors: TensorWriter, write: Write) -> list[An
     found = []
     for graph in map(guarded, block.graphs):
         with contextlib.suppress(ArtifactError):
-            write(graph, TensorWriter())  # it leaves nothing behind where it fails
+            write(graph, TensorWriter(copies=False))  # it leaves nothing behind where it fails
             found.append(write(graph, tensors))
     return found
 
@@ -196,7 +196,9 @@ def _written_step(model: nn.Module, tensors: TensorWriter, write: Write) -> dict
     if step is None:
         return {}
     with contextlib.suppress(ArtifactError):
-        write_token_step(step, TensorWriter(), write)  # it leaves nothing behind where it fails
+        write_token_step(
+            step, TensorWriter(copies=False), write
+        )  # it leaves nothing behind where it fails
         return {"tokens": write_token_step(step, tensors, write)}
     return {}
 

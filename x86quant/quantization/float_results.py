@@ -11,6 +11,8 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import flat_floats, run, tensors_in
 from x86quant.calling.state import state_kept
 
+#: Calls, their results, and the bytes of these.
+_Results = dict[int, tuple[Call, Any, int]]
 #: Results are kept up to so many bytes, and beyond that computed again.
 _KEPT_BYTES = 256 << 20
 
@@ -21,9 +23,9 @@ class FloatResults:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         #: By the identity of the call, which is kept, so that no other gets it.
-        self._known: dict[int, tuple[Call, Any, int]] = {}
-        #: What depends on what this very model keeps of earlier calls.
-        self._own: dict[int, tuple[Call, Any]] = {}
+        self._known: _Results = {}
+        #: The same where it depends on what this very model keeps of earlier calls.
+        self._own: _Results = {}
 
     def of_copy(self, model: nn.Module) -> FloatResults:
         """The results of ``model``, which returns the same: what is known so far is shared."""
@@ -39,19 +41,19 @@ class FloatResults:
         with state_kept(self.model) as state:
             result = run(self.model, call)
             keeps_state = bool(state.changed())
-        if keeps_state:
-            self._own[id(call)] = (call, result)
-        else:
-            self.note(call, result)
+        _keep(call, result, self._own if keeps_state else self._known)
         return result
 
     def note(self, call: Call, result: Any) -> None:
         """What a run of the model, or of a copy of it, has returned."""
-        size = sum(x.numel() * x.element_size() for x in tensors_in(result))
-        kept = sum(known for *_, known in self._known.values())
-        if kept + size <= _KEPT_BYTES:
-            self._known.setdefault(id(call), (call, result, size))
+        _keep(call, result, self._known)
 
     def flat(self, call: Call) -> torch.Tensor:
         """All float tensors of the result, as one flat tensor."""
         return flat_floats(self.of(call))
+
+
+def _keep(call: Call, result: Any, known: _Results) -> None:
+    size = sum(x.numel() * x.element_size() for x in tensors_in(result))
+    if sum(kept for *_, kept in known.values()) + size <= _KEPT_BYTES:
+        known.setdefault(id(call), (call, result, size))
