@@ -72,12 +72,13 @@ def changes(gm: GraphModule, name: str) -> int:
 
 
 def kinds(gm: GraphModule) -> collections.Counter[str]:
-    """How many of each op, other than the quantize and dequantize at the ends."""
+    """How many of each op, other than those at the ends: quantize, dequantize, contiguous."""
     calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
     names = [
         op_name(n) if is_op(n) else str(getattr(n.target, "__name__", n.target)) for n in calls
     ]
-    return collections.Counter(names) - collections.Counter(quantize=1, dequantize=1)
+    ends = collections.Counter(quantize=1, dequantize=1, contiguous=1)
+    return collections.Counter(names) - ends
 
 
 def find(gm: GraphModule, name: str) -> Node:

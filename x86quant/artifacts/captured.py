@@ -23,6 +23,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.calling.state import settle, state_kept
 from x86quant.errors import ArtifactError, InvalidInputError
+from x86quant.terminal.silence import silent
 
 #: Graphs for other branches that a model takes by its sizes.
 _MOST_GRAPHS = 4
@@ -105,7 +106,7 @@ def _runs(model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]
     """Whether ``model`` takes inputs of these sizes."""
     args, kwargs = signature.example(leaves)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), silent():
             model(*args, **kwargs)
     except Exception:  # whatever the model's own code raises
         return False

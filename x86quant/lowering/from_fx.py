@@ -32,6 +32,7 @@ from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import QParams, attribute, emit, own_call
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
+from x86quant.lowering.results import laid_out
 
 #: What is added to codes of stock PyTorch's types to make them unsigned.
 _CODES = {
@@ -164,7 +165,15 @@ class _Walk:
         return self.builder.graph.create_node("get_attr", target)
 
     def _output(self, node: Node) -> None:
-        self.builder.graph.output(self._mapped(node.args[0]))
+        self.builder.graph.output(map_arg(node.args[0], self._result))
+
+    def _result(self, node: Node) -> Any:
+        """What ``node`` stands for, in memory as the model's own result lies."""
+        seen, value = self._seen[node], self._values[node]
+        if not isinstance(value, Node) or seen.memory_format is not torch.contiguous_format:
+            return value
+        assert seen.shape is not None
+        return laid_out(self.builder.graph, value, len(seen.shape))
 
     def _call_method(self, node: Node) -> Any:
         return self._method(node, str(node.target))

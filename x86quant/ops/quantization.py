@@ -28,12 +28,15 @@ def quantize(x: torch.Tensor, out_scale: float, out_zp: int) -> torch.Tensor:
     return codes(x * (1.0 / out_scale), out_zp)
 
 
-@register(f"Tensor x, {X_QPARAMS}")
-def dequantize(x: torch.Tensor, x_scale: float, x_zp: int) -> torch.Tensor:
-    """``(x - zp) * scale`` in float32."""
+@register(f"Tensor x, {X_QPARAMS}, bool contiguous=False")
+def dequantize(
+    x: torch.Tensor, x_scale: float, x_zp: int, contiguous: bool = False
+) -> torch.Tensor:
+    """``(x - zp) * scale`` in float32; channels last unless it is to be ``contiguous``."""
     check_codes("dequantize", x=x)
     check_qparams("dequantize", x_scale, x_zp)
-    return channels_last(centred(x, x_zp) * x_scale)
+    real = centred(x, x_zp) * x_scale
+    return real.contiguous() if contiguous else channels_last(real)
 
 
 @register("Tensor weight, Tensor weight_scales, int axis")

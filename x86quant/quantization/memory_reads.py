@@ -3,8 +3,8 @@
 Parts in int8 return the float module's values, but may lay them out in memory in another order.
 Torch sees values through strides, with three exceptions: ``as_strided`` and ``resize_``
 would pick other values; what is a copy in one layout (``contiguous``, ``reshape``) is the tensor
-itself in the other, so that a write in place to it changes more; and an ``out=`` of another shape
-is resized to lie as the inputs do, over memory that other tensors may share.
+itself in the other, so that a write in place to either changes both; and an ``out=`` of another
+shape is resized to lie as the inputs do, over memory that other tensors may share.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ _COPIES = frozenset([aten.clone.default, aten._to_copy.default])
 
 class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what is seen of memory outside of parts: what ``as_strided`` reads, whether what is
-    written in place is a copy, and how an ``out=`` that is resized lies then.
+    written in place is a copy or was copied, and how an ``out=`` that is resized lies then.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[Any, ...]] = []
         self.inside = 0
+        # Each with a tensor, so that no other takes its place in memory.
         self._copies: dict[int, torch.Tensor] = {}
+        self._copied: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.inside and func in _READS:
@@ -54,14 +56,16 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.seen.append((func, tuple(x.shape), x.stride(), x.storage_offset()))
         elif not self.inside and func._schema.is_mutable:
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_dense(x)]
-            self.seen.append((func, *(_storage(x) in self._copies for x in tensors)))
+            known = [(_storage(x) in self._copies, _storage(x) in self._copied) for x in tensors]
+            self.seen.append((func, *known))
         out = (kwargs or {}).get("out")
         lay: tuple[Any, ...] = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else ()
         result = func(*args, **(kwargs or {}))
         if not self.inside and isinstance(out, torch.Tensor) and out.shape != lay[0]:
             self.seen.append((func, *lay, out.stride()))
         if not self.inside and func in _COPIES and _is_dense(result):
-            self._copies[_storage(result)] = result  # kept, so that no other takes its place
+            self._copies[_storage(result)] = result
+            self._copied[_storage(args[0])] = args[0]
         return result
 
     def enter(self, *_: Any) -> None:

@@ -23,6 +23,7 @@ from x86quant.lowering.passes import (
     fuse_residual,
     fuse_table,
     hoist_quantize,
+    lay_out_results,
     lower_affine,
     lower_binary,
     lower_cat,
@@ -73,6 +74,7 @@ PASSES: tuple[ModuleType, ...] = (
     nest_cats,
     fold_float_weights,
     fuse_interaction,
+    lay_out_results,
 )
 
 
