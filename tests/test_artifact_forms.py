@@ -168,6 +168,63 @@ def test_a_graph_for_some_sizes_comes_with_the_class_for_all() -> None:
                 alone(h, x)
 
 
+class Windows(nn.Module):
+    """Cuts windows out of an image padded to a multiple of theirs, stage upon stage."""
+
+    def __init__(self, stages: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 2, 2)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(stages))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._assert(x.shape[3] % 2 == 0, "an even width is wanted")
+        x = self.stem(x).permute(0, 2, 3, 1)
+        for layer in self.layers:
+            batch, height, width, size = x.shape
+            x = F.pad(x, (0, 0, 0, (3 - width % 3) % 3, 0, (3 - height % 3) % 3))
+            _, high, wide, _ = x.shape
+            windows = x.view(batch, high // 3, 3, wide // 3, 3, size).transpose(2, 3)
+            windows = layer(windows.reshape(-1, 9, size)).relu()
+            x = windows.view(batch, high // 3, wide // 3, 3, 3, size).transpose(2, 3)
+            x = x.reshape(batch, high, wide, size)[:, ::2, ::2]
+        return x.mean((1, 2))
+
+
+def test_sizes_that_become_involved_formulas_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Windows(2).eval(), torch.randn(2, 3, 20, 20)
+    ways = []
+    real = torch.export.export
+
+    def export(*args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> Any:
+        ways.append("tried")
+        program = real(*args, dynamic_shapes=dynamic_shapes, **kwargs)
+        ways[-1] = "exported"
+        return program
+
+    monkeypatch.setattr(torch.export, "export", export)
+    with pytest.warns(X86QuantWarning, match="its graph does not hold for inputs of"):
+        captured = to_bytes(x86quant.to_dynamic(model), (x,))
+    assert ways[0] == "tried"  # with all sizes free it was given up
+    loaded = loaded_from(captured)
+    for x in (x, torch.randn(5, 3, 20, 20)):
+        assert torch.allclose(loaded(x), model(x), atol=0.05)
+    with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
+        loaded(torch.randn(2, 3, 26, 20))
+
+
+def test_assertions_about_sizes_are_saved() -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 3, 20, 20) for _ in range(2)]
+    model = x86quant.quantize(Windows(0).eval(), batches, progress=False, speed_check=False)
+    assert isinstance(model, x86quant.CompiledModule)
+    loaded = loaded_from(to_bytes(model))
+    assert torch.equal(loaded(batches[0]), model(batches[0]))
+    for module in (model, loaded):
+        with pytest.raises(AssertionError, match="an even width is wanted"):
+            module(torch.randn(2, 3, 20, 21))
+
+
 class Patches(nn.Module):
     """Convolutions in static int8, attention in dynamic, in-place arithmetic between them."""
 

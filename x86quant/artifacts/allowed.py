@@ -97,7 +97,7 @@ _TORCH = f"""
     {_MORE} {_LOSSES} adaptive_max_pool1d constant_pad_nd convolution dequantize grid_sampler_2d
     grid_sampler_3d gru_cell is_signed lstm_cell native_group_norm native_layer_norm
     norm_except_dim numel pdist rnn_relu_cell rnn_tanh_cell sym_float sym_int sym_max sym_min
-    tensor threshold unique
+    _assert tensor threshold unique
     {_ELEMENTWISE} {_REDUCTIONS} {_SHAPES} {_PRODUCTS} {_COMPLEX}
     affine_grid_generator bartlett_window blackman_window conj grid_sampler hamming_window
     hann_window istft kaiser_window stft

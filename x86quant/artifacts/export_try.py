@@ -20,6 +20,7 @@ from x86quant.artifacts.opaque_parts import SEEN, OpaquePart, PartCall, calls_se
 from x86quant.artifacts.saved import SavedModule
 from x86quant.artifacts.signatures import Signature, split_result
 from x86quant.artifacts.structures import Leaf, fill, split
+from x86quant.calling.plain_sizes import PlainSizes
 from x86quant.calling.state import with_shared_tensors
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, X86QuantError
@@ -43,7 +44,8 @@ class _Flat(nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> Any:
         args, kwargs = self._signature.example(leaves)
-        result = self.model(*args, **kwargs)
+        with PlainSizes():
+            result = self.model(*args, **kwargs)
         SEEN.result, found = split_result(result)  # not kept here: export undoes what it changes
         return tuple(found)
 

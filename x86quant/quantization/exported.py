@@ -19,6 +19,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from x86quant.calling.plain_sizes import PlainSizes
 from x86quant.calling.wording import first_line, quiet
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, take_apart
@@ -106,7 +107,8 @@ class _FlatForm(nn.Module):
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """The module's result."""
         args, kwargs = self._form.call(tensors)
-        structure, leaves = take_apart(self.inner.forward(*args, **kwargs))
+        with PlainSizes():
+            structure, leaves = take_apart(self.inner.forward(*args, **kwargs))
         self._results[:] = [structure]
         return tuple(leaves)
 
