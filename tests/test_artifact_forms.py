@@ -207,8 +207,8 @@ def test_sizes_that_become_involved_formulas_are_fixed(monkeypatch: pytest.Monke
         captured = to_bytes(x86quant.to_dynamic(model), (x,))
     assert ways[0] == "tried"  # with all sizes free it was given up
     loaded = loaded_from(captured)
-    for x in (x, torch.randn(5, 3, 20, 20)):
-        assert torch.allclose(loaded(x), model(x), atol=0.05)
+    for other in (x, torch.randn(5, 3, 20, 20)):
+        assert torch.allclose(loaded(other), model(other), atol=0.05)
     with pytest.raises(InvalidInputError, match="this file holds the model for inputs with"):
         loaded(torch.randn(2, 3, 26, 20))
 

@@ -599,6 +599,26 @@ def test_an_activation_is_fused_only_where_it_is_safe(
         close(ours, real, x)
 
 
+class IndexesWhatItWrote(nn.Module):
+    """Raises an IndexError where no values are there, as in a trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.relu = nn.Linear(8, 4), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        written = torch.empty(0)
+        torch.sigmoid(self.linear(x), out=written)
+        written[:, [0, 1]] += 1.0
+        return self.relu(written)
+
+
+def test_a_model_that_raises_when_traced_has_nothing_fused() -> None:
+    int8 = x86quant.to_dynamic(IndexesWhatItWrote().eval())
+    assert isinstance(int8.relu, nn.ReLU)
+    assert int8(torch.randn(3, 8)).shape == (3, 4)
+
+
 def test_the_model_itself_is_not_changed_unless_asked() -> None:
     real = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     ours = to_dynamic(real)

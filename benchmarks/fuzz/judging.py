@@ -140,7 +140,7 @@ class Judge:
             return None if type(a) is type(b) and a == b else f"{b}, not {a}"
         if a.dtype == b.dtype and a.shape != b.shape and _found(a, b):
             self.sharp = False
-            if any(_differs_where(a, b, x) for x, _ in rounded()[index]):
+            if not rounded() or any(_differs_where(a, b, x) for x, _ in rounded()[index]):
                 return None
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"{b.dtype} {tuple(b.shape)} for {a.dtype} {tuple(a.shape)}"
@@ -150,6 +150,8 @@ class Judge:
             if not (share := _flipped(a, b)):
                 return None
             self.sharp = False
+            if not rounded():
+                return None
             roundings = rounded()[index]
             most = max(_flipped(a, x) if x.shape == a.shape else 1.0 for x, _ in roundings)
             if share <= most * 2 + _MORE_FLIPPED:
@@ -159,6 +161,8 @@ class Judge:
         if found >= _GOOD:
             return None
         self.sharp = False
+        if not rounded():
+            return None
         least = min(
             sqnr(a, x) - allowed if x.shape == a.shape else -math.inf
             for x, allowed in rounded()[index]

@@ -65,15 +65,21 @@ class _Noise(_ResultsMode):
 
 
 class _Ranges(_ResultsMode):
-    """Notes the range of each result, in the order in which they are computed."""
+    """Notes the range of each result, in the order in which they are computed: of all values, or
+    without a share of them at either end.
+    """
 
-    def __init__(self, found: list[tuple[float, float]]) -> None:
+    def __init__(self, found: list[tuple[float, float]], without: float = 0.0) -> None:
         super().__init__()
         self.found = found
+        self.without = without
         self.number = 0
 
     def changed(self, x: torch.Tensor) -> None:
-        low, high = map(float, torch.aminmax(x.nan_to_num()))
+        ordered = x.nan_to_num().flatten().sort().values
+        end = math.ceil(self.without * ordered.numel())
+        kept = ordered[end : ordered.numel() - end]
+        low, high = (float(kept[0]), float(kept[-1])) if kept.numel() else (0.0, 0.0)
         if self.number == len(self.found):
             self.found.append((0.0, 0.0))
         before = self.found[self.number]
@@ -155,13 +161,16 @@ def rounded_results(
 ) -> list[tuple[Any, float]]:
     """What ``model`` gives for ``inputs`` and makes of them, with its results rounded in several
     ways, each with how much worse in dB than that an answer may be.
+
+    Empty if it takes no noise: indices that are computed may be out of bounds then.
     """
     found = []
+    noisy = False
     for mode, allowed in _modes(model, calibration, bits):
-        # Indices that are computed may be out of bounds with noise on them.
         with contextlib.suppress(Exception):
             found.append((_run(copy.deepcopy(model), inputs, mode), allowed))
-    return found
+            noisy = noisy or isinstance(mode, _Noise)
+    return found if noisy else []
 
 
 def undefined(
@@ -187,13 +196,19 @@ def raises_too(
     return False
 
 
-def _ranges(model: nn.Module, calibration: list[Inputs]) -> list[tuple[float, float]]:
-    """Those of each result on calibration data."""
+def _ranges(
+    model: nn.Module, calibration: list[Inputs], without: float = 0.0
+) -> list[tuple[float, float]]:
+    """Those of each result on calibration data, ``without`` a share of it at either end."""
     ranges: list[tuple[float, float]] = []
     with contextlib.suppress(Exception):
         for batch in calibration:
-            _run(copy.deepcopy(model), batch, _Ranges(ranges))
+            _run(copy.deepcopy(model), batch, _Ranges(ranges, without))
     return ranges
+
+
+#: The share of values at either end of a range that observers may leave out.
+_TAIL = 1e-4
 
 
 def _modes(
@@ -202,6 +217,7 @@ def _modes(
     levels = 2**bits - 1
     ranges = _ranges(model, calibration)
     modes: list[tuple[_ResultsMode, float]] = [(_Clipped(ranges, levels), _ALLOWANCE)]
+    modes += [(_Clipped(_ranges(model, calibration, _TAIL), levels), _LITTLE)]
     modes += [(_Zeroed(levels, ranges), _LITTLE)]
     modes += [(_Noise(seed, 1.5, levels, ranges), _ALLOWANCE) for seed in range(3)]
     modes += [(_Noise(seed, 5.0, levels, ranges), _LITTLE) for seed in range(5)]

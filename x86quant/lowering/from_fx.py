@@ -24,7 +24,6 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
-from torch.fx.proxy import TraceError
 
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering import float_forms, normalize
@@ -32,7 +31,7 @@ from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import QParams, attribute, emit, own_call
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
-from x86quant.lowering.results import laid_out
+from x86quant.lowering.result_layout import laid_out
 
 #: What is added to codes of stock PyTorch's types to make them unsigned.
 _CODES = {
@@ -348,7 +347,7 @@ def trace(model: nn.Module) -> GraphModule:
         )
     try:
         return GraphModule(model, InPlaceTracer().trace(model))
-    except (TraceError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever the model's own code raises without values
         raise UnsupportedError(
             f"x86quant.compile: {type(model).__name__} cannot be traced by torch.fx ({error}); "
             "convert it with torch.ao.quantization.quantize_fx.convert_fx, or wrap the part that "
