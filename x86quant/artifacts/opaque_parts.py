@@ -44,11 +44,15 @@ class OpaquePart(nn.Module):
 
 @dataclasses.dataclass
 class PartCall:
-    """One call of a part: the part, its arguments, and what it returns, as structures."""
+    """One call of a part: the part, its arguments, and what it returns, as structures.
+
+    Export asks three times for the same shapes, of which free sizes make work: they are kept.
+    """
 
     part: nn.Module
     called: Any
     result: Any = None
+    known: dict[Any, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
 
 
 def is_part(module: nn.Module) -> bool:
@@ -75,6 +79,11 @@ def _part(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 @_part.register_fake
 def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     seen: PartCall = SEEN.calls[number]
+    fake = detect_fake_mode(inputs)
+    assert fake is not None
+    key = (fake, *(str((x.shape, x.dtype)) for x in inputs))
+    if (known := seen.known.get(key)) is not None:
+        return [torch.empty_like(x) for x in known]
     args, kwargs = fill(seen.called, inputs)
     if isinstance(seen.part, CompiledModule):
         result = _fake_graph(seen.part.graph_module, args)
@@ -82,7 +91,9 @@ def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
         result = _fake_recurrent(seen.part, *args, **kwargs)
     found: list[torch.Tensor] = []
     seen.result = split(result, found, is_tensor, "its result")
-    return [x.clone() if any(x is y for y in inputs) else x for x in found]
+    found = [x.clone() if any(x is y for y in inputs) else x for x in found]
+    seen.known[key] = found
+    return found
 
 
 def _fake_graph(gm: GraphModule, inputs: tuple[Any, ...]) -> Any:

@@ -5,19 +5,37 @@ from __future__ import annotations
 import math
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from x86quant.errors import InvalidInputError
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def has_values(x: torch.Tensor) -> bool:
+    """Whether more of ``x`` is asked for than a shape.
+
+    Plans and exports ask for the shape of every op, and with free sizes torch takes milliseconds
+    for each step of one.
+    """
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The shape of a result of ops, for ``x`` without values."""
+    layout = _LAST.get(x.dim(), torch.contiguous_format)
+    return torch.empty_like(x, dtype=dtype, memory_format=layout)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
     """``x`` in the layout ops return: channels last for rank 4 and 5, else contiguous."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.contiguous(memory_format=formats.get(x.dim(), torch.contiguous_format))
+    return x.contiguous(memory_format=_LAST.get(x.dim(), torch.contiguous_format))
 
 
 def centred(x: torch.Tensor, zero_point: int) -> torch.Tensor:
     """Codes minus their zero point, as float32 (exact)."""
-    return x.to(torch.float32) - zero_point
+    real = x.to(torch.float32)
+    return real - zero_point if has_values(x) else real
 
 
 def codes(
@@ -31,6 +49,8 @@ def codes(
 
     NaN becomes ``lo``, as it does with a SIMD maximum.
     """
+    if not has_values(steps):
+        return like(steps, torch.uint8)
     shifted = torch.round(steps) + zero_point
     clamped = torch.nan_to_num(shifted, nan=lo).clamp(lo, hi).to(torch.uint8)
     return channels_last(clamped if lut is None else lookup(clamped, lut))

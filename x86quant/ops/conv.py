@@ -18,12 +18,13 @@ import torch
 from x86quant.errors import InvalidInputError
 from x86quant.ops._numerics import (
     centred,
-    channels_last,
     check_clamp,
     check_codes,
     check_qparams,
     check_table,
     codes,
+    has_values,
+    like,
 )
 from x86quant.ops._register import CLAMP, LUT, OUT_QPARAMS, X_QPARAMS, register
 
@@ -87,8 +88,8 @@ def conv(
     )
     _check_epilogue("conv", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
     _check_residual(residual, acc.shape, residual_scale, residual_zp)
-    if acc.is_meta:  # a plan asks for the shape of every op
-        return channels_last(acc.to(torch.uint8))
+    if not has_values(acc):
+        return like(acc, torch.uint8)
     per_channel = [1, -1] + [1] * (x.dim() - 2)
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, per_channel)
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
@@ -122,8 +123,8 @@ def linear(
     acc = (x.to(torch.float64) - x_zp) @ weight.to(torch.float64).t()
     _check_epilogue("linear", (x_scale, x_zp), (out_scale, out_zp), lo, hi)
     _check_residual(residual, acc.shape, residual_scale, residual_zp)
-    if acc.is_meta:
-        return channels_last(acc.to(torch.uint8))
+    if not has_values(acc):
+        return like(acc, torch.uint8)
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, [-1])
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
     return codes(steps, out_zp, lo, hi, lut)

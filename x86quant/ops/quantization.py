@@ -12,6 +12,8 @@ from x86quant.ops._numerics import (
     check_qparams,
     check_table,
     codes,
+    has_values,
+    like,
     lookup,
 )
 from x86quant.ops._register import OUT_QPARAMS, X_QPARAMS, register
@@ -25,7 +27,7 @@ def quantize(x: torch.Tensor, out_scale: float, out_zp: int) -> torch.Tensor:
         raise InvalidInputError(
             f"x86quant::quantize: x must be float32, got {x.dtype}; call .float() on it"
         )
-    return codes(x * (1.0 / out_scale), out_zp)
+    return codes(x * (1.0 / out_scale) if has_values(x) else x, out_zp)
 
 
 @register(f"Tensor x, {X_QPARAMS}, bool contiguous=False")
@@ -35,6 +37,8 @@ def dequantize(
     """``(x - zp) * scale`` in float32; channels last unless it is to be ``contiguous``."""
     check_codes("dequantize", x=x)
     check_qparams("dequantize", x_scale, x_zp)
+    if not has_values(x) and not contiguous:
+        return like(x, torch.float32)
     real = centred(x, x_zp) * x_scale
     return real.contiguous() if contiguous else channels_last(real)
 

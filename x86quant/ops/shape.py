@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from x86quant.errors import InvalidInputError
-from x86quant.ops._numerics import centred, channels_last, check_codes, check_qparams, codes
+from x86quant.ops._numerics import (
+    centred,
+    channels_last,
+    check_codes,
+    check_qparams,
+    codes,
+    has_values,
+)
 from x86quant.ops._register import OUT_QPARAMS, X_QPARAMS, register
 
 
@@ -30,7 +37,7 @@ def cat(
     for x, scale, zero_point in zip(xs, x_scales, x_zps, strict=True):
         check_codes("cat", x=x)
         check_qparams("cat", scale, zero_point)
-        if (scale, zero_point) != (out_scale, out_zp):
+        if (scale, zero_point) != (out_scale, out_zp) and has_values(x):
             x = codes(centred(x, zero_point) * (scale / out_scale), out_zp)
         parts.append(x)
     # torch.cat of one tensor may return it unchanged; an op must not return its input.
