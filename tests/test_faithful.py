@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from x86quant.calling import trace_limits
 from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.quantization.float_results import FloatResults
@@ -311,6 +312,21 @@ def test_what_branches_on_values_is_exported_once(monkeypatch: pytest.MonkeyPatc
     int8 = x86quant.quantize(model, data, speed_check=False)
     assert len(int8.quantization.int8_layers) == 2
     assert sizes == [None]  # with no size free, which takes least time
+
+
+class LoopsOverValues(Between):
+    """Unrolled, more steps than anybody waits for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        return self.b(torch.stack([v.mean(0) for v in y.flatten()]).view(y.shape))
+
+
+def test_loops_over_values_are_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_limits, "_MOST_TENSORS", 500)
+    torch.manual_seed(0)
+    int8 = between_int8(LoopsOverValues(lambda _, y: y).eval())
+    assert "it computes more than 500 tensors" in str(int8.quantization)
 
 
 class CopiesThenWrites(Between):

@@ -20,8 +20,8 @@ from x86quant.artifacts.opaque_parts import SEEN, OpaquePart, PartCall, calls_se
 from x86quant.artifacts.saved import SavedModule
 from x86quant.artifacts.signatures import Signature, split_result
 from x86quant.artifacts.structures import Leaf, fill, split
-from x86quant.calling.plain_sizes import PlainSizes
 from x86quant.calling.state import with_shared_tensors
+from x86quant.calling.trace_limits import TraceLimits
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, X86QuantError
 from x86quant.lowering import FloatNode
@@ -44,7 +44,7 @@ class _Flat(nn.Module):
 
     def forward(self, *leaves: torch.Tensor) -> Any:
         args, kwargs = self._signature.example(leaves)
-        with PlainSizes():
+        with TraceLimits():
             result = self.model(*args, **kwargs)
         SEEN.result, found = split_result(result)  # not kept here: export undoes what it changes
         return tuple(found)

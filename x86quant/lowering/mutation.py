@@ -237,6 +237,8 @@ class _WriteRecorder(Interpreter):
                     f"{n.target} changes the shape of a tensor in place; write x = x."
                     f"{str(n.target).rstrip('_')}(...) instead"
                 )
+        if isinstance(n.target, torch._ops.OpOverload) and not n.target._schema.is_mutable:
+            return  # so that long graphs take no time that grows with their square
         written: dict[int, torch.Tensor] = {}
         for key, (x, version, geometry) in self._versions.items():
             if version_of(x) != version:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from x86quant.calling.plain_sizes import PlainSizes
+from x86quant.calling.trace_limits import TraceLimits
 from x86quant.calling.wording import first_line, quiet
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, take_apart
@@ -107,7 +107,7 @@ class _FlatForm(nn.Module):
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """The module's result."""
         args, kwargs = self._form.call(tensors)
-        with PlainSizes():
+        with TraceLimits():
             structure, leaves = take_apart(self.inner.forward(*args, **kwargs))
         self._results[:] = [structure]
         return tuple(leaves)
