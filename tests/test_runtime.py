@@ -360,7 +360,7 @@ def test_a_batch_runs_in_parts_and_gives_the_same() -> None:
     module = compiled(Pixels(), 6, 4, 32, 32)
     plan = plan_of(module)
     assert plan.parts == 2, "a part each for two threads"
-    assert "2 parts" in str(plan)
+    assert "in 2 parts of 3:" in str(plan)
     x = torch.randn(6, 4, 32, 32)
     for actual, expected in zip(module(x), module.graph_module(x), strict=True):
         assert torch.equal(actual, expected)
