@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import x86quant
+from x86quant.cli import main
 from x86quant.runtime.programs import LayerWeights, Programs
 
 _FOUND = "is not used"
@@ -244,3 +245,23 @@ def test_copies_pack_by_themselves(net: Case) -> None:
     module = x86quant.load(path, packed_cache=True)
     assert torch.equal(copy.deepcopy(module)(x), expected)
     assert not _cache_of(path).exists()
+
+
+@pytest.mark.parametrize("command", ["explain", "report", "export-program"])
+def test_commands_keep_packed_weights_when_asked(
+    command: str, net: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, *_ = net
+    others = {
+        "explain": ["--shape", "2,8,12,12"],
+        "report": ["--shape", "2,8,12,12", "--out", str(tmp_path / "page.html")],
+        "export-program": ["--shape", "2,8,12,12", "--out", str(tmp_path / "net.xqp")],
+    }
+    assert main([command, str(path), *others[command]]) == 0
+    assert not _cache_of(path).exists(), "nobody asked for it"
+    assert main([command, str(path), *others[command], "--packed-cache"]) == 0
+    assert _cache_of(path).exists()
+    capsys.readouterr()
+    if command != "export-program":  # which takes nothing but files
+        assert main([command, "torch.nn:Identity", *others[command], "--packed-cache"]) == 2
+        assert "leave out --packed-cache" in capsys.readouterr().err

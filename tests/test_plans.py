@@ -21,15 +21,16 @@ from x86quant.runtime import Plan, shapes
 from x86quant.runtime import parts as parts_module
 from x86quant.runtime import planner as planner_module
 from x86quant.runtime.draft import Draft
+from x86quant.runtime.plan import BatchStage
 from x86quant.runtime.plan_cache import (
     DEFAULT_BYTES,
     VARIABLE,
     PlanCache,
-    arena_bytes,
     default_bytes,
     plan_bytes,
 )
 from x86quant.runtime.planner import draft_segment, plan_segment
+from x86quant.runtime.staged_plan import plan_stages
 from x86quant.spec import OpSpec
 from x86quant.tables.table_reader import parse_table
 
@@ -108,10 +109,11 @@ def test_plans_share_arenas_and_a_large_one_goes_when_it_runs_no_more() -> None:
 
 
 def test_each_thread_that_runs_parts_works_on_an_arena_of_its_own() -> None:
-    whole, parted = plan(1, 1000), dataclasses.replace(plan(1, 1000), parts=8)
-    assert arena_bytes(whole, 4) == 1000
-    assert arena_bytes(parted, 4) == 4000
-    assert arena_bytes(parted, 16) == 8000
+    whole, parted = plan(1, 1000), dataclasses.replace(plan(1, 1000), stages=(BatchStage(1, 1, 8),))
+    assert whole.run_bytes(4) == 1000
+    assert parted.run_bytes(4) == 4000
+    assert parted.run_bytes(16) == 8000
+    assert dataclasses.replace(parted, kept_bytes=7).run_bytes(4) == 4007
 
 
 def test_one_warning_says_that_plans_are_made_again_and_again() -> None:
@@ -279,14 +281,14 @@ class Images(nn.Module):
 
 
 def test_one_plan_of_parts_serves_every_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "_part_size", lambda batch, threads, nbytes: 2 - batch % 2)
+    monkeypatch.setattr(parts_module, "_part_sizes", lambda batch, threads, most: [2 - batch % 2])
     made = []
 
-    def counted(*args: Any) -> Plan:
-        made.append(args[1][0].shape[0])
-        return plan_segment(*args)
+    def counted(*args: Any) -> Plan | None:
+        made.append(args[-1][0].images)
+        return plan_stages(*args)
 
-    monkeypatch.setattr(parts_module, "plan_segment", counted)
+    monkeypatch.setattr(parts_module, "plan_stages", counted)
     torch.manual_seed(0)  # of one number in 10,000 plain ops make another code
     x = torch.randn(2, 3, 40, 40)
     module = x86quant.compile(stock(Images(), x), (x,))

@@ -230,6 +230,31 @@ def test_random_networks_run_as_their_graphs_do(data: st.DataObject) -> None:
         assert module(other).shape == (shape[0] + 1, 5)
 
 
+class Skipping(nn.Module):
+    """What is upsampled joins codes of another scale."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.up = nn.Upsample(scale_factor=2, mode=mode)
+        self.first, self.below = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 20, 3, padding=1)
+        self.last = nn.Conv2d(28, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.first(x))
+        y = self.up(self.below(F.max_pool2d(x, 2)))
+        result: torch.Tensor = self.last(torch.cat([x, y], 1))
+        return result
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_upsampling_to_codes_of_another_scale(mode: str) -> None:
+    module = compiled(Skipping(mode), 2, 3, 12, 14)
+    (up,) = (n.kwargs for n in module.graph_module.graph.nodes if "upsample" in n.name)
+    assert up["x_scale"] != up["out_scale"], "it gives what the concatenation has"
+    checks = check_ops(module.graph_module, (torch.randn(2, 3, 12, 14),))
+    assert [str(check) for check in checks if check.steps > 1] == []
+
+
 # ------------------------------------------------------------------------ plans and memory
 
 
@@ -335,7 +360,7 @@ def test_a_batch_runs_in_parts_and_gives_the_same() -> None:
     module = compiled(Pixels(), 6, 4, 32, 32)
     plan = plan_of(module)
     assert plan.parts == 2, "a part each for two threads"
-    assert "2 parts" in str(plan)
+    assert "in 2 parts of 3:" in str(plan)
     x = torch.randn(6, 4, 32, 32)
     for actual, expected in zip(module(x), module.graph_module(x), strict=True):
         assert torch.equal(actual, expected)

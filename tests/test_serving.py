@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch import nn
 
 import x86quant
 from tests.isa import LEVELS, has
+from tests.test_lowering import stock
 from tests.test_recommenders import (
     ROWS,
     TABLES,
@@ -30,6 +33,8 @@ from tests.test_recommenders import (
     program_of,
     weighted,
 )
+from tests.test_stages import CACHE, Narrowing
+from x86quant.runtime import parts
 from x86quant.serving.program_file import sealed
 
 OK, BAD_ARGUMENT, CANNOT_READ, DAMAGED, WRONG_VERSION, MALFORMED, CPU, WRONG_SHAPE = range(8)
@@ -611,9 +616,9 @@ def test_other_files_are_refused(file: Path, tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as caught:
             Served(path)
         assert caught.value.status == status
-    newer = file.read_bytes().replace(b"x86quant-program 3 ", b"x86quant-program 4 ")
+    newer = file.read_bytes().replace(b"x86quant-program 4 ", b"x86quant-program 5 ")
     (tmp_path / "newer.xq").write_bytes(newer)
-    with pytest.raises(RefusedError, match="format version 4, and this library reads version 3"):
+    with pytest.raises(RefusedError, match="format version 5, and this library reads version 4"):
         Served(tmp_path / "newer.xq")
 
 
@@ -623,7 +628,11 @@ def test_a_level_that_the_cpu_lacks_is_refused(file: Path) -> None:
 
 
 def _first(plan: dict[str, Any], kind: str) -> dict[str, Any]:
-    return next(step["fields"] for step in plan["steps"] if step["kind"] == kind)
+    return next(step["fields"] for step in _steps(plan) if step["kind"] == kind)
+
+
+def _steps(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for stage in plan["stages"] for step in stage["steps"]]
 
 
 @pytest.mark.parametrize(
@@ -645,7 +654,7 @@ def _first(plan: dict[str, Any], kind: str) -> dict[str, Any]:
         (lambda m: m["packs"][0]["geometry"].__setitem__(12, 0), "refuses this convolution"),
         (lambda m: m["packs"][0]["geometry"].__setitem__(12, 1 << 40), "number of groups"),
         (lambda m: m["packs"][0]["codes"].__setitem__(0, 256), "refused"),
-        (lambda m: m["plans"][0]["steps"][0].update(kind="rm"), 'no kind of step "rm"'),
+        (lambda m: _steps(m["plans"][0])[0].update(kind="rm"), 'no kind of step "rm"'),
         (lambda m: m["plans"][0]["inputs"][0]["sizes"].__setitem__(0, 0), "impossible"),
         (lambda m: m["plans"][0]["inputs"][0]["strides"].__setitem__(3, 1 << 61), "impossible"),
     ],
@@ -656,6 +665,70 @@ def test_an_impossible_plan_is_refused(
     bad = _changed(file, tmp_path / "bad.xq", change)
     with pytest.raises(RefusedError, match=message):
         Served(bad)(torch.zeros(SHAPES[0]))
+
+
+def _open_beside_kept(plan: dict[str, Any]) -> None:
+    """An input of any size, whose size would lie where steps look for what is kept."""
+    plan["inputs"].append({"sizes": [-1], "strides": [1], "type": "int64"})
+    for stage in plan["stages"]:
+        stage["parts"] = None
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    """A network whose batches run in stages, and its program file."""
+    path = tmp_path_factory.mktemp("programs") / "staged.xq"
+    here = dataclasses.replace(parts.cpu(), l2=CACHE)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parts, "cpu", lambda: here)
+        torch.manual_seed(0)
+        x = torch.randn(2, 3, 32, 32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # stock PyTorch's own
+            module = x86quant.compile(stock(Narrowing(), x), (x,))
+        x86quant.export_program(module, path, [torch.zeros(n, 3, 32, 32) for n in (8, 16)])
+    return module, path
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_plans_in_stages_give_the_same(
+    threads: int, staged: tuple[nn.Module, Path], tmp_path: Path
+) -> None:
+    module, file = staged
+    served = Served(file, threads=threads)
+    for batch in (8, 16):
+        x = torch.randn(batch, 3, 32, 32)
+        assert _same(served(x), module(x))
+    seen: list[dict[str, Any]] = []
+    _changed(file, tmp_path / "same.xq", lambda manifest: seen.extend(manifest["plans"]))
+    assert all(len(plan["stages"]) > 1 and plan["kept"] for plan in seen)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p["kept"].__setitem__(0, p["kept"][0] - 1), "reaches bytes"),
+        (lambda p: p["kept"].__setitem__(0, -1), "impossible sizes"),
+        (lambda p: p["kept"].__setitem__(0, (1 << 63) - 1), "impossible sizes"),
+        (lambda p: p["kept"].pop(), "parts of a plan are malformed"),
+        (lambda p: p["stages"][0]["parts"].update(times=9), "reaches bytes"),
+        (lambda p: p["stages"][1]["parts"].update(times=1 << 62), "malformed|reaches bytes"),
+        (lambda p: p["stages"][1]["parts"]["bytes"].pop(), "parts of a plan are malformed"),
+        (lambda p: p["stages"][1]["parts"]["bytes"].__setitem__(-1, -64), "malformed"),
+        (lambda p: p.pop("stages"), 'lacks "stages"'),
+        (lambda p: p["stages"][1].pop("parts"), 'lacks "parts"'),
+        (_open_beside_kept, "parts of a plan are malformed"),
+    ],
+)  # fmt: skip
+def test_impossible_stages_are_refused(
+    change: Callable[[dict[str, Any]], object],
+    message: str,
+    staged: tuple[nn.Module, Path],
+    tmp_path: Path,
+) -> None:
+    bad = _changed(staged[1], tmp_path / "bad.xq", lambda m: change(m["plans"][0]))
+    with pytest.raises(RefusedError, match=message):
+        Served(bad)
 
 
 @pytest.fixture(scope="module")

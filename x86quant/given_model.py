@@ -90,19 +90,29 @@ def _imported(name: str) -> Any:
     return module
 
 
-def load_model(name: str) -> nn.Module:
+def load_model(name: str, *, packed_cache: bool = False) -> nn.Module:
     """The module, in evaluation mode, that ``module:factory`` is or returns, or a file holds.
 
+    Args:
+        name: of the module.
+        packed_cache: keep packed weights beside the file.
+
     Raises:
-        InvalidInputError: it cannot be found, raises, or is no ``nn.Module``.
+        InvalidInputError: it cannot be found, raises, is no ``nn.Module``, or no file although
+            packed weights should lie beside it.
     """
     from torch import nn
 
     if ":" not in name and Path(name).is_file() and not name.endswith(".py"):
         from x86quant.artifacts import load
 
-        saved: nn.Module = load(name)
+        saved: nn.Module = load(name, packed_cache=packed_cache)
         return saved
+    if packed_cache:
+        raise InvalidInputError(
+            f"{name!r} is not a file that x86quant saved: there is nothing that packed weights "
+            "could lie beside; leave out --packed-cache"
+        )
     if ":" not in name and Path(name).is_dir():
         return _pretrained(Path(name))
     found = load_object(name)

@@ -105,8 +105,9 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
         p->steps->add_input({{-1}, {1}, std::move(type)});
       })
       .def("handle", [](const ProgramPtr& p) { return ProgramHandles::of(p); })
-      .def("repeat", [](const ProgramPtr& p, int64_t times, const Words& input_bytes, const Words& output_bytes) {
-        with_value_errors([&] { p->steps->repeat(times, input_bytes, output_bytes); });
+      .def("keep", [](const ProgramPtr& p, const Words& bytes) { with_value_errors([&] { p->steps->keep(bytes); }); })
+      .def("repeat", [](const ProgramPtr& p, int64_t times, const Words& bytes) {
+        with_value_errors([&] { p->steps->repeat(times, bytes); });
       })
       .def("of_parts", [](const ProgramPtr& p, int64_t times) {
         return with_value_errors([&] { return c10::make_intrusive<TorchProgram>(p->steps->of_parts(times)); });

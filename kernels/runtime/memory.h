@@ -37,7 +37,7 @@ class Buffer {
   std::shared_ptr<void> memory_;
 };
 
-// The addresses a run works on: the arena, then the call's inputs, then its outputs.
+// The addresses a run works on: the arena, then the call's inputs, its outputs, and what stages leave to each other.
 using Bases = std::vector<uint8_t*>;
 
 // Where a tensor of a program begins, for steps that know its shape.

@@ -11,6 +11,14 @@
 
 namespace x86quant::runtime {
 
+namespace {
+
+constexpr int64_t kLine = 64, kMostKept = INT64_MAX - kLine;
+
+int64_t aligned(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
 int64_t Layout::element_size() const {
   static const std::map<std::string, int64_t> sizes = {
       {"bool", 1},  {"uint8", 1},   {"int8", 1},    {"int16", 2}, {"float16", 2}, {"bfloat16", 2},
@@ -39,54 +47,89 @@ Program::Program(int64_t arena_bytes)
   require(arena_bytes >= 0, "negative sizes in a plan");
 }
 
-void Program::add(const std::string& kind, const StepFields::Values& fields) {
-  steps_.push_back(make_step(kind, fields, reach_));
-  shared_steps_ += steps_.back()->threads() == StepThreads::kShared;
-  steps_with_own_threads_ += steps_.back()->threads() == StepThreads::kOwn;
+Program::Stage& Program::open_stage() {
+  if (stages_.empty() || !stages_.back().advance.empty()) stages_.emplace_back();
+  return stages_.back();
 }
 
-void Program::repeat(int64_t times, const Words& input_bytes, const Words& output_bytes) {
-  require(times >= 1 && input_bytes.size() == inputs_.size() && output_bytes.size() == outputs_.size(),
+void Program::add(const std::string& kind, const StepFields::Values& fields) {
+  Stage& stage = open_stage();
+  stage.steps.push_back(make_step(kind, fields, stage.reach));
+  stage.shared_steps += stage.steps.back()->threads() == StepThreads::kShared;
+  stage.steps_with_own_threads += stage.steps.back()->threads() == StepThreads::kOwn;
+}
+
+void Program::keep(const Words& bytes) {
+  require(kept_.empty() && stages_.empty(), "what a plan keeps comes before its steps");
+  int64_t all = 0;
+  for (const int64_t size : bytes)
+    require(size >= 0 && size <= kMostKept && !__builtin_add_overflow(all, aligned(size), &all),
+            "impossible sizes in a plan");
+  kept_ = bytes;
+  if (!bytes.empty()) kept_claim_.emplace(static_cast<size_t>(all), threads_ + 1);  // beside an arena a thread
+}
+
+void Program::repeat(int64_t times, const Words& bytes) {
+  require(times >= 1 && !bytes.empty() && bytes.size() == inputs_.size() + outputs_.size() + kept_.size(),
           "the parts of a plan are malformed");
-  parts_ = times;
-  advance_ = input_bytes;
-  advance_.insert(advance_.end(), output_bytes.begin(), output_bytes.end());
+  Stage& stage = open_stage();
+  stage.parts = times;
+  stage.advance = bytes;
 }
 
 std::unique_ptr<Program> Program::of_parts(int64_t times) const {
-  require(times >= 1 && !advance_.empty(), "the plan is not one of parts");
+  const auto is_whole = [](const Stage& stage) { return stage.advance.empty(); };
+  require(times >= 1 && !stages_.empty() && std::none_of(stages_.begin(), stages_.end(), is_whole),
+          "the plan is not one of parts");
+  const int64_t before = stages_[0].parts;
   auto other = std::make_unique<Program>(static_cast<int64_t>(arena_.bytes()));
-  const auto resized = [&](std::vector<Layout> layouts) {
-    for (Layout& layout : layouts) layout.sizes[0] = layout.sizes[0] / parts_ * times;
+  const auto resized = [&](int64_t size) {
+    int64_t larger = 0;
+    require(!__builtin_mul_overflow(size, times, &larger) && larger % before == 0, "a batch of ", times,
+            " parts does not divide like one of ", before);
+    return larger / before;
+  };
+  const auto of_batch = [&](std::vector<Layout> layouts) {
+    for (Layout& layout : layouts) layout.sizes[0] = resized(layout.sizes[0]);
     return layouts;
   };
   other->threads_ = threads_;
-  other->parts_ = times;
-  other->advance_ = advance_;
-  other->inputs_ = resized(inputs_);
-  other->outputs_ = resized(outputs_);
-  other->steps_ = steps_;
-  other->shared_steps_ = shared_steps_;
-  other->steps_with_own_threads_ = steps_with_own_threads_;
-  other->reach_ = reach_;
+  other->inputs_ = of_batch(inputs_);
+  other->outputs_ = of_batch(outputs_);
+  Words kept = kept_;
+  for (int64_t& size : kept) size = resized(size);
+  other->keep(kept);
+  other->stages_ = stages_;
+  for (Stage& stage : other->stages_) stage.parts = resized(stage.parts);
   other->check_reach();
   return other;
 }
 
+int64_t Program::bytes_of(size_t tensor) const {
+  const size_t tensors = inputs_.size() + outputs_.size();
+  if (tensor >= tensors) return kept_[tensor - tensors];
+  const Layout& layout = tensor < inputs_.size() ? inputs_[tensor] : outputs_[tensor - inputs_.size()];
+  return layout.is_open() ? 0 : layout.bytes();  // of an open one no element is sure
+}
+
 void Program::check_reach() const {
-  const auto tensors = static_cast<int64_t>(inputs_.size() + outputs_.size());
-  require(open_inputs() == 0 || advance_.empty(), "the parts of a plan are malformed");
-  for (const Reach::Open& open : reach_.open()) require_own_count(open);
-  for (const auto& [base, range] : reach_.ranges()) {
+  require(open_inputs() == 0 || kept_.empty(), "the parts of a plan are malformed");  // both lie behind the outputs
+  for (const Stage& stage : stages_) check_reach(stage);
+}
+
+void Program::check_reach(const Stage& stage) const {
+  const auto tensors = static_cast<int64_t>(inputs_.size() + outputs_.size() + kept_.size());
+  require(open_inputs() == 0 || stage.advance.empty(), "the parts of a plan are malformed");
+  for (const Reach::Open& open : stage.reach.open()) require_own_count(open);
+  for (const auto& [base, range] : stage.reach.ranges()) {
     require(base >= 0 && base <= tensors, "a step of a plan has no base ", base);
     int64_t size = static_cast<int64_t>(arena_.bytes()), last = range.last;
     if (base > 0) {
       const auto index = static_cast<size_t>(base - 1);
-      const Layout& tensor = index < inputs_.size() ? inputs_[index] : outputs_[index - inputs_.size()];
-      size = tensor.is_open() ? 0 : tensor.bytes();  // of an open one no element is sure
+      size = bytes_of(index);
       int64_t moved = 0;
-      const int64_t advance = advance_.empty() ? 0 : advance_[index];
-      require(advance >= 0 && !__builtin_mul_overflow(advance, parts_ - 1, &moved) &&
+      const int64_t advance = stage.advance.empty() ? 0 : stage.advance[index];
+      require(advance >= 0 && !__builtin_mul_overflow(advance, stage.parts - 1, &moved) &&
                   !__builtin_add_overflow(last, moved, &last),
               "the parts of a plan are malformed");
     }
@@ -106,39 +149,52 @@ void Program::require_own_count(const Reach::Open& open) const {
 }
 
 template <class Body>
-void Program::for_each_part(const Bases& bases, const Body& body) const {
+void Program::with_kept(const Bases& bases, const Body& body) const {
+  if (!kept_claim_) return body(bases);
+  const ArenaLease kept(*kept_claim_);
+  Bases all = bases;
+  int64_t offset = 0;
+  for (const int64_t size : kept_) {
+    all.push_back(kept.data() + offset);
+    offset += aligned(size);
+  }
+  body(all);
+}
+
+template <class Body>
+void Program::for_each_part(const Stage& stage, const Bases& bases, const Body& body) const {
   std::atomic<int64_t> next{0};
-  const int threads = useful_threads(parts_);
+  const int threads = useful_threads(stage.parts);
   // Each thread takes the next part when it is done with one, so that a slow one delays nobody.
   split(threads, threads, [&](int64_t, int64_t) {
     const ArenaLease arena(arena_);
-    for (int64_t part; (part = next.fetch_add(1)) < parts_;) {
+    for (int64_t part; (part = next.fetch_add(1)) < stage.parts;) {
       Bases where = bases;
       where[0] = arena.data();
-      for (size_t i = 0; part > 0 && i < advance_.size(); ++i) where[i + 1] += part * advance_[i];
+      for (size_t i = 0; part > 0 && i < stage.advance.size(); ++i) where[i + 1] += part * stage.advance[i];
       body(where);
     }
   });
 }
 
 template <class Body>
-void Program::together(const Body& body) const {
-  if (shared_steps_ < 2 || steps_with_own_threads_ > 0) return body();
+void Program::together(const Stage& stage, const Body& body) {
+  if (stage.shared_steps < 2 || stage.steps_with_own_threads > 0) return body();
   with_team([&](int) { body(); });
 }
 
-void Program::run_steps(const Bases& bases) const {
-  together([&] {
-    for (const auto& step : steps_) step->run(bases);
+void Program::run_steps(const Stage& stage, const Bases& bases) {
+  together(stage, [&] {
+    for (const auto& step : stage.steps) step->run(bases);
   });
 }
 
-void Program::run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const {
+void Program::run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds) {
   using Clock = std::chrono::steady_clock;
-  together([&] {
+  together(stage, [&] {
     auto before = Clock::now();
-    for (size_t i = 0; i < steps_.size(); ++i) {
-      steps_[i]->run(bases);
+    for (size_t i = 0; i < stage.steps.size(); ++i) {
+      stage.steps[i]->run(bases);
       const auto after = Clock::now();
       microseconds[i] = std::chrono::duration<double, std::micro>(after - before).count();
       before = after;
@@ -147,19 +203,27 @@ void Program::run_steps_timed(const Bases& bases, std::vector<double>& microseco
 }
 
 void Program::run(const Bases& bases) const {
-  for_each_part(bases, [&](const Bases& where) { run_steps(where); });
+  with_kept(bases, [&](const Bases& all) {
+    for (const Stage& stage : stages_)
+      for_each_part(stage, all, [&](const Bases& where) { run_steps(stage, where); });
+  });
 }
 
 void Program::run_timed(const Bases& bases, std::vector<double>& microseconds) const {
-  microseconds.assign(steps_.size(), 0.0);
-  std::mutex guard;
-  for_each_part(bases, [&](const Bases& where) {
-    std::vector<double> part(steps_.size());
-    run_steps_timed(where, part);
-    const std::lock_guard<std::mutex> lock(guard);
-    for (size_t i = 0; i < part.size(); ++i) microseconds[i] += part[i];
+  microseconds.clear();
+  with_kept(bases, [&](const Bases& all) {
+    for (const Stage& stage : stages_) {
+      std::vector<double> sums(stage.steps.size());
+      std::mutex guard;
+      for_each_part(stage, all, [&](const Bases& where) {
+        std::vector<double> part(stage.steps.size());
+        run_steps_timed(stage, where, part.data());
+        const std::lock_guard<std::mutex> lock(guard);
+        for (size_t i = 0; i < part.size(); ++i) sums[i] += part[i];
+      });
+      for (const double time : sums) microseconds.push_back(time / useful_threads(stage.parts));
+    }
   });
-  for (double& time : microseconds) time /= useful_threads(parts_);
 }
 
 }  // namespace x86quant::runtime

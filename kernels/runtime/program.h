@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,11 +34,17 @@ class Program {
   void add_input(Layout layout) { inputs_.push_back(std::move(layout)); }
   void add_output(Layout layout) { outputs_.push_back(std::move(layout)); }
 
-  // The steps are for one part of a batch: run them for each of `times` parts, side by side. From
-  // one part to the next, inputs and outputs move on by so many bytes. Outputs are of whole batches.
-  void repeat(int64_t times, const Words& input_bytes, const Words& output_bytes);
+  // Memory of so many bytes each for what one stage leaves to another, of whole batches. Steps find it behind the
+  // outputs. Before the first step.
+  void keep(const Words& bytes);
 
-  // The same steps for another number of parts, each as large as here: they are shared, not copied.
+  // The steps since the last such call are a stage. They are for one part of a batch: run them for each of `times`
+  // parts, side by side, before the next stage begins. From one part to the next, inputs, outputs and what is kept
+  // move on by so many bytes. Outputs are of whole batches.
+  void repeat(int64_t times, const Words& bytes);
+
+  // The same steps for a batch of another size, whose first stage has so many parts, each as large as here: they are
+  // shared, not copied.
   std::unique_ptr<Program> of_parts(int64_t times) const;
 
   // Throws a Refused unless all that the steps read and write lies within the arena, the inputs and the outputs.
@@ -58,25 +65,39 @@ class Program {
   void run_timed(const Bases& bases, std::vector<double>& microseconds) const;
 
  private:
+  // Steps that run one after another for each part of a batch.
+  struct Stage {
+    std::vector<std::shared_ptr<const Step>> steps;
+    int64_t shared_steps = 0, steps_with_own_threads = 0;
+    Reach reach;
+    int64_t parts = 1;
+    Words advance;  // of every base but the arena, from part to part; none of a stage that is for whole batches
+  };
+
+  Stage& open_stage();
+  // Throws a Refused unless all that the steps of `stage` read and write is there.
+  void check_reach(const Stage& stage) const;
+  int64_t bytes_of(size_t tensor) const;
   // Throws a Refused unless a step that reads all of an open input looks at the size of that very one.
   void require_own_count(const Reach::Open& open) const;
+  // Calls body(bases) with what is kept behind `bases`.
+  template <class Body>
+  void with_kept(const Bases& bases, const Body& body) const;
   // Calls body(bases) for every part, on this thread or on several.
   template <class Body>
-  void for_each_part(const Bases& bases, const Body& body) const;
+  void for_each_part(const Stage& stage, const Bases& bases, const Body& body) const;
   // Calls body(), its loops shared by threads that stay together where there is more than one.
   template <class Body>
-  void together(const Body& body) const;
-  void run_steps(const Bases& bases) const;
-  void run_steps_timed(const Bases& bases, std::vector<double>& microseconds) const;
+  static void together(const Stage& stage, const Body& body);
+  static void run_steps(const Stage& stage, const Bases& bases);
+  static void run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds);
 
   int threads_;
   ArenaClaim arena_;
-  int64_t parts_ = 1;
-  Words advance_;  // of every base but the arena, from part to part
   std::vector<Layout> inputs_, outputs_;
-  std::vector<std::shared_ptr<const Step>> steps_;
-  int64_t shared_steps_ = 0, steps_with_own_threads_ = 0;
-  Reach reach_;
+  Words kept_;
+  std::optional<ArenaClaim> kept_claim_;
+  std::vector<Stage> stages_;
 };
 
 }  // namespace x86quant::runtime

@@ -128,17 +128,21 @@ class Loader {
       made->add_output(layout(output));
       require(!made->outputs().back().is_open(), "an output of a plan has no size");
     }
-    for (const Json& step : plan.at("steps").list("steps")) {
-      runtime::StepFields::Values fields;
-      for (const auto& [name, value] : step.at("fields").object("fields")) fields.emplace(name, field(value));
-      made->add(step.at("kind").text("a kind of step"), fields);
+    made->keep(plan.at("kept").integers("what a plan keeps"));
+    for (const Json& stage : plan.at("stages").list("stages")) {
+      for (const Json& step : stage.at("steps").list("steps")) add(*made, step);
+      const Json& parts = stage.at("parts");
+      if (!parts.is_null())
+        made->repeat(parts.at("times").integer("a number of parts"), parts.at("bytes").integers("a part"));
     }
-    const Json& parts = plan.at("parts");
-    if (!parts.is_null())
-      made->repeat(parts.at("times").integer("a number of parts"), parts.at("inputs").integers("a part"),
-                   parts.at("outputs").integers("a part"));
     made->check_reach();
     return made;
+  }
+
+  void add(runtime::Program& program, const Json& step) const {
+    runtime::StepFields::Values fields;
+    for (const auto& [name, value] : step.at("fields").object("fields")) fields.emplace(name, field(value));
+    program.add(step.at("kind").text("a kind of step"), fields);
   }
 
   static Layout layout(const Json& json) {

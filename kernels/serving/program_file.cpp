@@ -12,7 +12,7 @@
 namespace x86quant::serving {
 namespace {
 
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 constexpr std::string_view kMagic = "x86quant-program ";
 constexpr size_t kDigits = 8;
 constexpr size_t kLengthBytes = 8;

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     import x86quant
     from x86quant.profiling.roofline import using_threads
 
-    model = loading.load_model(options.model)
+    model = loading.load_model(options.model, packed_cache=options.packed_cache)
     call = loading.arguments_for(options, model)
     with using_threads(options.threads or torch.get_num_threads()):
         compiled = loading.compile_model(model, call.args, call.kwargs).compiled

@@ -31,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=loading.positive, help="threads that the plans are for (default: torch's)"
     )
+    loading.add_packed_cache(parser)
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from x86quant.serving import export_program
 
     check_target(options.out, "--out")
-    module = load(options.model)
+    module = load(options.model, packed_cache=options.packed_cache)
     calls = [[torch.zeros(shape) for shape in shapes] for shapes in options.shape]
     with using_threads(options.threads or torch.get_num_threads()):
         export_program(module, options.out, calls)

@@ -43,7 +43,7 @@ class Forms:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments ``model``, ``--shape``, ``--input``, ``--threads`` and ``--json``."""
+    """``model``, ``--shape``, ``--input``, ``--threads``, ``--packed-cache`` and ``--json``."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -53,6 +53,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_input_arguments(parser)
     parser.add_argument("--threads", type=positive, help="threads (default: torch's)")
+    add_packed_cache(parser)
+
+
+def add_packed_cache(parser: argparse.ArgumentParser) -> None:
+    """The argument ``--packed-cache``."""
+    parser.add_argument(
+        "--packed-cache",
+        action="store_true",
+        help="keep the packed weights of a saved model in MODEL.packed for the next process",
+    )
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from x86quant.profiling.roofline import using_threads
 
     check_target(options.out, "--out")  # now, not after measuring
-    model = loading.load_model(options.model)
+    model = loading.load_model(options.model, packed_cache=options.packed_cache)
     call = loading.arguments_for(options, model)
     with using_threads(options.threads or torch.get_num_threads()), torch.no_grad():
         report = _report(model, call, options)

@@ -322,8 +322,7 @@ def profile(
         )
     steps, plans = recorder.steps(), recorder.plans()
     between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
-    # Parts of a batch that run side by side have an arena each.
-    peak = sum(plan.peak_bytes * min(used, plan.parts) for plan in plans)
+    peak = sum(plan.run_bytes(used) for plan in plans)
     model_bytes = peak + sum(step.weight_bytes for step in steps)
     return Profile(
         steps=tuple(
@@ -339,7 +338,7 @@ def profile(
         between_us=statistics.median(between),
         timer_us=timer_us,
         peak_bytes=peak,
-        naive_bytes=sum(plan.naive_bytes * plan.parts for plan in plans),
+        naive_bytes=sum(plan.naive_bytes for plan in plans),
         runs=runs,
         threads=used,
         roofline=roofline,

@@ -194,8 +194,8 @@ class _TimedSegment(nn.Module):
 
     def steps(self) -> Iterator[RunStep]:
         nodes = {node.name: node for node in self._segment.graph_module.graph.nodes}
-        for step in self.plan.steps:
-            yield _native_step(step, nodes[step.name], self._segment.name, self.plan.parts)
+        for step, parts in zip(self.plan.steps, self.plan.parts_of_steps(), strict=True):
+            yield _native_step(step, nodes[step.name], self._segment.name, parts)
 
 
 class _TimedNode(nn.Module):

@@ -38,8 +38,9 @@ class Draft:
         packs: Packs,
         threads: int,
         tensors: int,
-        parts: int,
         open_inputs: Sequence[Node] = (),
+        *,
+        is_part: bool = False,
     ) -> None:
         self.root = root
         self.shapes = shapes
@@ -52,7 +53,7 @@ class Draft:
         self._values: dict[Node, Any] = {}
         self._output_nodes: list[Node] = list([*root.graph.nodes][-1].args[0])
         self._tensors = tensors
-        self._parts = parts
+        self._is_part = is_part
         self._open_inputs = list(open_inputs)
 
     # ---------------------------------------------------------------- values and buffers
@@ -95,7 +96,7 @@ class Draft:
         base = 0
         if node in self._output_nodes:
             base = self._base_of_output(node)
-            if self._parts > 1:  # the next part follows this one
+            if self._is_part:  # the next part follows this one
                 order = [0, *(i for i in order if i != 0)]
         return self.new(node.name, layout.like(self.shapes[node], order, dtype), base)
 

@@ -1,7 +1,7 @@
-"""Whether a batch is better run in parts, each by itself from end to end.
+"""Whether a batch is better run in parts, each by itself, from end to end or in stages.
 
 A part that fits the second-level cache stays there from layer to layer, and threads that each have
-parts of their own wait for each other once a run instead of once a layer.
+parts of their own wait for each other once a stage instead of once a layer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from x86quant.hardware.cpu import cpu
 from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import Plan
+from x86quant.runtime.plan import BatchStage, Plan
 from x86quant.runtime.planner import draft_segment, finished, plan_segment
 from x86quant.runtime.shapes import infer_shapes
+from x86quant.runtime.staged_plan import plan_stages
+from x86quant.runtime.stages import (
+    StepBytes,
+    best_stages,
+    bytes_of_steps,
+    one_stage,
+    streamed,
+)
 
 #: Products for each byte of weights that a part must do. With fewer, loading weights again for each
 #: part costs more than it saves.
@@ -28,6 +36,10 @@ MIN_PRODUCTS_PER_WEIGHT = 32
 
 #: The share of the threads' time that must be used: 3 parts keep 2 threads busy 3/4 of it.
 MIN_BALANCE = 0.8
+
+#: Images of a part that the cache does not hold, at most: weights are then a small cost, and the
+#: plan for one batch serves its multiples.
+MOST_IMAGES = 8
 
 #: Kinds of images that are remembered.
 _MAX_IMAGES = 1024
@@ -46,7 +58,7 @@ class BatchParts:
             is_op(node, "recurrent", "recurrent_last") or node.kwargs.get("offsets")
             for node in graph_module.graph.nodes
         )
-        # The last plan of each kind of part, for as long as somebody keeps it.
+        # The last plan of each kind of parts, for as long as somebody keeps it.
         self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
         self._outputs = output.all_input_nodes
@@ -55,7 +67,7 @@ class BatchParts:
         """The plan for ``inputs``; of those that are open any number of elements will do."""
         batch = _batch(inputs)
         if batch < 2 or self._is_whole:
-            return plan_segment(self._root, inputs, self._packs, threads, open_inputs=open_inputs)
+            return plan_segment(self._root, inputs, self._packs, threads, open_inputs)
         key = tuple(_kind(x[:1]) for x in inputs)
         whole = None
         if key not in self._images:  # a whole batch says what an image takes: it may be wanted
@@ -63,38 +75,52 @@ class BatchParts:
             if len(self._images) >= _MAX_IMAGES:
                 self._images.clear()
             self._images[key] = _Image.of(whole, batch)
-        size = self._size(inputs, self._images[key], threads, batch)
-        if size != batch:
-            return self._plan_of_parts([x[:size] for x in inputs], batch // size, threads)
+        image = self._images[key]
+        for stages in self._ways(inputs, image, threads, batch):
+            plan = self._plan_of_parts(inputs, stages, threads)
+            if plan is not None:
+                return plan
+            image.takes_stages = False
         if whole is None:
             return plan_segment(self._root, inputs, self._packs, threads)
-        return finished(whole, inputs, 1)
+        return finished(whole, inputs)
 
-    def _size(self, inputs: Sequence[torch.Tensor], image: _Image, threads: int, batch: int) -> int:
-        """How many images a part has; all of the batch where that is better whole."""
-        size = _part_size(batch, threads, image.peak_bytes)
-        if size in (0, batch):
-            return batch
-        if size * image.multiply_adds < MIN_PRODUCTS_PER_WEIGHT * image.weight_bytes:
-            return batch
+    def _ways(
+        self, inputs: Sequence[torch.Tensor], image: _Image, threads: int, batch: int
+    ) -> Sequence[Sequence[BatchStage]]:
+        """In which parts the batch may run, the best way first; none where it is better whole."""
+        cache = cpu().l2 or 1 << 20  # a usual size where the system does not say
+        sizes = _part_sizes(batch, threads, max(MOST_IMAGES, cache // max(1, image.peak_bytes)))
+        if not sizes:
+            return ()
+        of_one_size = one_stage(image.steps, sizes, batch, cache)
+        ways = [best_stages(image.steps, sizes, batch, cache)] if image.takes_stages else []
+        ways = [*(way for way in ways if len(way) > 1), of_one_size]
+        if ways == [of_one_size] and of_one_size[0].parts == 1:
+            return ()
+        if image.multiply_adds < MIN_PRODUCTS_PER_WEIGHT * streamed(image.steps, ways[0]):
+            return ()
         if image.shapes is None:
             image.shapes = self._shapes_of_one([x[:1] for x in inputs])
         shapes = infer_shapes(self._root, inputs)
         if not all(isinstance(shapes[node], torch.Size) for node in self._outputs):
-            return batch
-        return size if _images_are_apart(image.shapes, shapes, batch) else batch
+            return ()
+        return ways if _images_are_apart(image.shapes, shapes, batch) else ()
 
-    def _plan_of_parts(self, first: list[torch.Tensor], parts: int, threads: int) -> Plan:
+    def _plan_of_parts(
+        self, inputs: Sequence[torch.Tensor], stages: Sequence[BatchStage], threads: int
+    ) -> Plan | None:
         """One part after another: a plan for other numbers of such parts serves, with its steps."""
         self._packs.follow_rules()
-        key = (threads, self._packs.rules_seen, *map(_kind, first))
-        similar = self._of_parts.get(key)
-        if similar is None:
-            plan = plan_segment(self._root, first, self._packs, 1, parts)
-        else:
-            program = similar.program.of_parts(parts)
-            plan = dataclasses.replace(similar, parts=parts, program=program)
-        self._of_parts[key] = plan
+        cuts = tuple((stage.end, stage.images) for stage in stages)
+        key = (threads, self._packs.rules_seen, cuts, *(_kind(x[:1]) for x in inputs))
+        plan = self._of_parts.get(key)
+        if plan is None:
+            plan = plan_stages(self._root, inputs, self._packs, stages)
+        elif plan.stages[0].parts != stages[0].parts:
+            plan = plan.of_parts(stages[0].parts)
+        if plan is not None:
+            self._of_parts[key] = plan
         return plan
 
     def _shapes_of_one(self, inputs: Sequence[torch.Tensor]) -> Mapping[Node, Any]:
@@ -109,13 +135,16 @@ class _Image:
     """What running one image by itself takes.
 
     Attributes:
-        peak_bytes, weight_bytes, multiply_adds: as of plans and steps.
+        peak_bytes, multiply_adds: as of plans and steps.
+        steps: what each touches.
+        takes_stages: whether, for all that is known, it may run in stages.
         shapes: of every value, once somebody asked; none where it needs the others of its batch.
     """
 
     peak_bytes: int
-    weight_bytes: int
     multiply_adds: int
+    steps: Sequence[StepBytes]
+    takes_stages: bool = True
     shapes: Mapping[Node, Any] | None = None
 
     @classmethod
@@ -123,8 +152,8 @@ class _Image:
         """Its share of a ``whole`` batch."""
         return cls(
             whole.lay_out() // batch,
-            sum(step.weight_bytes for step in whole.steps),
             sum(step.multiply_adds for step in whole.steps) // batch,
+            bytes_of_steps(whole.steps, whole.buffers, batch),
         )
 
 
@@ -140,15 +169,14 @@ def _batch(inputs: Sequence[Any]) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _part_size(batch: int, threads: int, bytes_of_one: int) -> int:
-    """Images a part: as many as the cache holds; 0 if threads would idle."""
-    cache = cpu().l2 or 1 << 20  # a usual size where the system does not say
-    fitting = max(1, cache // max(1, bytes_of_one))
-    for size in range(min(fitting, batch), 0, -1):
+def _part_sizes(batch: int, threads: int, most: int) -> list[int]:
+    """Images that parts may have, so that threads do not idle."""
+    sizes = []
+    for size in range(1, min(batch, most) + 1):
         parts = batch // size
         if batch % size == 0 and parts / (-(-parts // threads) * threads) >= MIN_BALANCE:
-            return size
-    return 0
+            sizes.append(size)
+    return sizes
 
 
 def _images_are_apart(one: Mapping[Node, Any], whole: Mapping[Node, Any], batch: int) -> bool:

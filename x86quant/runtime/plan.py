@@ -132,17 +132,32 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class BatchStage:
+    """Steps that run one after another for each part of a batch.
+
+    Attributes:
+        end: the number of the first step behind it.
+        images: of a part.
+        parts: how many.
+    """
+
+    end: int
+    images: int
+    parts: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """How a segment runs for inputs of one shape.
 
     Attributes:
-        steps: in order.
-        peak_bytes: the size of the arena.
-        naive_bytes: what the same tensors take side by side.
+        steps: in order; each as it runs for one part of its stage.
+        peak_bytes: the size of the arena; with stages, of one part.
+        naive_bytes: what all tensors of the batch take side by side.
         numbers: for each output, None for a tensor, or a 1-tuple with a number.
         program: the compiled form, an object of the extension.
-        parts: how many equal parts of the batch run one after or beside another; the steps, the
-            arena and ``naive_bytes`` are those of one part.
+        stages: where the batch runs in parts: of how many images, and from where to where.
+        kept_bytes: what one stage leaves to another, of the whole batch.
     """
 
     steps: tuple[Step, ...]
@@ -150,7 +165,42 @@ class Plan:
     naive_bytes: int
     numbers: tuple[tuple[Any] | None, ...]
     program: Any
-    parts: int = 1
+    stages: tuple[BatchStage, ...] = ()
+    kept_bytes: int = 0
+
+    @property
+    def parts(self) -> int:
+        """The most parts of the batch that run one after or beside another."""
+        return max((stage.parts for stage in self.stages), default=1)
+
+    def parts_of_steps(self) -> list[int]:
+        """For how many parts each step runs."""
+        if not self.stages:
+            return [1] * len(self.steps)
+        starts = [0, *(stage.end for stage in self.stages)]
+        return [
+            stage.parts
+            for start, stage in zip(starts, self.stages, strict=False)
+            for _ in range(start, stage.end)
+        ]
+
+    def run_bytes(self, threads: int) -> int:
+        """The memory that a run works on: an arena for each thread with parts, what is kept."""
+        return self.peak_bytes * min(self.parts, threads) + self.kept_bytes
+
+    def of_parts(self, times: int) -> Plan:
+        """The same for a batch whose first stage has so many parts; steps are shared."""
+        before = self.stages[0].parts
+        return dataclasses.replace(
+            self,
+            naive_bytes=self.naive_bytes * times // before,
+            program=self.program.of_parts(times),
+            stages=tuple(
+                dataclasses.replace(stage, parts=stage.parts * times // before)
+                for stage in self.stages
+            ),
+            kept_bytes=self.kept_bytes * times // before,
+        )
 
     def gather(self, tensors: list[torch.Tensor]) -> list[Any]:
         """All outputs: ``tensors`` that the program returned, and numbers, in their order."""
@@ -160,13 +210,17 @@ class Plan:
         return [next(remaining) if n is None else n[0] for n in self.numbers]
 
     def __str__(self) -> str:
-        saved = self.naive_bytes / max(self.peak_bytes, 1)
+        saved = self.naive_bytes / max(self.run_bytes(1), 1)
+        kept = f" and {self.kept_bytes / 1024:.0f} KiB between stages" if self.kept_bytes else ""
         head = (
-            f"{len(self.steps)} steps, arena {self.peak_bytes / 1024:.0f} KiB "
+            f"{len(self.steps)} steps, arena {self.peak_bytes / 1024:.0f} KiB{kept} "
             f"({saved:.1f} times less than {self.naive_bytes / 1024:.0f} KiB side by side)"
-            + (f", for each of {self.parts} parts of the batch" if self.parts > 1 else "")
         )
-        return "\n".join([head, *map(str, self.steps)])
+        lines = [*map(str, self.steps)]
+        starts = [0, *(stage.end for stage in self.stages)]
+        for start, stage in reversed([*zip(starts, self.stages, strict=False)]):
+            lines.insert(start, f"in {stage.parts} parts of {stage.images}:")
+        return "\n".join([head, *lines])
 
 
 def multiply_adds(output: tuple[int, ...], weight: tuple[int, ...], spatial_of_input: int) -> int:

@@ -48,14 +48,6 @@ def plan_bytes(plan: Plan) -> int:
     return len(plan.steps) * _BYTES_A_STEP
 
 
-def arena_bytes(plan: Plan, threads: int) -> int:
-    """The memory that a run of ``plan`` works on: an arena for each thread that runs parts.
-
-    All plans of the process share it, as much as the largest one needs (kernels/runtime/arenas.h).
-    """
-    return plan.peak_bytes * min(plan.parts, threads)
-
-
 class PlanCache:
     """Plans by what they are for. Not thread safe: its segment holds a lock.
 
@@ -82,7 +74,7 @@ class PlanCache:
             return found[0]
         plan = make()
         own = plan_bytes(plan)
-        self._plans[key] = (plan, own, arena_bytes(plan, threads))
+        self._plans[key] = (plan, own, plan.run_bytes(threads))
         self._bytes += own
         self._note(key)
         self.resize(self.limit)

@@ -26,16 +26,14 @@ def plan_segment(
     inputs: Sequence[Any],
     packs: Packs,
     threads: int,
-    parts: int = 1,
     open_inputs: Sequence[Node] = (),
 ) -> Plan:
     """Plan ``graph_module`` for tensors and numbers like ``inputs``.
 
-    With ``parts`` these are the first of so many equal parts of a batch; outputs are of all.
     Inputs that are open may have any number of elements.
     """
-    draft = draft_segment(graph_module, inputs, packs, threads, parts, open_inputs)
-    return finished(draft, inputs, parts)
+    draft = draft_segment(graph_module, inputs, packs, threads, open_inputs)
+    return finished(draft, inputs)
 
 
 def draft_segment(
@@ -43,14 +41,18 @@ def draft_segment(
     inputs: Sequence[Any],
     packs: Packs,
     threads: int,
-    parts: int = 1,
     open_inputs: Sequence[Node] = (),
+    *,
+    is_part: bool = False,
 ) -> Draft:
-    """The steps and buffers of that plan, without places in memory and without a program."""
+    """The steps and buffers of that plan, without places in memory and without a program.
+
+    Of a part of a batch, outputs lie image after image.
+    """
     packs.follow_rules()
     shapes = infer_shapes(graph_module, inputs)
     tensors = sum(isinstance(x, torch.Tensor) for x in inputs)
-    draft = Draft(graph_module, shapes, packs, threads, tensors, parts, open_inputs)
+    draft = Draft(graph_module, shapes, packs, threads, tensors, open_inputs, is_part=is_part)
     _fill(draft, inputs)
     return draft
 
@@ -79,44 +81,40 @@ def _lowering(node: Node) -> Callable[[Draft, Node], Any]:
     return _roll if is_roll(node) else _view
 
 
-def finished(draft: Draft, given: Sequence[Any], parts: int) -> Plan:
+def finished(draft: Draft, given: Sequence[Any]) -> Plan:
     """The plan that ``draft`` is of: lay out memory, build the program."""
-    inputs = [x for x in given if isinstance(x, torch.Tensor)]
     results = draft.results()
     peak = draft.lay_out()
-    programs = draft.packs.programs
-    program = programs.new(peak, len(inputs))
+    program = new_program(draft, peak, given, results)
+    for step in draft.native_steps:
+        draft.packs.programs.add(program, step)
+    program.check_reach()
+    naive = sum(aligned(b.nbytes) for b in draft.buffers if b.base == 0)
+    return Plan(tuple(draft.steps), peak, naive, _numbers(results), program)
+
+
+def new_program(
+    draft: Draft, arena_bytes: int, given: Sequence[Any], results: Sequence[Any], batch: int = 0
+) -> Any:
+    """A program without steps, of which the draft is a part if there is a ``batch``."""
+    inputs = [x for x in given if isinstance(x, torch.Tensor)]
+    program = draft.packs.programs.new(arena_bytes, len(inputs))
     takes = [n for n in draft.root.graph.nodes if n.op == "placeholder"]
     takes = [n for n in takes if isinstance(draft[n], Value)]
     for node, x in zip(takes, inputs, strict=True):
         if draft.is_open(node):
             program.expect_any_size(_type_name(x))
         else:
-            program.expect(*_whole_batch(x, parts), _type_name(x))
-    outputs = [result.meta for result in results if isinstance(result, Value)]
-    for meta in outputs:
-        program.add_output(*_whole_batch(meta, parts), _type_name(meta))
-    for step in draft.native_steps:
-        programs.add(program, step)
-    if parts > 1:
-        program.repeat(parts, [*map(_advance, inputs)], [*map(_advance, outputs)])
-    program.check_reach()
-    naive = sum(aligned(b.nbytes) for b in draft.buffers if b.base == 0)
-    numbers = tuple(None if isinstance(r, Value) else (r,) for r in results)
-    return Plan(tuple(draft.steps), peak, naive, numbers, program, parts)
+            program.expect(list(x.shape), list(x.stride()), _type_name(x))
+    for result in results:
+        if isinstance(result, Value):
+            sizes = [batch or result.meta.shape[0], *result.meta.shape[1:]]
+            program.add_output(sizes, list(result.meta.stride()), _type_name(result.meta))
+    return program
 
 
-def _whole_batch(part: torch.Tensor, parts: int) -> tuple[list[int], list[int]]:
-    """Sizes and strides of all parts of the batch."""
-    sizes = list(part.shape)
-    if parts > 1:
-        sizes[0] *= parts
-    return sizes, list(part.stride())
-
-
-def _advance(part: torch.Tensor) -> int:
-    """Bytes from one part of a batch to the next."""
-    return part.shape[0] * part.stride(0) * part.element_size()
+def _numbers(results: Sequence[Any]) -> tuple[tuple[Any] | None, ...]:
+    return tuple(None if isinstance(r, Value) else (r,) for r in results)
 
 
 def _type_name(x: torch.Tensor) -> str:

@@ -26,7 +26,7 @@ from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.version import __version__
 
-VERSION = 3
+VERSION = 4
 
 _MAGIC = "x86quant-program"
 
@@ -59,8 +59,8 @@ class StoredPlan:
     arena: int
     inputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     outputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    parts: dict[str, Any] | None = None
+    kept: list[int] = dataclasses.field(default_factory=list)
+    stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def expect(self, sizes: list[int], strides: list[int], type_name: str) -> None:
         """The next input."""
@@ -76,25 +76,39 @@ class StoredPlan:
         _check_type(type_name, "returns")
         self.outputs.append({"sizes": sizes, "strides": strides, "type": type_name})
 
-    def repeat(self, times: int, inputs: list[int], outputs: list[int]) -> None:
-        """The steps are those of one of so many parts of a batch."""
-        self.parts = {"times": times, "inputs": inputs, "outputs": outputs}
+    def keep(self, nbytes: list[int]) -> None:
+        """Sizes of what one stage leaves to another."""
+        self.kept = nbytes
+
+    def add(self, step: dict[str, Any]) -> None:
+        """The next step."""
+        if not self.stages or self.stages[-1]["parts"] is not None:
+            self.stages.append({"steps": [], "parts": None})
+        self.stages[-1]["steps"].append(step)
+
+    def repeat(self, times: int, nbytes: list[int]) -> None:
+        """The steps since the last such call are those of one of so many parts of a batch."""
+        self.stages[-1]["parts"] = {"times": times, "bytes": nbytes}
 
     def of_parts(self, times: int) -> StoredPlan:
-        """The same steps for another number of parts, each as large as here."""
-        assert self.parts is not None
-        before = self.parts["times"]
+        """The same steps for a batch whose first stage has so many parts, each as large as here."""
+        before = self.stages[0]["parts"]["times"]
 
         def resized(layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
             return [
-                {**x, "sizes": [x["sizes"][0] // before * times, *x["sizes"][1:]]} for x in layouts
+                {**x, "sizes": [x["sizes"][0] * times // before, *x["sizes"][1:]]} for x in layouts
             ]
+
+        def again(stage: dict[str, Any]) -> dict[str, Any]:
+            parts = stage["parts"]
+            return {**stage, "parts": {**parts, "times": parts["times"] * times // before}}
 
         return dataclasses.replace(
             self,
             inputs=resized(self.inputs),
             outputs=resized(self.outputs),
-            parts={**self.parts, "times": times},
+            kept=[size * times // before for size in self.kept],
+            stages=[*map(again, self.stages)],
         )
 
     def check_reach(self) -> None:
@@ -145,7 +159,7 @@ class StoredPrograms(Programs):
     def add(self, program: Any, step: NativeStep) -> None:
         """Append ``step``."""
         fields = {name: self._plain(value) for name, value in step.plain_fields().items()}
-        program.steps.append({"kind": step.kind, "fields": fields})
+        program.add({"kind": step.kind, "fields": fields})
 
     def to_bytes(self, plans: list[StoredPlan]) -> bytes:
         """The file that holds ``plans``."""

@@ -14,13 +14,15 @@ from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.pointwise import requantization
-from x86quant.runtime.native_step import NativeStep, images_of
+from x86quant.runtime.native_step import NativeStep, images_of, rows_of
 from x86quant.runtime.plan import Value
 
 
 def _upsample(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    if kwargs["mode"] == "nearest":  # which moves codes as they are
+        x = _in_codes_of_output(draft, node, x)
     out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
     factors = kwargs["scale_factor"] or [None] * (x.meta.dim() - 2)
     align = bool(kwargs["align_corners"])
@@ -35,6 +37,16 @@ def _upsample(draft: Draft, node: Node) -> Value:
         "scale": [1.0] * (3 - len(scales)) + scales,
     }
     return draft.add(node, NativeStep(kwargs["mode"], fields), [x], out)
+
+
+def _in_codes_of_output(draft: Draft, node: Node, x: Value) -> Value:
+    """``x`` in other codes where the output has others: there are fewer of them before."""
+    kwargs: Any = node.kwargs
+    if (kwargs["x_scale"], kwargs["x_zp"]) == (kwargs["out_scale"], kwargs["out_zp"]):
+        return x
+    out = draft.new(node.name, layout.like(x.shape, layout.channels_last_order(x.meta.dim())))
+    fields = {**rows_of([x], out, 1), **requantization(kwargs)}
+    return draft.add(node, NativeStep("requantize", fields), [x], out)
 
 
 def _source_step(size_in: int, size_out: int, factor: float | None, align: bool) -> float:
