@@ -5,6 +5,7 @@
     python -m benchmarks.decoding --kind llama --prompt 512
     python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
     python -m benchmarks.decoding --prompts 128 --peers openvino
+    python -m benchmarks.decoding --peers loaded layers  # from_pretrained with X86QuantConfig
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
@@ -13,7 +14,7 @@ much of it the model's bytes of weights a second are. ``step`` is a call of the 
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
 alone is measured, for prompts of so many tokens.
 
-Peers: fp32; stock (dynamic quantization by torch); layers (ours, each by itself: ``to_dynamic``);
+Peers: loaded (ours, int8 while loaded by ``from_pretrained``); fp32; stock (dynamic quantization by torch); layers (ours, each by itself: ``to_dynamic``);
 weight-only (the same with float activations); torch-int8 (torch._weight_int8pack_mm on float32
 activations, by torch.compile with a static cache, called as a step); of prompts, openvino: int8
 by NNCF, from ids to the last token's logits, without a cache.
@@ -25,6 +26,7 @@ import argparse
 import copy
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -39,7 +41,7 @@ import x86quant.dynamic
 from benchmarks.environment import print_environment
 from benchmarks.networks import declare_missing_ops
 
-PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
+PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8", "loaded")
 PROMPT_PEERS = ("openvino",)
 _STREAM_BYTES = 512 << 20
 
@@ -223,6 +225,7 @@ def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[
     found = [_by_transformers("x86quant", x86quant.quantize(model, ids, **options))]
     make: dict[str, Callable[[], Subject]] = {
         "fp32": lambda: _by_transformers("fp32", model),
+        "loaded": lambda: _by_transformers("loaded", _loaded(model)),
         "layers": lambda: _by_transformers("layers", x86quant.to_dynamic(model)),
         "weight-only": lambda: _by_transformers(
             "weight-only", x86quant.to_dynamic(model, weight_only=True)
@@ -232,6 +235,22 @@ def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[
         "openvino": lambda: _openvino(model, prompts),
     }
     return [*found, *(make[name]() for name in peers)]
+
+
+def _loaded(model: Any) -> Any:
+    """Saved in float, and int8 while it is loaded; says what loading took, with and without
+    native runs."""
+    found: Any = None
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        for fuse_blocks in (False, True):
+            config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks)
+            start = time.perf_counter()
+            found = type(model).from_pretrained(folder, quantization_config=config)
+            took = time.perf_counter() - start
+            print(f"loaded in {took:.1f} s with fuse_blocks={fuse_blocks}")
+    found.generation_config = model.generation_config
+    return found
 
 
 def _stock(model: nn.Module) -> nn.Module:
