@@ -5,6 +5,7 @@
     python -m benchmarks.decoding --kind llama --prompt 512
     python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
     python -m benchmarks.decoding --prompts 128 --peers openvino
+    python -m benchmarks.decoding --kind llama --peers loaded loaded-layers
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
@@ -13,10 +14,12 @@ much of it the model's bytes of weights a second are. ``step`` is a call of the 
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
 alone is measured, for prompts of so many tokens.
 
-Peers: fp32; stock (dynamic quantization by torch); layers (ours, each by itself: ``to_dynamic``);
-weight-only (the same with float activations); torch-int8 (torch._weight_int8pack_mm on float32
-activations, by torch.compile with a static cache, called as a step); of prompts, openvino: int8
-by NNCF, from ids to the last token's logits, without a cache.
+Peers: loaded (ours, int8 while loaded by ``from_pretrained``, the head too unless it is tied) and
+loaded-layers (the same with fuse_blocks=False); fp32; stock (dynamic quantization by torch);
+layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float activations);
+torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a static cache,
+called as a step); of prompts, openvino: int8 by NNCF, from ids to the last token's logits, without
+a cache.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import argparse
 import copy
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -40,6 +44,7 @@ from benchmarks.environment import print_environment
 from benchmarks.networks import declare_missing_ops
 
 PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
+LOADED_PEERS = ("loaded", "loaded-layers")
 PROMPT_PEERS = ("openvino",)
 _STREAM_BYTES = 512 << 20
 
@@ -223,6 +228,8 @@ def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[
     found = [_by_transformers("x86quant", x86quant.quantize(model, ids, **options))]
     make: dict[str, Callable[[], Subject]] = {
         "fp32": lambda: _by_transformers("fp32", model),
+        "loaded": lambda: _by_transformers("loaded", _loaded(model, True)),
+        "loaded-layers": lambda: _by_transformers("loaded-layers", _loaded(model, False)),
         "layers": lambda: _by_transformers("layers", x86quant.to_dynamic(model)),
         "weight-only": lambda: _by_transformers(
             "weight-only", x86quant.to_dynamic(model, weight_only=True)
@@ -232,6 +239,19 @@ def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[
         "openvino": lambda: _openvino(model, prompts),
     }
     return [*found, *(make[name]() for name in peers)]
+
+
+def _loaded(model: Any, fuse_blocks: bool) -> Any:
+    """Saved in float, and int8 while it is loaded; says what loading took."""
+    config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks, modules_to_not_convert=[])
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        start = time.perf_counter()
+        found = type(model).from_pretrained(folder, quantization_config=config)
+        took = time.perf_counter() - start
+    print(f"loaded in {took:.1f} s with fuse_blocks={fuse_blocks}")
+    found.generation_config = model.generation_config
+    return found
 
 
 def _stock(model: nn.Module) -> nn.Module:
@@ -318,7 +338,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="measure these alone")
-    parser.add_argument("--peers", nargs="*", choices=(*PEERS, *PROMPT_PEERS), default=PEERS)
+    parser.add_argument(
+        "--peers", nargs="*", choices=(*PEERS, *LOADED_PEERS, *PROMPT_PEERS), default=PEERS
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
@@ -348,7 +370,7 @@ def main() -> int:
         "prompt ms",
         "steps over ours",
     )
-    print(("{:<12}" + "{:>11}" * 6 + "{:>17}").format(*head))
+    print(("{:<14}" + "{:>11}" * 6 + "{:>17}").format(*head))
     ours = found[0].median("step")
     for subject in found:
         step, token = subject.median("step"), subject.median("token")
@@ -356,7 +378,7 @@ def main() -> int:
             subject.weight_bytes / seconds / statistics.median(read) for seconds in (step, token)
         ]
         print(
-            f"{subject.name:<12}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
+            f"{subject.name:<14}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
             f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"
             f"{subject.median('prompt') * 1e3:>11.1f}{step / ours:>17.2f}"
         )

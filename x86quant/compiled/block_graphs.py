@@ -98,6 +98,7 @@ class BlockGraphs:
         self.graphs = tuple(graphs)
         self.token_step = token_step
         self.__signature__ = inspect.signature(module.forward)
+        self._takes_ids = next(iter(self.__signature__.parameters), "") == _IDS
         self._watch: _BlockWatch | None = _BlockWatch(module)
         self._copied_from: int | None = None
 
@@ -108,7 +109,11 @@ class BlockGraphs:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
         if self.token_step is not None and self._may_run() and _only_watched() and self._holds():
-            answer = self.token_step.answer(self.module.config, args, kwargs)
+            if len(args) == 1 and self._takes_ids and _IDS not in kwargs:
+                (ids,) = args
+                answer = self.token_step.answer(self.module.config, (), {_IDS: ids, **kwargs})
+            else:
+                answer = self.token_step.answer(self.module.config, args, kwargs)
             if answer is not None:
                 return answer
         found = self.graph_for(args, kwargs)
@@ -175,7 +180,7 @@ class BlockGraphs:
         if self.graphs or self.token_step is not None:
             warnings.warn(
                 f"{type(self.module).__name__} was changed after it was quantized, so its layers "
-                "run one by one from now on, which is slower; quantize it again to mend that",
+                "run one by one from now on, which is slower; quantize or load it again to mend it",
                 X86QuantWarning,
                 stacklevel=5,
             )
@@ -207,6 +212,9 @@ def token_step_of(module: nn.Module) -> TokenStep | None:
     found = vars(module).get("forward")
     return found.token_step if isinstance(found, BlockGraphs) and found.current() else None
 
+
+#: What a decoder is given first.
+_IDS = "input_ids"
 
 _training = operator.attrgetter("training")
 
@@ -332,4 +340,10 @@ def _plain_values(module: nn.Module) -> dict[str, Any]:
 def _settings(config: object) -> dict[str, Any]:
     """The plain entries of a configuration, which a forward may read at each call."""
     entries = vars(config) if hasattr(config, "__dict__") else {}
-    return {k: v for k, v in entries.items() if type(v) in (bool, int, float, str, type(None))}
+    # save_pretrained writes a type's name in place of the type.
+    plain = {k: _type_name(v) if type(v) is torch.dtype else v for k, v in entries.items()}
+    return {k: v for k, v in plain.items() if type(v) in (bool, int, float, str, type(None))}
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -21,7 +21,7 @@ from x86quant.ops.attention import newest_sees
 _LEAST_ROOM, _ROOM = 128, 2
 #: Arguments that a call may have beside the ids, and which values leave the result as it is.
 _PLAIN_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "use_cache": (True,),
+    "use_cache": (True, None),
     "return_dict": (True, None),
     "output_attentions": (False, None),
     "output_hidden_states": (False, None),
@@ -281,7 +281,8 @@ def _leaves_result(config: Any, kwargs: Mapping[str, Any]) -> bool:
         ):
             return False
     named = kwargs.get("return_dict") or getattr(config, "return_dict", True)
-    return kwargs.get("use_cache") is True and bool(named)
+    cached = kwargs.get("use_cache")
+    return bool(named) and bool(getattr(config, "use_cache", False) if cached is None else cached)
 
 
 def _kept(wanted: Any, tokens: int) -> torch.Tensor | None:

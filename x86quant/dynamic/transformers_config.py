@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -18,8 +18,11 @@ from x86quant.dynamic.layers import (
 )
 
 
-def note_in_config(model: nn.Module) -> None:
-    """Let the configurations of models of transformers in ``model`` tell of their int8 layers."""
+def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto") -> None:
+    """Let the configurations of models of transformers in ``model`` tell of their int8 layers.
+
+    ``fuse_blocks`` is whether they are to run as native graphs where they are loaded.
+    """
     for module in model.modules():
         if not _is_pretrained(module):
             continue
@@ -32,6 +35,7 @@ def note_in_config(model: nn.Module) -> None:
                 "scheme": _scheme(layers),
                 "embeddings": any(isinstance(m, WeightOnlyEmbedding) for m in layers),
                 "modules_to_not_convert": None,
+                "fuse_blocks": fuse_blocks,
                 "checkpoint": "x86quant",
             }
 

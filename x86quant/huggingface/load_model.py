@@ -9,15 +9,23 @@ import transformers
 
 from x86quant.errors import InvalidInputError
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
+from x86quant.quantization.settings import Switch
 
 
-def load(folder: str | os.PathLike[str], model_class: Any = None, **options: Any) -> Any:
+def load(
+    folder: str | os.PathLike[str],
+    model_class: Any = None,
+    *,
+    fuse_blocks: Switch | None = None,
+    **options: Any,
+) -> Any:
     """The int8 model that ``folder`` holds.
 
     Args:
         folder: what ``save_pretrained`` of a model loaded with ``X86QuantConfig`` wrote, or a
             checkpoint by compressed-tensors in W8A8 int8, whose codes are taken as they are.
         model_class: such as ``transformers.AutoModel``; by default the class that was saved.
+        fuse_blocks: as in ``X86QuantConfig``; by default what the folder says, or "auto".
         options: passed to its ``from_pretrained``.
 
     Raises:
@@ -34,8 +42,10 @@ def load(folder: str | os.PathLike[str], model_class: Any = None, **options: Any
     if not isinstance(settings, dict):
         settings = settings.to_dict()
     if settings.get("quant_method") != METHOD:
-        found = X86QuantConfig.from_compressed_tensors(settings)
-        config.quantization_config = found.to_dict()
+        settings = X86QuantConfig.from_compressed_tensors(settings).to_dict()
+    if fuse_blocks is not None:
+        settings = {**settings, "fuse_blocks": fuse_blocks}
+    config.quantization_config = settings
     if model_class is None:
         names = config.architectures or ["AutoModel"]
         model_class = getattr(transformers, names[0], transformers.AutoModel)

@@ -14,6 +14,7 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from x86quant.dynamic import fuse_activations, is_linear, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
+from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.huggingface.stored_layers import stored_layers
 from x86quant.huggingface.unloaded_layer import UnloadedLayer, loaded
 
@@ -108,7 +109,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._unloaded.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         fuse_activations(model)
-        model.requires_grad_(False)
+        model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
+        give_graphs(model, self.quantization_config.fuse_blocks)
         return model
 
     # --- the layers ---

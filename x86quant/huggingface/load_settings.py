@@ -10,6 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from x86quant.errors import InvalidInputError
 from x86quant.huggingface.compressed_format import check_w8a8
+from x86quant.quantization.settings import Switch
 
 METHOD = "x86quant"
 _SCHEMES = ("dynamic", "weight_only")
@@ -27,6 +28,9 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             names of containers, or of classes. None means the output head. Weights that a model
             ties to others always stay in float.
         embeddings: whether embedding tables become int8 too.
+        fuse_blocks: whether the model runs as native graphs, made when it is loaded: whole
+            encoders, and prompts and new tokens of decoders. "auto" is for models of many
+            weights, which are worth some seconds.
         checkpoint: whose files the weights come from, "x86quant" or "compressed-tensors".
     """
 
@@ -36,6 +40,7 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         scheme: str = "dynamic",
         modules_to_not_convert: Sequence[str] | None = None,
         embeddings: bool = False,
+        fuse_blocks: Switch = "auto",
         checkpoint: str = METHOD,
         quant_method: str = METHOD,
         **unknown: Any,
@@ -43,13 +48,14 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if unknown:
             raise InvalidInputError(
                 f"X86QuantConfig has no option {', '.join(sorted(unknown))}; it has bits, scheme, "
-                "modules_to_not_convert and embeddings"
+                "modules_to_not_convert, embeddings and fuse_blocks"
             )
         self.quant_method = quant_method
         self.bits = bits
         self.scheme = scheme
         self.modules_to_not_convert = modules_to_not_convert
         self.embeddings = embeddings
+        self.fuse_blocks = fuse_blocks
         self.checkpoint = checkpoint
         self.check()
 
@@ -79,6 +85,10 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             self.modules_to_not_convert = list(names)  # JSON knows no tuples
         if not isinstance(self.embeddings, bool):
             raise InvalidInputError(f"embeddings must be True or False, not {self.embeddings!r}")
+        if self.fuse_blocks != "auto" and not isinstance(self.fuse_blocks, bool):
+            raise InvalidInputError(
+                f'fuse_blocks must be True, False or "auto", not {self.fuse_blocks!r}'
+            )
         if self.checkpoint not in _FORMATS:
             raise InvalidInputError(
                 f"checkpoint must be {' or '.join(map(repr, _FORMATS))}, not {self.checkpoint!r}"

@@ -158,9 +158,10 @@ def _exported(
     if tries != (_no_size,) and _reads_values(module, form, example):
         # It fails in any way, or in none: so the way that takes least time tells.
         try:
-            _exported_once(module, form, leaves, _no_size, spell)
-        except UnsupportedError as error:
-            raise UnsupportedError(f"nor can torch.export ({error})") from error
+            _program(_FlatForm(module, form, []), example, _no_size)
+        # Export wraps and raises nearly anything, among it errors of the model's own code.
+        except Exception as error:
+            raise UnsupportedError(f"nor can torch.export ({first_line(error)})") from error
     for sizes in tries:
         try:
             return _exported_once(module, form, leaves, sizes, spell)
@@ -184,17 +185,11 @@ def _exported_once(
         UnsupportedError: it cannot be exported; the cause is what torch.export raised.
     """
     example = _two_rows(leaves)
-    dims = sizes(example)
     results: list[Structure] = []
     flat_form = _FlatForm(module, form, results)
     try:
+        program = _program(flat_form, example, sizes)
         with silent(), quiet(), torch.no_grad(), _without_fake_cache():
-            program = torch.export.export(
-                flat_form,
-                tuple(example),
-                dynamic_shapes=None if dims is None else {"tensors": dims},
-                strict=False,
-            )
             gm = None if spell is None else _rewritten(program, example)
             if gm is None:
                 program = program.run_decompositions({})
@@ -207,6 +202,19 @@ def _exported_once(
         spell(gm, flat_form)
     _name_inputs(gm, form.names)
     return Exported(gm, results[0], guard)
+
+
+def _program(
+    flat_form: _FlatForm, example: Sequence[torch.Tensor], sizes: Sizes
+) -> torch.export.ExportedProgram:
+    dims = sizes(example)
+    with silent(), quiet(), torch.no_grad(), _without_fake_cache():
+        return torch.export.export(
+            flat_form,
+            tuple(example),
+            dynamic_shapes=None if dims is None else {"tensors": dims},
+            strict=False,
+        )
 
 
 def _without_fake_cache() -> contextlib.AbstractContextManager[None]:

@@ -31,9 +31,10 @@ from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.quantization import speed
-from x86quant.quantization.exported import ops_from_export
+from x86quant.quantization.exported import Exported, ops_from_export
+from x86quant.quantization.filled_forms import filled
 from x86quant.quantization.harm import sqnr_between
-from x86quant.quantization.proof import Observed, observe, prove, variants
+from x86quant.quantization.proof import Observed, observe, prove
 from x86quant.quantization.sentences import hides_padding
 from x86quant.quantization.tracing import Traced
 
@@ -64,27 +65,32 @@ def weights_of(module: nn.Module) -> int:
 
 
 def with_block_graphs(
-    model: nn.Module, sample: Sequence[Call], *, timed: bool = False
+    model: nn.Module, calls: Sequence[Call], *, timed: bool = False
 ) -> tuple[str, ...]:
     """Give the outermost modules of ``model`` that can have them graphs; returns notes on it.
 
     Args:
         model: a model with dynamic int8 layers; it is changed.
-        sample: calls of it, on which graphs are proved, at other sizes too.
+        calls: of it, on which graphs are proved; the forms that give most come first, since
+            others may be had by theirs.
         timed: whether graphs that are slower than the layers are left out.
     """
-    calls = variants(sample)
     search = _BlockSearch(model, calls, timed)
     with state_kept(model), rows_left_float():
         seen = observe(model, [""], calls)[""]
     search.try_module("", seen)
     if not search.found:
         return ()
-    for module in model.modules():
-        if isinstance(module, DynamicLinear):
-            module.pack_again()  # what ran it so far; most calls will not need it again
+    drop_packs(model)
     names = listed([path or "the whole model" for path in search.found])
     return (f"blocks run as fused graphs: {names}",)
+
+
+def drop_packs(model: nn.Module) -> None:
+    """Drop what ran the layers of ``model`` one by one so far; most calls need it no more."""
+    for module in model.modules():
+        if isinstance(module, DynamicLinear):
+            module.pack_again()
 
 
 class _BlockSearch:
@@ -155,6 +161,7 @@ def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -
             raise UnsupportedError(f"{name} has hooks")
     found: list[BlockGraph] = []
     tried: list[CallForm] = []
+    traced: list[tuple[CallForm, Exported]] = []
     for one in seen:
         known = any(f.tensors(one.call.args, one.call.kwargs) is not None for f in tried)
         if known or len(tried) == _MOST_FORMS:
@@ -162,7 +169,7 @@ def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -
         try:
             form, leaves = CallForm.of(module, one.call.args, one.call.kwargs)
             tried.append(form)
-            found.append(_graph(module, form, leaves, seen, padding_unread))
+            found.append(_graph(module, form, leaves, seen, padding_unread, traced))
         except (UnsupportedError, TypeError) as error:
             if not found:
                 raise UnsupportedError(first_line(error)) from error
@@ -176,10 +183,29 @@ def _graph(
     leaves: Sequence[torch.Tensor],
     seen: Sequence[Observed],
     padding_unread: bool,
+    others: list[tuple[CallForm, Exported]],
 ) -> BlockGraph:
+    """The graph of calls of ``form``; ``others`` are what was traced so far, and gets more."""
     mine = [o for o in seen if form.tensors(o.call.args, o.call.kwargs) is not None]
     take_apart(mine[0].result)  # before the seconds that tracing takes
+    for more, exported in others:
+        known = filled(exported, more, form)
+        if known is not None:
+            with contextlib.suppress(UnsupportedError):
+                return _proved(module, form, known, leaves, mine, padding_unread)
     exported = ops_from_export(module, form, leaves)
+    others.append((form, exported))
+    return _proved(module, form, exported, leaves, mine, padding_unread)
+
+
+def _proved(
+    module: nn.Module,
+    form: CallForm,
+    exported: Exported,
+    leaves: Sequence[torch.Tensor],
+    mine: Sequence[Observed],
+    padding_unread: bool,
+) -> BlockGraph:
     traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
     with rows_left_float():
         traced = prove(module, traced, mine)

@@ -36,7 +36,7 @@ from x86quant.quantization.fused_blocks import (
 from x86quant.quantization.harm import harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.proof import smallest
+from x86quant.quantization.proof import smallest, variants
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.summary import Summary
@@ -155,11 +155,11 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     for x in model.parameters():
         x.detach_()  # of a copied ScriptModule they are computed, by clones
     model.requires_grad_(False)
-    note_in_config(model)
+    note_in_config(model, settings.fuse_blocks)
     result: Any = model.eval()
     if sample and _wants_graphs(outcome, result, settings):
         timed = settings.fuse_blocks == "auto"
-        for note in with_block_graphs(result, sample, timed=timed):
+        for note in with_block_graphs(result, variants(sample), timed=timed):
             outcome = outcome.noting(note)
         for note in with_token_step(result):
             outcome = outcome.noting(note)

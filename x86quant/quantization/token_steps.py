@@ -33,7 +33,7 @@ from x86quant.lowering.graph_tools import is_op, nodes_of
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.quantization.exported import ops_from_export
-from x86quant.quantization.fused_blocks import rows_left_float
+from x86quant.quantization.fused_blocks import drop_packs, rows_left_float
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.proof import Observed, prove
 from x86quant.quantization.tracing import Traced
@@ -64,6 +64,7 @@ def with_token_step(model: nn.Module) -> tuple[str, ...]:
         _log.info("no token step: %s", first_line(error))
         return ()
     give_token_step(model, step)
+    drop_packs(model)
     return ("prompts and each new token of generate are one native run",)
 
 
