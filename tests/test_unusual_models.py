@@ -261,9 +261,9 @@ class ViewsResults(nn.Module):
         return y.view(y.size(0), -1)
 
 
-def test_results_that_lie_otherwise_in_memory_stay_in_float() -> None:
+def test_results_of_parts_lie_as_in_float() -> None:
     x = torch.randn(16, 4, 1, 5, generator=torch.Generator().manual_seed(0))
     model = ViewsResults()
-    with pytest.warns(X86QuantWarning, match="stays in float: its results lie otherwise"):
-        int8 = quantized(model, [x])
-    assert torch.equal(int8(x), model(x))
+    int8 = quantized(model, [x])
+    assert int8.quantization.int8_layers == ("a",)
+    assert torch.allclose(int8(x), model(x), atol=0.1)

@@ -8,6 +8,7 @@ granted about sizes becomes conditions that every call is checked against.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from x86quant.artifacts.signatures import Signature, call_of
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.calling.state import settle, state_kept
-from x86quant.errors import ArtifactError, InvalidInputError
+from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
 from x86quant.terminal.silence import silent
 
 #: Graphs for other branches that a model takes by its sizes.
@@ -107,6 +108,7 @@ def _runs(model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]
     args, kwargs = signature.example(leaves)
     try:
         with torch.no_grad(), silent():
+            warnings.simplefilter("error", X86QuantWarning)  # that a guard has it run in float
             model(*args, **kwargs)
     except Exception:  # whatever the model's own code raises
         return False

@@ -42,6 +42,9 @@ _LEAST = {
     "output_size": -1, "size": 1, "scale_factor": 0, "eps": 0,
 }  # fmt: skip
 
+#: Arguments that files of earlier versions lack: they have their defaults there.
+_LATER = frozenset({"contiguous"})
+
 #: Ops without qparams of their own whose result is codes all the same.
 _KEEP_CODES = frozenset({"lut", "max_pool"})
 
@@ -54,7 +57,10 @@ def yields_codes(node: Node) -> bool:
 def check_op(node: Node, constant: Constant) -> None:
     """Raise ArtifactError unless the x86quant op ``node`` is called as the runtime expects."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    arguments = {a.name: str(a.type) for a in node.target._schema.arguments}
+    schema = node.target._schema.arguments
+    arguments = {a.name: str(a.type) for a in schema}
+    later = {a.name: a.default_value for a in schema if a.name in _LATER}
+    node.kwargs = {**later, **node.kwargs}
     if node.args or node.kwargs.keys() != arguments.keys():
         raise ArtifactError(f"it must be given {', '.join(arguments)}, each by name")
     for name, kind in arguments.items():

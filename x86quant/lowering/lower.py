@@ -16,6 +16,7 @@ from x86quant.lowering.from_fx import from_fx
 from x86quant.lowering.graph_tools import is_op, label
 from x86quant.lowering.passes import PASSES, Report, run_passes
 from x86quant.lowering.passes.views_on_codes import is_shape_node
+from x86quant.lowering.result_layout import lies_as_in_float
 
 _NO_OP = "x86quant has no int8 op for it"
 
@@ -99,7 +100,7 @@ def _drop_unused_buffers(gm: GraphModule) -> None:
 
 def computes_in_float(node: Node) -> bool:
     """Whether ``node`` is a float op of torch: no op of ours, no view of codes, no size."""
-    if node.op in ("placeholder", "get_attr", "output") or is_op(node):
+    if node.op in ("placeholder", "get_attr", "output") or is_op(node) or lies_as_in_float(node):
         return False
     return not is_shape_node(node)
 
