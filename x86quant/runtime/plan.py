@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -146,6 +147,11 @@ class BatchStage:
     parts: int
 
 
+def stretches(stages: Sequence[BatchStage]) -> list[tuple[int, BatchStage]]:
+    """Each stage with the number of its first step."""
+    return list(zip([0, *(stage.end for stage in stages)], stages, strict=False))
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How a segment runs for inputs of one shape.
@@ -177,11 +183,8 @@ class Plan:
         """For how many parts each step runs."""
         if not self.stages:
             return [1] * len(self.steps)
-        starts = [0, *(stage.end for stage in self.stages)]
         return [
-            stage.parts
-            for start, stage in zip(starts, self.stages, strict=False)
-            for _ in range(start, stage.end)
+            stage.parts for start, stage in stretches(self.stages) for _ in range(start, stage.end)
         ]
 
     def run_bytes(self, threads: int) -> int:
@@ -217,8 +220,7 @@ class Plan:
             f"({saved:.1f} times less than {self.naive_bytes / 1024:.0f} KiB side by side)"
         )
         lines = [*map(str, self.steps)]
-        starts = [0, *(stage.end for stage in self.stages)]
-        for start, stage in reversed([*zip(starts, self.stages, strict=False)]):
+        for start, stage in reversed(stretches(self.stages)):
             lines.insert(start, f"in {stage.parts} parts of {stage.images}:")
         return "\n".join([head, *lines])
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.memory import aligned, assign_offsets
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import BatchStage, Plan, Step
+from x86quant.runtime.plan import BatchStage, Plan, Step, stretches
 from x86quant.runtime.planner import draft_segment, new_program
 
 
@@ -61,7 +61,7 @@ def plan_stages(
     image_bytes = [x.stride(0) * x.element_size() for x in (*inputs, *outputs)]
     image_bytes += [nbytes // batch for nbytes in kept_bytes]
     steps: list[Step] = []
-    for start, stage in zip([0, *ends], stages, strict=False):
+    for start, stage in stretches(stages):
         draft = drafts[stage.images]
         steps += draft.steps[start : stage.end]
         for step in draft.native_steps[start : stage.end]:

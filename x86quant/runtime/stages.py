@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from x86quant.runtime.plan import BatchStage, Buffer, Step
+from x86quant.runtime.plan import BatchStage, Buffer, Step, stretches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,10 +74,9 @@ def one_stage(
 
 def streamed(steps: Sequence[StepBytes], stages: Sequence[BatchStage]) -> float:
     """Bytes of weights that are read for each image."""
-    starts = [0, *(stage.end for stage in stages)]
     return sum(
         step.weights / stage.images
-        for start, stage in zip(starts, stages, strict=False)
+        for start, stage in stretches(stages)
         for step in steps[start : stage.end]
     )
 
