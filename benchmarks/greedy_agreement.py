@@ -5,10 +5,12 @@ python -m benchmarks.greedy_agreement --model FOLDER     # a model of transforme
 
 A token must be the float model's as long as the margin between its best two logits is more than
 twice what int8 changes any logit by. For each prompt: how many tokens are equal; and at the first
-that is not, that margin, and the largest change of a logit. Random weights make flat logits and so
-small margins: they show that nothing but the margin ends the agreement, not how long it lasts on
-text.
-Exits with 1 if a token differs in spite of its margin.
+that is not, that margin; the largest change of a logit when int8 reads the text at once; and by
+how much its logits differ from those when it reads a token at a time through its cache, as it
+decoded. That is rounding too, and must be of the same size: what a cache lost would be more.
+Random weights make flat logits and so small margins: they show that nothing but the margin ends
+the agreement, not how long it lasts on text.
+Exits with 1 if a token differs in spite of its margin, or the cache changes more than rounding.
 """
 
 from __future__ import annotations
@@ -41,19 +43,23 @@ class Agreement:
     Attributes:
         equal: how many new tokens are equal, up to the number asked for.
         margin: between the float model's best two logits where they part; infinite if never.
-        error: the largest difference of a logit there.
+        error: the largest difference of a logit up to there, from float, of a text read at once.
+        drift: the largest between int8's logits a token at a time and at once.
         least: the smallest margin among the tokens that are equal.
     """
 
     equal: int
     margin: float
     error: float
+    drift: float
     least: float
 
     @property
     def is_explained(self) -> bool:
-        """Whether the margin was small enough for int8 to change the token."""
-        return self.margin == float("inf") or self.margin <= 2 * self.error
+        """Whether the margin was small enough for int8 to change the token, and the cache right."""
+        if self.drift > 2 * self.error:
+            return False
+        return self.margin == float("inf") or self.margin <= 2 * (self.error + self.drift)
 
 
 def decoder(kind: str, width: int = 128, layers: int = 4, vocabulary: int = 1000) -> Any:
@@ -93,23 +99,34 @@ def decoder(kind: str, width: int = 128, layers: int = 4, vocabulary: int = 1000
 @torch.no_grad()
 def agreement(float_model: Any, int8: Any, ids: torch.Tensor, tokens: int) -> Agreement:
     """Decode ``tokens`` new tokens after ``ids`` [1, length] greedily by both models."""
-    mask = torch.ones_like(ids)
-    options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
-    expected, found = (
-        model.generate(ids, attention_mask=mask, **options)[0] for model in (float_model, int8)
-    )
+    made = [
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for model in (float_model, int8)
+    ]
+    expected, found = (x.sequences[0] for x in made)
     start, length = ids.shape[1], min(len(expected), len(found))
     differs = (expected[:length] != found[:length]).nonzero()
     end = int(differs[0]) if len(differs) else length
     # Logits at a place tell of the token after it.
-    logits, others = (m(expected[None, :end]).logits[0, start - 1 :] for m in (float_model, int8))
+    last = end if len(differs) else end - 1
+    logits, at_once = (m(expected[None, :last]).logits[0, start - 1 :] for m in (float_model, int8))
+    by_token = torch.cat(made[1].logits)[: len(at_once)]
     best = logits.topk(2).values
     margins = best[:, 0] - best[:, 1]
-    least = float(margins[: end - start].min()) if end > start else float("inf")
-    if not len(differs):
-        return Agreement(end - start, float("inf"), 0.0, least)
-    error = float((logits[end - start] - others[end - start]).abs().max())
-    return Agreement(end - start, float(margins[end - start]), error, least)
+    return Agreement(
+        equal=end - start,
+        margin=float(margins[end - start]) if len(differs) else float("inf"),
+        error=float((logits - at_once).abs().max()),
+        drift=float((by_token - at_once).abs().max()),
+        least=float(margins[: end - start].min()) if end > start else float("inf"),
+    )
 
 
 def _show(name: str, model: nn.Module, prompts: list[torch.Tensor], tokens: int) -> bool:
@@ -119,7 +136,7 @@ def _show(name: str, model: nn.Module, prompts: list[torch.Tensor], tokens: int)
         found = agreement(model, int8, ids, tokens)
         explained &= found.is_explained
         row = f"{name:<10}{number:>7}{found.equal:>9}/{tokens}{found.least:>14.4f}"
-        print(f"{row}{found.margin:>12.4f}{found.error:>12.4f}")
+        print(f"{row}{found.margin:>12.4f}{found.error:>12.4f}{found.drift:>12.4f}")
     return explained
 
 
@@ -131,7 +148,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     print_environment()
     head = f"{'model':<10}{'prompt':>7}{'equal':>12}{'least margin':>14}"
-    print(f"{head}{'at the end':>12}{'error':>12}")
+    print(f"{head}{'at the end':>12}{'error':>12}{'by cache':>12}")
     if options.model:
         declare_missing_ops()
         from transformers import AutoModelForCausalLM, AutoTokenizer

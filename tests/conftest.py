@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import tempfile
 import time
@@ -15,6 +16,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers give way to other processes: beside another worker's tests they would stand still.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+import numpy as np
+import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,7 +43,13 @@ def no_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Leave out what a slow machine has no time for, where somebody sets an end."""
+    """A test draws the same numbers alone, and behind any other; so do the fixtures made for it.
+
+    What a slow machine has no time for is left out, where somebody sets an end.
+    """
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - of libraries that draw from it
     end = os.environ.get("X86QUANT_TESTS_UNTIL")  # as time.time() counts
     if end is not None and time.time() > float(end):
         pytest.skip("left out: there is no more time")

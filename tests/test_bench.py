@@ -199,7 +199,7 @@ def test_every_back_end_says_what_it_is(name: str) -> None:
 
 def test_a_saved_model_answers_from_another_process(tmp_path: Path) -> None:
     model = nn.Linear(16, 4).eval()
-    calls = [Arguments((torch.randn(2, 16),)) for _ in range(2)]
+    calls = [Arguments((torch.randn(32, 16),)) for _ in range(2)]
     with torch.no_grad():
         prepared = backend("x86quant").prepare(Task(model, "float", calls, calls[0], 1))
         assert prepared.save is not None

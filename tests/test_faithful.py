@@ -147,6 +147,36 @@ def test_a_graph_that_differs_at_another_size_is_refused() -> None:
     prove(frozen, by_fx(frozen, call), seen)
 
 
+class OfAList(Between):
+    """Takes images of any number, or, with a list of layers, one for each of those."""
+
+    def forward(self, images: list[torch.Tensor]) -> list[torch.Tensor]:  # type: ignore[override]
+        layers = self.between(self, images)
+        return [torch.relu(one(x)) for one, x in zip(layers, images, strict=True)]
+
+
+@pytest.mark.parametrize("any_number", [False, True])
+def test_lists_of_any_number_run_in_int8(any_number: bool) -> None:
+    def layers(model: Any, images: list[torch.Tensor]) -> list[nn.Module]:
+        return [model.a] * len(images) if any_number else [model.a, model.b]
+
+    def images(count: int) -> list[torch.Tensor]:
+        channels = (3, 3, 3) if any_number else (3, 8)
+        return [torch.randn(1, channels[i], 12, 12) for i in range(count)]
+
+    model = OfAList(layers).eval()
+    int8 = x86quant.quantize(model, [(images(2),)], speed_check=False, progress=False)
+    is_one_graph = isinstance(int8, x86quant.compiled.guarded.GuardedModule)
+    assert is_one_graph is not any_number
+    for count in (1, 2, 3) if any_number else (2,):
+        given = images(count)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("error", X86QuantWarning)
+            found, expected = int8(given), model(given)
+        for one, other in zip(found, expected, strict=True):
+            assert 0 < float((one - other).norm() / other.norm()) < 0.1
+
+
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

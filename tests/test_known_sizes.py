@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import x86quant
 from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.tracing import Traced, by_fx
@@ -112,6 +113,28 @@ def test_how_many_parts_there_are_is_a_condition():
 def test_what_values_or_the_batch_decide_is_not_traced(forward):
     with pytest.raises(UnsupportedError):
         by_fx(Net(forward).eval(), Call((X,)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y.squeeze_(1),
+        lambda y: y.squeeze_((1,)),
+        lambda y: y.unsqueeze_(1),
+        lambda y: y.transpose_(0, 1).transpose(0, 1),
+        lambda y: torch.ops.aten.squeeze_.dim(y, 1),
+    ],
+)
+def test_shapes_that_change_in_place_do_not_end_the_process(change):
+    """Torch does that for ``squeeze_`` of a tensor whose sizes are symbols."""
+
+    def forward(layer, x):
+        first, *_ = change(layer(x) + 1).shape
+        return layer(x).reshape(first, -1)
+
+    model = Net(forward).eval()
+    int8 = x86quant.quantize(model, [(X,), (X + 1,)], speed_check=False, progress=False)
+    assert torch.allclose(int8(X[:3]), model(X[:3]), atol=0.1)
 
 
 def test_factories_are_torchs_own_afterwards():

@@ -39,6 +39,18 @@ class Call:
         args, kwargs = _mapped((self.args, dict(self.kwargs)), function)
         return Call(args, kwargs)
 
+    def without_first_items(self) -> Call:
+        """The call with the first item missing in each list of several tensors."""
+
+        def is_list(value: Any) -> bool:
+            return type(value) is list and all(isinstance(x, torch.Tensor) for x in value)
+
+        def shortened(value: Any) -> Any:
+            return value[1:] if is_list(value) and len(value) > 1 else value
+
+        args, kwargs = pytree.tree_map(shortened, (self.args, dict(self.kwargs)), is_leaf=is_list)
+        return Call(args, kwargs)
+
     def copied(self) -> Call:
         """The call with tensors of its own, for functions that may change what they are given."""
         return self.mapped(torch.Tensor.clone)

@@ -21,10 +21,27 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.printers import PythonPrinter
 
+from x86quant.errors import UnsupportedError
 from x86quant.quantization.known_ranks import Place, batch_sizes, count_of
 from x86quant.terminal.silence import silent
+
+
+class _NoOtherShapes(TorchDispatchMode):
+    """Refuses what gives a tensor itself another shape.
+
+    Torch ends the process where that shape is of symbols (``squeeze_`` of a dimension does).
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run ``func``."""
+        if torch.Tag.inplace_view in func.tags:
+            raise UnsupportedError(f"{func} of symbols")
+        return func(*args, **(kwargs or {}))
 
 
 class SizesAskedFor(Interpreter):
@@ -73,7 +90,7 @@ class SizesAskedFor(Interpreter):
         """
         self.running = True
         try:
-            with silent(), self._mode, torch.no_grad():
+            with silent(), self._mode, _NoOtherShapes(), torch.no_grad():
                 for node in self.graph.nodes:
                     if node not in self.env:
                         self.env[node] = self.run_node(node)

@@ -220,7 +220,7 @@ def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
     guard, form = part.traced.guard, part.traced.form
     given = [form.tensors(one.call.args, one.call.kwargs) for one in seen]
     if any(tensors is None for tensors in given):
-        return "some of the calibration data's forms of calls"
+        return "some of the forms of calls that it takes"
     for number, spec in enumerate(guard.inputs):
         rows = dict(spec.fixed).get(0)
         for tensors in given if rows is not None else ():

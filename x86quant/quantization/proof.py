@@ -1,7 +1,7 @@
 """Whether a traced graph is the module it was made from: both run on calls, and must agree.
 
-The calls are calibration data, and the same at other sizes: a single row, two rows, and shorter
-and longer in each of the other dimensions, where the model takes that.
+The calls are calibration data, and the same at other sizes: a single row, two rows, shorter and
+longer in each of the other dimensions, and with a tensor less in a list, where the model takes it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
     first = sample[0]
     rows = shared_rows(first)
     tried = [_resized(first, 0, rows, size) for size in (1, 2, rows + 1) if rows and size != rows]
+    # The first item, so that a model with layers of its own for each item does not take it.
+    if len((fewer := first.without_first_items()).leaves) < len(first.leaves):
+        tried.append(fewer)
     small = _resized(first, 0, rows, 2) if rows > 2 else first
     sizes = _other_sizes(small)
     for factor in _FACTORS:
