@@ -55,6 +55,7 @@ class Draft:
         self._tensors = tensors
         self._is_part = is_part
         self._open_inputs = list(open_inputs)
+        self._results: list[Any] | None = None
 
     # ---------------------------------------------------------------- values and buffers
 
@@ -136,7 +137,9 @@ class Draft:
 
     def results(self) -> list[Any]:
         """The graph's outputs, each copied to a buffer that leaves the segment if need be."""
-        return [self._result(node) for node in self._output_nodes]
+        if self._results is None:
+            self._results = [self._result(node) for node in self._output_nodes]
+        return self._results
 
     def _result(self, node: Node) -> Any:
         value = self._values[node]
