@@ -6,6 +6,7 @@ parts of their own wait for each other once a stage instead of once a layer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,7 +19,7 @@ from x86quant.hardware.cpu import cpu
 from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import BatchStage, Plan
+from x86quant.runtime.plan import BatchStage, NoNativeFormError, Plan
 from x86quant.runtime.planner import draft_segment, finished, plan_segment
 from x86quant.runtime.shapes import infer_shapes
 from x86quant.runtime.staged_plan import plan_stages
@@ -60,6 +61,8 @@ class BatchParts:
         )
         # The last plan of each kind of parts, for as long as somebody keeps it.
         self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
+        # Of the last batch that went in parts, in its last stage.
+        self._images_of_part = 0
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
         self._outputs = output.all_input_nodes
 
@@ -69,22 +72,41 @@ class BatchParts:
         if batch < 2 or self._is_whole:
             return plan_segment(self._root, inputs, self._packs, threads, open_inputs)
         key = tuple(_kind(x[:1]) for x in inputs)
-        whole = None
-        if key not in self._images:  # a whole batch says what an image takes: it may be wanted
-            whole = draft_segment(self._root, inputs, self._packs, threads)
-            if len(self._images) >= _MAX_IMAGES:
-                self._images.clear()
-            self._images[key] = _Image.of(whole, batch)
-        image = self._images[key]
-        shapes = whole.shapes if whole is not None else None
+        image, draft = self._images.get(key), None
+        if image is None:
+            image, draft = self._met(key, inputs, threads, batch)
+        whole = None if draft is None or draft.is_part else draft
+        shapes = None if whole is None else whole.shapes
         for stages in self._ways(inputs, image, threads, batch, shapes):
             plan = self._plan_of_parts(inputs, image, stages, threads)
             if plan is not None:
+                self._images_of_part = stages[-1].images
                 return plan
             image.takes_stages = False
         if whole is None:
             return plan_segment(self._root, inputs, self._packs, threads)
         return finished(whole, inputs)
+
+    def _met(
+        self, key: Hashable, inputs: Sequence[torch.Tensor], threads: int, batch: int
+    ) -> tuple[_Image, Draft]:
+        """What images not met before take, and the draft that says so, which may be wanted.
+
+        It is of the whole batch, or of a part as large as other images had.
+        """
+        if len(self._images) >= _MAX_IMAGES:
+            self._images.clear()
+        size = self._images_of_part
+        if size and batch % size == 0:
+            with contextlib.suppress(RuntimeError, ValueError, IndexError, NoNativeFormError):
+                few = [x[:size] for x in inputs]
+                part = draft_segment(self._root, few, self._packs, 1, is_part=True)
+                image = self._images[key] = _Image.of(part, size)
+                image.drafts_by(self._packs.rules_seen)[size] = part
+                return image, part
+        whole = draft_segment(self._root, inputs, self._packs, threads)
+        image = self._images[key] = _Image.of(whole, batch)
+        return image, whole
 
     def _ways(
         self,
