@@ -208,6 +208,32 @@ def test_one_plan_in_stages_serves_every_multiple(
         program.of_parts(1)
 
 
+def test_images_not_met_before_go_as_if_they_were_the_first(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted = []
+
+    def counted(*given: Any, **options: Any) -> Draft:
+        drafted.append(given[1][0].shape[0])
+        return draft_segment(*given, **options)
+
+    module, x = compiled("narrowing", 16)
+    module(x)
+    for owner in (parts_module, staged_plan):
+        monkeypatch.setattr(owner, "draft_segment", counted)
+    other = torch.randn(16, *x.shape[1:-1], x.shape[-1] + 4)
+    found = tensors(module(other))
+    images = {stage.images for stage in plan_of(module).stages}
+    assert len(images) > 1
+    assert sorted(drafted) == sorted(images), "not the whole batch"
+    graph = module.segments[0].graph_module
+    alone = parts_module.BatchParts(graph, Packs(graph)).plan([other], torch.get_num_threads())
+    assert sorted(drafted) == sorted([*images, *images, 16])
+    assert str(plan_of(module)) == str(alone)
+    expected = torch.ops.x86quant.run_program(alone.program, [other])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 class Pointwise(nn.Module):
     """Begins with steps that leave values as their input lies."""
 
