@@ -15,6 +15,7 @@ from torch import nn
 
 import x86quant
 from tests import isa
+from x86quant import extension
 from x86quant.cli import main
 from x86quant.runtime.programs import LayerWeights, Programs
 
@@ -303,6 +304,7 @@ def _packed(out: int, inside: int, size: int, groups: int, threads: int) -> torc
 def test_threads_pack_the_same_bytes(layer: str, level: str) -> None:
     if not isa.has(level):
         pytest.skip(f"this CPU has no {level}")
+    extension.load()
     here = x86quant.cpu()
     caches = here.l1d or 0, here.l2 or 0
     torch.ops.x86quant.set_native_cpu(level, *caches)

@@ -175,7 +175,7 @@ class Plan:
     program: Any
     stages: tuple[BatchStage, ...] = ()
     kept_bytes: int = 0
-    drafts: tuple[object, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    drafts: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @property
     def parts(self) -> int:
