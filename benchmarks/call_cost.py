@@ -24,6 +24,9 @@ from x86quant.compiled import CompiledModule
 
 _ROUNDS, _CALLS, _COLD_CALLS = 11, 200, 20
 
+#: Of images whose batches are planned.
+_WIDTHS = range(97, 127)
+
 
 class Block(nn.Module):
     """Two convolutions and a sum: two steps of a plan."""
@@ -107,10 +110,13 @@ def main() -> None:
     print_stages("99 convolutions", stages(deep, x))
     steps = len(deep.segments[0].plans[-1].steps)
     print(f"\n{f'planning a new shape, {steps} steps, ms':<44} {'median':>8} {'least':>8}")
+    for width in _WIDTHS:  # in parts of other sizes than 9 has
+        deep.segments[0].plan((torch.empty(8, 3, 96, width),))
     for name, shapes in {
         "another image": [(1, size, 16) for size in range(17, 47)],
         "another batch, whole": [(batch, 8, 8) for batch in range(2, 32)],
         "another batch, in parts": [(batch, 96, 96) for batch in range(2, 32)],
+        "another batch, in parts of another size": [(9, 96, size) for size in _WIDTHS],
         "another image of a batch": [(8, size, 64) for size in range(65, 95)],
     }.items():
         new = []

@@ -3,8 +3,8 @@
     python -m benchmarks.packing [--networks resnet50 mobilenet_v2] [--rounds 5] [--layers 5]
 
 Milliseconds by median and minimum, and per million weights by minimum, on one thread, with the
-layers that take longest; then of all layers side by side on ``--threads`` threads, which a first
-call does not do. Cap the level by ``X86QUANT_ISA``.
+layers that take longest; then of all layers where torch has ``--threads`` threads, which share
+each layer's blocks of output channels. Cap the level by ``X86QUANT_ISA``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import statistics
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -53,16 +52,16 @@ def times(kernel: str, layer: LayerWeights, rounds: int) -> list[float]:
     return taken
 
 
-def all_at_once(packed: list[tuple[str, LayerWeights]], threads: int, rounds: int) -> list[float]:
-    """Milliseconds of packing all layers on so many threads."""
+def in_turn(packed: list[tuple[str, LayerWeights]], threads: int, rounds: int) -> list[float]:
+    """Milliseconds of packing all layers one after another, each by so many threads."""
     taken = []
+    torch.set_num_threads(threads)
     for _ in range(rounds):
         start = time.perf_counter()
-        with ThreadPoolExecutor(threads) as pool:
-            done = [pool.submit(Programs().pack, kernel, layer) for kernel, layer in packed]
-        for one in done:
-            one.result()
+        for kernel, layer in packed:
+            Programs().pack(kernel, layer)
         taken.append((time.perf_counter() - start) * 1e3)
+    torch.set_num_threads(1)
     return taken
 
 
@@ -72,10 +71,10 @@ def print_network(name: str, rounds: int, most: int, threads: int) -> None:
     taken = [times(kernel, layer, rounds) for kernel, layer in packed]
     weights = sum(layer.weight.numel() for _, layer in packed) / 1e6
     median, least = (sum(map(f, taken)) for f in (statistics.median, min))
-    side_by_side = all_at_once(packed, threads, rounds)
+    shared = in_turn(packed, threads, rounds)
     print(
         f"{name:<22}{weights:>9.2f}{median:>9.1f}{least:>9.1f}{least / weights:>9.2f}"
-        f"{statistics.median(side_by_side):>12.1f}{min(side_by_side):>9.1f}",
+        f"{statistics.median(shared):>12.1f}{min(shared):>9.1f}",
         flush=True,
     )
     longest = sorted(zip(map(min, taken), packed, strict=True), key=lambda one: -one[0])[:most]

@@ -4,7 +4,8 @@
 
 Times are CPU time of this process on one thread: other work on the machine disturbs them least.
 The programs are those of ``benchmarks.fuzz_programs``, without the speed check; the networks get
-four images, and everything that ``quantize`` does by itself. ``--profile`` prints where it goes.
+four images, and everything that ``quantize`` does by itself: for each the seconds of its stages,
+and what is left between them. ``--profile`` prints the dearest functions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import pstats
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -27,6 +30,23 @@ from benchmarks.fuzz.judging import quantized
 from benchmarks.fuzz.programs import Program
 from benchmarks.networks import images, network_for_images
 from x86quant.errors import X86QuantError
+from x86quant.quantization import outcome, preparing
+
+#: What is printed of a function that ``quantize`` calls itself, one after another.
+_STAGES = {
+    (preparing, "copied"): "copy",
+    (preparing, "_check_runs"): "first run",
+    (preparing, "find_parts"): "trace and prove",
+    (preparing, "equalized_parts"): "equalize",
+    (preparing, "_calibrate"): "calibrate",
+    (preparing, "correct_biases"): "correct biases",
+    (preparing, "_not_buildable"): "convert and lower",
+    (outcome, "_that_runs"): "plan, pack, run",
+    (outcome, "_judged"): "compare",
+    (outcome, "_without_costly_steps"): "costly steps",
+    (outcome, "_good_enough"): "bad layers",
+    (outcome, "_no_slower"): "speed check",
+}
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -43,11 +63,42 @@ def of_program(program: Program) -> float:
     return seconds(lambda: quantized(model, program))
 
 
-def of_network(name: str) -> float:
-    """CPU seconds of quantizing one network of torchvision with four images."""
+def of_network(name: str) -> tuple[float, dict[str, float]]:
+    """CPU seconds of quantizing one network of torchvision with four images, and of its stages."""
     model = network_for_images(name)
     calls = [images(1, 224, seed) for seed in range(4)]
-    return seconds(lambda: x86quant.quantize(model, calls, progress=False))
+    with stages_timed() as stages:
+        taken = seconds(lambda: x86quant.quantize(model, calls, progress=False))
+    return taken, stages
+
+
+@contextlib.contextmanager
+def stages_timed() -> Iterator[dict[str, float]]:
+    """A block in which the CPU seconds of each stage are added up; one within another is not."""
+    found = dict.fromkeys(_STAGES.values(), 0.0)
+    inside = False
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return function(*args, **kwargs)
+            inside = True
+            start = time.process_time()
+            try:
+                result = function(*args, **kwargs)
+                return iter(list(result)) if isinstance(result, Iterator) else result
+            finally:
+                found[name] += time.process_time() - start
+                inside = False
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for (module, function), name in _STAGES.items():
+            replaced = timed(name, getattr(module, function))
+            stack.enter_context(mock.patch.object(module, function, replaced))
+        yield found
 
 
 def main() -> None:
@@ -75,8 +126,11 @@ def main() -> None:
     for name in options.networks:
         if options.profile:
             profiler.enable()
-        print(f"{name}: {of_network(name):.2f} s", flush=True)
+        taken, stages = of_network(name)
         profiler.disable()
+        print(f"{name}: {taken:.2f} s")
+        for stage, part in {**stages, "the rest": taken - sum(stages.values())}.items():
+            print(f"  {stage:<20}{part:>6.2f}", flush=True)
     if options.profile:
         pstats.Stats(profiler).sort_stats("cumulative").print_stats(120)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)

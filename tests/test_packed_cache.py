@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import x86quant
+from tests import isa
+from x86quant import extension
 from x86quant.cli import main
 from x86quant.runtime.programs import LayerWeights, Programs
 
@@ -265,3 +267,50 @@ def test_commands_keep_packed_weights_when_asked(
     if command != "export-program":  # which takes nothing but files
         assert main([command, "torch.nn:Identity", *others[command], "--packed-cache"]) == 2
         assert "leave out --packed-cache" in capsys.readouterr().err
+
+
+#: Output channels, input channels of a group, kernel, groups: each packed in another way, at some
+#: level.
+LAYERS = {
+    "products": (512, 500, 1, 1),
+    "tiles of 4 × 4, and products for few": (256, 256, 3, 1),
+    "tiles of 2 × 2": (300, 512, 3, 1),
+    "few input channels": (512, 13, 7, 1),
+    "depthwise": (4096, 1, 3, 4096),
+    "narrow groups": (1024, 4, 3, 256),
+    "wide groups": (512, 32, 3, 16),
+}
+
+
+def _packed(out: int, inside: int, size: int, groups: int, threads: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    weight = torch.randint(-15, 16, (out, inside, 1, size, size), dtype=torch.int8)
+    geometry = [1, size, size, 1, 1, 1, 0, size // 2, size // 2, 1, 1, 1, groups, 0]
+    mult, bias = torch.rand(out), torch.rand(out)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        handle = torch.ops.x86quant.pack_graph_conv(
+            "native", weight, mult, bias, None, geometry, [3, 5, 0, 255, 0, 0], 0.0
+        )
+    finally:
+        torch.set_num_threads(before)
+    found: torch.Tensor = handle.blob()
+    return found
+
+
+@pytest.mark.parametrize("level", ["avx2", "avx512", "avx512_vnni", "amx_int8"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_threads_pack_the_same_bytes(layer: str, level: str) -> None:
+    if not isa.has(level):
+        pytest.skip(f"this CPU has no {level}")
+    extension.load()
+    here = x86quant.cpu()
+    caches = here.l1d or 0, here.l2 or 0
+    torch.ops.x86quant.set_native_cpu(level, *caches)
+    try:
+        alone = _packed(*LAYERS[layer], threads=1)
+        for threads in (2, 3, 7):
+            assert torch.equal(_packed(*LAYERS[layer], threads=threads), alone)
+    finally:
+        torch.ops.x86quant.set_native_cpu(here.isa, *caches)

@@ -285,7 +285,7 @@ def test_one_plan_of_parts_serves_every_number_of_parts(monkeypatch: pytest.Monk
     made = []
 
     def counted(*args: Any) -> Plan | None:
-        made.append(args[-1][0].images)
+        made.append(args[3][0].images)
         return plan_stages(*args)
 
     monkeypatch.setattr(parts_module, "plan_stages", counted)

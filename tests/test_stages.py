@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import BatchStage
 from x86quant.runtime.planner import draft_segment
 from x86quant.runtime.staged_plan import plan_stages
-from x86quant.runtime.stages import StepBytes, best_stages, beyond, one_stage, streamed
+from x86quant.runtime.stages import Costs, StepBytes, best_stages, beyond, one_stage, streamed
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
@@ -44,26 +45,27 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_images_go_one_by_one_until_weights_are_what_is_large() -> None:
     early, late = StepBytes(100, 900, 400), StepBytes(5000, 50, 20)
-    found = best_stages([early, early, late, late], [1, 2, 4, 8], 8, 1000)
+    found = best_stages(Costs([early, early, late, late], 1000), [1, 2, 4, 8], 8)
     assert found == [BatchStage(2, 1, 8), BatchStage(4, 8, 1)]
     assert streamed([early, early, late, late], found) == 2 * 100 / 1 + 2 * 5000 / 8
 
 
 def test_what_would_be_kept_may_cost_more_than_it_saves() -> None:
     early, late = StepBytes(100, 900, 400), StepBytes(2000, 100, 950)
-    assert best_stages([early, late], [1, 8], 8, 1000) == one_stage([early, late], [1, 8], 8, 1000)
+    costs = Costs([early, late], 1000)
+    assert best_stages(costs, [1, 8], 8) == one_stage(costs, [1, 8], 8)
 
 
 def test_parts_may_become_smaller_again() -> None:
     wide, narrow = StepBytes(100, 900, 60), StepBytes(5000, 50, 50)
-    found = best_stages([wide, narrow, wide], [1, 8], 8, 1000)
+    found = best_stages(Costs([wide, narrow, wide], 1000), [1, 8], 8)
     assert [stage.images for stage in found] == [1, 8, 1]
     assert [stage.end for stage in found] == [1, 2, 3]
 
 
 def test_of_parts_that_cost_the_same_the_largest_are_taken() -> None:
     steps = [StepBytes(0, 10, 5)] * 3
-    assert best_stages(steps, [1, 2, 4], 4, 1000) == [BatchStage(3, 4, 1)]
+    assert best_stages(Costs(steps, 1000), [1, 2, 4], 4) == [BatchStage(3, 4, 1)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -80,7 +82,7 @@ def test_no_way_through_the_steps_is_cheaper(seed: int) -> None:
         pairs = zip(steps[1:], itertools.pairwise(way), strict=True)
         return moved + sum(2 * step.alive for step, (one, other) in pairs if one != other)
 
-    found = best_stages(steps, sizes, 6, 1000)
+    found = best_stages(Costs(steps, 1000), sizes, 6)
     starts = [0, *(stage.end for stage in found)]
     way = [s.images for start, s in zip(starts, found, strict=False) for _ in range(start, s.end)]
     assert cost(way) == pytest.approx(min(map(cost, itertools.product(sizes, repeat=5))))
@@ -206,6 +208,32 @@ def test_one_plan_in_stages_serves_every_multiple(
         program.of_parts(1)
 
 
+def test_images_not_met_before_go_as_if_they_were_the_first(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted = []
+
+    def counted(*given: Any, **options: Any) -> Draft:
+        drafted.append(given[1][0].shape[0])
+        return draft_segment(*given, **options)
+
+    module, x = compiled("narrowing", 16)
+    module(x)
+    for owner in (parts_module, staged_plan):
+        monkeypatch.setattr(owner, "draft_segment", counted)
+    other = torch.randn(16, *x.shape[1:-1], x.shape[-1] + 4)
+    found = tensors(module(other))
+    images = {stage.images for stage in plan_of(module).stages}
+    assert len(images) > 1
+    assert sorted(drafted) == sorted(images), "not the whole batch"
+    graph = module.segments[0].graph_module
+    alone = parts_module.BatchParts(graph, Packs(graph)).plan([other], torch.get_num_threads())
+    assert sorted(drafted) == sorted([*images, *images, 16])
+    assert str(plan_of(module)) == str(alone)
+    expected = torch.ops.x86quant.run_program(alone.program, [other])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 class Pointwise(nn.Module):
     """Begins with steps that leave values as their input lies."""
 
@@ -233,13 +261,56 @@ def test_wherever_a_stage_ends_the_result_is_the_same(lies: str) -> None:
     expected = torch.cat([module(image) for image in x.split(1)])
     graph = module.segments[0].graph_module
     steps = len(plan_of(module).steps)
+    packs = Packs(graph)
+    known: dict[int, Draft] = {}
+    plans = []
     for end in range(1, steps):
         for one, other in itertools.permutations((1, 2, 4), 2):
             stages = [BatchStage(end, one, 4 // one), BatchStage(steps, other, 4 // other)]
-            plan = plan_stages(graph, [x], Packs(graph), stages)
-            assert plan is not None
-            (found,) = torch.ops.x86quant.run_program(plan.program, [x])
-            assert torch.equal(found, expected), (end, one, other)
+            alone = plan_stages(graph, [x], Packs(graph), stages)
+            shared = plan_stages(graph, [x], packs, stages, known)
+            assert alone is not None
+            assert shared is not None
+            assert str(shared) == str(alone)
+            for plan in (alone, shared):
+                (found,) = torch.ops.x86quant.run_program(plan.program, [x])
+                assert torch.equal(found, expected), (end, one, other)
+            plans.append(shared)
+    assert sorted(known) == [1, 2, 4], "a draft for each number of images"
+    for plan in plans:  # those that others were made after
+        (found,) = torch.ops.x86quant.run_program(plan.program, [x])
+        assert torch.equal(found, expected)
+
+
+def test_batches_cut_elsewhere_take_the_drafts_of_plans_that_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafted = []
+
+    def counted(*given: Any, **options: Any) -> Draft:
+        drafted.append(given[1][0].shape[0])
+        return draft_segment(*given, **options)
+
+    ways = {4: [(1, 1), (9, 2)], 8: [(2, 1), (9, 2)], 16: [(2, 2), (9, 1)], 2: [(1, 2), (9, 1)]}
+
+    def cut(self: Any, inputs: Any, image: Any, threads: int, batch: int, shapes: Any) -> Any:
+        return [[BatchStage(end, images, batch // images) for end, images in ways[batch]]]
+
+    monkeypatch.setattr(staged_plan, "draft_segment", counted)
+    monkeypatch.setattr(parts_module.BatchParts, "_ways", cut)
+    torch.manual_seed(0)
+    module = x86quant.compile(stock(Pointwise(), x := torch.randn(1, 3, 10, 12)), (x,))
+    for batch in (4, 8, 16):
+        assert same(module, torch.randn(batch, 3, 10, 12))
+    assert sorted(drafted) == [1, 2]
+    module.plan_cache_bytes = 0
+    module(torch.randn(1, 3, 10, 12))
+    gc.collect()
+    module(torch.randn(8, 3, 10, 12))
+    assert sorted(drafted) == [1, 1, 2, 2], "they are gone with the plans"
+    with x86quant.override("onednn", op="conv2d"):
+        module(torch.randn(2, 3, 10, 12))
+    assert sorted(drafted) == [1, 1, 1, 2, 2, 2], "other rules, other drafts"
 
 
 @pytest.mark.parametrize("dim", [0, 1], ids=["images apart", "another order inside"])
@@ -273,8 +344,8 @@ def test_where_stages_do_not_fit_together_parts_are_of_one_size(
     tried = []
 
     def refused(*given: Any) -> Plan | None:
-        tried.append(len(given[-1]))
-        return plan_stages(*given) if len(given[-1]) == 1 else None
+        tried.append(len(given[3]))
+        return plan_stages(*given) if len(given[3]) == 1 else None
 
     monkeypatch.setattr(parts_module, "plan_stages", refused)
     module, x = compiled("narrowing", 8)

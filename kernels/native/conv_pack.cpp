@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "internal.h"
+#include "pack_shared.h"
 #include "safe_pairs.h"
 #include "winograd_pack.h"
 
@@ -322,10 +323,15 @@ class BlockRows {
   const int8_t* from_;
 };
 
-void pack_dense(const Layout& l, const Weights& w, char* base) {
+// These pack some of the blocks: others may be packed beside them. What a block has is zero before.
+struct Stretch {
+  size_t first, end;
+};
+
+void pack_dense(const Layout& l, const Weights& w, char* base, Stretch some) {
   const Packed& h = l.head;
   auto* to = reinterpret_cast<int8_t*>(base + h.weights);
-  for (size_t b = 0; b < l.blocks.size(); ++b) {
+  for (size_t b = some.first; b < some.end; ++b) {
     const Block& block = l.blocks[b];
     const BlockRows rows(l, w, block);
     const int64_t quad_bytes = int64_t{block.vecs} * h.lanes * 4;
@@ -349,10 +355,10 @@ void pack_dense(const Layout& l, const Weights& w, char* base) {
 }
 
 // Quads whose lanes can all be made safe come first.
-void pack_grouped(const Layout& l, const Weights& w, char* base) {
+void pack_grouped(const Layout& l, const Weights& w, char* base, Stretch some) {
   const Packed& h = l.head;
   const int64_t group = h.conv.in_channels / h.conv.groups;
-  for (size_t b = 0; b < l.blocks.size(); ++b) {
+  for (size_t b = some.first; b < some.end; ++b) {
     const Block& block = l.blocks[b];
     const int64_t lanes = int64_t{block.vecs} * h.lanes, bytes = lanes * 4;
     auto* at = reinterpret_cast<int8_t*>(base + h.weights) + block.w_off;
@@ -381,11 +387,12 @@ void pack_grouped(const Layout& l, const Weights& w, char* base) {
   }
 }
 
-void pack_depthwise(const Layout& l, const Weights& w, int8_t* to) {
+void pack_depthwise(const Layout& l, const Weights& w, int8_t* to, Stretch some) {
   const Packed& h = l.head;
   const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
   const int halves = depthwise_halves(h.isa);
-  for (const Block& block : l.blocks) {
+  for (size_t b = some.first; b < some.end; ++b) {
+    const Block& block = l.blocks[b];
     int8_t* at = to + block.w_off;
     for (int64_t r = 0; r < h.depthwise.rows; ++r)
       for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
@@ -405,8 +412,8 @@ void pack_depthwise(const Layout& l, const Weights& w, int8_t* to) {
   }
 }
 
-// Per-channel values in the blob's order, and whether a sum can leave int32 once multiplied.
-void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed* to) {
+// Per-channel values in the blob's order; returns whether a sum can leave int32 once multiplied.
+bool pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed* to, Stretch some) {
   const xq_conv& c = l.head.conv;
   const int64_t in = c.in_channels / c.groups, per = in * taps_of(c);
   char* base = reinterpret_cast<char*>(to);
@@ -414,6 +421,7 @@ void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   auto* mult = reinterpret_cast<float*>(base + to->mult);
   auto* bias = reinterpret_cast<float*>(base + to->bias);
   auto* sums = to->weight_sums ? reinterpret_cast<int32_t*>(base + to->weight_sums) : nullptr;
+  bool leaves = false;
   auto set = [&](int64_t at, int64_t oc) {
     int64_t sum = 0, size = 0;
     constexpr int64_t kFew = 1 << 16;  // whose sums fit 32 bits
@@ -429,17 +437,20 @@ void pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
     bias[at] = q.bias ? q.bias[oc] : 0.0f;
     const double reach = 255.0 * size * std::fabs(q.mult[oc]) + std::fabs(bias[at]) +
                          255.0 * std::fabs(q.res_mult);
-    if (!(reach < 2.0e9)) to->clamp_float = 1;
+    if (!(reach < 2.0e9)) leaves = true;
   };
   if (to->algo == XQ_ALGO_REFERENCE) {
     for (int64_t oc = 0; oc < c.out_channels; ++oc) set(oc, oc);
-    return;
+    return leaves;
   }
-  for (const Block& b : l.blocks)
+  for (size_t block = some.first; block < some.end; ++block) {
+    const Block& b = l.blocks[block];
     for (int vec = 0; vec < b.vecs; ++vec)
       for (int lane = 0; lane < to->lanes; ++lane)
         if (const int64_t oc = channel_of(*to, b.vecs, vec, lane); oc < b.count)
           set(b.s_off + vec * to->lanes + lane, b.out_c + oc);
+  }
+  return leaves;
 }
 
 bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
@@ -498,9 +509,12 @@ void place_lut(const uint8_t* lut, int isa, uint8_t* to) {
     if (i / 16 % 8) to[i] = static_cast<uint8_t>(lut[i] ^ lut[i - 16]);
 }
 
+const Share kAlone = [](int64_t blocks, const std::function<void(int64_t, int64_t)>& body) { body(0, blocks); };
+
 // Writes the blob that `l` lays out.
-void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void* packed) {
-  memset(packed, 0, static_cast<size_t>(l.head.size));
+void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void* packed, const Share& share) {
+  const bool in_blocks = l.head.algo != XQ_ALGO_REFERENCE;
+  memset(packed, 0, static_cast<size_t>(in_blocks ? l.head.weights : l.head.size));
   auto* head = static_cast<Packed*>(packed);
   *head = l.head;
   head->in_zp = q.in_zp, head->out_zp = q.out_zp, head->lo = q.lo, head->hi = q.hi;
@@ -515,13 +529,25 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
     memset(base + head->blocks + i * sizeof(Block) + kGap, 0, offsetof(Block, w_off) - kGap);
   if (!l.runs.empty()) memcpy(base + head->runs, l.runs.data(), l.runs.size() * sizeof(Run));
   const Weights w{l.head.conv, weight};
-  pack_scalars(l, w, q, head);
   auto* to = reinterpret_cast<int8_t*>(base + head->weights);
-  if (head->algo == XQ_ALGO_REFERENCE) memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
-  else if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to);
-  else if (head->winograd) pack_winograd(*head, l.blocks.data(), weight, to);
-  else if (head->algo == XQ_ALGO_GROUPED && head->order) pack_grouped(l, w, base);
-  else pack_dense(l, w, base);
+  if (!in_blocks) {
+    head->clamp_float = pack_scalars(l, w, q, head, {});
+    memcpy(to, weight, static_cast<size_t>(l.weight_bytes));
+    return;
+  }
+  std::atomic<bool> leaves{false};
+  share(head->n_blocks, [&](int64_t first, int64_t end) {
+    const Stretch some{static_cast<size_t>(first), static_cast<size_t>(end)};
+    // Here and not before: whoever writes to fresh memory first waits for the system to make it.
+    for (size_t b = some.first; b < some.end; ++b)
+      memset(to + l.blocks[b].w_off, 0, static_cast<size_t>(l.blocks[b].w_size));
+    if (pack_scalars(l, w, q, head, some)) leaves = true;
+    if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to, some);
+    else if (head->winograd) pack_winograd(*head, l.blocks.data() + first, l.blocks.data() + end, weight, to);
+    else if (head->algo == XQ_ALGO_GROUPED && head->order) pack_grouped(l, w, base, some);
+    else pack_dense(l, w, base, some);
+  });
+  head->clamp_float = leaves;
 }
 
 // A linear as a convolution with a kernel of 1.
@@ -538,10 +564,9 @@ bool linear_valid(const xq_linear& linear, int isa) {
 }
 
 }  // namespace
-}  // namespace xq
 
-int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* q, void* packed) {
-  using namespace xq;
+int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* q, void* packed,
+                const Share& share) {
   if (!conv || !weight || !q || !q->mult || !packed) return XQ_BAD_ARGUMENT;
   if (reinterpret_cast<uintptr_t>(packed) % kAlign) return XQ_BAD_ARGUMENT;
   if (!conv_valid(*conv, isa)) return XQ_UNSUPPORTED;
@@ -552,22 +577,28 @@ int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_re
     return XQ_NOT_FINITE;
   const Layout l = layout_of(*conv, isa);
   if (l.head.algo != XQ_ALGO_WINOGRAD4) {
-    pack_blob(l, weight, *q, packed);
+    pack_blob(l, weight, *q, packed, share);
     return XQ_OK;
   }
   const Layout other = layout_of(without_winograd4(*conv, isa), isa);
   if (!within_winograd_reach(*conv, weight)) {
     const auto used = static_cast<size_t>(other.head.size), all = xq_conv_packed_size(conv, isa);
     if (used < all) memset(static_cast<char*>(packed) + used, 0, all - used);
-    pack_blob(other, weight, *q, packed);
+    pack_blob(other, weight, *q, packed, share);
     return XQ_OK;
   }
-  pack_blob(l, weight, *q, packed);
+  pack_blob(l, weight, *q, packed, share);
   if (conv->algo == XQ_ALGO_AUTO) {
     static_cast<Packed*>(packed)->for_few = l.head.size;
-    pack_blob(other, weight, *q, static_cast<char*>(packed) + l.head.size);
+    pack_blob(other, weight, *q, static_cast<char*>(packed) + l.head.size, share);
   }
   return XQ_OK;
+}
+
+}  // namespace xq
+
+int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* q, void* packed) {
+  return xq::pack_shared(conv, isa, weight, q, packed, xq::kAlone);
 }
 
 size_t xq_linear_packed_size(const xq_linear* linear, int isa) {
@@ -583,7 +614,7 @@ int xq_linear_pack(const xq_linear* linear, int isa, const int8_t* weight, const
   if (!linear_valid(*linear, isa)) return XQ_UNSUPPORTED;
   xq_requant q{};
   q.mult = scale, q.bias = bias, q.hi = 255;
-  pack_blob(layout_of(pointwise(*linear), isa, true), weight, q, packed);
+  pack_blob(layout_of(pointwise(*linear), isa, true), weight, q, packed, kAlone);
   static_cast<Packed*>(packed)->activation = linear->activation;
   return XQ_OK;
 }

@@ -46,11 +46,11 @@ bool within_winograd_reach(const xq_conv& c, const int8_t* weight) {
   return true;
 }
 
-void pack_winograd(const Packed& h, const Block* blocks, const int8_t* weight, int8_t* to) {
+void pack_winograd(const Packed& h, const Block* first, const Block* end, const int8_t* weight, int8_t* to) {
   const int64_t in = h.conv.in_channels / h.conv.groups;
   const int across = h.winograd + 2;
   const auto transform = h.winograd == 4 ? transform4 : transform2;
-  for (const Block* block = blocks; block < blocks + h.n_blocks; ++block) {
+  for (const Block* block = first; block < end; ++block) {
     auto* at = reinterpret_cast<int16_t*>(to + block->w_off);
     const int64_t width = int64_t{block->vecs} * h.lanes * 2, step = in / 2 * width;
     for (int64_t ic = 0; ic < in; ++ic) {

@@ -84,10 +84,12 @@ def is_op(node: object, *names: str) -> bool:
 
 def op_called(node: Node) -> str | None:
     """``conv`` for a node that calls ``x86quant::conv``, None for one that calls no op of ours."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    namespace, name = _qualified_name(node.target)
-    return name if namespace == "x86quant" else None
+    found = _names.get(id(node.target))
+    if found is None:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return None
+        found = (node.target, *_qualified_name(node.target))
+    return found[2] if found[1] == "x86quant" else None
 
 
 def _qualified_name(target: torch._ops.OpOverload) -> tuple[str, str]:
@@ -271,7 +273,10 @@ def constant(gm: GraphModule, value: object) -> torch.Tensor | None:
 
 def attribute(root: torch.nn.Module, target: str) -> Any:
     """The attribute of ``root`` at the dotted path ``target``."""
-    found: Any = root
+    found: Any = root._buffers.get(target)  # nearly all are, and plans ask for them often
+    if found is not None:
+        return found
+    found = root
     for name in target.split("."):
         found = getattr(found, name)
     return found

@@ -29,6 +29,7 @@ class Draft:
         placements: which nodes write straight into a concatenation.
         steps, native_steps: what the plan does, as it prints and as the extension takes it.
         buffers: those the draft has made.
+        is_part: whether it is of a part of a batch, which others follow.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Draft:
         self._values: dict[Node, Any] = {}
         self._output_nodes: list[Node] = list([*root.graph.nodes][-1].args[0])
         self._tensors = tensors
-        self._is_part = is_part
+        self.is_part = is_part
         self._open_inputs = list(open_inputs)
+        self._results: list[Any] | None = None
 
     # ---------------------------------------------------------------- values and buffers
 
@@ -96,7 +98,7 @@ class Draft:
         base = 0
         if node in self._output_nodes:
             base = self._base_of_output(node)
-            if self._is_part:  # the next part follows this one
+            if self.is_part:  # the next part follows this one
                 order = [0, *(i for i in order if i != 0)]
         return self.new(node.name, layout.like(self.shapes[node], order, dtype), base)
 
@@ -136,7 +138,9 @@ class Draft:
 
     def results(self) -> list[Any]:
         """The graph's outputs, each copied to a buffer that leaves the segment if need be."""
-        return [self._result(node) for node in self._output_nodes]
+        if self._results is None:
+            self._results = [self._result(node) for node in self._output_nodes]
+        return self._results
 
     def _result(self, node: Node) -> Any:
         value = self._values[node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -62,13 +63,21 @@ def rows(metas: Sequence[torch.Tensor], channel: int) -> list[tuple[Words, Words
 def like(
     sizes: Sequence[int], order: Sequence[int], dtype: torch.dtype = torch.uint8
 ) -> torch.Tensor:
-    """A tensor without data whose dimensions lie in memory in ``order``, outermost first."""
+    """A tensor without data whose dimensions lie in memory in ``order``, outermost first.
+
+    Nobody changes it: networks have many tensors of one shape, and they share it.
+    """
+    return _like(tuple(sizes), tuple(order), dtype)
+
+
+@functools.lru_cache(1024)
+def _like(sizes: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     strides = [0] * len(sizes)
     step = 1
     for i in reversed(order):
         strides[i] = step
         step *= max(sizes[i], 1)
-    return torch.empty_strided(tuple(sizes), tuple(strides), dtype=dtype, device="meta")
+    return torch.empty_strided(sizes, tuple(strides), dtype=dtype, device="meta")
 
 
 def channels_last_order(rank: int) -> list[int]:

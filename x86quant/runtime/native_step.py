@@ -23,7 +23,8 @@ class NativeTensor:
     def words(self) -> list[int]:
         """The field of a step: base, offset, sizes, and strides in bytes."""
         size = self.value.meta.element_size()
-        return [*address(self.value), *self.sizes, *[stride * size for stride in self.strides]]
+        strides = self.strides if size == 1 else [stride * size for stride in self.strides]
+        return [*address(self.value), *self.sizes, *strides]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -42,7 +43,10 @@ class NativeStep:
 
     def plain_fields(self) -> dict[str, Any]:
         """The fields, a base and an offset for each tensor: its buffers have places by now."""
-        return {name: _plain(field) for name, field in self.fields.items()}
+        return {
+            name: field.words() if type(field) is NativeTensor else _plain(field)
+            for name, field in self.fields.items()
+        }
 
     def add_to(self, program: Any) -> None:
         """Append the step to ``program``."""
@@ -50,8 +54,6 @@ class NativeStep:
 
 
 def _plain(field: Any) -> Any:
-    if isinstance(field, NativeTensor):
-        return field.words()
     return address(field) if isinstance(field, Value) else field
 
 

@@ -6,6 +6,7 @@ parts of their own wait for each other once a stage instead of once a layer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,12 +19,12 @@ from x86quant.hardware.cpu import cpu
 from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import BatchStage, Plan
+from x86quant.runtime.plan import BatchStage, NoNativeFormError, Plan
 from x86quant.runtime.planner import draft_segment, finished, plan_segment
 from x86quant.runtime.shapes import infer_shapes
 from x86quant.runtime.staged_plan import plan_stages
 from x86quant.runtime.stages import (
-    StepBytes,
+    Costs,
     best_stages,
     bytes_of_steps,
     one_stage,
@@ -60,6 +61,8 @@ class BatchParts:
         )
         # The last plan of each kind of parts, for as long as somebody keeps it.
         self._of_parts = weakref.WeakValueDictionary[Hashable, Plan]()
+        # Of the last batch that went in parts, in its last stage.
+        self._images_of_part = 0
         (output,) = (node for node in graph_module.graph.nodes if node.op == "output")
         self._outputs = output.all_input_nodes
 
@@ -69,46 +72,79 @@ class BatchParts:
         if batch < 2 or self._is_whole:
             return plan_segment(self._root, inputs, self._packs, threads, open_inputs)
         key = tuple(_kind(x[:1]) for x in inputs)
-        whole = None
-        if key not in self._images:  # a whole batch says what an image takes: it may be wanted
-            whole = draft_segment(self._root, inputs, self._packs, threads)
-            if len(self._images) >= _MAX_IMAGES:
-                self._images.clear()
-            self._images[key] = _Image.of(whole, batch)
-        image = self._images[key]
-        for stages in self._ways(inputs, image, threads, batch):
-            plan = self._plan_of_parts(inputs, stages, threads)
+        image, draft = self._images.get(key), None
+        if image is None:
+            image, draft = self._met(key, inputs, threads, batch)
+        whole = None if draft is None or draft.is_part else draft
+        shapes = None if whole is None else whole.shapes
+        for stages in self._ways(inputs, image, threads, batch, shapes):
+            plan = self._plan_of_parts(inputs, image, stages, threads)
             if plan is not None:
+                self._images_of_part = stages[-1].images
                 return plan
             image.takes_stages = False
         if whole is None:
             return plan_segment(self._root, inputs, self._packs, threads)
         return finished(whole, inputs)
 
+    def _met(
+        self, key: Hashable, inputs: Sequence[torch.Tensor], threads: int, batch: int
+    ) -> tuple[_Image, Draft]:
+        """What images not met before take, and the draft that says so, which may be wanted.
+
+        It is of the whole batch, or of a part as large as other images had.
+        """
+        if len(self._images) >= _MAX_IMAGES:
+            self._images.clear()
+        size = self._images_of_part
+        if size and batch % size == 0:
+            with contextlib.suppress(RuntimeError, ValueError, IndexError, NoNativeFormError):
+                few = [x[:size] for x in inputs]
+                part = draft_segment(self._root, few, self._packs, 1, is_part=True)
+                image = self._images[key] = _Image.of(part, size)
+                image.drafts_by(self._packs.rules_seen)[size] = part
+                return image, part
+        whole = draft_segment(self._root, inputs, self._packs, threads)
+        image = self._images[key] = _Image.of(whole, batch)
+        return image, whole
+
     def _ways(
-        self, inputs: Sequence[torch.Tensor], image: _Image, threads: int, batch: int
+        self,
+        inputs: Sequence[torch.Tensor],
+        image: _Image,
+        threads: int,
+        batch: int,
+        shapes: Mapping[Node, Any] | None,
     ) -> Sequence[Sequence[BatchStage]]:
-        """In which parts the batch may run, the best way first; none where it is better whole."""
-        cache = cpu().l2 or 1 << 20  # a usual size where the system does not say
-        sizes = _part_sizes(batch, threads, max(MOST_IMAGES, cache // max(1, image.peak_bytes)))
+        """In which parts the batch may run, the best way first; none where it is better whole.
+
+        ``shapes`` are those of the whole batch, where they are known.
+        """
+        most = max(MOST_IMAGES, _core_bytes() // max(1, image.peak_bytes))
+        sizes = _part_sizes(batch, threads, most)
         if not sizes:
             return ()
-        of_one_size = one_stage(image.steps, sizes, batch, cache)
-        ways = [best_stages(image.steps, sizes, batch, cache)] if image.takes_stages else []
+        of_one_size = one_stage(image.costs, sizes, batch)
+        ways = [best_stages(image.costs, sizes, batch)] if image.takes_stages else []
         ways = [*(way for way in ways if len(way) > 1), of_one_size]
         if ways == [of_one_size] and of_one_size[0].parts == 1:
             return ()
-        if image.multiply_adds < MIN_PRODUCTS_PER_WEIGHT * streamed(image.steps, ways[0]):
+        if image.multiply_adds < MIN_PRODUCTS_PER_WEIGHT * streamed(image.costs.steps, ways[0]):
             return ()
         if image.shapes is None:
             image.shapes = self._shapes_of_one([x[:1] for x in inputs])
-        shapes = infer_shapes(self._root, inputs)
+        if shapes is None:
+            shapes = infer_shapes(self._root, inputs)
         if not all(isinstance(shapes[node], torch.Size) for node in self._outputs):
             return ()
         return ways if _images_are_apart(image.shapes, shapes, batch) else ()
 
     def _plan_of_parts(
-        self, inputs: Sequence[torch.Tensor], stages: Sequence[BatchStage], threads: int
+        self,
+        inputs: Sequence[torch.Tensor],
+        image: _Image,
+        stages: Sequence[BatchStage],
+        threads: int,
     ) -> Plan | None:
         """One part after another: a plan for other numbers of such parts serves, with its steps."""
         self._packs.follow_rules()
@@ -116,7 +152,8 @@ class BatchParts:
         key = (threads, self._packs.rules_seen, cuts, *(_kind(x[:1]) for x in inputs))
         plan = self._of_parts.get(key)
         if plan is None:
-            plan = plan_stages(self._root, inputs, self._packs, stages)
+            drafts = image.drafts_by(self._packs.rules_seen)
+            plan = plan_stages(self._root, inputs, self._packs, stages, drafts)
         elif plan.stages[0].parts != stages[0].parts:
             plan = plan.of_parts(stages[0].parts)
         if plan is not None:
@@ -136,16 +173,27 @@ class _Image:
 
     Attributes:
         peak_bytes, multiply_adds: as of plans and steps.
-        steps: what each touches.
+        costs: of its steps.
         takes_stages: whether, for all that is known, it may run in stages.
         shapes: of every value, once somebody asked; none where it needs the others of its batch.
     """
 
     peak_bytes: int
     multiply_adds: int
-    steps: Sequence[StepBytes]
+    costs: Costs
     takes_stages: bool = True
     shapes: Mapping[Node, Any] | None = None
+    _rules: int = 0
+    _drafts: weakref.WeakValueDictionary[int, Draft] = dataclasses.field(
+        default_factory=weakref.WeakValueDictionary
+    )
+
+    def drafts_by(self, rules: int) -> weakref.WeakValueDictionary[int, Draft]:
+        """Of how many such images plans by these rules have drafts, while they are kept."""
+        if self._rules != rules:
+            self._drafts.clear()
+            self._rules = rules
+        return self._drafts
 
     @classmethod
     def of(cls, whole: Draft, batch: int) -> _Image:
@@ -153,8 +201,13 @@ class _Image:
         return cls(
             whole.lay_out() // batch,
             sum(step.multiply_adds for step in whole.steps) // batch,
-            bytes_of_steps(whole.steps, whole.buffers, batch),
+            Costs(bytes_of_steps(whole.steps, whole.buffers, batch), _core_bytes()),
         )
+
+
+def _core_bytes() -> int:
+    """The cache that a core keeps to itself."""
+    return cpu().l2 or 1 << 20  # a usual size where the system does not say
 
 
 def _kind(x: torch.Tensor) -> Hashable:

@@ -164,6 +164,8 @@ class Plan:
         program: the compiled form, an object of the extension.
         stages: where the batch runs in parts: of how many images, and from where to where.
         kept_bytes: what one stage leaves to another, of the whole batch.
+        drafts: where the steps of the stages come from; kept, so that plans for other batches need
+            not draft them again.
     """
 
     steps: tuple[Step, ...]
@@ -173,6 +175,7 @@ class Plan:
     program: Any
     stages: tuple[BatchStage, ...] = ()
     kept_bytes: int = 0
+    drafts: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @property
     def parts(self) -> int:

@@ -44,8 +44,9 @@ def default_bytes() -> int:
 
 
 def plan_bytes(plan: Plan) -> int:
-    """The memory that ``plan`` takes for itself."""
-    return len(plan.steps) * _BYTES_A_STEP
+    """The memory that ``plan`` takes, with what it was made from and keeps for other batches."""
+    steps = len(plan.steps) + sum(len(draft.steps) for draft in plan.drafts)
+    return steps * _BYTES_A_STEP
 
 
 class PlanCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, MutableMapping, Sequence
 
 import torch
 from torch.fx import GraphModule
@@ -21,17 +21,24 @@ def plan_stages(
     inputs: Sequence[torch.Tensor],
     packs: Packs,
     stages: Sequence[BatchStage],
+    known: MutableMapping[int, Draft] | None = None,
 ) -> Plan | None:
     """Plan ``graph_module`` for a batch like ``inputs``; None where the stages do not fit together.
 
     A stage has the steps of a draft for as many images as its parts have. So all drafts must have
-    the same steps, and what one stage leaves to another must lie image after image.
+    the same steps, and what one stage leaves to another must lie image after image. Drafts for
+    numbers of images that other batches of such inputs have, too, are taken from and left in
+    ``known``; the plan keeps its own.
     """
     batch = inputs[0].shape[0]
+    known = {} if known is None else known
     drafts: dict[int, Draft] = {}
     for images in {stage.images for stage in stages}:
-        part = [x[:images] for x in inputs]
-        drafts[images] = draft_segment(graph_module, part, packs, 1, is_part=True)
+        draft = known.get(images)
+        if draft is None:
+            part = [x[:images] for x in inputs]
+            draft = known[images] = draft_segment(graph_module, part, packs, 1, is_part=True)
+        drafts[images] = draft
     results = {images: draft.results() for images, draft in drafts.items()}
     last = drafts[stages[-1].images]
     stages = [*stages[:-1], dataclasses.replace(stages[-1], end=len(last.steps))]
@@ -43,12 +50,17 @@ def plan_stages(
         if None in lie or any(one != lie[0] for one in lie):
             return None
 
+    outputs = [result.meta for result in results[stages[-1].images]]
+    first_kept = 1 + len(inputs) + len(outputs)
+    for draft in drafts.values():
+        for buffer in draft.buffers:
+            if buffer.base >= first_kept:  # another plan kept it
+                buffer.base = 0
     kept = [i for i in shared if last.buffers[i].base == 0]
     kept_bytes = [last.buffers[i].nbytes // stages[-1].images * batch for i in kept]
-    outputs = [result.meta for result in results[stages[-1].images]]
     for draft in drafts.values():
-        for place, i in enumerate(kept, 1 + len(inputs) + len(outputs)):
-            draft.buffers[i].base = place
+        for place, i in enumerate(kept, first_kept):
+            draft.buffers[i].base, draft.buffers[i].offset = place, 0
     peak = naive = 0
     for number, stage in enumerate(stages):
         buffers = zip(drafts[stage.images].buffers, lives, strict=True)
@@ -70,7 +82,16 @@ def plan_stages(
     program.check_reach()
     kept_all = sum(map(aligned, kept_bytes))
     numbers = (None,) * len(outputs)
-    return Plan(tuple(steps), peak, naive + kept_all, numbers, program, tuple(stages), kept_all)
+    return Plan(
+        tuple(steps),
+        peak,
+        naive + kept_all,
+        numbers,
+        program,
+        tuple(stages),
+        kept_all,
+        tuple(drafts.values()),
+    )
 
 
 def _lie(draft: Draft, images: int, shared: Collection[int]) -> list[Hashable] | None:

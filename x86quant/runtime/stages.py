@@ -41,35 +41,49 @@ def bytes_of_steps(steps: Sequence[Step], buffers: Sequence[Buffer], batch: int)
     ]
 
 
-def best_stages(
-    steps: Sequence[StepBytes], sizes: Sequence[int], batch: int, cache: int
-) -> list[BatchStage]:
-    """The cheapest way through ``steps`` in parts of ``sizes``, which divide ``batch``.
+class Costs:
+    """What ``steps`` cost in parts of each size: computed once, for all batches of such images."""
 
-    ``cache`` is what a core keeps to itself.
-    """
+    def __init__(self, steps: Sequence[StepBytes], cache: int) -> None:
+        """``cache`` is what a core keeps to itself."""
+        self.steps = steps
+        #: Of ending a stage before each step: written by one stage, read by another.
+        self.switching = [2 * step.alive for step in steps]
+        self._cache = cache
+        self._of: dict[int, list[float]] = {}
+
+    def of(self, images: int) -> list[float]:
+        """Each step's, in parts of so many images."""
+        found = self._of.get(images)
+        if found is None:
+            found = self._of[images] = [beyond(step, images, self._cache) for step in self.steps]
+        return found
+
+
+def best_stages(costs: Costs, sizes: Sequence[int], batch: int) -> list[BatchStage]:
+    """The cheapest way through the steps in parts of ``sizes``, which divide ``batch``."""
     sizes = sorted(sizes, reverse=True)  # of equals the larger: fewer calls
-    costs = [0.0] * len(sizes)  # of the best way so far that ends in each size
-    ways: list[list[int]] = []  # for each step, from which size the best way comes to each
-    for step in steps:
-        moved = [beyond(step, size, cache) for size in sizes]
-        cheapest = min(range(len(sizes)), key=costs.__getitem__)
-        switched = costs[cheapest] + 2 * step.alive  # written by one stage, read by another
-        ways.append([cheapest if switched < cost else i for i, cost in enumerate(costs)])
-        costs = [min(cost, switched) + more for cost, more in zip(costs, moved, strict=True)]
-    return _stages_of(ways, min(range(len(sizes)), key=costs.__getitem__), sizes, batch)
+    best = [0.0] * len(sizes)  # of the best way so far that ends in each size
+    ways: list[Sequence[int]] = []  # for each step, from which size the best way comes to each
+    same = range(len(sizes))
+    for moved, switching in zip(
+        zip(*map(costs.of, sizes), strict=True), costs.switching, strict=True
+    ):
+        switched = min(best) + switching
+        if switched < max(best):
+            cheapest = best.index(min(best))
+            ways.append([cheapest if switched < cost else i for i, cost in enumerate(best)])
+            best = [min(cost, switched) for cost in best]
+        else:
+            ways.append(same)
+        best = [cost + more for cost, more in zip(best, moved, strict=True)]
+    return _stages_of(ways, best.index(min(best)), sizes, batch)
 
 
-def one_stage(
-    steps: Sequence[StepBytes], sizes: Sequence[int], batch: int, cache: int
-) -> list[BatchStage]:
+def one_stage(costs: Costs, sizes: Sequence[int], batch: int) -> list[BatchStage]:
     """The cheapest way in parts of one size."""
-
-    def cost(size: int) -> float:
-        return sum(beyond(step, size, cache) for step in steps)
-
-    best = min(sorted(sizes, reverse=True), key=cost)
-    return [BatchStage(len(steps), best, batch // best)]
+    best = min(sorted(sizes, reverse=True), key=lambda size: sum(costs.of(size)))
+    return [BatchStage(len(costs.steps), best, batch // best)]
 
 
 def streamed(steps: Sequence[StepBytes], stages: Sequence[BatchStage]) -> float:

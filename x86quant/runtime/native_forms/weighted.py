@@ -86,16 +86,21 @@ def _conv_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     if len(x) != len(weight) or x[1] != channels:
         return None
     geometry = zip(
-        x[2:], weight[2:], kwargs["stride"], kwargs["padding"], kwargs["dilation"],
-        kwargs["output_padding"] or [0] * (len(x) - 2), strict=False,
-    )  # fmt: skip
-    transposed = kwargs["transposed"]
-    sizes = [
-        (size - 1) * stride - 2 * padding + dilation * (window - 1) + extra + 1
-        if transposed
-        else (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
-        for size, window, stride, padding, dilation, extra in geometry
-    ]
+        x[2:], weight[2:], kwargs["stride"], kwargs["padding"], kwargs["dilation"], strict=False
+    )
+    if kwargs["transposed"]:
+        extra = kwargs["output_padding"] or [0] * (len(x) - 2)
+        sizes = [
+            (size - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
+            for (size, window, stride, padding, dilation), more in zip(
+                geometry, extra, strict=False
+            )
+        ]
+    else:
+        sizes = [
+            (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
+            for size, window, stride, padding, dilation in geometry
+        ]
     if len(sizes) != len(x) - 2 or min(sizes, default=1) < 1:
         return None
     return _beside_residual([x[0], outputs, *sizes], kwargs, known)

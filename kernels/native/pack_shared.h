@@ -1,0 +1,19 @@
+// Packing the weights of one convolution on several threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "native.h"
+
+namespace xq {
+
+// Calls body(first, end) for stretches of [0, blocks) that together are all of it, perhaps side by side, and
+// returns when all are done.
+using Share = std::function<void(int64_t blocks, const std::function<void(int64_t, int64_t)>& body)>;
+
+// As xq_conv_pack, with its blocks of output channels shared by `share`: the same bytes. Throws what that throws.
+int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* requant, void* packed,
+                const Share& share);
+
+}  // namespace xq
