@@ -6,13 +6,16 @@
     python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
     python -m benchmarks.decoding --prompts 128 --peers openvino
     python -m benchmarks.decoding --kind llama --peers loaded loaded-layers
+    python -m benchmarks.decoding --cache float int8 --prompt 2048 --peers   # the kind of cache
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
 the same threads gives, measured in the same run between the models' turns; ``of memory`` is how
 much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
-alone is measured, for prompts of so many tokens.
+alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours with an
+``x86quant.Int8Cache``, ``--cache float int8`` with both by turns; ``cache MB`` is what the tokens
+that are held at the end take.
 
 Peers: loaded (ours, int8 while loaded by ``from_pretrained``, the head too unless it is tied) and
 loaded-layers (the same with fuse_blocks=False); fp32; stock (dynamic quantization by torch);
@@ -60,6 +63,7 @@ class Subject:
         step: prepares a cache behind ids and returns a call that adds one token; None where only
             prompts are measured.
         times: seconds of a token, by what was measured.
+        cache: that of the steps; None before there are any.
     """
 
     name: str
@@ -67,6 +71,14 @@ class Subject:
     generate: Callable[[torch.Tensor, int], Any] | None
     step: Callable[[torch.Tensor], Callable[[], Any]] | None
     times: dict[str, list[float]] = field(default_factory=dict)
+    cache: Any = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the tokens in the cache of the steps take."""
+        if self.cache is None or isinstance(self.cache, x86quant.Int8Cache):
+            return 0 if self.cache is None else self.cache.nbytes
+        return sum(x.nbytes for layer in self.cache.layers for x in (layer.keys, layer.values))
 
     def note(self, what: str, seconds: float) -> None:
         """Keep one measurement."""
@@ -77,15 +89,17 @@ class Subject:
         return statistics.median(self.times.get(what, [float("nan")]))
 
 
-def decoder(kind: str) -> Any:
-    """A decoder of about 125M parameters, with random weights."""
+def decoder(kind: str, positions: int = 0) -> Any:
+    """A decoder of about 125M parameters, with random weights, for so many tokens at least."""
     declare_missing_ops()
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
     if kind == "gpt2":
-        model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+        model: Any = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_positions=max(1024, positions))
+        )
     else:
         sizes = {
             "vocab_size": 32000,
@@ -94,7 +108,7 @@ def decoder(kind: str) -> Any:
             "num_attention_heads": 12,
             "num_key_value_heads": 4,
             "intermediate_size": 2048,
-            "max_position_embeddings": 2048,
+            "max_position_embeddings": max(2048, positions),
         }
         known = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
         own = {"head_dim": 64} if kind == "qwen3" else {}
@@ -120,14 +134,26 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def _by_transformers(name: str, model: Any) -> Subject:
+def _by_transformers(name: str, model: Any, cache_kind: str = "float") -> Subject:
+    def empty() -> Any:
+        return x86quant.Int8Cache(model.config) if cache_kind == "int8" else None
+
     def generate(ids: torch.Tensor, tokens: int) -> Any:
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        if cache_kind == "int8":
+            options["past_key_values"] = empty()
         return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
     def step(ids: torch.Tensor) -> Callable[[], Any]:
         with torch.no_grad():
-            cache = model(input_ids=ids, use_cache=True, return_dict=True).past_key_values
+            cache = model(
+                input_ids=ids,
+                past_key_values=empty(),
+                use_cache=True,
+                return_dict=True,
+                logits_to_keep=1,
+            ).past_key_values
+        subject.cache = cache
         token = ids[:, -1:]
 
         def add() -> Any:
@@ -138,7 +164,8 @@ def _by_transformers(name: str, model: Any) -> Subject:
 
         return add
 
-    return Subject(name, weight_bytes(model), generate, step)
+    subject = Subject(name, weight_bytes(model), generate, step)
+    return subject
 
 
 class _LastLogits(nn.Module):
@@ -221,11 +248,15 @@ def _torch_int8(model: nn.Module) -> Subject:
     return Subject("torch-int8", weight_bytes(changed), None, step)
 
 
-def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[Subject]:
-    """Ours first, then the peers."""
+def subjects(
+    model: Any, peers: list[str], prompts: list[torch.Tensor], caches: list[str]
+) -> list[Subject]:
+    """Ours first, with each kind of cache, then the peers."""
     ids = [{"input_ids": torch.randint(3, 1000, (1, n)), "use_cache": False} for n in (16, 24, 12)]
     options: dict[str, Any] = {"progress": False, "speed_check": False, "fuse_blocks": True}
-    found = [_by_transformers("x86quant", x86quant.quantize(model, ids, **options))]
+    ours = x86quant.quantize(model, ids, **options)
+    names = {"float": "x86quant", "int8": "int8 cache"}
+    found = [_by_transformers(names[cache], ours, cache) for cache in caches]
     make: dict[str, Callable[[], Subject]] = {
         "fp32": lambda: _by_transformers("fp32", model),
         "loaded": lambda: _by_transformers("loaded", _loaded(model, True)),
@@ -337,6 +368,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=24, help="new tokens of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", nargs="+", choices=("float", "int8"), default=["float"])
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="measure these alone")
     parser.add_argument(
         "--peers", nargs="*", choices=(*PEERS, *LOADED_PEERS, *PROMPT_PEERS), default=PEERS
@@ -351,7 +383,10 @@ def main() -> int:
         parser.error("torch-int8 is a peer of steps alone: give --peers")
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 1000, (1, n), generator=draw) for n in options.prompts]
-    found = subjects(decoder(options.kind), options.peers, prompts)
+    longest = max([options.prompt, *options.prompts])
+    # Room for what is added, in both ways of measuring.
+    positions = longest + 2 * (options.tokens + 2) * (options.rounds + 1)
+    found = subjects(decoder(options.kind, positions), options.peers, prompts, options.cache)
     if prompts:
         measure_prompts(found, prompts, options.rounds)
         print_prompts(found, prompts)
@@ -368,10 +403,12 @@ def main() -> int:
         "token ms",
         "of memory",
         "prompt ms",
+        "cache MB",
         "steps over ours",
+        "by least",
     )
-    print(("{:<14}" + "{:>11}" * 6 + "{:>17}").format(*head))
-    ours = found[0].median("step")
+    print(("{:<14}" + "{:>11}" * 7 + "{:>17}{:>10}").format(*head))
+    ours, least = found[0].median("step"), min(found[0].times["step"])
     for subject in found:
         step, token = subject.median("step"), subject.median("token")
         share = [
@@ -380,7 +417,8 @@ def main() -> int:
         print(
             f"{subject.name:<14}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
             f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"
-            f"{subject.median('prompt') * 1e3:>11.1f}{step / ours:>17.2f}"
+            f"{subject.median('prompt') * 1e3:>11.1f}{subject.cache_bytes / 1e6:>11.1f}"
+            f"{step / ours:>17.3f}{min(subject.times['step']) / least:>10.3f}"
         )
     return 0
 
