@@ -612,6 +612,18 @@ def rows_of_a_cache(size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+def test_codes_of_many_rows_are_rounded_alike(lib: capi.Library, isa: str) -> None:
+    """Three of these codes tell a quotient from a product with a reciprocal."""
+    rows = torch.randn(30000, 64, generator=torch.Generator().manual_seed(4))
+    wanted, scales = cache_codes(rows)
+    codes, found = np.zeros((30000, 64), np.int8), np.zeros((30000, 1), np.float32)
+    for x, of_row, scale in zip(rows.numpy(), codes, found, strict=True):
+        lib.cache_codes(isa, x, of_row, scale)
+    assert np.array_equal(codes, wanted.numpy())
+    assert np.array_equal(found[:, 0], scales.numpy())
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("size", [1, 7, 16, 32, 33, 64, 80, 129])
 def test_codes_of_a_cache_are_the_same_everywhere(lib: capi.Library, isa: str, size: int) -> None:
     rows = rows_of_a_cache(size)

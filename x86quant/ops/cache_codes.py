@@ -26,7 +26,8 @@ def cache_codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.float()
     finite = x.isfinite().all(-1)
     most = torch.where(finite, x.abs().amax(-1), 1.0).clamp(min=_LEAST)
-    codes = (x * (127.0 / most)[..., None]).round().masked_fill(~finite[..., None], 0.0)
+    inverse = torch.full_like(most, 127.0) / most  # 127.0 / most is a product with a reciprocal
+    codes = (x * inverse[..., None]).round().masked_fill(~finite[..., None], 0.0)
     return codes.to(torch.int8), (most / 127.0).masked_fill(~finite, torch.nan)
 
 
