@@ -6,7 +6,7 @@
     python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
     python -m benchmarks.decoding --prompts 128 --peers openvino
     python -m benchmarks.decoding --kind llama --peers loaded loaded-layers
-    python -m benchmarks.decoding --cache float int8 --prompt 2048 --peers   # the kind of cache
+    python -m benchmarks.decoding --cache float int8 --prompt 2048   # the kinds of cache
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
@@ -14,8 +14,8 @@ the same threads gives, measured in the same run between the models' turns; ``of
 much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
 alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours with an
-``x86quant.Int8Cache``, ``--cache float int8`` with both by turns; ``cache MB`` is what the tokens
-that are held at the end take.
+``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
+behind a prompt, with what the tokens that are held take.
 
 Peers: loaded (ours, int8 while loaded by ``from_pretrained``, the head too unless it is tied) and
 loaded-layers (the same with fuse_blocks=False); fp32; stock (dynamic quantization by torch);
@@ -333,6 +333,27 @@ def measure(found: list[Subject], ids: torch.Tensor, tokens: int, rounds: int) -
     return read
 
 
+def compare_caches(found: list[Subject], ids: torch.Tensor, steps: int) -> None:
+    """A table of steps with each kind of cache, one by one by turns, behind the same prompt."""
+    adds = [subject.step(ids) for subject in found if subject.step is not None]
+    for number in range(steps + 2):
+        for subject, add in zip(found, adds, strict=True):
+            start = time.perf_counter()
+            add()
+            if number >= 2:  # the first ones plan
+                subject.note("step", time.perf_counter() - start)
+    columns = ("held", "cache MB", "median ms", "least ms", "by median", "by least")
+    print(("{:<14}" + "{:>11}" * 6).format("", *columns))
+    ours = found[0].times["step"]
+    for subject in found:
+        median, least = subject.median("step"), min(subject.times["step"])
+        print(
+            f"{subject.name:<14}{ids.shape[1]:>11}{subject.cache_bytes / 1e6:>11.1f}"
+            f"{median * 1e3:>11.2f}{least * 1e3:>11.2f}"
+            f"{median / statistics.median(ours):>11.3f}{least / min(ours):>11.3f}"
+        )
+
+
 def measure_prompts(found: list[Subject], prompts: list[torch.Tensor], rounds: int) -> None:
     """Times of each subject by turns, of each prompt."""
     for number in range(rounds + 1):
@@ -379,6 +400,8 @@ def main() -> int:
     print_environment()
     if bool(options.prompts) < bool({*options.peers} & {*PROMPT_PEERS}):
         parser.error("openvino is a peer of --prompts alone")
+    if options.prompts and options.cache != ["float"]:
+        parser.error("--cache is for steps: leave out --prompts")
     if options.prompts and "torch-int8" in options.peers:
         parser.error("torch-int8 is a peer of steps alone: give --peers")
     draw = torch.Generator().manual_seed(1)
@@ -386,12 +409,17 @@ def main() -> int:
     longest = max([options.prompt, *options.prompts])
     # Room for what is added, in both ways of measuring.
     positions = longest + 2 * (options.tokens + 2) * (options.rounds + 1)
-    found = subjects(decoder(options.kind, positions), options.peers, prompts, options.cache)
+    comparing = len(options.cache) > 1
+    peers = [] if comparing else options.peers
+    found = subjects(decoder(options.kind, positions), peers, prompts, options.cache)
     if prompts:
         measure_prompts(found, prompts, options.rounds)
         print_prompts(found, prompts)
         return 0
     ids = torch.randint(3, 1000, (1, options.prompt), generator=torch.Generator().manual_seed(1))
+    if comparing:
+        compare_caches(found, ids, options.tokens * options.rounds)
+        return 0
     read = measure(found, ids, options.tokens, options.rounds)
     best = max(read)
     print(f"read: {statistics.median(read) / 1e9:.1f} GB/s, at best {best / 1e9:.1f}")
@@ -403,12 +431,10 @@ def main() -> int:
         "token ms",
         "of memory",
         "prompt ms",
-        "cache MB",
         "steps over ours",
-        "by least",
     )
-    print(("{:<14}" + "{:>11}" * 7 + "{:>17}{:>10}").format(*head))
-    ours, least = found[0].median("step"), min(found[0].times["step"])
+    print(("{:<14}" + "{:>11}" * 6 + "{:>17}").format(*head))
+    ours = found[0].median("step")
     for subject in found:
         step, token = subject.median("step"), subject.median("token")
         share = [
@@ -417,8 +443,7 @@ def main() -> int:
         print(
             f"{subject.name:<14}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
             f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"
-            f"{subject.median('prompt') * 1e3:>11.1f}{subject.cache_bytes / 1e6:>11.1f}"
-            f"{step / ours:>17.3f}{min(subject.times['step']) / least:>10.3f}"
+            f"{subject.median('prompt') * 1e3:>11.1f}{step / ours:>17.2f}"
         )
     return 0
 
