@@ -22,7 +22,7 @@ from x86quant.ops.cache_codes import cache_codes, from_cache_codes
 _PARTS = ("key_codes", "value_codes", "key_scales", "value_scales")
 
 
-class Int8Layer(DynamicLayer):
+class Int8Layer(DynamicLayer):  # type: ignore[misc]
     """One layer of an ``Int8Cache``.
 
     Attributes:

@@ -73,8 +73,8 @@ def int8_cached_attention(
     # In floats, of this layer alone; the check of what fits is that of the float op.
     held = from_cache_codes(cache[2 * layer : 2 * layer + 2], scales[2 * layer : 2 * layer + 2])
     new = [cache_codes(x.transpose(1, 2)) for x in (k, v)]
-    given = (from_cache_codes(*x).transpose(1, 2) for x in new)
-    out = cached_attention(q, *given, held, 0, length, hidden, scale)
+    keys, values = (from_cache_codes(*x).transpose(1, 2) for x in new)
+    out = cached_attention(q, keys, values, held, 0, length, hidden, scale)
     for number, (codes, of_codes) in enumerate(new, 2 * layer):
         cache[number, :, :, before:after] = codes
         scales[number, :, :, before:after] = of_codes
