@@ -6,13 +6,16 @@
     python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
     python -m benchmarks.decoding --prompts 128 --peers openvino
     python -m benchmarks.decoding --kind llama --peers loaded loaded-layers
+    python -m benchmarks.decoding --cache float int8 --prompt 2048   # the kinds of cache
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
 the same threads gives, measured in the same run between the models' turns; ``of memory`` is how
 much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
-alone is measured, for prompts of so many tokens.
+alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours with an
+``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
+behind a prompt, with what the tokens that are held take.
 
 Peers: loaded (ours, int8 while loaded by ``from_pretrained``, the head too unless it is tied) and
 loaded-layers (the same with fuse_blocks=False); fp32; stock (dynamic quantization by torch);
@@ -60,6 +63,7 @@ class Subject:
         step: prepares a cache behind ids and returns a call that adds one token; None where only
             prompts are measured.
         times: seconds of a token, by what was measured.
+        cache: that of the steps; None before there are any.
     """
 
     name: str
@@ -67,6 +71,14 @@ class Subject:
     generate: Callable[[torch.Tensor, int], Any] | None
     step: Callable[[torch.Tensor], Callable[[], Any]] | None
     times: dict[str, list[float]] = field(default_factory=dict)
+    cache: Any = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the tokens in the cache of the steps take."""
+        if self.cache is None or isinstance(self.cache, x86quant.Int8Cache):
+            return 0 if self.cache is None else self.cache.nbytes
+        return sum(x.nbytes for layer in self.cache.layers for x in (layer.keys, layer.values))
 
     def note(self, what: str, seconds: float) -> None:
         """Keep one measurement."""
@@ -77,15 +89,17 @@ class Subject:
         return statistics.median(self.times.get(what, [float("nan")]))
 
 
-def decoder(kind: str) -> Any:
-    """A decoder of about 125M parameters, with random weights."""
+def decoder(kind: str, positions: int = 0) -> Any:
+    """A decoder of about 125M parameters, with random weights, for so many tokens at least."""
     declare_missing_ops()
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
     if kind == "gpt2":
-        model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+        model: Any = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_positions=max(1024, positions))
+        )
     else:
         sizes = {
             "vocab_size": 32000,
@@ -94,7 +108,7 @@ def decoder(kind: str) -> Any:
             "num_attention_heads": 12,
             "num_key_value_heads": 4,
             "intermediate_size": 2048,
-            "max_position_embeddings": 2048,
+            "max_position_embeddings": max(2048, positions),
         }
         known = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
         own = {"head_dim": 64} if kind == "qwen3" else {}
@@ -120,14 +134,26 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def _by_transformers(name: str, model: Any) -> Subject:
+def _by_transformers(name: str, model: Any, cache_kind: str = "float") -> Subject:
+    def empty() -> Any:
+        return x86quant.Int8Cache(model.config) if cache_kind == "int8" else None
+
     def generate(ids: torch.Tensor, tokens: int) -> Any:
         options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        if cache_kind == "int8":
+            options["past_key_values"] = empty()
         return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
     def step(ids: torch.Tensor) -> Callable[[], Any]:
         with torch.no_grad():
-            cache = model(input_ids=ids, use_cache=True, return_dict=True).past_key_values
+            cache = model(
+                input_ids=ids,
+                past_key_values=empty(),
+                use_cache=True,
+                return_dict=True,
+                logits_to_keep=1,
+            ).past_key_values
+        subject.cache = cache
         token = ids[:, -1:]
 
         def add() -> Any:
@@ -138,7 +164,8 @@ def _by_transformers(name: str, model: Any) -> Subject:
 
         return add
 
-    return Subject(name, weight_bytes(model), generate, step)
+    subject = Subject(name, weight_bytes(model), generate, step)
+    return subject
 
 
 class _LastLogits(nn.Module):
@@ -221,11 +248,15 @@ def _torch_int8(model: nn.Module) -> Subject:
     return Subject("torch-int8", weight_bytes(changed), None, step)
 
 
-def subjects(model: Any, peers: list[str], prompts: list[torch.Tensor]) -> list[Subject]:
-    """Ours first, then the peers."""
+def subjects(
+    model: Any, peers: list[str], prompts: list[torch.Tensor], caches: list[str]
+) -> list[Subject]:
+    """Ours first, with each kind of cache, then the peers."""
     ids = [{"input_ids": torch.randint(3, 1000, (1, n)), "use_cache": False} for n in (16, 24, 12)]
     options: dict[str, Any] = {"progress": False, "speed_check": False, "fuse_blocks": True}
-    found = [_by_transformers("x86quant", x86quant.quantize(model, ids, **options))]
+    ours = x86quant.quantize(model, ids, **options)
+    names = {"float": "x86quant", "int8": "int8 cache"}
+    found = [_by_transformers(names[cache], ours, cache) for cache in caches]
     make: dict[str, Callable[[], Subject]] = {
         "fp32": lambda: _by_transformers("fp32", model),
         "loaded": lambda: _by_transformers("loaded", _loaded(model, True)),
@@ -302,6 +333,27 @@ def measure(found: list[Subject], ids: torch.Tensor, tokens: int, rounds: int) -
     return read
 
 
+def compare_caches(found: list[Subject], ids: torch.Tensor, steps: int) -> None:
+    """A table of steps with each kind of cache, one by one by turns, behind the same prompt."""
+    adds = [subject.step(ids) for subject in found if subject.step is not None]
+    for number in range(steps + 2):
+        for subject, add in zip(found, adds, strict=True):
+            start = time.perf_counter()
+            add()
+            if number >= 2:  # the first ones plan
+                subject.note("step", time.perf_counter() - start)
+    columns = ("held", "cache MB", "median ms", "least ms", "by median", "by least")
+    print(("{:<14}" + "{:>11}" * 6).format("", *columns))
+    ours = found[0].times["step"]
+    for subject in found:
+        median, least = subject.median("step"), min(subject.times["step"])
+        print(
+            f"{subject.name:<14}{ids.shape[1]:>11}{subject.cache_bytes / 1e6:>11.1f}"
+            f"{median * 1e3:>11.2f}{least * 1e3:>11.2f}"
+            f"{median / statistics.median(ours):>11.3f}{least / min(ours):>11.3f}"
+        )
+
+
 def measure_prompts(found: list[Subject], prompts: list[torch.Tensor], rounds: int) -> None:
     """Times of each subject by turns, of each prompt."""
     for number in range(rounds + 1):
@@ -337,6 +389,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=24, help="new tokens of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", nargs="+", choices=("float", "int8"), default=["float"])
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="measure these alone")
     parser.add_argument(
         "--peers", nargs="*", choices=(*PEERS, *LOADED_PEERS, *PROMPT_PEERS), default=PEERS
@@ -347,16 +400,26 @@ def main() -> int:
     print_environment()
     if bool(options.prompts) < bool({*options.peers} & {*PROMPT_PEERS}):
         parser.error("openvino is a peer of --prompts alone")
+    if options.prompts and options.cache != ["float"]:
+        parser.error("--cache is for steps: leave out --prompts")
     if options.prompts and "torch-int8" in options.peers:
         parser.error("torch-int8 is a peer of steps alone: give --peers")
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 1000, (1, n), generator=draw) for n in options.prompts]
-    found = subjects(decoder(options.kind), options.peers, prompts)
+    longest = max([options.prompt, *options.prompts])
+    # Room for what is added, in both ways of measuring.
+    positions = longest + 2 * (options.tokens + 2) * (options.rounds + 1)
+    comparing = len(options.cache) > 1
+    peers = [] if comparing else options.peers
+    found = subjects(decoder(options.kind, positions), peers, prompts, options.cache)
     if prompts:
         measure_prompts(found, prompts, options.rounds)
         print_prompts(found, prompts)
         return 0
     ids = torch.randint(3, 1000, (1, options.prompt), generator=torch.Generator().manual_seed(1))
+    if comparing:
+        compare_caches(found, ids, options.tokens * options.rounds)
+        return 0
     read = measure(found, ids, options.tokens, options.rounds)
     best = max(read)
     print(f"read: {statistics.median(read) / 1e9:.1f} GB/s, at best {best / 1e9:.1f}")

@@ -2,6 +2,7 @@
 
 python -m benchmarks.greedy_agreement                    # random decoders of three kinds
 python -m benchmarks.greedy_agreement --model FOLDER     # a model of transformers, with tokenizer
+python -m benchmarks.greedy_agreement --int8-cache       # with keys and values in int8, too
 
 A token must be the float model's as long as the margin between its best two logits is more than
 twice what int8 changes any logit by. For each prompt: how many tokens are equal; and at the first
@@ -129,8 +130,26 @@ def agreement(float_model: Any, int8: Any, ids: torch.Tensor, tokens: int) -> Ag
     )
 
 
-def _show(name: str, model: nn.Module, prompts: list[torch.Tensor], tokens: int) -> bool:
-    int8 = x86quant.to_dynamic(model)
+class OnInt8Cache:
+    """A decoder that generates with an ``Int8Cache``; calls of it are as they are."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        cache = x86quant.Int8Cache(self.model.config)
+        return self.model.generate(*args, **kwargs, past_key_values=cache)
+
+    def __call__(self, ids: torch.Tensor) -> Any:
+        return self.model(ids)
+
+
+def _show(
+    name: str, model: nn.Module, prompts: list[torch.Tensor], tokens: int, int8_cache: bool
+) -> bool:
+    int8: Any = x86quant.to_dynamic(model)
+    if int8_cache:
+        int8 = OnInt8Cache(int8)
     explained = True
     for number, ids in enumerate(prompts):
         found = agreement(model, int8, ids, tokens)
@@ -144,6 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a folder with a decoder and its tokenizer")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--int8-cache", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     print_environment()
@@ -156,12 +176,12 @@ def main() -> int:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
         texts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
-        return 0 if _show("model", model, texts, options.tokens) else 1
+        return 0 if _show("model", model, texts, options.tokens, options.int8_cache) else 1
     explained = True
     for kind in ("gpt2", "llama", "qwen3"):
         generator = torch.Generator().manual_seed(1)
         prompts = [torch.randint(3, 1000, (1, 16), generator=generator) for _ in range(4)]
-        explained &= _show(kind, decoder(kind), prompts, options.tokens)
+        explained &= _show(kind, decoder(kind), prompts, options.tokens, options.int8_cache)
     return 0 if explained else 1
 
 

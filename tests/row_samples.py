@@ -76,6 +76,17 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "hidden": torch.tensor([0, 2]),
         "scale": 0.3,
     },
+    "int8_cached_attention": {
+        "q": floats(2, 1, 4, 8),
+        "k": floats(2, 1, 2, 8),
+        "v": floats(2, 1, 2, 8),
+        "cache": int8s(6, 2, 2, 5, 8),
+        "scales": torch.rand(6, 2, 2, 5, generator=_G) / 50,
+        "layer": 1,
+        "length": torch.tensor([3]),
+        "hidden": torch.tensor([0, 2]),
+        "scale": 0.3,
+    },
     "newest_sees": {
         "hidden": torch.tensor([0, 2]),
         "new": floats(2, 3, 4),

@@ -19,6 +19,7 @@ from x86quant import extension
 from x86quant.kernels.native import capi
 from x86quant.ops import rows
 from x86quant.ops.attention import attention, newest_sees
+from x86quant.ops.cache_codes import cache_codes, from_cache_codes
 from x86quant.ops.rows import quantize_rows
 
 DEFINED: Any = rows  # arguments in a star are beyond mypy
@@ -594,3 +595,120 @@ def test_one_queries_that_do_not_fit_are_refused(lib: capi.Library, field: str, 
     setattr(op, field, value)
     with pytest.raises(capi.NativeError):
         lib.one_query(op)
+
+
+def rows_of_a_cache(size: int) -> torch.Tensor:
+    """Rows of every magnitude, and some whose products fall on the middle between two codes."""
+    draw = torch.Generator().manual_seed(size)
+    x = torch.randn(60, size, generator=draw) * 10.0 ** torch.arange(-43, 17)[:, None]
+    x[0] = 0
+    x[1] = -0.0
+    x[2:6] = torch.randint(-254, 255, (4, size), generator=draw) / 2
+    x[2:6, 0] = 127
+    x[6, -1] = torch.nan
+    x[7, 0] = -torch.inf
+    x[8, 0] = 3e38
+    return x
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_codes_of_many_rows_are_rounded_alike(lib: capi.Library, isa: str) -> None:
+    """Three of these codes tell a quotient from a product with a reciprocal."""
+    rows = torch.randn(30000, 64, generator=torch.Generator().manual_seed(4))
+    wanted, scales = cache_codes(rows)
+    codes, found = np.zeros((30000, 64), np.int8), np.zeros((30000, 1), np.float32)
+    for x, of_row, scale in zip(rows.numpy(), codes, found, strict=True):
+        lib.cache_codes(isa, x, of_row, scale)
+    assert np.array_equal(codes, wanted.numpy())
+    assert np.array_equal(found[:, 0], scales.numpy())
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("size", [1, 7, 16, 32, 33, 64, 80, 129])
+def test_codes_of_a_cache_are_the_same_everywhere(lib: capi.Library, isa: str, size: int) -> None:
+    rows = rows_of_a_cache(size)
+    wanted, scales = cache_codes(rows)
+    assert int(wanted.abs().max()) <= 127
+    for row, want, scale in zip(rows, wanted, scales, strict=True):
+        x = at_page_end(row.numpy())
+        codes = at_page_end(np.full(size, 99, np.int8))
+        found = at_page_end(np.zeros(1, np.float32))
+        lib.cache_codes(isa, x, codes, found)
+        assert codes.tolist() == want.tolist()
+        assert found.tobytes() == scale.numpy().tobytes()
+        if scale.isfinite():
+            error = (from_cache_codes(want, scale).double() - row.double()).abs().max()
+            assert error <= 0.5001 * float(scale)
+
+
+#: Batch, queries, keys before them, heads, heads of keys, size.
+CODED = [
+    (1, 1, 0, 2, 2, 8), (2, 1, 6, 4, 2, 20), (1, 1, 32, 12, 12, 64), (2, 1, 69, 7, 1, 80),
+    (1, 1, 130, 9, 3, 129), (2, 3, 20, 6, 2, 64), (1, 8, 60, 5, 1, 16), (2, 9, 60, 4, 2, 33),
+    (1, 40, 0, 2, 1, 64), (1, 70, 300, 2, 2, 32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("shape", CODED, ids=str)
+def test_attention_to_codes_is_that_to_their_floats(
+    lib: capi.Library, isa: str, shape: tuple[int, int, int, int, int, int]
+) -> None:
+    batch, queries, past, n, kv, size = shape
+    keys = past + queries
+    draw = torch.Generator().manual_seed(keys)
+    q = torch.randn(batch, queries, n, size, generator=draw)
+    held = [cache_codes(torch.randn(batch, kv, keys, size, generator=draw)) for _ in range(2)]
+    keys_of, values_of = (from_cache_codes(*x).transpose(1, 2) for x in held)
+    hidden = np.array([0, past // 2], np.int64)[-batch:].copy()
+    out = at_page_end(np.full((batch, queries, n, size), np.nan, np.float32))
+    kept = [at_page_end(x.numpy()) for pair in zip(*held, strict=True) for x in pair]
+    at_q = at_page_end(q.numpy())
+    op = capi.Attention(capi.ISAS[isa], batch, queries, keys, n, kv, size)
+    op.q, op.out = at_q.ctypes.data, out.ctypes.data
+    op.k_codes, op.v_codes, op.k_scale, op.v_scale = (x.ctypes.data for x in kept)
+    op.q_stride = (ctypes.c_int64 * 3)(queries * n * size, n * size, size)
+    op.k_stride = op.v_stride = (ctypes.c_int64 * 3)(kv * keys * size, size, keys * size)
+    op.k_scale_stride = op.v_scale_stride = (ctypes.c_int64 * 2)(kv * keys, keys)
+    op.scale, op.causal, op.past, op.threads = 0.2, 1, past, 2
+    step = 0.03 if queries > 8 and in_bfloat16(isa) else 1e-4
+    for number in (None, hidden.ctypes.data):
+        nobody = torch.from_numpy(hidden) * (number is not None)
+        sees = newest_sees(nobody, q, keys_of)
+        want = attention(q, keys_of, values_of, sees, False, 0.2)
+        op.hidden = number
+        lib.attention(op)
+        torch.testing.assert_close(torch.from_numpy(out.copy()), want, rtol=step, atol=step)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+def test_what_is_not_finite_in_a_cache_shows(lib: capi.Library, isa: str) -> None:
+    """A code of 0 with a scale of NaN must not become a share of nothing."""
+    held = cache_codes(torch.randn(1, 1, 9, 16))
+    for part, shown in (("k_scale", True), ("v_scale", True), (None, False)):
+        parts = {name: x.clone() for name, x in zip(("k_codes", "k_scale"), held, strict=True)}
+        parts |= {"v_codes": held[0].clone(), "v_scale": held[1].clone()}
+        if part:
+            parts[part][0, 0, 4] = torch.nan
+        q, out = np.ones((1, 1, 1, 16), np.float32), np.zeros((1, 1, 1, 16), np.float32)
+        op = capi.Attention(capi.ISAS[isa], 1, 1, 9, 1, 1, 16)
+        op.q, op.out = q.ctypes.data, out.ctypes.data
+        for name, x in parts.items():
+            setattr(op, name, x.data_ptr())
+        op.k_stride = op.v_stride = (ctypes.c_int64 * 3)(144, 16, 144)
+        op.k_scale_stride = op.v_scale_stride = (ctypes.c_int64 * 2)(9, 9)
+        op.scale, op.causal, op.past, op.threads = 0.2, 1, 8, 1
+        lib.attention(op)
+        assert np.isnan(out).all() == shown
+
+
+@pytest.mark.parametrize("wrong", ["mask", "starts", "causal", "k", "k_codes", "v_scale"])
+def test_codes_with_what_they_do_not_go_with_are_refused(lib: capi.Library, wrong: str) -> None:
+    op = capi.Attention(capi.ISAS["avx2"], 1, 1, 4, 2, 2, 8)
+    op.q = op.out = op.k_codes = op.v_codes = op.k_scale = op.v_scale = 64
+    op.causal, op.past, op.threads = 1, 3, 1
+    at = ctypes.byref(op)
+    assert lib.lib.xq_attention_check(at) == 0
+    setattr(op, wrong, 64 if not getattr(op, wrong) else 0 if wrong == "causal" else None)
+    with pytest.raises(capi.NativeError):
+        lib.attention(op)

@@ -19,6 +19,7 @@ from tests.isa import LEVELS, has, in_bfloat16
 from tests.row_samples import NORM, QKV, SAMPLES, WEIGHT, floats, int8s
 from tests.test_serving import Served
 from x86quant.compiled.module import CompiledModule
+from x86quant.ops.cache_codes import cache_codes
 from x86quant.ops.rows import CODES, NORMED, TOTAL
 
 ops = torch.ops.x86quant
@@ -206,7 +207,8 @@ def test_masks_whose_cells_lie_apart_are_left_to_torch() -> None:
 #: Of the second one the kernel sums in another order, the third is plain torch, and of the others
 #: rows behind those that are present are not said: they have tests of their own.
 _ELSEWHERE = (
-    "linear_rows", "cached_attention", "newest_sees", "gather_tokens", "present_attention_rows"
+    "linear_rows", "cached_attention", "int8_cached_attention", "newest_sees", "gather_tokens",
+    "present_attention_rows"
 )  # fmt: skip
 
 
@@ -379,6 +381,41 @@ def test_attention_extends_its_cache(
         with pytest.raises(ValueError, match="cannot be hidden"):
             module.run((*new, cache, torch.tensor([3]), torch.tensor([0, hidden])))
     assert torch.equal(cache, twin)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("heads", "kv", "size", "tokens"),
+    [(4, 2, 8, 1), (7, 1, 20, 1), (3, 3, 64, 1), (6, 2, 64, 2), (4, 2, 8, 40), (6, 3, 64, 300)],
+)
+def test_attention_extends_a_cache_of_codes(
+    heads: int, kv: int, size: int, tokens: int, threads: int
+) -> None:
+    net = _Net()
+    names = ("q", "k", "v", "cache", "scales", "length", "hidden")
+    inputs = {name: net.input(name) for name in names}
+    module = net.compiled(net.call("int8_cached_attention", **inputs, layer=1, scale=0.3))
+    room = tokens + 5
+    held = cache_codes(floats(4, 2, kv, room, size))
+    twins = [x.clone() for x in held]
+    new = floats(2, tokens, heads + 2 * kv, size).split([heads, kv, kv], 2)
+    with torch.no_grad(), threads_of(threads):
+        for length, hidden in ((0, 0), (3, 0), (5, 3), (2, tokens + 1)):
+            told = (torch.tensor([length]), torch.tensor([hidden, 0]))
+            (actual,) = module.run((*new, *held, *told))
+            (expected,) = module.graph_module(*new, *twins, *told)
+            # Of bfloat16, where tiles multiply many tokens.
+            step = 0.03 if tokens > 8 and in_bfloat16(x86quant.cpu().isa) else 1e-4
+            torch.testing.assert_close(actual, expected, rtol=step, atol=step)
+            assert all(torch.equal(a, b) for a, b in zip(held, twins, strict=True))
+    assert _steps(module) == [["int8_cached_attention"]]
+    none = torch.tensor([0, 0])
+    for length in (6, -1):
+        with pytest.raises(ValueError, match=f"room for {room} tokens"):
+            module.run((*new, *held, torch.tensor([length]), none))
+        with pytest.raises(ValueError, match=f"room for {room} tokens"):
+            module.graph_module(*new, *held, torch.tensor([length]), none)
+    assert all(torch.equal(a, b) for a, b in zip(held, twins, strict=True))
 
 
 def test_tokens_that_are_not_there_are_not_taken() -> None:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from x86quant.explaining.int8_proof import ComputeReport, assert_int8, compute_ops
     from x86quant.explaining.rerouting import reroute
     from x86quant.hardware.cpu import Cpu, cpu
+    from x86quant.huggingface import Int8Cache as Int8Cache
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.profiling import Profile, profile
     from x86quant.pt2e import X86Quantizer as X86Quantizer
@@ -155,7 +156,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 #: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
-_EXTRAS = {"X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
+_EXTRAS = {"Int8Cache": "huggingface", "X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
 
 __all__ = [
     "ArtifactError",

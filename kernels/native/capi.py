@@ -210,6 +210,9 @@ class Attention(ctypes.Structure):
         ("hidden", ctypes.c_void_p),
         ("past", ctypes.c_int64),
         ("threads", ctypes.c_int32),
+        *((f"{name}_codes", ctypes.c_void_p) for name in "kv"),
+        *((f"{name}_scale", ctypes.c_void_p) for name in "kv"),
+        *((f"{name}_scale_stride", ctypes.c_int64 * 2) for name in "kv"),
     ]
 
 
@@ -424,6 +427,12 @@ class Library:
             scratch = aligned(self.lib.xq_attention_scratch(at))
             scratch[:] = 0xFF  # NaN, as floats
             self.lib.xq_attention_run(at, item, item + 1, scratch.ctypes.data)
+
+    def cache_codes(self, isa: str, x: Floats, codes: npt.NDArray[np.int8], scale: Floats) -> None:
+        """Codes of one row ``x`` and their scale, written to ``codes`` and ``scale``."""
+        at = (ctypes.c_void_p(part.ctypes.data) for part in (codes, scale))
+        size = ctypes.c_int64(x.size)
+        self.lib.xq_cache_codes(ISAS[isa], ctypes.c_void_p(x.ctypes.data), size, *at)
 
     def one_query(self, op: OneQuery) -> None:
         """Run all items of an attention of one query a head, on this thread."""

@@ -66,6 +66,10 @@ XQ_API void xq_rows_run(const xq_rows* op, int phase, int64_t begin, int64_t end
 // With `starts` batches have numbers of tokens of their own, queries and keys are the most of them, and the rows of all
 // lie one behind another: those of batch n, of q, k, v, out and of the keys of a mask, from starts[n] to starts[n + 1].
 // Strides from batch to batch do not count then.
+//
+// With `k_codes` and `v_codes`, in place of k and v, keys and values are what xq_cache_codes made of them, a scale each;
+// their strides are in codes. The few newest tokens of a decoder multiply codes as they lie, many make floats of them first.
+// These come with neither mask nor starts, and are causal.
 typedef struct xq_attention {
   int32_t isa;
   int64_t batch, queries, keys, heads, kv_heads, size;
@@ -81,6 +85,9 @@ typedef struct xq_attention {
   const int64_t* hidden;                                  // null, or of batch numbers from 0 to keys
   int64_t past;                                           // keys before that of the first query: 0 or more
   int32_t threads;                                        // how many threads will share the items: 1 or more
+  const int8_t *k_codes, *v_codes;                        // null, or the features of a head are adjacent
+  const float *k_scale, *v_scale;                         // of a head's tokens are adjacent
+  int64_t k_scale_stride[2], v_scale_stride[2];           // from batch to batch, head to head, in floats
 } xq_attention;
 
 XQ_API int xq_attention_check(const xq_attention* op);
@@ -89,6 +96,11 @@ XQ_API int xq_attention_in_bfloat16(int isa);
 XQ_API size_t xq_attention_scratch(const xq_attention* op);  // bytes for each running thread
 XQ_API int64_t xq_attention_items(const xq_attention* op);
 XQ_API void xq_attention_run(const xq_attention* op, int64_t begin, int64_t end, void* scratch);
+
+// Codes from -127 to 127 of `size` features and their scale, so that real = code * scale: of the largest amount a 127th,
+// and never less than 2^-127, so that zeros have one. If a feature is not finite, nor is the scale, and codes are 0.
+// The same bytes on every level.
+XQ_API void xq_cache_codes(int isa, const float* x, int64_t size, int8_t* codes, float* scale);
 
 // The same for one query a head and keys and values that lie where a decoder keeps them: no mask, all keys are seen
 // but those that `hidden` says, which leaves one at least.

@@ -57,11 +57,39 @@ struct OneQueryTask {
   float* out;                 // heads follow one another
 };
 
+// The same of keys and values that are codes with a scale each.
+struct CodeQueryTask {
+  const float* q;
+  const int8_t *k, *v;
+  const float *k_scale, *v_scale;
+  int64_t q_head, k_stride, v_stride;
+  int64_t heads, keys, size;
+  float scale;
+  float* out;                 // heads follow one another
+};
+
+// Rows of codes with a scale each, as floats `size` apart.
+struct CodeRowsTask {
+  const int8_t* codes;
+  const float* scale;
+  int64_t stride, rows, size;
+  float* out;
+};
+
+constexpr int64_t kCodeHeads = 4;  // heads of queries that read codes together, each with scores of its own
+
+struct CodeKernels {
+  void (*make)(const float* x, int64_t size, int8_t* codes, float* scale);
+  void (*to_floats)(const CodeRowsTask&);
+  void (*query)(const CodeQueryTask&, float* scores);
+};
+
 // What an ISA file provides beside its IsaKernels.
 struct RowKernels {
   void (*finish_rows)(const FinishTask&);
   AttentionKernel attention;  // of float32
   void (*one_query)(const OneQueryTask&, float* scores);
+  CodeKernels codes;          // of an int8 cache
 };
 
 extern const RowKernels kAvx2Rows, kAvxVnniRows, kAvx512Rows, kAvx512VnniRows, kAmxRows;

@@ -1,4 +1,5 @@
-// Attention of a decoder's newest tokens: their keys and values join the cache, where all that came before lie.
+// Attention of a decoder's newest tokens: their keys and values join the cache, where all that came before lie, as floats or
+// as int8 codes with a scale for each token and head.
 #include <algorithm>
 #include <cstring>
 
@@ -24,11 +25,17 @@ class CachedAttention final : public Step {
     op.size = fields.integer("size"), op.scale = fields.real("scale");
     capacity_ = fields.integer("capacity");
     // Batch, token and head, as attention has them; batch, head and token, as they lie in a cache.
-    q_ = strided(fields, "q", "q_strides", {op.batch, op.queries, op.heads, op.size}, op.q_stride);
-    k_ = strided(fields, "k", "k_strides", {op.batch, op.queries, op.kv_heads, op.size}, new_k_stride_);
-    v_ = strided(fields, "v", "v_strides", {op.batch, op.queries, op.kv_heads, op.size}, new_v_stride_);
-    keys_ = strided(fields, "keys", "keys_strides", {op.batch, op.kv_heads, capacity_, op.size}, op.k_stride);
-    values_ = strided(fields, "values", "values_strides", {op.batch, op.kv_heads, capacity_, op.size}, op.v_stride);
+    q_ = strided(fields, "q", "q_strides", kFloat, {op.batch, op.queries, op.heads, op.size}, op.q_stride);
+    k_ = strided(fields, "k", "k_strides", kFloat, {op.batch, op.queries, op.kv_heads, op.size}, new_k_stride_);
+    v_ = strided(fields, "v", "v_strides", kFloat, {op.batch, op.queries, op.kv_heads, op.size}, new_v_stride_);
+    codes_ = fields.has("key_scales");
+    const int64_t held = codes_ ? 1 : kFloat;
+    keys_ = strided(fields, "keys", "keys_strides", held, {op.batch, op.kv_heads, capacity_, op.size}, op.k_stride);
+    values_ = strided(fields, "values", "values_strides", held, {op.batch, op.kv_heads, capacity_, op.size}, op.v_stride);
+    if (codes_) {
+      key_scales_ = strided(fields, "key_scales", "key_scales_strides", kFloat, {op.batch, op.kv_heads, capacity_}, op.k_scale_stride);
+      value_scales_ = strided(fields, "value_scales", "value_scales_strides", kFloat, {op.batch, op.kv_heads, capacity_}, op.v_scale_stride);
+    }
     std::swap(op.k_stride[1], op.k_stride[2]), std::swap(op.v_stride[1], op.v_stride[2]);
     length_ = fields.address("length", kWord, {1}, {kWord});
     hidden_ = fields.address("hidden", kWord, {op.batch}, {kWord});
@@ -36,8 +43,13 @@ class CachedAttention final : public Step {
     out_ = fields.address("out", kFloat, {op.batch, op.queries, op.heads * op.size}, {op.queries * row, row, kFloat});
     xq_attention trial = op;
     trial.keys = capacity_, trial.threads = 1;
-    trial.q = q_.any<const float>(), trial.k = keys_.any<const float>(), trial.v = values_.any<const float>();
-    trial.out = out_.any<float>();
+    trial.q = q_.any<const float>(), trial.out = out_.any<float>();
+    if (codes_) {
+      trial.k_codes = keys_.any<const int8_t>(), trial.v_codes = values_.any<const int8_t>();
+      trial.k_scale = key_scales_.any<const float>(), trial.v_scale = value_scales_.any<const float>();
+    } else {
+      trial.k = keys_.any<const float>(), trial.v = values_.any<const float>();
+    }
     const int status = xq_attention_check(&trial);
     require(status == XQ_OK, "step \"cached_attention\" of a plan: ", xq_status_text(status));
   }
@@ -52,10 +64,12 @@ class CachedAttention final : public Step {
     for (int64_t n = 0; n < op.batch; ++n)
       require(op.hidden[n] >= 0 && op.hidden[n] < op.keys, "of ", op.keys, " tokens the first ", op.hidden[n],
               " cannot be hidden");
+    op.q = q_.at<const float>(bases), op.out = out_.at<float>(bases);
+    const auto *k = k_.at<const float>(bases), *v = v_.at<const float>(bases);
+    if (codes_) return run_codes(op, k, v, bases);
     auto* const keys = keys_.at<float>(bases);
     auto* const values = values_.at<float>(bases);
-    op.q = q_.at<const float>(bases), op.k = keys, op.v = values, op.out = out_.at<float>(bases);
-    const auto *k = k_.at<const float>(bases), *v = v_.at<const float>(bases);
+    op.k = keys, op.v = values;
     const auto append_all = [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
         append(k, new_k_stride_, keys, op.k_stride, item, op.past);
@@ -63,7 +77,7 @@ class CachedAttention final : public Step {
       }
     };
     if (op.queries == 1) return add_one(op, append_all);
-    split(op.batch * op.kv_heads, useful_threads(op.batch * op.kv_heads * op.queries * op.size / kFloatsEach), append_all);
+    split(op.batch * op.kv_heads, useful_threads(floats_to_append() / kFloatsEach), append_all);
     run_attention(op);
   }
   // Of the new tokens alone, as what is held shows in a run.
@@ -75,6 +89,43 @@ class CachedAttention final : public Step {
 
  private:
   static constexpr int64_t kFloat = sizeof(float), kWord = sizeof(int64_t);
+
+  int64_t floats_to_append() const { return op_.batch * op_.kv_heads * op_.queries * op_.size; }
+
+  void run_codes(xq_attention& op, const float* k, const float* v, const Bases& bases) const {
+    auto* const keys = keys_.at<int8_t>(bases);
+    auto* const values = values_.at<int8_t>(bases);
+    auto* const key_scales = key_scales_.at<float>(bases);
+    auto* const value_scales = value_scales_.at<float>(bases);
+    op.k_codes = keys, op.v_codes = values, op.k_scale = key_scales, op.v_scale = value_scales;
+    const auto append_all = [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        append_codes(k, new_k_stride_, keys, op.k_stride, key_scales, op.k_scale_stride, item, op.past);
+        append_codes(v, new_v_stride_, values, op.v_stride, value_scales, op.v_scale_stride, item, op.past);
+      }
+    };
+    if (op.queries > 1) {
+      split(op.batch * op.kv_heads, useful_threads(floats_to_append() / kFloatsEach), append_all);
+      return run_attention(op);
+    }
+    op.threads = 1;  // an item is a head of keys, as it is of what is appended
+    const int64_t products = 2 * op.batch * op.heads * op.keys * op.size;
+    split(op.batch * op.kv_heads, useful_threads(products / kProductsEach), [&](int64_t begin, int64_t end) {
+      append_all(begin, end);
+      const Scratch mine(xq_attention_scratch(&op));
+      xq_attention_run(&op, begin, end, mine.data());
+    });
+  }
+
+  // As append does, in codes.
+  void append_codes(const float* from, const int64_t (&from_stride)[3], int8_t* to, const int64_t (&to_stride)[3], float* scale,
+                    const int64_t (&scale_stride)[2], int64_t item, int64_t length) const {
+    const int64_t n = item / op_.kv_heads, head = item % op_.kv_heads;
+    from += n * from_stride[0] + head * from_stride[2], to += n * to_stride[0] + head * to_stride[2] + length * to_stride[1];
+    scale += n * scale_stride[0] + head * scale_stride[1] + length;
+    for (int64_t token = 0; token < op_.queries; ++token)
+      xq_cache_codes(op_.isa, from + token * from_stride[1], op_.size, to + token * to_stride[1], scale + token);
+  }
 
   template <class Append>
   static void add_one(const xq_attention& all, const Append& append_all) {
@@ -101,24 +152,23 @@ class CachedAttention final : public Step {
       std::memcpy(to + token * to_stride[1], from + token * from_stride[1], static_cast<size_t>(op_.size * kFloat));
   }
 
-  // Floats whose last dimension is adjacent; the strides of the others are a field.
-  static Address strided(StepFields& fields, const char* name, const char* strides, const Words& sizes, int64_t (&to)[3]) {
-    const Words given = fields.integers(strides, 3);
+  // Elements of so many bytes whose last dimension is adjacent; the strides of the others are a field.
+  template <size_t N>
+  static Address strided(StepFields& fields, const char* name, const char* strides, int64_t size, const Words& sizes,
+                         int64_t (&to)[N]) {
+    Words given = fields.integers(strides, N);
     std::copy(given.begin(), given.end(), to);
-    return fields.address(name, kFloat, sizes, in_bytes(fields, strides, given));
-  }
-
-  static Words in_bytes(StepFields& fields, const char* name, Words strides) {
-    for (int64_t& stride : strides)
-      if (__builtin_mul_overflow(stride, kFloat, &stride)) fields.refuse(name, "is too large");
-    strides.push_back(kFloat);
-    return strides;
+    for (int64_t& stride : given)
+      if (__builtin_mul_overflow(stride, size, &stride)) fields.refuse(strides, "is too large");
+    given.push_back(size);
+    return fields.address(name, size, sizes, given);
   }
 
   xq_attention op_{};
   int64_t capacity_ = 0;
   int64_t new_k_stride_[3] = {}, new_v_stride_[3] = {};
-  Address q_, k_, v_, keys_, values_, length_, hidden_, out_;
+  bool codes_ = false;
+  Address q_, k_, v_, keys_, values_, key_scales_, value_scales_, length_, hidden_, out_;
 };
 
 const RegisterStep cached_attention("cached_attention", [](StepFields& fields) -> StepPtr {

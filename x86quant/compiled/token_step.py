@@ -1,13 +1,14 @@
 """``TokenStep``: the newest tokens of a decoder in one native run, with the cache that it is given.
 
-The cache stays transformers' own ``DynamicCache`` or ``StaticCache``. Its keys and values come to
-lie in one buffer, in a ``DynamicCache`` with room for more tokens; what the cache shows are views
-of it. A run writes behind what is held.
+The cache stays transformers' own ``DynamicCache`` or ``StaticCache``, or an ``Int8Cache``. Its keys
+and values come to lie in one buffer, in a cache that grows with room for more tokens; what the
+cache shows are views of it. A run writes behind what is held.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from x86quant.compiled.module import CompiledModule
+from x86quant.lowering.codes_in_cache import with_int8_cache
 from x86quant.ops.attention import newest_sees
 
 #: A growing cache gets room for so many tokens more at least, and for so many times what it holds.
@@ -74,15 +76,21 @@ class TokenStep:
         if not self.zeros_unseen and tokens > 1 and bool((hidden > room.held).any()):
             return None  # tokens that see none get something else
         length = torch.tensor([room.held])
-        (logits,) = self.compiled.run((ids, positions, room.buffer, hidden, keep, length))
+        (logits,) = room.run(self, ids, positions, hidden, keep, length)
         room.show(cache, tokens)
         return self.result(logits=logits, past_key_values=cache)
 
+    @functools.cached_property
+    def on_codes(self) -> CompiledModule:
+        """``compiled``, with an int8 cache: it takes the scales, too. It shares all tensors."""
+        graph = with_int8_cache(self.compiled.graph_module)
+        return CompiledModule(graph, self.compiled.reports, self.compiled.float_nodes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "on_codes"}
+
     def _room(self, cache: Any, batch: int, tokens: int) -> _Room | None:
         """Where so many tokens behind those of ``cache`` go; None if it is not of this decoder."""
-        transformers = sys.modules.get("transformers.cache_utils")
-        if transformers is None:
-            return None
         kind = _ROOMS.get(f"{type(cache).__module__}.{type(cache).__qualname__}")
         if kind is None or getattr(cache, "offloading", False):
             return None
@@ -90,7 +98,7 @@ class TokenStep:
         shape = (2 * self.layers, batch, self.heads, self.size)
         if isinstance(known, kind) and known.goes_on(cache, shape, tokens):
             return known
-        of_layer = getattr(transformers, kind.layer)
+        of_layer = getattr(sys.modules[type(cache).__module__], kind.layer)
         if len(cache.layers) != self.layers or any(type(x) is not of_layer for x in cache.layers):
             return None
         return kind.made(cache, shape, tokens)
@@ -116,6 +124,10 @@ class _Room:
         self.buffer, self.held = buffer, held
         self._shown: list[torch.Tensor] = []
 
+    def run(self, step: TokenStep, ids: Any, positions: Any, *more: Any) -> Any:
+        """Add tokens by the graph of ``step`` for such a cache."""
+        return step.compiled.run((ids, positions, self.buffer, *more))
+
     @classmethod
     def made(cls, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> _Room | None:
         """A new room with what ``cache`` holds and space for so many tokens more.
@@ -133,6 +145,11 @@ class _Room:
             and len(self._shown) == parts
             and all(a is b for a, b in zip(_tensors(cache), self._shown, strict=True))
         )
+
+    @staticmethod
+    def _places(tokens: int) -> int:
+        """How many places a cache that grows gets for so many tokens."""
+        return -(-_ROOM * tokens // _LEAST_ROOM) * _LEAST_ROOM + _LEAST_ROOM
 
     def places(self, tokens: int) -> int:
         """How many keys a mask of the cache is about, with so many tokens more."""
@@ -173,8 +190,7 @@ class _GrowingRoom(_Room):
             held = keys.shape[2] if isinstance(keys, torch.Tensor) and keys.dim() == 4 else -1
             if not all(_is_part(x, (batch, heads, held, size)) for x in _tensors(cache)):
                 return None
-        places = -(-_ROOM * (held + tokens) // _LEAST_ROOM) * _LEAST_ROOM + _LEAST_ROOM
-        buffer = torch.empty(parts, batch, heads, places, size)
+        buffer = torch.empty(parts, batch, heads, cls._places(held + tokens), size)
         if held:
             for part, tensor in zip(buffer, _tensors(cache), strict=True):
                 part[:, :, :held] = tensor
@@ -238,7 +254,74 @@ class _FixedRoom(_Room):
             layer.cumulative_length.add_(tokens)
 
 
+class _CodesRoom(_Room):
+    """Of an ``Int8Cache``, which shows the tokens that are held: codes and their scales.
+
+    Attributes:
+        scales: [2 layers, batch, heads, room].
+    """
+
+    layer = "Int8Layer"
+
+    def __init__(self, buffer: torch.Tensor, scales: torch.Tensor, held: int) -> None:
+        super().__init__(buffer, held)
+        self.scales = scales
+
+    @classmethod
+    def made(cls, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> _Room | None:
+        parts, batch, heads, size = shape
+        held = cache.get_seq_length()
+        if any(layer.is_initialized for layer in cache.layers):
+            kinds = (
+                (torch.int8, (batch, heads, held, size)),
+                (torch.float32, (batch, heads, held)),
+            )
+            if not all(
+                type(x) is torch.Tensor and (x.dtype, x.shape, x.device.type) == (*kind, "cpu")
+                for layer in cache.layers
+                for pair, kind in zip(_coded(layer), kinds, strict=True)
+                for x in pair
+            ):
+                return None
+        places = cls._places(held + tokens)
+        buffer = torch.empty(parts, batch, heads, places, size, dtype=torch.int8)
+        scales = torch.empty(parts, batch, heads, places)
+        if held:
+            for number, layer in enumerate(cache.layers):
+                for whole, pair in zip((buffer, scales), _coded(layer), strict=True):
+                    for part, tensor in enumerate(pair, 2 * number):
+                        whole[part, :, :, :held] = tensor
+        return cls(buffer, scales, held)
+
+    def run(self, step: TokenStep, ids: Any, positions: Any, *more: Any) -> Any:
+        return step.on_codes.run((ids, positions, self.buffer, *more, self.scales))
+
+    def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
+        held = [x for layer in cache.layers for pair in _coded(layer) for x in pair]
+        return (
+            self.buffer.shape[:3] + self.buffer.shape[4:] == shape
+            and self.held + tokens <= self.buffer.shape[3]
+            and len(held) == len(self._shown)
+            and all(a is b for a, b in zip(held, self._shown, strict=True))
+        )
+
+    def places(self, tokens: int) -> int:
+        return self.held + tokens
+
+    def show(self, cache: Any, tokens: int) -> None:
+        self.held += tokens
+        codes, scales = (x[:, :, :, : self.held].unbind() for x in (self.buffer, self.scales))
+        self._shown = []
+        for number, layer in enumerate(cache.layers):
+            layer.key_codes, layer.value_codes = codes[2 * number : 2 * number + 2]
+            layer.key_scales, layer.value_scales = scales[2 * number : 2 * number + 2]
+            layer.is_initialized = True
+            self._shown += (x for pair in _coded(layer) for x in pair)
+        cache._x86quant_room = self
+
+
 _ROOMS: dict[str, type[_Room]] = {
+    "x86quant.huggingface.int8_cache.Int8Cache": _CodesRoom,
     "transformers.cache_utils.DynamicCache": _GrowingRoom,
     "transformers.cache_utils.StaticCache": _FixedRoom,
 }
@@ -249,6 +332,11 @@ def _tensors(cache: Any) -> Iterator[Any]:
     for layer in cache.layers:
         yield layer.keys
         yield layer.values
+
+
+def _coded(layer: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Codes and scales of a layer, of keys and values each."""
+    return (layer.key_codes, layer.value_codes), (layer.key_scales, layer.value_scales)
 
 
 def _counted(cache: Any) -> int | None:

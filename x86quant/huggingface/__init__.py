@@ -25,8 +25,9 @@ if int(transformers.__version__.split(".")[0]) < 5:
         "installed: pip install --upgrade 'x86quant[huggingface]'"
     )
 
+from x86quant.huggingface.int8_cache import Int8Cache
 from x86quant.huggingface.load_model import load
 from x86quant.huggingface.load_quantizer import X86HfQuantizer
 from x86quant.huggingface.load_settings import X86QuantConfig
 
-__all__ = ["X86HfQuantizer", "X86QuantConfig", "load"]
+__all__ = ["Int8Cache", "X86HfQuantizer", "X86QuantConfig", "load"]

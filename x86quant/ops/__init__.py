@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from x86quant.ops import (
     attention,
+    cache_codes,
     conv,
     dynamic,
     elementwise,
@@ -30,6 +31,7 @@ __all__ = [
     "NAMESPACE",
     "SCHEMAS",
     "attention",
+    "cache_codes",
     "conv",
     "dynamic",
     "elementwise",

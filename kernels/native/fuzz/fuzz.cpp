@@ -358,6 +358,33 @@ bool attention_agrees(Random& r, const std::vector<int>& isas) {
   std::vector<int64_t> hidden(static_cast<size_t>(op.batch));
   for (int64_t& count : hidden) count = r.upto(static_cast<int>(op.keys) + 1) - 1;
   if (!op.mask && r.one_in(2)) op.hidden = hidden.data();
+  // A cache of codes: each head's tokens one after another, and its scales.
+  std::vector<int8_t> codes[2];
+  std::vector<float> scales[2];
+  const bool coded = op.causal && !op.mask && r.one_in(2);
+  if (coded) {
+    const size_t rows = keys / static_cast<size_t>(op.size);
+    for (int i = 0; i < 2; ++i) codes[i].resize(keys), scales[i].resize(rows);
+    for (int64_t* s : {op.k_stride, op.v_stride}) s[0] = op.kv_heads * op.keys * op.size, s[1] = op.size, s[2] = op.keys * op.size;
+    for (int64_t* s : {op.k_scale_stride, op.v_scale_stride}) s[0] = op.kv_heads * op.keys, s[1] = op.keys;
+    op.k = op.v = nullptr;
+    op.k_codes = codes[0].data(), op.v_codes = codes[1].data(), op.k_scale = scales[0].data(), op.v_scale = scales[1].data();
+    std::vector<int8_t> made(static_cast<size_t>(op.size));
+    for (int i = 0; i < 2; ++i)
+      for (size_t row = 0; row < rows; ++row) {
+        const size_t at = row * static_cast<size_t>(op.size);
+        const float* x = (i ? v : k).data() + at;
+        xq_cache_codes(XQ_ISA_REFERENCE, x, op.size, codes[i].data() + at, &scales[i][row]);
+        for (int isa : isas) {
+          float scale = 0;
+          xq_cache_codes(isa, x, op.size, made.data(), &scale);
+          if (scale != scales[i][row] || !std::equal(made.begin(), made.end(), codes[i].data() + at)) {
+            std::printf("codes of a cache differ on isa %d\n", isa);
+            return false;
+          }
+        }
+      }
+  }
   auto run = [&](int isa) {
     std::vector<float> out(queries);
     op.isa = isa, op.out = out.data();

@@ -109,6 +109,12 @@ def _cached_attention(draft: Draft, node: Node) -> Value:
         name: Value(whole.buffer, whole.meta[first + number])
         for number, name in enumerate(("keys", "values"))
     }
+    if "scales" in kwargs:
+        scales = draft.value(kwargs["scales"])
+        if not scales.meta.is_contiguous():
+            raise NoKernelError("the scales of its cache are not contiguous")
+        for number, name in enumerate(("key_scales", "value_scales")):
+            held[name] = Value(scales.buffer, scales.meta[first + number])
     out = draft.output_of(node, range(4), torch.float32)
     batch, tokens, heads, size = new["q"].shape
     tensors = {**new, **held}
@@ -116,7 +122,7 @@ def _cached_attention(draft: Draft, node: Node) -> Value:
         "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": whole.shape[2], "size": size,
         "capacity": whole.shape[3], "scale": float(kwargs["scale"]),
         "length": length, "hidden": hidden, "out": out,
-        **tensors, **{f"{name}_strides": [*x.meta.stride()[:3]] for name, x in tensors.items()},
+        **tensors, **{f"{name}_strides": [*x.meta.stride()[:-1]] for name, x in tensors.items()},
     }  # fmt: skip
     step = NativeStep("cached_attention", fields)
     return draft.add(node, step, [*tensors.values(), length, hidden], out, op_name(node))
@@ -154,7 +160,8 @@ def _as_q(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 def _reads_cache(node: Node) -> bool:
     """Whether its cache is an input: it is written to."""
-    told = (node.kwargs[name] for name in ("cache", "length", "hidden"))
+    names = ("cache", "length", "hidden", *(["scales"] if "scales" in node.kwargs else []))
+    told = (node.kwargs[name] for name in names)
     given = all(isinstance(x, Node) and x.op == "placeholder" for x in told)
     return given and _reads(node)
 
@@ -166,8 +173,16 @@ def _as_newest(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
         return None
     fits = known.size(kwargs["hidden"]) == q[:1] and q[3] == k[3] and q[2] % k[2] == 0
     fits = fits and 0 <= 2 * kwargs["layer"] < cache[0] - 1
-    floats = all(known.dtypes[kwargs[n]] is torch.float32 for n in ("q", "k", "v", "cache"))
-    return q if fits and floats else None
+    floats = all(known.dtypes[kwargs[n]] is torch.float32 for n in "qkv")
+    held = torch.int8 if "scales" in kwargs else torch.float32
+    return q if fits and floats and known.dtypes[kwargs["cache"]] is held else None
+
+
+def _as_newest_on_codes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    scales = kwargs["scales"]
+    fits = known.size(scales) == known.size(kwargs["cache"])[:4]
+    fits = fits and known.dtypes[scales] is torch.float32
+    return _as_newest(known, kwargs) if fits else None
 
 
 def _mask_fits(known: KnownSizes, mask: Node | None, q: torch.Size, k: torch.Size) -> bool:
@@ -200,6 +215,14 @@ FORMS = (
     NativeForm("attention", _as_q, _attention, _reads, None, gives=torch.float32),
     NativeForm(
         "cached_attention", _as_newest, _cached_attention, _reads_cache, None, gives=torch.float32
+    ),
+    NativeForm(
+        "int8_cached_attention",
+        _as_newest_on_codes,
+        _cached_attention,
+        _reads_cache,
+        None,
+        gives=torch.float32,
     ),
     NativeForm("attention_rows", _as_q, _attention_rows, _reads, None, results=_as_rows),
     NativeForm(
