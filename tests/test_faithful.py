@@ -403,6 +403,20 @@ def test_writes_to_a_copy_leave_the_original_alone(original: bool) -> None:
     assert "how its results lie in memory" in str(quantized_near(turned).quantization)
 
 
+class MapsAndWrites(CopiesThenWrites):
+    """Torch makes tensors of numbers by ``_to_copy`` where a single value is mapped."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * torch.func.vmap(lambda one: one * 2)(y.mean((1, 2, 3))).reshape(-1, 1, 1, 1)
+
+
+def test_writes_are_watched_where_functions_are_mapped() -> None:
+    torch.manual_seed(0)
+    model = MapsAndWrites(lambda _, y: y).eval()
+    assert quantized_near(model).quantization.int8_layers == ("a",)
+
+
 class Shuffled(nn.Module):
     """A channel shuffle by views, as ShuffleNet writes it."""
 

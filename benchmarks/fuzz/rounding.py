@@ -64,19 +64,39 @@ class _Noise(_ResultsMode):
             x.add_(torch.rand(x.shape, generator=self.generator) - 0.5, alpha=size)
 
 
+aten = torch.ops.aten
+#: Their int8 forms keep the steps of what they clamp.
+_CLAMPS = frozenset(
+    [aten.clamp.default, aten.clamp_.default, aten.clamp_min.default, aten.clamp_min_.default,
+     aten.clamp_max.default, aten.clamp_max_.default, aten.hardtanh.default,
+     aten.hardtanh_.default, aten.relu.default, aten.relu_.default]
+)  # fmt: skip
+
+
 class _Ranges(_ResultsMode):
     """Notes the range of each result, in the order in which they are computed: of all values, or
-    without a share of them at either end.
+    without a share of them at either end; ``before_clamps``, of what is clamped that before.
     """
 
-    def __init__(self, found: list[tuple[float, float]], without: float = 0.0) -> None:
+    def __init__(
+        self,
+        found: list[tuple[float, float]],
+        without: float = 0.0,
+        before_clamps: bool = False,
+    ) -> None:
         super().__init__()
         self.found = found
         self.without = without
+        self.before_clamps = before_clamps
         self.number = 0
+        self.clamped: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.clamped = [args[0].clone()] if self.before_clamps and func in _CLAMPS else []
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def changed(self, x: torch.Tensor) -> None:
-        ordered = x.nan_to_num().flatten().sort().values
+        ordered = torch.cat([y.nan_to_num().flatten() for y in (x, *self.clamped)]).sort().values
         end = math.ceil(self.without * ordered.numel())
         kept = ordered[end : ordered.numel() - end]
         low, high = (float(kept[0]), float(kept[-1])) if kept.numel() else (0.0, 0.0)
@@ -102,7 +122,6 @@ class _Clipped(_ResultsMode):
             x.copy_(((x / step).round() * step).clamp(low, high))
 
 
-aten = torch.ops.aten
 _PRODUCTS = frozenset(
     [aten.convolution.default, aten.addmm.default, aten.mm.default, aten.bmm.default,
      aten.baddbmm.default]
@@ -197,13 +216,16 @@ def raises_too(
 
 
 def _ranges(
-    model: nn.Module, calibration: list[Inputs], without: float = 0.0
+    model: nn.Module,
+    calibration: list[Inputs],
+    without: float = 0.0,
+    before_clamps: bool = False,
 ) -> list[tuple[float, float]]:
-    """Those of each result on calibration data, ``without`` a share of it at either end."""
+    """Those of each result on calibration data, as :class:`_Ranges` notes them."""
     ranges: list[tuple[float, float]] = []
     with contextlib.suppress(Exception):
         for batch in calibration:
-            _run(copy.deepcopy(model), batch, _Ranges(ranges, without))
+            _run(copy.deepcopy(model), batch, _Ranges(ranges, without, before_clamps))
     return ranges
 
 
@@ -218,6 +240,7 @@ def _modes(
     ranges = _ranges(model, calibration)
     modes: list[tuple[_ResultsMode, float]] = [(_Clipped(ranges, levels), _ALLOWANCE)]
     modes += [(_Clipped(_ranges(model, calibration, _TAIL), levels), _LITTLE)]
+    modes += [(_Clipped(_ranges(model, calibration, before_clamps=True), levels), _LITTLE)]
     modes += [(_Zeroed(levels, ranges), _LITTLE)]
     modes += [(_Noise(seed, 1.5, levels, ranges), _ALLOWANCE) for seed in range(3)]
     modes += [(_Noise(seed, 5.0, levels, ranges), _LITTLE) for seed in range(5)]

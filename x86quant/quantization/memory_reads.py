@@ -65,7 +65,8 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.seen.append((func, *lay, out.stride()))
         if not self.inside and func in _COPIES and _is_dense(result):
             self._copies[_storage(result)] = result
-            self._copied[_storage(args[0])] = args[0]
+            if _is_dense(args[0]):  # torch.func makes tensors of numbers by it
+                self._copied[_storage(args[0])] = args[0]
         return result
 
     def enter(self, *_: Any) -> None:
