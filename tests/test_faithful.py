@@ -403,6 +403,41 @@ def test_writes_to_a_copy_leave_the_original_alone(original: bool) -> None:
     assert "how its results lie in memory" in str(quantized_near(turned).quantization)
 
 
+class TriesAnotherView(nn.Module):
+    """Calls its head with rows of another rank where a view by sevens can be had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 10), nn.Linear(2, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        if float(y.sum()) > 1e9:
+            return y
+        try:
+            z = y.view(-1, 7)[:, :2]
+        except RuntimeError:
+            z = y.view(-1, 5, 2)
+        found: torch.Tensor = self.head(z)
+        return found
+
+
+def test_code_that_catches_errors_may_call_a_part_with_another_rank() -> None:
+    torch.manual_seed(0)
+    model = TriesAnotherView().eval()
+    # None of the calls of quantize has 7 rows or 14: it tries 8, 1, 2 and 9.
+    data = [(torch.randn(8, 16),)]
+    int8 = x86quant.quantize(model, data, speed_check=False, progress=False, bias_correction=False)
+    assert int8.quantization.int8_layers == ("body", "head")
+    for rows in (4, 7, 14):
+        x = torch.randn(rows, 16)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            found, expected = int8(x), model(x)
+        assert found.shape == expected.shape
+        assert float((found - expected).norm() / expected.norm()) < 0.1
+
+
 class MapsAndWrites(CopiesThenWrites):
     """Torch makes tensors of numbers by ``_to_copy`` where a single value is mapped."""
 

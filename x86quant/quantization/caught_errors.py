@@ -36,6 +36,30 @@ def errors_are_caught(frame: FrameType | None) -> bool:
     return False
 
 
+def errors_are_caught_near(frame: FrameType | None, end: CodeType) -> bool:
+    """Whether the code of ``frame``, or of what has called it, up to ``end``, catches one anywhere.
+
+    What such code calls may get something else than what was seen.
+    """
+    while frame is not None and frame.f_code is not end:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OWN) and any(
+            _catches(frame, name) for name in _caught_anywhere(code)
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _caught_anywhere(code: CodeType) -> frozenset[str | None]:
+    if sys.version_info < (3, 11):
+        offsets = {blocks: offset for offset, blocks in _blocks(code).items() if blocks}.values()
+    else:
+        offsets = {e.target: e.start for e in dis._parse_exception_table(code)}.values()
+    return frozenset(name for offset in offsets for name in _caught_at(code, offset))
+
+
 def _catches(frame: FrameType, name: str | None) -> bool:
     """Whether an ``except`` of the class called ``name`` in ``frame`` is of errors of ops."""
     if name is None:

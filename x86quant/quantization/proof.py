@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.structure import is_transformed, take_apart
 from x86quant.errors import UnsupportedError
+from x86quant.quantization.caught_errors import errors_are_caught_near
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.tracing import Traced
 
@@ -112,11 +114,16 @@ def _resized(call: Call, dim: int | None, size: int, other: int) -> Call:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observed:
-    """One call of a module within its model, with the result, before its own hooks."""
+    """One call of a module within its model, with the result, before its own hooks.
+
+    Attributes:
+        near_handlers: whether the code around the call catches errors, and might call otherwise.
+    """
 
     call: Call
     result: Any
     changes_inputs: bool
+    near_handlers: bool = False
 
 
 #: Of a module that is called again and again, at most so many calls a run are kept, and in all.
@@ -197,7 +204,7 @@ class _Watch:
 
     def __init__(self, found: list[Observed]) -> None:
         self._found = found
-        self._entered: list[tuple[Call, Call] | None] = []
+        self._entered: list[tuple[Call, Call, bool] | None] = []
         self._left = 0
 
     def start(self) -> None:
@@ -209,20 +216,21 @@ class _Watch:
         call = Call(args, kwargs)
         kept = self._left > 0 and not any(map(is_transformed, call.leaves))
         self._left -= kept
-        self._entered.append((call, call.copied()) if kept else None)
+        near = kept and errors_are_caught_near(sys._getframe(1), observe.__code__)
+        self._entered.append((call, call.copied(), near) if kept else None)
 
     def leave(self, _: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
         entered = self._entered.pop()
         if entered is None:
             return
-        given, before = entered
+        given, before, near_handlers = entered
         kept = len(given.leaves) == len(before.leaves)
         changed = not kept or any(
             a.shape != b.shape or not torch.equal(a, b)
             for a, b in zip(map(dense, given.leaves), map(dense, before.leaves), strict=True)
             if not (a.is_floating_point() and bool(torch.isnan(a).any()))
         )
-        self._found.append(Observed(before, _copied(result), changed))
+        self._found.append(Observed(before, _copied(result), changed, near_handlers))
 
 
 def _copied(value: Any) -> Any:
@@ -278,7 +286,8 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
     if not checked:
         raise UnsupportedError("no calibration batch meets what the graph had to assume")
     guard = _with_single(traced.guard, held)
-    return dataclasses.replace(traced, guard=guard, is_partial=outside > 0)
+    is_partial = outside > 0 or any(seen.near_handlers for seen in observed)
+    return dataclasses.replace(traced, guard=guard, is_partial=is_partial)
 
 
 def _ones(guard: Guard, tensors: Sequence[torch.Tensor]) -> list[set[int]]:

@@ -57,7 +57,8 @@ class Traced:
         results: the structure of its result.
         guard: which tensors the graph holds for, beside those it is verified on.
         method: "torch.fx" or "torch.export".
-        is_partial: whether the module was seen to be called with what the graph does not hold for.
+        is_partial: whether the module was seen to be called with what the graph does not hold for,
+            or stands in code that might do so.
     """
 
     graph_module: GraphModule
