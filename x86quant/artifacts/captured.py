@@ -54,13 +54,16 @@ def capture(
     for tried in resizings(leaves):
         if _is_odd(leaves, tried) or any(saved.takes(tried) for saved in found):
             continue
-        if not _runs(model, signature, tried):
+        if not _runs(model, *signature.example(tried)):
             continue
         if len(found) < _MOST_GRAPHS and _is_branch(found[0], tried):
             with contextlib.suppress(ArtifactError, InvalidInputError):
                 found.append(_captured(model, signature, tried, tried))
                 continue
         missing = missing or f"its graph does not hold for inputs of {shapes_of(tried)}"
+    fewer = Call(tuple(args), dict(kwargs)).without_first_items()
+    if len(fewer.leaves) < len(leaves) and _runs(model, fewer.args, fewer.kwargs):
+        missing = missing or "its graph is for lists of as many tensors as in the example"
     return found[0] if len(found) == 1 else SavedBySizes(found), missing
 
 
@@ -103,9 +106,8 @@ def _is_odd(leaves: Sequence[torch.Tensor], tried: Sequence[torch.Tensor]) -> bo
     return any(1 in y.shape[2:] and 1 not in x.shape[2:] for x, y in pairs)
 
 
-def _runs(model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]) -> bool:
-    """Whether ``model`` takes inputs of these sizes."""
-    args, kwargs = signature.example(leaves)
+def _runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``model`` takes such inputs."""
     try:
         with torch.no_grad(), silent():
             warnings.simplefilter("error", X86QuantWarning)  # that a guard has it run in float

@@ -29,7 +29,7 @@ from x86quant.quantization.known_ranks import Place, batch_sizes, count_of
 from x86quant.terminal.silence import silent
 
 
-class _NoOtherShapes(TorchDispatchMode):
+class _NoOtherShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses what gives a tensor itself another shape.
 
     Torch ends the process where that shape is of symbols (``squeeze_`` of a dimension does).
@@ -90,7 +90,7 @@ class SizesAskedFor(Interpreter):
         """
         self.running = True
         try:
-            with silent(), self._mode, _NoOtherShapes(), torch.no_grad():
+            with silent(), self._mode, _NoOtherShapes(), torch.no_grad():  # type: ignore[no-untyped-call]
                 for node in self.graph.nodes:
                     if node not in self.env:
                         self.env[node] = self.run_node(node)
