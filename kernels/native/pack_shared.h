@@ -13,7 +13,8 @@ namespace xq {
 using Share = std::function<void(int64_t blocks, const std::function<void(int64_t, int64_t)>& body)>;
 
 // As xq_conv_pack, with its blocks of output channels shared by `share`: the same bytes. Throws what that throws.
-int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* requant, void* packed,
+// For the runtime, which may be linked to the kernels as a library.
+XQ_API int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* requant, void* packed,
                 const Share& share);
 
 }  // namespace xq
