@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.fx import GraphModule, Interpreter, Node
 
 import x86quant
@@ -327,3 +329,24 @@ def test_a_program_of_no_parts_has_no_other_number_of_them(module: CompiledModul
     module(torch.randn(1, 3, 8, 8))
     with pytest.raises(ValueError, match="parts"):
         module.segments[0].plans[-1].program.of_parts(2)
+
+
+class JoinsFeatures(nn.Module):
+    """Joins what a linear makes of rows with the rows, in three dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.linear(x)], -1)
+
+
+def test_features_of_rows_are_joined() -> None:
+    """The result lies channels last, which in three dimensions are not the features."""
+    x = torch.randn(2, 6, 8)
+    prepared = prepare_fx(JoinsFeatures().eval(), get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    converted = convert_fx(prepared)
+    found = x86quant.compile(converted, (x,))(x)
+    assert float((found - converted(x)).abs().max()) < 0.05

@@ -93,8 +93,10 @@ class Draft:
         placement = self.placements.get(node)
         if placement is not None:
             whole = self.cat_buffer(placement.cat)
-            part = whole.meta.narrow(placement.dim, placement.start, placement.size)
-            return Value(whole.buffer, part)
+            if layout.order_of(whole.meta)[-1] == order[-1]:
+                part = whole.meta.narrow(placement.dim, placement.start, placement.size)
+                return Value(whole.buffer, part)
+            del self.placements[node]  # it writes what is not adjacent there: it is copied
         base = 0
         if node in self._output_nodes:
             base = self._base_of_output(node)
