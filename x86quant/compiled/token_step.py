@@ -139,17 +139,18 @@ class _Room:
     def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
         """Whether it is what ``cache`` shows, and takes so many tokens more."""
         parts, batch, heads, _, size = self.buffer.shape
+        held = [*self._held_by(cache)]
         return (
             (parts, batch, heads, size) == shape
             and parts == 2 * len(cache.layers)
-            and len(self._shown) == parts
-            and all(a is b for a, b in zip(_tensors(cache), self._shown, strict=True))
+            and len(self._shown) == len(held)
+            and all(a is b for a, b in zip(held, self._shown, strict=True))
         )
 
     @staticmethod
-    def _places(tokens: int) -> int:
-        """How many places a cache that grows gets for so many tokens."""
-        return -(-_ROOM * tokens // _LEAST_ROOM) * _LEAST_ROOM + _LEAST_ROOM
+    def _held_by(cache: Any) -> Iterator[Any]:
+        """The tensors that ``cache`` shows."""
+        return _tensors(cache)
 
     def places(self, tokens: int) -> int:
         """How many keys a mask of the cache is about, with so many tokens more."""
@@ -195,6 +196,11 @@ class _GrowingRoom(_Room):
             for part, tensor in zip(buffer, _tensors(cache), strict=True):
                 part[:, :, :held] = tensor
         return cls(buffer, held)
+
+    @staticmethod
+    def _places(tokens: int) -> int:
+        """How many places there are to be for so many tokens."""
+        return -(-_ROOM * tokens // _LEAST_ROOM) * _LEAST_ROOM + _LEAST_ROOM
 
     def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
         fits = self.held + tokens <= self.buffer.shape[3]
@@ -254,7 +260,7 @@ class _FixedRoom(_Room):
             layer.cumulative_length.add_(tokens)
 
 
-class _CodesRoom(_Room):
+class _CodesRoom(_GrowingRoom):
     """Of an ``Int8Cache``, which shows the tokens that are held: codes and their scales.
 
     Attributes:
@@ -296,27 +302,18 @@ class _CodesRoom(_Room):
     def run(self, step: TokenStep, ids: Any, positions: Any, *more: Any) -> Any:
         return step.on_codes.run((ids, positions, self.buffer, *more, self.scales))
 
-    def goes_on(self, cache: Any, shape: tuple[int, int, int, int], tokens: int) -> bool:
-        held = [x for layer in cache.layers for pair in _coded(layer) for x in pair]
-        return (
-            self.buffer.shape[:3] + self.buffer.shape[4:] == shape
-            and self.held + tokens <= self.buffer.shape[3]
-            and len(held) == len(self._shown)
-            and all(a is b for a, b in zip(held, self._shown, strict=True))
-        )
-
-    def places(self, tokens: int) -> int:
-        return self.held + tokens
+    @staticmethod
+    def _held_by(cache: Any) -> Iterator[Any]:
+        return (x for layer in cache.layers for pair in _coded(layer) for x in pair)
 
     def show(self, cache: Any, tokens: int) -> None:
         self.held += tokens
         codes, scales = (x[:, :, :, : self.held].unbind() for x in (self.buffer, self.scales))
-        self._shown = []
         for number, layer in enumerate(cache.layers):
             layer.key_codes, layer.value_codes = codes[2 * number : 2 * number + 2]
             layer.key_scales, layer.value_scales = scales[2 * number : 2 * number + 2]
             layer.is_initialized = True
-            self._shown += (x for pair in _coded(layer) for x in pair)
+        self._shown = [*self._held_by(cache)]
         cache._x86quant_room = self
 
 

@@ -195,7 +195,7 @@ def _cached_attention_fake(
     hidden: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    _check_cache(q, k, v, cache, layer)
+    check_cache("cached_attention", q, k, v, cache, layer)
     return q.new_empty(q.shape)
 
 
@@ -221,7 +221,7 @@ def cached_attention(
     one. Then it is ``attention`` to the first ``length`` + S of them, of which nobody sees the
     first ``hidden`` (int64 [B]) ones: padding in front.
     """
-    _check_cache(q, k, v, cache, layer)
+    check_cache("cached_attention", q, k, v, cache, layer)
     before, tokens = int(length), q.shape[1]
     after = before + tokens
     if before < 0 or after > cache.shape[3]:
@@ -258,20 +258,28 @@ def newest_sees(hidden: torch.Tensor, new: torch.Tensor, held: torch.Tensor) -> 
     return (keys <= queries[:, None]) & (keys >= hidden[:, None, None, None])
 
 
-def _check_cache(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, layer: int
+def check_cache(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: torch.Tensor,
+    layer: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    check_attention("cached_attention", q, k, v, None, 1.0)
+    """Raise InvalidInputError unless ``op`` can add ``k`` and ``v`` to ``cache`` of ``dtype``."""
+    check_attention(op, q, k, v, None, 1.0)
     batch, tokens, heads, size = k.shape
     parts = cache.shape[0] if cache.dim() == 5 else 0
-    fits = cache.dtype == torch.float32 and 0 <= 2 * layer < parts - 1
+    fits = cache.dtype == dtype and 0 <= 2 * layer < parts - 1
     if not fits or (batch, heads, size) != (*cache.shape[1:3], cache.shape[4]):
         raise InvalidInputError(
-            f"x86quant::cached_attention: the cache must be float32 [2 layers, {batch}, {heads}, "
-            f"room, {size}] with a layer {layer}, got {cache.dtype} {tuple(cache.shape)}"
+            f"x86quant::{op}: the cache must be {str(dtype).removeprefix('torch.')} [2 layers, "
+            f"{batch}, {heads}, room, {size}] with a layer {layer}, "
+            f"got {cache.dtype} {tuple(cache.shape)}"
         )
     if tokens != q.shape[1]:
         raise InvalidInputError(
-            f"x86quant::cached_attention: q and k must hold as many tokens, got {tuple(q.shape)} "
+            f"x86quant::{op}: q and k must hold as many tokens, got {tuple(q.shape)} "
             f"and {tuple(k.shape)}"
         )

@@ -15,7 +15,7 @@ import torch
 
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
-from x86quant.ops.attention import cached_attention, check_attention
+from x86quant.ops.attention import cached_attention, check_cache
 
 #: The least magnitude, so that zeros have a scale, too.
 _LEAST = 2.0**-119
@@ -90,22 +90,9 @@ def _check_cache(
     layer: int,
 ) -> None:
     op = "int8_cached_attention"
-    check_attention(op, q, k, v, None, 1.0)
-    batch, tokens, heads, size = k.shape
-    parts = cache.shape[0] if cache.dim() == 5 else 0
-    fits = cache.dtype == torch.int8 and 0 <= 2 * layer < parts - 1
-    if not fits or (batch, heads, size) != (*cache.shape[1:3], cache.shape[4]):
-        raise InvalidInputError(
-            f"x86quant::{op}: the cache must be int8 [2 layers, {batch}, {heads}, room, {size}] "
-            f"with a layer {layer}, got {cache.dtype} {tuple(cache.shape)}"
-        )
+    check_cache(op, q, k, v, cache, layer, torch.int8)
     if scales.dtype != torch.float32 or scales.shape != cache.shape[:4]:
         raise InvalidInputError(
             f"x86quant::{op}: the scales must be float32 {tuple(cache.shape[:4])}, "
             f"got {scales.dtype} {tuple(scales.shape)}"
-        )
-    if tokens != q.shape[1]:
-        raise InvalidInputError(
-            f"x86quant::{op}: q and k must hold as many tokens, got {tuple(q.shape)} "
-            f"and {tuple(k.shape)}"
         )
