@@ -122,6 +122,17 @@ def test_another_number_of_what_is_found_is_right_where_rounding_changes_it() ->
     assert Judge(plain.build(), plain).wrong(expected[:-3], expected, inputs) is not None
 
 
+def test_next_to_nothing_may_stand_for_zeros_alone() -> None:
+    one = program("y = F.layer_norm(y.unsqueeze(-1), (1,))", "return y")
+    model, inputs = one.build(), one.data(10, 3)
+    with torch.no_grad():
+        expected = model(*inputs)
+    assert not expected.any()
+    assert Judge(model, one).wrong(expected + 1e-5, expected, inputs) is None
+    assert Judge(model, one).wrong(expected + 1e-3, expected, inputs) is not None
+    assert Judge(model, one).wrong(expected + float("nan"), expected, inputs) is not None
+
+
 def test_a_row_with_infinity_may_be_nan_in_that_row_alone() -> None:
     infinity = "y = torch.cat([y[..., :1] / (x0[..., :1] > 0), y[..., 1:]], -1)"
     one = program(infinity, result="2 / (y.abs() + 1)")

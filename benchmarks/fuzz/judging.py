@@ -29,6 +29,9 @@ from x86quant.errors import X86QuantError
 _GOOD = 25.0
 #: So much more than in simulated rounding, as a share, integers and truth values may differ.
 _MORE_FLIPPED = 0.1
+#: What may stand for zeros only, of which no share can be taken: float rounding, over the root of
+#: a norm's eps.
+_NEXT_TO_NOTHING = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +164,7 @@ class Judge:
         if found >= _GOOD:
             return None
         self.sharp = False
-        if not rounded():
+        if not rounded() or (not a.any() and (b.abs() <= _NEXT_TO_NOTHING).all()):
             return None
         least = min(
             sqnr(a, x) - allowed if x.shape == a.shape else -math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -189,7 +190,61 @@ def rounded_results(
         with contextlib.suppress(Exception):
             found.append((_run(copy.deepcopy(model), inputs, mode), allowed))
             noisy = noisy or isinstance(mode, _Noise)
+    with contextlib.suppress(Exception):
+        shared = _sharing(model, calibration, 2**bits - 1)
+        mode = _Clipped(_ranges(model, calibration), 2**bits - 1)
+        found.append((_run(shared, inputs, mode), _LITTLE))
     return found if noisy else []
+
+
+def _sharing(model: nn.Module, calibration: list[Inputs], levels: int) -> nn.Module:
+    """``model``, where a layer of products that is called more than once in a call of it rounds
+    what it is given to one range for all, and what it gives: a part that several places share has
+    one.
+    """
+    watched = copy.deepcopy(model)
+    given: dict[str, list[torch.Tensor]] = {}
+    gave: dict[str, list[torch.Tensor]] = {}
+    for name, layer in watched.named_modules():
+        if isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)):
+            layer.register_forward_pre_hook(_noting(given.setdefault(name, [])))
+            layer.register_forward_hook(_noting(gave.setdefault(name, [])))
+    with contextlib.suppress(Exception), torch.no_grad():
+        for batch in calibration:
+            watched(*copy.deepcopy(batch))
+    rounding = copy.deepcopy(model)
+    for name, layer in rounding.named_modules():
+        if len(given.get(name, [])) > len(calibration):
+            layer.register_forward_pre_hook(_rounding(given[name], levels))
+            layer.register_forward_hook(_rounding(gave[name], levels))
+    return rounding
+
+
+def _noting(found: list[torch.Tensor]) -> Callable[..., None]:
+    """A hook that notes the tensor that a layer is given or, of one that is called behind it, what
+    it gives.
+    """
+
+    def note(layer: nn.Module, given: tuple[torch.Tensor], *gave: torch.Tensor) -> None:
+        found.append((*gave, given[0])[0].clone())
+
+    return note
+
+
+def _rounding(found: list[torch.Tensor], levels: int) -> Callable[..., torch.Tensor]:
+    """A hook that rounds what ``_noting`` notes to the range of all that was found."""
+    low = min(0.0, *(float(x.min()) for x in found))
+    high = max(0.0, *(float(x.max()) for x in found))
+    clipped = _Clipped([], levels)
+
+    def rounded(layer: nn.Module, given: tuple[torch.Tensor], *gave: torch.Tensor) -> torch.Tensor:
+        with _disable_current_modes():
+            x = (*gave, given[0])[0].clone()
+            clipped.ranges = iter([(low, high)])
+            clipped.changed(x)
+        return x
+
+    return rounded
 
 
 def undefined(
