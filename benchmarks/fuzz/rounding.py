@@ -16,6 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from benchmarks.fuzz.programs import Inputs
 
 
+#: int8 goes on behind a cast to double, as it does behind clones.
+_FLOATS = (torch.float32, torch.float64)
+
+
 class _ResultsMode(TorchDispatchMode):
     """Shows ``changed`` each float tensor that an op computed, which it may overwrite."""
 
@@ -34,7 +38,7 @@ class _ResultsMode(TorchDispatchMode):
 
     def seen(self, x: Any) -> Any:
         """``x``, changed."""
-        if isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel():
+        if isinstance(x, torch.Tensor) and x.dtype in _FLOATS and x.numel():
             with _disable_current_modes():
                 self.changed(x)
         return x
