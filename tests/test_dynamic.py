@@ -642,6 +642,40 @@ def test_what_stays_in_float() -> None:
     assert [isinstance(module, Int8Linear) for module in ours] == [False] * 4 + [True]
 
 
+class SpelledOut(nn.Linear):
+    """As some models have it, Falcon for one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.weight.T
+        return y if self.bias is None else y + self.bias
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_that_is_spelled_out_is_one(bias: bool) -> None:
+    real = nn.Sequential(SpelledOut(24, 16, bias=bias), nn.ReLU())
+    ours = to_dynamic(real)
+    assert isinstance(ours[0], Int8Linear)
+    close(ours, real, torch.randn(5, 24))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda self, x: F.linear(x, self.weight, self.bias) + x,
+        lambda self, x: F.linear(x, self.weight, self.bias) * 1.0001,
+        lambda self, x: F.linear(x.clamp(-9, 9), self.weight, self.bias),
+        lambda self, x: F.linear(x, self.weight) + self.bias + self.bias,
+        lambda self, x: F.linear(x, self.weight, self.bias) if x.max() < 99 else x,
+        lambda self, x: F.linear(x, self.weight.mT, self.bias),
+        lambda self, x, scale=None: F.linear(x, self.weight, self.bias),
+    ],
+)
+def test_another_computation_stays_in_float(own: Any) -> None:
+    kind = type("Own", (nn.Linear,), {"forward": own})
+    ours = to_dynamic(nn.Sequential(kind(8, 8), nn.Linear(8, 8)))
+    assert [isinstance(module, Int8Linear) for module in ours] == [False, True]
+
+
 def test_a_shared_linear_stays_shared_and_unfused() -> None:
     linear = nn.Linear(4, 4)
     ours = to_dynamic(nn.Sequential(linear, nn.ReLU(), linear))

@@ -64,6 +64,15 @@ FOUND = {
         ("y = self.b(torch.relu(self.a(x0)).squeeze())",),
         "y",
     ),
+    "a view that only eager torch can take, of what it pools in one op": (
+        ("self.a = nn.Conv2d(1, 2, 3)",),
+        (
+            "y = F.max_pool1d(self.a(x0.unsqueeze(1)).select(1, 0).mT, 3, 1, 1)",
+            "y = y.relu() if bool((y > 9).any()) else y",
+            "z = y.view(y.shape[0], -1)",
+        ),
+        "y, F.hardswish(z, inplace=True)",
+    ),
     "a shape that changes in place": (
         ("self.a = nn.Linear(6, 4)", "self.b = nn.Linear(4, 2)"),
         ("y = self.a(x0)", "z = y.relu_()", "torch.sum(x0, -1, out=z)", "y.unsqueeze_(0)"),

@@ -19,6 +19,7 @@ from x86quant.dynamic.layers import (
     WeightOnlyLinear,
     is_conv1d,
 )
+from x86quant.dynamic.own_linears import computes_linear
 from x86quant.dynamic.recurrent import RECURRENT
 from x86quant.dynamic.transformers_config import note_in_config
 
@@ -151,7 +152,11 @@ def why_float(module: nn.Module) -> str | None:
     base = _base(module)
     if nn.utils.parametrize.is_parametrized(module):
         return "a parametrization computes its weight at each call"
-    if not _behaves_as(type(module), base):
+    if not _behaves_as(type(module), base) and not (
+        isinstance(module, nn.Linear)
+        and _behaves_as(type(module), base, but="forward")
+        and computes_linear(module)
+    ):
         return f"its class {type(module).__name__} has a computation of its own"
     if is_recurrent(module):
         if base not in RECURRENT:
@@ -191,11 +196,11 @@ _STATE: dict[type, frozenset[str]] = {
 _HARMLESS = frozenset({"__init__", "reset_parameters", "extra_repr", "__constants__"})
 
 
-def _behaves_as(kind: type, base: type) -> bool:
-    """Whether ``kind`` computes as its base class ``base`` does."""
+def _behaves_as(kind: type, base: type, but: str = "") -> bool:
+    """Whether ``kind`` computes as its base class ``base`` does, ``but`` for what is named so."""
     between = kind.__mro__[: kind.__mro__.index(base)]
     return not any(
-        name not in _HARMLESS and (callable(value) or isinstance(value, property))
+        name not in _HARMLESS and name != but and (callable(value) or isinstance(value, property))
         for one in between
         for name, value in vars(one).items()
     )
