@@ -676,6 +676,22 @@ def test_another_computation_stays_in_float(own: Any) -> None:
     assert [isinstance(module, Int8Linear) for module in ours] == [False, True]
 
 
+def test_modules_called_through_a_child_are_not_fused() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act = nn.Linear(8, 8), nn.ReLU()
+            self.heads = nn.ModuleDict({"a": nn.Linear(8, 8), "act": nn.GELU()})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.heads["act"](self.heads["a"](self.act(self.first(x))))
+
+    real = Heads()
+    ours = to_dynamic(real)
+    assert [ours.first.activation, ours.heads["a"].activation] == ["relu", None]
+    close(ours, real, torch.randn(5, 8))
+
+
 def test_a_shared_linear_stays_shared_and_unfused() -> None:
     linear = nn.Linear(4, 4)
     ours = to_dynamic(nn.Sequential(linear, nn.ReLU(), linear))

@@ -250,14 +250,15 @@ def _consecutive_children(module: nn.Module) -> list[tuple[str, str]]:
         graph = _ChildTracer().trace(module)
     except Exception:  # whatever the module's own code raises without values
         return []
-    calls = [node for node in graph.nodes if node.op == "call_module"]
+    # Called through a child, a module may be one of those that the child itself calls.
+    calls = [n for n in graph.nodes if n.op == "call_module" and "." not in str(n.target)]
     targets = [node.target for node in calls]
     return [
         (str(node.args[0].target), str(node.target))
         for node in calls
         if node.args
         and isinstance(node.args[0], torch.fx.Node)
-        and node.args[0].op == "call_module"
+        and node.args[0] in calls
         and len(node.args[0].users) == 1
         and targets.count(node.target) == targets.count(node.args[0].target) == 1
     ]
