@@ -17,6 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers give way to other processes: beside another worker's tests they would stand still.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+# What nobody foresaw is seen, instead of described.
+os.environ["X86QUANT_TRACEBACK"] = "1"
+
 import numpy as np
 import torch
 
@@ -39,6 +42,12 @@ def cache_of_its_own() -> Iterator[None]:
 def no_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test sees must not depend on times: ``quantize`` finds nothing slower."""
     monkeypatch.setattr("x86quant.quantization.speed.can_tell", lambda: False)
+
+
+@pytest.fixture
+def as_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that nobody foresaw are described in a sentence."""
+    monkeypatch.delenv("X86QUANT_TRACEBACK")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,7 +16,7 @@ from benchmarks.networks import declare_missing_ops
 from tests.bench_samples import measure_in_this_process
 from x86quant.cli import main
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_use")]
 
 SOURCE = """
 import torch

@@ -20,6 +20,9 @@
 
 from __future__ import annotations
 
+#: The environment variable that shows tracebacks of what nobody foresaw.
+TRACEBACK_VARIABLE = "X86QUANT_TRACEBACK"
+
 
 class X86QuantError(Exception):
     """Base of every error raised by x86quant."""

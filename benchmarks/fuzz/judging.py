@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import io
 import math
+import os
 import sys
 import traceback
 import warnings
@@ -23,8 +24,10 @@ from benchmarks.fuzz.programs import Inputs, Program
 from benchmarks.fuzz.rounding import raises_too, rounded_results, undefined
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
-from x86quant.errors import X86QuantError
+from x86quant.errors import TRACEBACK_VARIABLE, X86QuantError
 
+# What nobody foresaw is a failure, whatever x86quant would make of it.
+os.environ[TRACEBACK_VARIABLE] = "1"
 #: The signal to noise, in dB, that is good in any case.
 _GOOD = 25.0
 #: So much more than in simulated rounding, as a share, integers and truth values may differ.

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from benchmarks.fuzz.programs import Inputs
 
-
 #: int8 goes on behind a cast to double, as it does behind clones.
 _FLOATS = (torch.float32, torch.float64)
 

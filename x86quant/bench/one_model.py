@@ -28,6 +28,7 @@ from x86quant.bench.instances import measure_instances, split_cores
 from x86quant.bench.results import BackendResult, ModelRun, RunSetting, finite
 from x86quant.bench.subjects import Subject, shapes_of, subject
 from x86quant.bench.turns import WARM_ROUNDS, measure_in_turn, wait_for_idle_threads
+from x86quant.errors import TRACEBACK_VARIABLE
 from x86quant.files import write_aside
 from x86quant.given_model import InputShape, form_of
 
@@ -177,7 +178,7 @@ class ModelMeasurement:
                 ratio = self._check(prepared.bind)
         # Whatever a back end trips over is its result on this model, and the others go on.
         except Exception as error:
-            if os.environ.get("X86QUANT_TRACEBACK"):
+            if os.environ.get(TRACEBACK_VARIABLE):
                 traceback.print_exc()
             self._record(name, BackendResult("failed", _told(error)))
             return None

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from x86quant.errors import X86QuantError
+from x86quant.errors import TRACEBACK_VARIABLE, X86QuantError
 from x86quant.hardware.isa import forced_level
 from x86quant.version import __version__
 
@@ -30,10 +30,6 @@ COMMANDS: tuple[str, ...] = (
     "export-program",
     "cpp",
 )
-
-
-#: The environment variable that shows tracebacks of what nobody foresaw.
-_TRACEBACK = "X86QUANT_TRACEBACK"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(options.command, str(error))
         return 2
     except Exception as error:  # whatever a model, a metric or torch raises on the way
-        if os.environ.get(_TRACEBACK):
+        if os.environ.get(TRACEBACK_VARIABLE):
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         kind = type(error).__name__
-        _tell(options.command, f"{kind}: {first} (for the traceback set {_TRACEBACK}=1)")
+        _tell(options.command, f"{kind}: {first} (for the traceback set {TRACEBACK_VARIABLE}=1)")
         return 2
 
 

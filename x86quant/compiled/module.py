@@ -28,6 +28,7 @@ from x86quant.runtime import Segment, partition
 from x86quant.runtime.packed_cache import CachedPrograms, PackedCache
 from x86quant.runtime.plan import NoNativeFormError
 from x86quant.runtime.plan_cache import default_bytes
+from x86quant.unforeseen import described, is_own
 
 _get_tracing_state = torch._C._get_tracing_state
 
@@ -67,6 +68,7 @@ class CompiledModule(Baked):
         self._packed_cache: PackedCache | None = None
         self._results = traced.results_of(graph_module.graph)
         self._torch_nodes: set[str] = set()
+        self._has_failed = False
         self._start()
         self.eval()
 
@@ -132,6 +134,25 @@ class CompiledModule(Baked):
                 return result
             except NoNativeFormError as error:
                 self._leave_to_torch(error, runtime)
+            except Exception as error:
+                if runtime is self.graph_module or not is_own(error):
+                    raise
+                return self._in_plain_torch(inputs, error)
+
+    def _in_plain_torch(self, inputs: tuple[Any, ...], error: Exception) -> Any:
+        """The result of the graph without native code, which failed with ``error``."""
+        try:
+            result = self.graph_module(*inputs)
+        except Exception:  # the call is at fault
+            raise error from None
+        if not self._has_failed:
+            self._has_failed = True
+            warnings.warn(
+                f"a call runs in plain torch, slowly: {described(error)}",
+                X86QuantWarning,
+                stacklevel=6,
+            )
+        return result
 
     def _leave_to_torch(self, found: NoNativeFormError, runtime: GraphModule) -> None:
         """Cut the graph into segments again, without the node that ``runtime`` cannot run."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from torch import nn
 
 from x86quant.calling.wording import alone
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
@@ -19,6 +20,7 @@ from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
+from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -117,7 +119,7 @@ def quantize(
         embedding_bits=embedding_bits,
         progress=progress,
     )
-    with alone():
+    with alone(), _own_errors_in_a_sentence(model):
         prepared = prepare(model, calibration, settings)
         kept = prepared.layers_in(float_layers)
         outcome = Choices(prepared, {name: AS_ASKED for name in prepared.layers if name in kept})
@@ -129,6 +131,18 @@ def quantize(
             found: nn.Module = checked(outcome, settings)
     _log.info("%s", found.quantization)
     return found
+
+
+@contextlib.contextmanager
+def _own_errors_in_a_sentence(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not is_own(error):
+            raise
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be quantized: {described(error)}"
+        ) from error
 
 
 def _on(metric: Callable[..., float], evaluation: Any) -> Metric:

@@ -41,6 +41,7 @@ from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.token_steps import with_token_step
+from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -232,6 +233,10 @@ def _tried(outcome: Choices) -> tuple[nn.Module | None, str]:
         model = outcome.build()
     except UnsupportedError as error:
         return None, first_line(error)
+    except Exception as error:
+        if not is_own(error):
+            raise
+        return None, described(error)
     for call in outcome.prepared.sample[:2]:
         expected = outcome.prepared.exact.of(call)
         try:
