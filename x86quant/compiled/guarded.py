@@ -21,7 +21,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.compiled.baked import Baked
+from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.outside_graphs import outside_graphs
+from x86quant.compiled.row_rank import as_in, as_rank
 from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
@@ -169,6 +171,9 @@ class GuardedModule(Baked, Int8Module):
     def _prepare(self) -> None:
         self._code = self.guard.compiled()
         self._unchanged: Callable[[], bool] | None = None
+        self._row_rank = (
+            self.compiled.row_rank if isinstance(self.compiled, CompiledModule) else None
+        )
 
     @property
     def original(self) -> nn.Module | None:
@@ -186,6 +191,9 @@ class GuardedModule(Baked, Int8Module):
                 "torch.export, or trace its .compiled, which holds for such inputs as calibrated"
             )
         tensors = self.form.tensors(args, kwargs)
+        rows = None if tensors is None else self._rows_of_another_rank(tensors)
+        if rows is not None:
+            tensors = [as_rank(rows, self.guard.inputs[0].rank)]
         if tensors is None:
             reason: str | None = "its arguments are not those that were given in calibration"
         else:
@@ -197,7 +205,15 @@ class GuardedModule(Baked, Int8Module):
             return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
         assert tensors is not None
         found = self.compiled(*tensors)
+        if rows is not None:
+            found = as_in(rows, found)
         return self.results.fill(in_float_type(found, self._float_type))
+
+    def _rows_of_another_rank(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The tensor of a call, if it holds rows that need only be put into the example's rank."""
+        if self._row_rank is None or len(tensors) != 1:
+            return None
+        return None if tensors[0].dim() in (0, self._row_rank) else tensors[0]
 
     def _as_given(self, spec: GuardedInput, x: Any) -> Any:
         """``x`` in the type that the graph takes, where that is only a matter of conversion."""

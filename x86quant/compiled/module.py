@@ -17,6 +17,7 @@ from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.baked import Baked
 from x86quant.compiled.graph_inputs import GraphInputs
+from x86quant.compiled.row_rank import as_in, as_rank, row_rank
 from x86quant.compiled.structure import is_transformed
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
@@ -47,6 +48,8 @@ class CompiledModule(Baked):
         float_nodes: the nodes that still run as torch float ops, each with its reason.
         quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``; None if
             something else made it.
+        row_rank: the rank of the example's one input, if tensors of another are taken, too, since
+            every row is computed by itself; else None.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class CompiledModule(Baked):
         self._float_type = torch.float32
         self._plan_cache_bytes = plan_cache_bytes
         self._packed_cache: PackedCache | None = None
+        self.row_rank = row_rank(graph_module)
         self._results = traced.results_of(graph_module.graph)
         self._torch_nodes: set[str] = set()
         self._has_failed = False
@@ -95,6 +99,8 @@ class CompiledModule(Baked):
                 return results[0]
         if _get_tracing_state() is not None:
             return self._traced(inputs, named)
+        if self._holds_rows_of_another_rank(inputs, named):
+            return self._by_rows(inputs[0])
         values = self._inputs.bound(inputs, named, self._float_type)
         if any(map(is_transformed, values)):
             raise InvalidInputError(
@@ -167,6 +173,8 @@ class CompiledModule(Baked):
 
     def _traced(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The call as a tracer should see it: see :mod:`x86quant.compiled.traced`."""
+        if self._holds_rows_of_another_rank(inputs, named):
+            return self._by_rows(inputs[0])
         values = self._inputs.bound(inputs, named, self._float_type)
         tensors = [x for x in values if isinstance(x, torch.Tensor)]
         if (
@@ -178,6 +186,17 @@ class CompiledModule(Baked):
             return in_float_type(self.graph_module(*values), self._float_type)
         results = torch.ops.x86quant.run_compiled(self._handle, [x.detach() for x in tensors])
         return in_float_type(traced.filled(self._results, results), self._float_type)
+
+    def _holds_rows_of_another_rank(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
+        """Whether a call gives rows that need only be put into the example's rank."""
+        if self.row_rank is None or named or len(inputs) != 1:
+            return False
+        (x,) = inputs
+        return isinstance(x, torch.Tensor) and x.dim() not in (0, self.row_rank)
+
+    def _by_rows(self, x: torch.Tensor) -> Any:
+        assert self.row_rank is not None
+        return as_in(x, self.forward(as_rank(x, self.row_rank)))
 
     @property
     def runtime(self) -> GraphModule:
