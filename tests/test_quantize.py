@@ -506,6 +506,8 @@ def test_norms_and_attentions_of_other_packages_are_seen() -> None:
     patches = nn.Sequential(nn.Conv1d(8, 8, 1), nn.Flatten(2), OwnRMSNorm(), Mixing())
     assert decide(patches, "auto").mode == "static and dynamic"
     assert decide(nn.Sequential(nn.Conv1d(8, 8, 1), OwnRMSNorm()), "auto").mode == "static"
+    assert decide(nn.Sequential(nn.Linear(8, 8), Mixing()), "auto").mode == "dynamic"
+    assert decide(nn.Sequential(nn.Conv1d(8, 8, 1), Mixing()), "auto").mode == "static"
 
 
 class Scaled(nn.Module):

@@ -74,9 +74,11 @@ def is_transformer(model: nn.Module) -> bool:
     kinds = [type(m) for m in model.modules()]
     if any(issubclass(kind, nn.MultiheadAttention) for kind in kinds):
         return True
+    convolutions = any(issubclass(kind, _CONVOLUTIONS) for kind in kinds)
     if not any(_is_norm(m) for m in model.modules()):
-        return False
-    if any(issubclass(kind, _CONVOLUTIONS) for kind in kinds):
+        # Some norm by functions (OLMo), or by nothing but a scale (MobileBERT).
+        return not convolutions and any(_has_queries(m) for m in model.modules())
+    if convolutions:
         return any(_is_attention(m) for m in model.modules())
     return any(is_linear(m) for m in model.modules())
 
@@ -92,16 +94,21 @@ def _is_norm(module: nn.Module) -> bool:
 
 def _is_attention(module: nn.Module) -> bool:
     """Whether ``module`` is an attention: by name, or by linears for queries, keys and values."""
-    if isinstance(module, nn.MultiheadAttention):
+    if isinstance(module, nn.MultiheadAttention) or _has_queries(module):
         return True
+    named = _ATTENTION.search(type(module).__name__) is not None
+    return named and any(is_linear(m) for m in module.modules())
+
+
+def _has_queries(module: nn.Module) -> bool:
+    """Whether ``module`` has linears for queries, keys and values, by their names."""
     linears = {name for name, child in module.named_children() if is_linear(child)}
     for name in linears:
         if found := _QUERY.search(name):
             start, end = found.span(2)
             if all(name[:start] + x + name[end:] in linears for x in _OTHERS[found[2]]):
                 return True
-    named = _ATTENTION.search(type(module).__name__) is not None
-    return named and any(is_linear(m) for m in module.modules())
+    return False
 
 
 def other_precision(module: nn.Module) -> torch.dtype | None:
