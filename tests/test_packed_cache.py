@@ -431,3 +431,25 @@ def test_threads_pack_the_same_rows(level: str) -> None:
     for other in found[1:]:
         assert len(other) == 3
         assert all(map(torch.equal, other, found[0]))
+
+
+def test_a_file_is_written_when_all_places_have_run(tmp_path: Path) -> None:
+    """Else a model of many graphs would write it anew after each."""
+    extension.load()
+    graphs = [nn.Linear(2, 2) for _ in range(4)]
+    places = {"a": graphs[:2], "b": [graphs[2]], "never": [graphs[3]]}
+    path = tmp_path / "packed"
+    cache = packed_cache.PackedCache(path, places, "0")
+    some = torch.zeros(64, dtype=torch.uint8)
+
+    def is_written_after(graph: nn.Module, number: int) -> bool:
+        path.unlink(missing_ok=True)
+        cache._keep([str(number)], [None], [some])
+        cache.write(graph)
+        return path.exists()
+
+    runs = [graphs[1], graphs[2], graphs[1]]  # of the alternatives at a place one is enough
+    assert [is_written_after(graph, n) for n, graph in enumerate(runs)] == [False, False, True]
+    both = packed_cache.PackedCache(path, {"a": graphs[:2], "b": [graphs[2]]}, "0")
+    cache = both
+    assert [is_written_after(graph, n) for n, graph in enumerate(runs[:2])] == [False, True]
