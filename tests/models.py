@@ -7,12 +7,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx, prepare_qat_fx
 from torch.nn import functional
 
 import x86quant
+from benchmarks.networks import declare_missing_ops
 
 
 def rows(count: int = 8, seed: int = 0) -> torch.Tensor:
@@ -225,3 +227,17 @@ def train(case: Case, mapping: object, steps: int = 3, **kwargs: object) -> nn.M
         functional.mse_loss(prepared(*case.inputs), target).backward()
         optimizer.step()
     return prepared.eval()
+
+
+def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A BERT of one layer and arguments for it; skips the test where there is no transformers."""
+    declare_missing_ops()  # transformers imports torchvision where that is installed
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.BertModel(config).eval()
+    ids = torch.randint(0, 50, (2, 7))
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

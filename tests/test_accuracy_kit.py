@@ -67,8 +67,12 @@ def sqnr(exact: torch.Tensor, actual: torch.Tensor) -> float:
 def equalized(model: nn.Module, x: torch.Tensor, always: bool = True):
     graph = trace(copy.deepcopy(model), Call((x,))).graph_module
     ranges = equalization.ChannelRanges(graph)
-    ranges.observe(Call((x,)))
-    return graph, equalization.equalize(graph, ranges, always=always)
+    with ranges.watching(graph):
+        graph(x)
+    pairs = equalization.worthwhile(ranges, always=always)
+    for pair in pairs:
+        equalization.apply(graph, pair)
+    return graph, pairs
 
 
 # --- equalization ---
@@ -127,6 +131,21 @@ class Branch(nn.Module):
 def test_equalization_leaves_what_it_would_change(between):
     graph = trace(Branch(between).eval(), Call((images(),))).graph_module
     assert list(equalization.find_pairs(graph)) == []
+
+
+@pytest.mark.parametrize("equalize", [True, False, "auto"])
+def test_observers_see_every_batch_once(equalize: bool | str) -> None:
+    """Some before layers are equalized, or after, the others later."""
+    model, data = spoilt(conv_chain()), [images(2, seed) for seed in range(5)]
+    settings = Settings(equalize=equalize, progress=False)
+    prepared = prepare(model, (x for x in data), settings)
+    (part,) = prepared.parts
+    assert bool(prepared.equalized) is (equalize is not False)
+    assert prepared.batches == 5
+    values = sum(x.numel() for x in data)
+    first = next(m for m in part.prepared.modules() if hasattr(m, "counts"))
+    assert int(first.counts.sum()) == values
+    assert float(first.max_val) == max(float(x.max()) for x in data)
 
 
 def test_equalization_is_left_where_it_gains_nothing():

@@ -801,14 +801,12 @@ def test_equalization_leaves_tied_weights_alone():
 
 @pytest.mark.filterwarnings("ignore:this is the float model")
 def test_a_step_that_harms_unseen_data_is_not_taken(monkeypatch):
-    def spoil(graph: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    def spoil(*_: Any, **__: Any) -> tuple[Any, ...]:
         scales = torch.ones(8)
         scales[0] = 1e-4  # the same function, and a useless range
-        pair = equalization.Equalized("", "a", "b", scales, 0.1)
-        equalization.apply(graph, pair)
-        return (pair,)
+        return (equalization.Equalized("", "a", "b", scales, 0.1),)
 
-    monkeypatch.setattr(equalization, "equalize", spoil)
+    monkeypatch.setattr(equalization, "worthwhile", spoil)
     model = Net(lambda _, x: F.relu(x))
     data = [images(seed=seed) for seed in range(4)]
     assert quantized(model, data).quantization.equalized == ()

@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
 from tests.corruption import JUNK, assembled, parts, places
+from tests.models import bert
 from x86quant.artifacts import container, describe, forms
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes
@@ -471,19 +471,6 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     hooked.embed.register_forward_hook(lambda *_: None)
     with pytest.raises(ArtifactError, match="embed has 1 hooks, had 0"):
         x86quant.load(tmp_path / "a", model=hooked)
-
-
-def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    declare_missing_ops()  # transformers imports torchvision where that is installed
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    model = transformers.BertModel(config).eval()
-    ids = torch.randint(0, 50, (2, 7))
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def test_models_of_transformers_need_no_class() -> None:

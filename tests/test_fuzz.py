@@ -182,7 +182,7 @@ def test_a_lost_write_fails(monkeypatch: pytest.MonkeyPatch, write_in_place: str
     one = program("torch.tanh(y)", write_in_place)
     assert judged(one, "quantize").kind == "passed"
 
-    def kept(gm: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
+    def kept(gm: torch.fx.GraphModule, _: Any, **__: Any) -> torch.fx.GraphModule:
         for node in [n for n in gm.graph.nodes if n.target in ("clamp_", "mul_")]:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)

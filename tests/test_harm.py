@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -38,24 +42,57 @@ def test_known_values_change_no_harm(
 ) -> None:
     torch.manual_seed(0)
     calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
-    seen: list[PreparedModel] = []
-    real = harm.harms
-    monkeypatch.setattr(
-        "x86quant.quantization.outcome.harms",
-        lambda prepared, names, _: seen.append(prepared) or real(prepared, names),
-    )
+    seen: list[tuple[PreparedModel, dict[str, float]]] = []
+
+    def watched(prepared: PreparedModel, names: Collection[str]) -> dict[str, float]:
+        seen.append((prepared, found := harm.rough_harms(prepared, names)))
+        return found
+
+    monkeypatch.setattr("x86quant.quantization.outcome.rough_harms", watched)
     # No network is good enough, so that every layer is judged.
     monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
     with pytest.warns(X86QuantWarning):
         x86quant.quantize(model().eval(), calls, mode="static", speed_check=False, progress=False)
-    prepared = seen[0]
+    prepared, rough = seen[0]
     names = list(prepared.layers)
-    found = {one.name: one.sqnr_db for one in real(prepared, names)}
+    assert sorted(rough) == sorted(names)
+    assert list(rough.values()) == sorted(rough.values())
+    found = {one.name: one.sqnr_db for one in harm.harms(prepared, names)}
     exact = list(outputs(prepared.model, prepared.sample))
     for name in names:
         with prepared.simulated([name]) as alone:
             expected = harm.sqnr_between(exact, list(outputs(alone, prepared.sample)))
         assert found[name] == expected
+
+
+def test_only_layers_that_harm_most_are_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, which together do 5% of the noise, by one call."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
+    with torch.no_grad():  # one scale for channels of very different sizes
+        layers[1].weight[0] *= 500
+        layers[1].weight[1:, 0] = layers[2].weight[:, 0] = 0
+    calls = [(torch.randn(2, 8, 12, 12),) for _ in range(3)]
+    options = Settings(progress=False, speed_check=False, mode="static", equalize=False)
+    prepared = prepare(nn.Sequential(*layers).eval(), calls, options)
+    names = list(prepared.layers)
+    runs: list[tuple[int, str]] = []
+    real = PreparedModel.simulated
+
+    def counted(self: PreparedModel, tried: Collection[str], **more: Any) -> Any:
+        runs.append((id(more["known"]), *tried))
+        return real(self, tried, **more)
+
+    monkeypatch.setattr(PreparedModel, "simulated", counted)
+    rough = harm.rough_harms(prepared, names)
+    first, second = [[n for k, n in runs if k == key] for key in dict.fromkeys(k for k, _ in runs)]
+    assert first == names
+    assert 0 < len(second) < len(names)
+    assert next(iter(rough)) in second
+    for calls_of, some in ((1, set(names) - set(second)), (2, set(second))):
+        short = dataclasses.replace(prepared, sample=prepared.sample[:calls_of])
+        exact = {one.name: one.sqnr_db for one in harm.harms(short, names)}
+        assert {n: rough[n] for n in some} == {n: exact[n] for n in some}
 
 
 def test_values_that_a_layer_writes_to_are_not_kept() -> None:

@@ -15,8 +15,11 @@ from torch import nn
 
 import x86quant
 from tests import isa
+from tests.models import bert
 from x86quant import extension
 from x86quant.cli import main
+from x86quant.packing.row_linears import row_linear
+from x86quant.runtime import packed_cache
 from x86quant.runtime.programs import LayerWeights, Programs
 
 _FOUND = "is not used"
@@ -314,3 +317,139 @@ def test_threads_pack_the_same_bytes(layer: str, level: str) -> None:
             assert torch.equal(_packed(*LAYERS[layer], threads=threads), alone)
     finally:
         torch.ops.x86quant.set_native_cpu(here.isa, *caches)
+
+
+# --- rows: linears of dynamic models ---
+
+
+@pytest.fixture(name="rows", scope="module")
+def _rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """As ``net``, of a model whose linears take rows of codes, in a graph of their own."""
+    model, call = bert()
+    ids = call["input_ids"]
+    path = tmp_path_factory.mktemp("rows") / "bert.x86q"
+    options: dict[str, Any] = {"fuse_blocks": True, "speed_check": False, "progress": False}
+    x86quant.save(x86quant.quantize(model, [(ids,)], mode="dynamic", **options), path)
+    return path, ids, x86quant.load(path)(ids)[0]
+
+
+def _states(path: Path, ids: torch.Tensor) -> torch.Tensor:
+    states: torch.Tensor = x86quant.load(path, packed_cache=True)(ids)[0]
+    return states
+
+
+@pytest.fixture(name="known_rows")
+def _known_rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """For each pack of rows: what the cache knew of it, and what was made."""
+    found: list[tuple[Any, Any]] = []
+
+    def watched(weights: Any, activation: str | None, known: Any = (None,)) -> Any:
+        handle = row_linear(weights, activation, known)
+        found.append((known[0], handle.blobs()[0]))
+        return handle
+
+    monkeypatch.setattr(packed_cache, "row_linear", watched)
+    return found
+
+
+def test_rows_come_from_the_file(rows: Case, known_rows: list[tuple[Any, Any]]) -> None:
+    path, ids, expected = rows
+    _cache_of(path).unlink(missing_ok=True)
+    assert torch.equal(_states(path, ids), expected)
+    count = len(known_rows)
+    assert [known for known, _ in known_rows] == [None] * count
+    assert count >= 5
+    before = _cache_of(path).read_bytes()  # written in the first call
+    known_rows.clear()
+    assert torch.equal(_states(path, ids), expected)
+    assert len(known_rows) == count
+    assert all(known.data_ptr() == blob.data_ptr() for known, blob in known_rows)
+    assert _cache_of(path).read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", ["cut", "changed", "of another CPU"])
+def test_rows_of_a_file_that_does_not_fit_are_packed_again(
+    rows: Case, wrong: str, known_rows: list[tuple[Any, Any]]
+) -> None:
+    path, ids, expected = rows
+    cache = _cache_of(path)
+    cache.unlink(missing_ok=True)
+    here = x86quant.cpu()
+    try:
+        if wrong == "of another CPU":
+            torch.ops.x86quant.set_native_cpu(here.isa, 12345, here.l2 or 0)
+        _states(path, ids)
+    finally:
+        torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+    good = cache.read_bytes()
+    if wrong == "cut":
+        cache.write_bytes(good[:-64])
+    elif wrong == "changed":
+        at = len(good) - 100
+        cache.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    known_rows.clear()
+    assert torch.equal(_states(path, ids), expected)
+    assert known_rows
+    assert all(known is None for known, _ in known_rows)
+
+
+def test_rows_of_another_size_are_packed_again() -> None:
+    extension.load()
+    weight, scale = torch.randint(-127, 128, (32, 64), dtype=torch.int8), torch.rand(32)
+    pack = torch.ops.x86quant.pack_row_linear
+    (blob,) = pack(weight, scale, None, None).blobs()
+    for known in (blob[:-64].clone(), torch.cat([blob, blob[:64]])):
+        (again,) = pack(weight, scale, None, None, known).blobs()
+        assert torch.equal(again, blob)
+    (same,) = pack(weight, scale, None, None, blob).blobs()
+    assert same.data_ptr() == blob.data_ptr()
+
+
+@pytest.mark.parametrize("level", ["avx2", "avx512", "avx512_vnni", "amx_int8"])
+def test_threads_pack_the_same_rows(level: str) -> None:
+    if not isa.has(level):
+        pytest.skip(f"this CPU has no {level}")
+    extension.load()
+    torch.manual_seed(0)
+    # So many that packing is worth 64 threads.
+    weights = [torch.randint(-127, 128, (4100, 2600), dtype=torch.int8) for _ in range(2)]
+    scale, bias = torch.rand(4100), torch.randn(4100)
+    here = x86quant.cpu()
+    before = torch.get_num_threads()
+    found = []
+    try:
+        torch.ops.x86quant.set_native_cpu(level, here.l1d or 0, here.l2 or 0)
+        for threads in (1, 2, 4, 64):
+            torch.set_num_threads(threads)
+            parts = [(weight, scale, bias) for weight in weights]
+            one = torch.ops.x86quant.pack_row_linear(*parts[0], "gelu").blobs()
+            two = torch.ops.x86quant.pack_gated_rows(*parts[0], *parts[1], "silu").blobs()
+            found.append([*one, *two])
+    finally:
+        torch.set_num_threads(before)
+        torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+    for other in found[1:]:
+        assert len(other) == 3
+        assert all(map(torch.equal, other, found[0]))
+
+
+def test_a_file_is_written_when_all_places_have_run(tmp_path: Path) -> None:
+    """Else a model of many graphs would write it anew after each."""
+    extension.load()
+    graphs = [nn.Linear(2, 2) for _ in range(4)]
+    places = {"a": graphs[:2], "b": [graphs[2]], "never": [graphs[3]]}
+    path = tmp_path / "packed"
+    cache = packed_cache.PackedCache(path, places, "0")
+    some = torch.zeros(64, dtype=torch.uint8)
+
+    def is_written_after(graph: nn.Module, number: int) -> bool:
+        path.unlink(missing_ok=True)
+        cache._keep([str(number)], [None], [some])
+        cache.write(graph)
+        return path.exists()
+
+    runs = [graphs[1], graphs[2], graphs[1]]  # of the alternatives at a place one is enough
+    assert [is_written_after(graph, n) for n, graph in enumerate(runs)] == [False, False, True]
+    both = packed_cache.PackedCache(path, {"a": graphs[:2], "b": [graphs[2]]}, "0")
+    cache = both
+    assert [is_written_after(graph, n) for n, graph in enumerate(runs[:2])] == [False, True]

@@ -6,6 +6,7 @@
 
 #include "../runtime/activation.h"
 #include "../runtime/native_cpu.h"
+#include "../runtime/packing.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
 
@@ -29,8 +30,9 @@ NativeLinear::NativeLinear(const Description& d)
   const size_t size = xq_linear_packed_size(&linear_, isa);
   TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
   packed_ = runtime::Buffer(size);
-  succeed(xq_linear_pack(&linear_, isa, d.weight.const_data_ptr<int8_t>(), d.scale.const_data_ptr<float>(),
-                         d.bias ? d.bias->const_data_ptr<float>() : nullptr, packed_.data()));
+  succeed(xq::pack_linear_shared(&linear_, isa, d.weight.const_data_ptr<int8_t>(), d.scale.const_data_ptr<float>(),
+                                 d.bias ? d.bias->const_data_ptr<float>() : nullptr, packed_.data(),
+                                 runtime::share_of_packing(d.weight.numel())));
 }
 
 int64_t NativeLinear::most_rows() const { return std::max(kFewestRows, kCodeBytes / (linear_.in_features + 128)); }

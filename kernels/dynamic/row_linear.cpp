@@ -10,6 +10,7 @@
 
 #include "../runtime/activation.h"
 #include "../runtime/native_cpu.h"
+#include "../runtime/torch_tables.h"
 #include "row_codes.h"
 #include "row_linear.h"
 
@@ -123,19 +124,27 @@ class Weights {
   at::Tensor weight_, scale_, bias_;
 };
 
+std::optional<runtime::Table> packed_before(const std::optional<at::Tensor>& known) {
+  if (!known) return std::nullopt;
+  TORCH_CHECK_VALUE(known->scalar_type() == at::kByte && known->is_cpu(), "x86quant: packed weights are bytes");
+  return runtime::table_of(*known);
+}
+
 RowLinearPack pack_row_linear(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias,
-                     const std::optional<std::string>& activation) {
+                              const std::optional<std::string>& activation, const std::optional<at::Tensor>& known) {
   const Weights weights(weight, scale, bias);
-  return c10::make_intrusive<RowLinear>(
-      std::make_shared<RowPack>(weights.view(), runtime::activation_code(activation.value_or(""))));
+  return c10::make_intrusive<RowLinear>(std::make_shared<RowPack>(
+      weights.view(), runtime::activation_code(activation.value_or("")), packed_before(known)));
 }
 
 RowLinearPack pack_gated_rows(const at::Tensor& gate, const at::Tensor& gate_scale, const std::optional<at::Tensor>& gate_bias,
                      const at::Tensor& up, const at::Tensor& up_scale, const std::optional<at::Tensor>& up_bias,
-                     const std::string& activation) {
+                     const std::string& activation, const std::optional<at::Tensor>& known,
+                     const std::optional<at::Tensor>& known_up) {
   const Weights first(gate, gate_scale, gate_bias), second(up, up_scale, up_bias);
-  const auto pack = std::make_shared<RowPack>(first.view(), runtime::activation_code(activation));
-  pack->multiply_by(second.view());
+  const auto pack =
+      std::make_shared<RowPack>(first.view(), runtime::activation_code(activation), packed_before(known));
+  pack->multiply_by(second.view(), packed_before(known_up));
   return c10::make_intrusive<RowLinear>(pack);
 }
 
@@ -192,10 +201,16 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
                         const std::optional<at::Tensor>& bias, double eps, std::string kind, int64_t outputs) {
         return normed(*p->pack, codes, scale, zp, Norm(residual, weight, bias, eps, kind, outputs));
       })
-      .def("bytes", [](const RowLinearPack& p) { return p->pack->bytes(); });
-  m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation) -> " ROW_PACK, pack_row_linear);
+      .def("bytes", [](const RowLinearPack& p) { return p->pack->bytes(); })
+      .def("blobs", [](const RowLinearPack& p) {
+        std::vector<at::Tensor> found;
+        for (const runtime::Table& blob : p->pack->blobs()) found.push_back(runtime::tensor_of(blob, {blob.count}));
+        return found;
+      });
+  m.def("pack_row_linear(Tensor weight, Tensor scale, Tensor? bias, str? activation, Tensor? known=None) -> " ROW_PACK,
+        pack_row_linear);
   m.def("pack_gated_rows(Tensor gate, Tensor gate_scale, Tensor? gate_bias, Tensor up, Tensor up_scale, "
-        "Tensor? up_bias, str activation) -> " ROW_PACK, pack_gated_rows);
+        "Tensor? up_bias, str activation, Tensor? known=None, Tensor? known_up=None) -> " ROW_PACK, pack_gated_rows);
   m.def("native_quantize_rows(Tensor x) -> " CODES, native_quantize_rows);
   m.def("native_norm_rows(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, str kind, "
         "int outputs) -> " FIVE, native_norm_rows);

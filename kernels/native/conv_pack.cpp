@@ -595,6 +595,18 @@ int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_req
   return XQ_OK;
 }
 
+int pack_linear_shared(const xq_linear* linear, int isa, const int8_t* weight, const float* scale, const float* bias,
+                       void* packed, const Share& share) {
+  if (!linear || !weight || !scale || !packed) return XQ_BAD_ARGUMENT;
+  if (reinterpret_cast<uintptr_t>(packed) % kAlign) return XQ_BAD_ARGUMENT;
+  if (!linear_valid(*linear, isa)) return XQ_UNSUPPORTED;
+  xq_requant q{};
+  q.mult = scale, q.bias = bias, q.hi = 255;
+  pack_blob(layout_of(pointwise(*linear), isa, true), weight, q, packed, share);
+  static_cast<Packed*>(packed)->activation = linear->activation;
+  return XQ_OK;
+}
+
 }  // namespace xq
 
 int xq_conv_pack(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* q, void* packed) {
@@ -608,13 +620,5 @@ size_t xq_linear_packed_size(const xq_linear* linear, int isa) {
 
 int xq_linear_pack(const xq_linear* linear, int isa, const int8_t* weight, const float* scale,
                    const float* bias, void* packed) {
-  using namespace xq;
-  if (!linear || !weight || !scale || !packed) return XQ_BAD_ARGUMENT;
-  if (reinterpret_cast<uintptr_t>(packed) % kAlign) return XQ_BAD_ARGUMENT;
-  if (!linear_valid(*linear, isa)) return XQ_UNSUPPORTED;
-  xq_requant q{};
-  q.mult = scale, q.bias = bias, q.hi = 255;
-  pack_blob(layout_of(pointwise(*linear), isa, true), weight, q, packed, kAlone);
-  static_cast<Packed*>(packed)->activation = linear->activation;
-  return XQ_OK;
+  return xq::pack_linear_shared(linear, isa, weight, scale, bias, packed, xq::kAlone);
 }

@@ -1,4 +1,4 @@
-// Packing the weights of one convolution on several threads.
+// Packing the weights of one layer on several threads.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,9 @@ using Share = std::function<void(int64_t blocks, const std::function<void(int64_
 // For the runtime, which may be linked to the kernels as a library.
 XQ_API int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_requant* requant, void* packed,
                 const Share& share);
+
+// The same of xq_linear_pack.
+XQ_API int pack_linear_shared(const xq_linear* linear, int isa, const int8_t* weight, const float* scale, const float* bias,
+                              void* packed, const Share& share);
 
 }  // namespace xq

@@ -1,17 +1,14 @@
 // The native kernels as a provider of the runtime.
-#include "../native/pack_shared.h"
 #include "conv_kernel.h"
 #include "errors.h"
 #include "memory.h"
 #include "native_cpu.h"
+#include "packing.h"
 #include "parallel.h"
 #include "scratch.h"
 
 namespace x86quant::runtime {
 namespace {
-
-// Nanoseconds of packing a weight: with VNNI, which takes least.
-constexpr double kPackWeight = 1;
 
 class NativeConv final : public PackedConv {
  public:
@@ -19,17 +16,13 @@ class NativeConv final : public PackedConv {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
     require(size > 0, "the native kernel refuses this convolution");
-    const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 64 == 0; };
-    if (d.packed && d.packed->count == static_cast<int64_t>(size) && is_aligned(d.packed->data)) {
+    if (fits(d.packed, size)) {
       packed_ = *d.packed;
       return;
     }
     const auto fresh = std::make_shared<Buffer>(size);
-    const int threads = threads_for(kPackWeight * static_cast<double>(d.weight.count));
-    const xq::Share share = [&](int64_t blocks, const std::function<void(int64_t, int64_t)>& body) {
-      split(blocks, threads, body);
-    };
-    succeed(xq::pack_shared(&d.conv, isa, d.weight.as<int8_t>(), &d.requant, fresh->data(), share));
+    succeed(xq::pack_shared(&d.conv, isa, d.weight.as<int8_t>(), &d.requant, fresh->data(),
+                            share_of_packing(d.weight.count)));
     packed_ = {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};
   }
 

@@ -6,6 +6,7 @@
 
 #include "errors.h"
 #include "native_cpu.h"
+#include "packing.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -40,29 +41,39 @@ int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'0
 
 }  // namespace
 
-RowPack::RowPack(const RowWeights& weights, int32_t activation)
-    : isa_(native_isa()), in_(weights.in_features), out_(weights.out_features), packed_(pack(weights, activation)) {}
+RowPack::RowPack(const RowWeights& weights, int32_t activation, const std::optional<Table>& before)
+    : isa_(native_isa()),
+      in_(weights.in_features),
+      out_(weights.out_features),
+      packed_(pack(weights, activation, before)) {}
 
-void RowPack::multiply_by(const RowWeights& up) {
+void RowPack::multiply_by(const RowWeights& up, const std::optional<Table>& before) {
   require(up.out_features == out_ && up.in_features == in_, "gate and up must have one shape");
-  up_ = pack(up, XQ_ACT_NONE);
+  up_ = pack(up, XQ_ACT_NONE, before);
+}
+
+std::vector<Table> RowPack::blobs() const {
+  if (up_.count == 0) return {packed_};
+  return {packed_, up_};
 }
 
 xq_rows RowPack::call(int64_t rows) const {
   xq_rows op{};
   op.isa = isa_, op.rows = rows, op.features = out_;
-  op.packed = packed_.data(), op.up = up_.data();
+  op.packed = packed_.data, op.up = up_.data;
   return op;
 }
 
-Buffer RowPack::pack(const RowWeights& weights, int32_t activation) const {
+Table RowPack::pack(const RowWeights& weights, int32_t activation, const std::optional<Table>& before) const {
   const xq_linear linear{static_cast<int32_t>(weights.in_features), static_cast<int32_t>(weights.out_features),
                          activation};
   const size_t size = xq_linear_packed_size(&linear, isa_);
   if (size == 0) throw std::runtime_error(joined("the native kernel refuses this linear"));
-  Buffer packed = among_others(size);
-  succeed(xq_linear_pack(&linear, isa_, weights.weight, weights.scale, weights.bias, packed.data()));
-  return packed;
+  if (fits(before, size)) return *before;
+  const auto fresh = std::make_shared<Buffer>(among_others(size));
+  succeed(xq::pack_linear_shared(&linear, isa_, weights.weight, weights.scale, weights.bias, fresh->data(),
+                                 share_of_packing(in_ * out_)));
+  return {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};
 }
 
 int64_t shares_of_rows(const xq_rows& op, int64_t in_features) {

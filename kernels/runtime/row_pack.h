@@ -2,10 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "../native/native_rows.h"
 #include "memory.h"
+#include "table.h"
 
 namespace x86quant::runtime {
 
@@ -17,26 +20,30 @@ struct RowWeights {
   int64_t in_features, out_features;
 };
 
-// Weights packed once: of one product, or of two whose results are multiplied.
+// Weights packed once: of one product, or of two whose results are multiplied. `before` is what was packed of the same
+// weights, one of `blobs`.
 class RowPack {
  public:
-  RowPack(const RowWeights& weights, int32_t activation);  // an xq_activation
+  RowPack(const RowWeights& weights, int32_t activation,  // an xq_activation
+          const std::optional<Table>& before = std::nullopt);
 
-  void multiply_by(const RowWeights& up);
+  void multiply_by(const RowWeights& up, const std::optional<Table>& before = std::nullopt);
 
   int64_t in_features() const { return in_; }
   int64_t out_features() const { return out_; }
-  int64_t bytes() const { return static_cast<int64_t>(packed_.size() + up_.size()); }
+  int64_t bytes() const { return packed_.count + up_.count; }
+  // The packed weights of each product.
+  std::vector<Table> blobs() const;
 
   // A call on so many rows, without its operands and results.
   xq_rows call(int64_t rows) const;
 
  private:
-  Buffer pack(const RowWeights& weights, int32_t activation) const;
+  Table pack(const RowWeights& weights, int32_t activation, const std::optional<Table>& before) const;
 
   int isa_;
   int64_t in_, out_;
-  Buffer packed_, up_;
+  Table packed_, up_;
 };
 
 using RowPackPtr = std::shared_ptr<const RowPack>;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from x86quant.artifacts.content import Content
 from x86quant.artifacts.stored_tensors import TensorReader
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.errors import ArtifactError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
@@ -72,9 +74,9 @@ def load(
         path: the file.
         model: a float model of the class that was quantized, made with the same arguments; its
             weights do not matter, and it is not changed. Only files that say so need it.
-        packed_cache: keep the packed weights of convolutions and static linears in a file, which
-            the next load on such a CPU starts from: True for ``path`` with ``.packed`` behind it,
-            or another path. A file that does not fit or cannot be written is done without.
+        packed_cache: keep the packed weights of convolutions and of linears in graphs in a file,
+            which the next load on such a CPU starts from: True for ``path`` with ``.packed`` behind
+            it, or another path. A file that does not fit or cannot be written is done without.
 
     Returns:
         A ``CompiledModule``, or a model of that class with int8 layers.
@@ -97,11 +99,22 @@ def load(
 
 
 def _use_packed_cache(model: nn.Module, path: Path, checksum: str) -> None:
-    compiled = [m for m in model.modules() if isinstance(m, CompiledModule)]
-    if compiled:
-        cache = PackedCache(path, model, checksum)
-        for module in compiled:
-            module.use_packed_cache(cache)
+    graphs = {place: found for place, module in model.named_modules() if (found := _at(module))}
+    cache = PackedCache(path, graphs, checksum)
+    for graph in itertools.chain.from_iterable(graphs.values()):
+        graph.use_packed_cache(cache)
+
+
+def _at(module: nn.Module) -> list[CompiledModule]:
+    """The graphs that may run in a call of ``module`` itself."""
+    if isinstance(module, CompiledModule):
+        return [module]
+    found: list[CompiledModule] = []
+    if isinstance(blocks := vars(module).get("forward"), BlockGraphs):
+        found += [graph.compiled for graph in blocks.graphs]
+        if blocks.token_step is not None:
+            found.append(blocks.token_step.compiled)
+    return found
 
 
 def describe(path: str | os.PathLike[str]) -> Description:

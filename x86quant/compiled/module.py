@@ -136,7 +136,7 @@ class CompiledModule(Baked):
             try:
                 result = runtime(*inputs)
                 if self._packed_cache is not None:
-                    self._packed_cache.write()
+                    self._packed_cache.write(self)
                 return result
             except NoNativeFormError as error:
                 self._leave_to_torch(error, runtime)

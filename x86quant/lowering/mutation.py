@@ -115,10 +115,13 @@ for _target, _ in IN_PLACE_OPERATORS.items():
     setattr(InPlaceProxy, f"__{_target.__name__}__", _recorded(_target))
 
 
-def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
+def without_mutations(
+    gm: GraphModule, example_inputs: Sequence[Any], *, compare: bool = True
+) -> GraphModule:
     """``gm`` itself if no node writes to another's value, else a graph that gives the same results.
 
-    The inputs of the new graph are left as they are, even where ``gm`` overwrites them.
+    The inputs of the new graph are left as they are, even where ``gm`` overwrites them. ``compare``
+    is False where the caller compares the results of the graph before it is used.
 
     Raises:
         UnsupportedError: a write cannot be expressed, among them any to a parameter or buffer,
@@ -138,6 +141,8 @@ def without_mutations(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphMo
         if not recorder.writes and not spelled:
             return gm
         functional = _Rewriter(gm, recorder).run()
+        if not compare:
+            return functional
         torch.default_generator.manual_seed(_SEED)
         actual = Interpreter(functional).run(*clones(tuple(example_inputs)))
     if not same_values(expected, actual):

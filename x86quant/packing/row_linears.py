@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from x86quant.packing.linear_dynamic import extension_loads, remembered
 
 #: Of a linear: int8 weight [N, K], a scale an output feature, bias.
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+#: For each product of a pack what a pack of the same weights has returned among its ``blobs``.
+Known = Sequence[torch.Tensor | None]
 
 
-def row_linear(weights: Weights, activation: str | None) -> Any | None:
+def row_linear(weights: Weights, activation: str | None, known: Known = (None,)) -> Any | None:
     """The packed ``weights``; None where there are none, or nothing compiled to read them."""
     if weights[0].numel() == 0 or not extension_loads():
         return None
@@ -20,11 +23,13 @@ def row_linear(weights: Weights, activation: str | None) -> Any | None:
         "row_linear",
         weights,
         activation,
-        lambda: torch.ops.x86quant.pack_row_linear(*weights, activation),
+        lambda: torch.ops.x86quant.pack_row_linear(*weights, activation, *known),
     )
 
 
-def gated_rows(gate: Weights, up: Weights, activation: str) -> Any | None:
+def gated_rows(
+    gate: Weights, up: Weights, activation: str, known: Known = (None, None)
+) -> Any | None:
     """The packed weights of both products of a gated layer; None as for ``row_linear``."""
     if gate[0].numel() == 0 or not extension_loads():
         return None
@@ -32,5 +37,5 @@ def gated_rows(gate: Weights, up: Weights, activation: str) -> Any | None:
         "gated_rows",
         (*gate, *up),
         activation,
-        lambda: torch.ops.x86quant.pack_gated_rows(*gate, *up, activation),
+        lambda: torch.ops.x86quant.pack_gated_rows(*gate, *up, activation, *known),
     )

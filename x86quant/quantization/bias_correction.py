@@ -75,7 +75,9 @@ def _conv_sums(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     dims = _dims(layer)
     batch = x.shape[0] if x.dim() == dims + 2 else 1
     # [channels, *spatial], then one dimension after another becomes that of its taps.
-    sums, outputs = x.double().reshape(-1, *x.shape[-dims - 1 :]).sum(0), batch
+    maps = x.reshape(-1, *x.shape[-dims - 1 :])
+    # Of one sample, there is nothing to add, and of it alone a copy in float64 to be made.
+    sums, outputs = maps[0].double() if batch == 1 else maps.sum(0, dtype=torch.float64), batch
     paddings: Any = layer.padding
     geometry = zip(layer.kernel_size, layer.stride, paddings, layer.dilation, strict=True)
     for dim, (taps, stride, padding, dilation) in enumerate(geometry, start=1):

@@ -12,6 +12,7 @@ for which the estimated noise of the second layer's output is least, or nothing 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -19,9 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.fx import GraphModule, Interpreter, Node
-
-from x86quant.calling.call import Call
+from torch.fx import GraphModule, Node
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _COMMUTING_MODULES = (
@@ -70,27 +69,27 @@ class Pair:
     node: Node
 
 
-class ChannelRanges(Interpreter):
+class ChannelRanges:
     """Per-channel statistics of the inputs of second layers, over some batches."""
 
     def __init__(self, gm: GraphModule) -> None:
-        super().__init__(gm)
+        self.module = gm
         self.pairs = tuple(find_pairs(gm))
-        self._by_node = {pair.node: pair for pair in self.pairs}
         self.largest: dict[Pair, torch.Tensor] = {}
         self.squares: dict[Pair, torch.Tensor] = {}
 
-    def observe(self, call: Call) -> None:
-        """Measure on one batch of inputs."""
-        if self.pairs:
-            with torch.no_grad():
-                self.run(*call.args)
+    @contextlib.contextmanager
+    def watching(self, gm: GraphModule) -> Iterator[None]:
+        """A block in which runs of ``gm`` are measured: the graph, or it with observers."""
+        with contextlib.ExitStack() as stack:
+            for pair in self.pairs:
 
-    def run_node(self, n: Node) -> Any:
-        """Measure at second layers."""
-        if (pair := self._by_node.get(n)) is not None:
-            self._add(pair, self.env[n.args[0]])  # type: ignore[index]
-        return super().run_node(n)
+                def watch(_: nn.Module, args: tuple[Any, ...], pair: Pair = pair) -> None:
+                    self._add(pair, args[0].detach())
+
+                handle = gm.get_submodule(pair.second).register_forward_pre_hook(watch)
+                stack.callback(handle.remove)
+            yield
 
     def _add(self, pair: Pair, x: torch.Tensor) -> None:
         channels = _width(self.module.get_submodule(pair.first))
@@ -170,29 +169,30 @@ def _width(layer: nn.Module) -> int:
     return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)  # type: ignore[arg-type]
 
 
-def equalize(
-    gm: GraphModule, ranges: ChannelRanges, part: str = "", *, always: bool = False
+def worthwhile(
+    ranges: ChannelRanges, part: str = "", *, always: bool = False
 ) -> tuple[Equalized, ...]:
-    """Rescale the pairs of ``gm`` where that lowers the estimated noise, in place.
+    """The pairs of a graph with scales that lower the estimated noise.
+
+    What one pair changes of a weight that another reads does not matter for that one: of the first
+    layer it is the rows, of the second the columns.
 
     Args:
-        gm: a traced float model whose batch norms are folded.
-        ranges: what was seen at the pairs.
-        part: where in the model ``gm`` stands.
-        always: do so however little is gained.
+        ranges: what was seen at the pairs of a traced float model whose batch norms are folded.
+        part: where in the model it stands.
+        always: take scales however little is gained.
     """
-    done = []
+    found = []
     for pair in ranges.pairs:
         if pair not in ranges.largest:
             continue
         largest, squares = ranges.largest[pair].double(), ranges.squares[pair]
-        columns = _columns(gm.get_submodule(pair.second), len(largest))
-        found = _best_scales(largest, squares, columns, 1.0 if always else _WORTH)
-        if found is not None:
-            scales, noise = found
-            done.append(Equalized(part, pair.first, pair.second, scales.float(), noise))
-            apply(gm, done[-1])
-    return tuple(done)
+        columns = _columns(ranges.module.get_submodule(pair.second), len(largest))
+        best = _best_scales(largest, squares, columns, 1.0 if always else _WORTH)
+        if best is not None:
+            scales, noise = best
+            found.append(Equalized(part, pair.first, pair.second, scales.float(), noise))
+    return tuple(found)
 
 
 def apply(gm: GraphModule, pair: Equalized) -> None:

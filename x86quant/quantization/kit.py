@@ -5,7 +5,9 @@ Whether a step helps is judged on calls that it was not fitted to, where there a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import logging
 import operator
 from collections.abc import Sequence
@@ -146,34 +148,47 @@ def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -
     return True
 
 
-def equalized_parts(
+def calibrated_parts(
     exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
-) -> tuple[Parts, tuple[equalization.Equalized, ...]]:
-    """``parts`` with their layers equalized, if that is wanted and helps, and what was done."""
-    if settings.equalize is False:
-        return parts, ()
-    if not any(True for p in parts.found for _ in equalization.find_pairs(p.traced.graph_module)):
-        return parts, ()
-    changed = dataclasses.replace(parts, found=tuple(map(_copied, parts.found)))
-    seen = {part: equalization.ChannelRanges(part.traced.graph_module) for part in changed.found}
-    feed_parts(exact.model, halves.seen, {part: one.observe for part, one in seen.items()})
-    done: tuple[equalization.Equalized, ...] = ()
-    for part, found in seen.items():
-        graph = part.traced.graph_module
-        done += equalization.equalize(graph, found, part.path, always=settings.equalize is True)
+) -> tuple[tuple[StaticPart, ...], tuple[equalization.Equalized, ...]]:
+    """``parts`` calibrated on the calls seen; what was equalized, where it is wanted and helps."""
+    plain = tuple(part.static(ranges) for part in parts.found)
+    watched = () if settings.equalize is False else plain
+    seen = {part: equalization.ChannelRanges(part.float_module) for part in watched}
+    with contextlib.ExitStack() as stack:
+        for part, found in seen.items():
+            stack.enter_context(found.watching(part.prepared))
+        _calibrate(exact, plain, halves)
+    always = settings.equalize is True
+    pairs = {
+        part.path: equalization.worthwhile(found, part.path, always=always)
+        for part, found in seen.items()
+    }
+    done = tuple(itertools.chain.from_iterable(pairs.values()))
     if not done:
-        return parts, ()
-    if not all(_same_graph(a, b) for a, b in zip(parts.found, changed.found, strict=True)):
-        return parts, ()
-    if settings.equalize == "auto":
-        after, before = (_static_noise(exact, one, ranges, halves) for one in (changed, parts))
+        return plain, ()
+    changed = tuple(_equalized(part, pairs[part.path]) for part in parts.found)
+    if not all(_same_graph(a, b) for a, b in zip(parts.found, changed, strict=True)):
+        return plain, ()
+    try:
+        equalized = tuple(part.static(ranges) for part in changed)
+    except UnsupportedError:
+        if always:
+            raise
+        return plain, ()
+    _calibrate(exact, equalized, halves)
+    if not always:
+        after, before = (_simulated_noise(exact, x, halves.unseen) for x in (equalized, plain))
         if after < before:
-            return parts, ()
-    return changed, done
+            return plain, ()
+    return equalized, done
 
 
-def _copied(part: FoundPart) -> FoundPart:
+def _equalized(part: FoundPart, pairs: Sequence[equalization.Equalized]) -> FoundPart:
+    """A copy of ``part`` with ``pairs`` of its layers rescaled."""
     graph = deep_copy(part.traced.graph_module)
+    for pair in pairs:
+        equalization.apply(graph, pair)
     traced = dataclasses.replace(part.traced, graph_module=graph)
     return dataclasses.replace(part, traced=traced, prepared=None)
 
@@ -183,13 +198,18 @@ def _same_graph(before: FoundPart, after: FoundPart) -> bool:
     return difference(*results) is None
 
 
+def _calibrate(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> None:
+    """Show ``parts`` the calls seen."""
+    feed_parts(exact.model, halves.seen, {part: part.calibrate for part in parts})
+
+
 def _static_noise(exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves) -> float:
     """Signal to noise with all of ``parts`` as if in int8, with ranges from the calls seen."""
     try:
         static = [StaticPart(p.path, p.traced, p.example, ranges) for p in parts.found]
     except UnsupportedError:
         return -torch.inf
-    feed_parts(exact.model, halves.seen, {part: part.calibrate for part in static})
+    _calibrate(exact, static, halves)
     return _simulated_noise(exact, static, halves.unseen)
 
 

@@ -33,7 +33,7 @@ from x86quant.quantization.fused_blocks import (
     weights_of,
     with_block_graphs,
 )
-from x86quant.quantization.harm import harms, sqnr_between
+from x86quant.quantization.harm import rough_harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import smallest, variants
@@ -55,8 +55,6 @@ _CLEAR_GAIN = 6.0
 _SLACK_DB = 3.0
 #: The whole is compared on at most so many batches.
 _BATCHES = 4
-#: Layers are ranked by the harm they do on so many batches: each takes a run of the float model.
-_RANKED_BY = 2
 #: A model is only built if the simulation comes so close, in dB, to what it must have.
 _SIMULATION_IS_OFF_BY = 1.0
 #: So many models are tried to find layers that bring the noise down.
@@ -371,9 +369,7 @@ def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     between = [n for n, x in named.items() if x.part is not None and x.layer in steps[x.part]]
     if not between or min(_together(prepared, between), default=-math.inf) > before + _SLACK_DB:
         return outcome, model  # the noise is not theirs
-    costly = {
-        h.name: h.sqnr_db for h in harms(prepared, between, _RANKED_BY) if h.sqnr_db < _CLEAN_DB
-    }
+    costly = {name: db for name, db in rough_harms(prepared, between).items() if db < _CLEAN_DB}
     if not costly:
         return outcome, model
     why = "most of the noise of int8 is theirs"
@@ -401,8 +397,8 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
         return outcome, model
     prepared = outcome.prepared
     names = outcome.int8_layers
-    harm = {h.name: h.sqnr_db for h in harms(prepared, names, _RANKED_BY)}
-    order = sorted(names, key=lambda name: harm[name])
+    harm = rough_harms(prepared, names)
+    order = list(harm)
     best = (outcome, model)
     size = 1
     for _ in range(_TRIALS):

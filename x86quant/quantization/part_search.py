@@ -22,11 +22,11 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import State, deep_copy, state_kept
 from x86quant.calling.wording import first_line, listed
-from x86quant.compiled.structure import CallForm, Structure, is_transformed
+from x86quant.compiled.structure import CallForm, Structure, is_transformed, take_apart
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.float_results import FloatResults
-from x86quant.quantization.proof import Observed, observe, prove
+from x86quant.quantization.proof import OTHER_SEED, Observed, elements, observe, prove
 from x86quant.quantization.recurrent_layers import LAYERS
 from x86quant.quantization.scheme import Scheme, other_precision, static_candidates
 from x86quant.quantization.static_part import Ranges, StaticPart
@@ -91,7 +91,10 @@ def find_parts(
         search = _Search(model, scheme, calls, ranges, {} if refused is None else refused)
         # What a model returns depends on the calls before, if it keeps something of them.
         results = None if search.keeps_state else exact
-        search.try_part("", observe(model, [""], calls, results=results)[""])
+        seen = observe(model, [""], calls, results=results)[""]
+        if seen and not has_hooks(model):  # they may change what it returns
+            seen[0] = dataclasses.replace(seen[0], again=search.first_result)
+        search.try_part("", seen)
     return search.result()
 
 
@@ -100,6 +103,9 @@ class _Search:
 
     What is inside of a module is observed while that module alone runs, on the calls it got: so a
     deep model runs once for each level of its modules, not once for each module.
+
+    Attributes:
+        first_result: what the model returned for the first of the calls.
     """
 
     def __init__(
@@ -114,7 +120,7 @@ class _Search:
         self._ranges, self._refused = ranges, refused
         self._candidates = dict(static_candidates(model, scheme))
         before = State(model)
-        called = calls_of(model, calls[0])
+        called, self.first_result = calls_and_result(model, calls[0])
         self._changed = before.changed()
         if self._changed:  # perhaps at the first call of a copy only, which is not taken back
             with state_kept(model) as state:
@@ -305,7 +311,8 @@ def _find(
             example = Call(tuple(traced.tensors(_example(traced, seen))))
             inputs = [traced.inputs(one.call) for one in seen] if traced.has_ranks_by_size else []
             others = [call for call in inputs if call is not None]
-            prepared = StaticPart(path, traced, example, ranges, others)
+            small = _smallest(traced, example, seen)
+            prepared = StaticPart(path, traced, example, ranges, others, small)
         except UnsupportedError as error:
             reasons.append(str(error))
             refused[path, method] = str(error)
@@ -320,6 +327,30 @@ def _example(traced: Traced, seen: Sequence[Observed]) -> Call:
         if tensors and traced.guard.refusal(tensors, traced.guard.compiled()) is None:
             return one.call
     raise UnsupportedError("no calibration batch meets what the graph had to assume")
+
+
+def _smallest(
+    traced: Traced, example: Call, seen: Sequence[Observed]
+) -> tuple[Call, Sequence[torch.Tensor]]:
+    """The least inputs that the graph was proved on, with the results.
+
+    Single rows and columns are left out where ``example`` has more: they show less.
+    """
+    found = []
+    for one in seen:
+        inputs = traced.inputs(one.call)
+        if inputs is not None and _singles(inputs) <= _singles(example):
+            found.append((inputs, take_apart(one.result)[1]))
+    return min(found, key=lambda pair: elements(pair[0]))
+
+
+def _singles(call: Call) -> set[tuple[int, int]]:
+    return {
+        (number, dim)
+        for number, x in enumerate(call.leaves)
+        for dim, size in enumerate(x.shape)
+        if size == 1
+    }
 
 
 def _proved(module: nn.Module, path: str, seen: Sequence[Observed], way: Way) -> Traced:
@@ -403,6 +434,11 @@ class _Products(TorchFunctionMode):
 
 def calls_of(model: nn.Module, call: Call) -> Called:
     """What is called when ``model`` runs on ``call``."""
+    return calls_and_result(model, call)[0]
+
+
+def calls_and_result(model: nn.Module, call: Call) -> tuple[Called, Any]:
+    """What is called when ``model`` runs on ``call``, and what it returns."""
     counts: dict[str, int] = {}
     differentiated: set[str] = set()
     transformed: set[str] = set()
@@ -433,9 +469,9 @@ def calls_of(model: nn.Module, call: Call) -> Called:
     products = _Products(model)
     try:
         with products:
-            run(model, call)
+            result = run(model, call, OTHER_SEED)
     finally:
         for handle in handles:
             handle.remove()
     multiplied = products.multiplied - products.read - counts.keys()
-    return Called(counts, multiplied, differentiated, transformed)
+    return Called(counts, multiplied, differentiated, transformed), result

@@ -27,8 +27,8 @@ from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.kit import (
     Halves,
+    calibrated_parts,
     correct_biases,
-    equalized_parts,
     smoothed_model,
     smoothing_helps,
 )
@@ -186,9 +186,8 @@ def _prepared(
                 + "".join(f": {note}" for note in notes)
             )
         with state_kept(model):
-            found, equalized = equalized_parts(own, found, ranges, halves, settings)
-            parts = tuple(part.static(ranges) for part in found.found)
-            batches = _calibrate(model, parts, data, halves)
+            parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
+            batches = _calibrate_further(model, parts, data, halves)
             correct_biases(own, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
@@ -261,13 +260,14 @@ def _quantize_tables(model: nn.Module, bits: int) -> list[str]:
     return notes
 
 
-def _calibrate(
+def _calibrate_further(
     model: nn.Module, parts: Sequence[StaticPart], data: Calibration, halves: Halves
 ) -> int:
-    """Show all of the data to the observers; returns how many batches there were.
+    """Show all that is left of the data to the observers; returns how many batches there were.
 
-    The calls held back are shown last of those that are kept: what ranges would be without them is
-    noted, and tells how well ranges do on data that they were not chosen by.
+    They have seen the first half. The calls held back are shown last of those that are kept: what
+    ranges would be without them is noted, and tells how well ranges do on data that they were not
+    chosen by.
     """
     batches = len(data.sample)
     shown: list[Call] = []
@@ -280,8 +280,9 @@ def _calibrate(
                 for part in parts:
                     part.note_ranges()
             batches += number >= len(halves.calls)
-            shown[:] = [call]
-            yield call
+            if number >= len(halves.seen):
+                shown[:] = [call]
+                yield call
 
     try:
         feed_parts(model, counted(), {part: part.calibrate for part in parts})

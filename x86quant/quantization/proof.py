@@ -54,10 +54,10 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
     for other in (lambda size: size + 1, lambda size: 1):
         tried += [_resized(small, dim, size, other(size)) for dim, size in sizes]
     found = [first, *sample[1:2], *sample[2:][-1:]]
-    left = _GROWTH * _elements(first)
+    left = _GROWTH * elements(first)
     sizes_found: set[str] = set()
     for call in tried:
-        if (cost := _elements(call)) <= left:
+        if (cost := elements(call)) <= left:
             left -= cost
             # Of a single row, "two rows" and "one row more" are one and the same.
             if str(call) not in sizes_found:
@@ -68,12 +68,13 @@ def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
 
 def smallest(sample: Sequence[Call]) -> Call:
     """One row of the smallest call of ``sample``, or all of that if its tensors share no rows."""
-    call = min(sample, key=_elements)
+    call = min(sample, key=elements)
     rows = shared_rows(call)
     return _resized(call, 0, rows, 1) if rows > 1 else call
 
 
-def _elements(call: Call) -> int:
+def elements(call: Call) -> int:
+    """How many its tensors have together."""
     return sum(x.numel() for x in call.leaves)
 
 
@@ -118,12 +119,15 @@ class Observed:
 
     Attributes:
         near_handlers: whether the code around the call catches errors, and might call otherwise.
+        again: what another run on the same inputs has returned, with other random numbers; None
+            where there was none.
     """
 
     call: Call
     result: Any
     changes_inputs: bool
     near_handlers: bool = False
+    again: Any = None
 
 
 #: Of a module that is called again and again, at most so many calls a run are kept, and in all.
@@ -264,12 +268,12 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
         ):
             outside += 1
             continue
-        if not checked and difference(seen.result, _run_alone(module, seen.call)) is not None:
+        if not checked and not _repeats(module, seen):
             raise UnsupportedError(
                 "two calls on the same inputs differ: it draws random numbers or keeps state"
             )
         try:
-            reason = difference(seen.result, run(inside, seen.call, _SEED))
+            reason = difference(seen.result, run(inside, seen.call, OTHER_SEED))
         except Exception as error:  # of whatever the graph calls
             reason = first_line(error)
         ones = _ones(traced.guard, tensors)
@@ -311,12 +315,16 @@ def _with_single(guard: Guard, held: Sequence[set[int]] | None) -> Guard:
     return dataclasses.replace(guard, inputs=tuple(inputs))
 
 
-_SEED = 4711
+#: Not that of the runs observed: what draws random numbers is told by other results.
+OTHER_SEED = 4711
 
 
-def _run_alone(module: nn.Module, call: Call) -> Any:
-    with hooks_set_aside(module):
-        return run(module, call, _SEED)
+def _repeats(module: nn.Module, seen: Observed) -> bool:
+    """Whether another run on the same inputs returns the same."""
+    if seen.again is not None and difference(seen.result, seen.again) is None:
+        return True
+    with hooks_set_aside(module):  # the run before may have been one that fills a cache
+        return difference(seen.result, run(module, seen.call, OTHER_SEED)) is None
 
 
 def _types_differ(traced: Traced, tensors: Sequence[Any]) -> bool:

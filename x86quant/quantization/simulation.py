@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
-from x86quant.calling.state import deep_copy
 from x86quant.quantization.conversion import rounded_products, rounded_recurrent
 from x86quant.quantization.recurrent_layers import is_recurrent_layer
 from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
@@ -60,10 +60,11 @@ def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
         return known
     module = part.module(node)
     assert module is not None
-    layer = deep_copy(module)
-    observer = part.weight_observer(node, layer)
+    weight: Any = module.weight
+    observer = part.weight_observer(node, module)
     with torch.no_grad():
-        layer.weight.copy_(fake_weight(layer.weight.detach(), observer))  # type: ignore
+        rounded = nn.Parameter(fake_weight(weight.detach(), observer), weight.requires_grad)
+    layer = copy.deepcopy(module, {id(weight): rounded})
     part.rounded[node.name] = layer
     return layer
 
