@@ -167,6 +167,10 @@ def _tied_models() -> dict[str, Any]:
         "whisper": {"input_features": sounds, "decoder_input_ids": ids},
         **{key: {"input_ids": ids, "decoder_input_ids": ids[:, :5]} for key in ("t5", "bart")},
     }
+    for model in kinds.values():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # a tied one, too, which would begin as zeros
+                parameter.data.normal_()
     return {k: (_spread(m), calls.get(k, {"input_ids": ids})) for k, m in kinds.items()}
 
 
