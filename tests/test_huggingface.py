@@ -680,6 +680,22 @@ def test_a_decoder_generates_natively(
         _near(loaded(ids).logits, layers(ids).logits)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("folder", "kind"), [("bert_folder", "AutoModel"), ("decoder_folder", "AutoModelForCausalLM")]
+)
+def test_what_graphs_run_is_not_packed_by_its_layers_too(
+    folder: str, kind: str, request: pytest.FixtureRequest, runs: list[int], ids: torch.Tensor
+) -> None:
+    loaded = _loaded(request.getfixturevalue(folder), kind, fuse_blocks=True)
+    runs[0] = 0
+    loaded(input_ids=ids)
+    assert runs == [1]
+    layers = [m for m in loaded.modules() if isinstance(m, x86quant.DynamicLinear)]
+    assert layers
+    assert all(layer._packed is None for layer in layers)
+
+
 def test_small_models_are_not_traced_unless_asked(bert_folder: Path) -> None:
     for fuse_blocks in (False, "auto"):
         model = _loaded(bert_folder, fuse_blocks=fuse_blocks)
