@@ -17,6 +17,7 @@ random weights.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
