@@ -137,9 +137,8 @@ def compare(name: str, ways: list[str], rounds: int) -> None:
         models = {way: load(way, name, *folders) for way in ways}
     call = call_of(name)
     with torch.no_grad():
-        times = interleaved(
-            {way: lambda m=m: m(**call) for way, m in models.items()}, rounds=rounds
-        )
+        calls = {way: functools.partial(model, **call) for way, model in models.items()}
+        times = interleaved(calls, rounds=rounds)
     columns = ("load s", "peak MB", "held MB", "ms", "least ms")
     print(("{:<10}" + "{:>9}" * len(columns)).format(name, *columns))
     for way in ways:
