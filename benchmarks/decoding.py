@@ -17,7 +17,7 @@ alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours wit
 ``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
 behind a prompt, with what the tokens that are held take.
 
-Peers: loaded (ours, int8 while loaded by ``from_pretrained``, the head too unless it is tied) and
+Peers: loaded (ours, int8 while loaded by ``from_pretrained``) and
 loaded-layers (the same with fuse_blocks=False); fp32; stock (dynamic quantization by torch);
 layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float activations);
 torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a static cache,
@@ -274,7 +274,7 @@ def subjects(
 
 def _loaded(model: Any, fuse_blocks: bool) -> Any:
     """Saved in float, and int8 while it is loaded; says what loading took."""
-    config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks, modules_to_not_convert=[])
+    config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         start = time.perf_counter()

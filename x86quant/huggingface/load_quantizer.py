@@ -34,6 +34,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: X86QuantConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self._float: dict[str, nn.Module] = {}  # still to be quantized, by path
+        self._tied: dict[str, nn.Module] = {}  # those whose weights are known when all are read
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
 
@@ -77,7 +78,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> None:
         config = self.quantization_config
         if not self.pre_quantized:
-            self._float = chosen_layers(model, config)
+            tied = {path for group in _tied_groups(model) for path in group}
+            for path, module in chosen_layers(model, config).items():
+                (self._tied if path in tied else self._float)[path] = module
             return
         foreign = config.checkpoint != METHOD
         layers = {
@@ -91,10 +94,11 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self._errors:
             raise self._errors[0]
-        for path, module in list(self._float.items()):  # what the checkpoint does not have
+        # What the checkpoint does not have, and what is tied by now.
+        for path, module in (*self._float.items(), *self._tied.items()):
             weight: Any = module.weight
             layer = UnloadedLayer(module)
-            values = layer.values_of(weight.detach())
+            values = self._values(path, layer, weight.detach())
             self._expect(model, path, layer)
             for name, value in values.items():
                 setattr(layer, name, loaded(value))
@@ -107,6 +111,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         for path, layer in self._unloaded.items():
             _replace(model, layer, layer.int8_form(path, self.quantization_config.scheme))
         self._unloaded.clear()
+        self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         fuse_activations(model)
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
@@ -118,8 +123,16 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     def _expect(self, model: nn.Module, path: str, layer: UnloadedLayer) -> None:
         """Let transformers load the values of ``layer``, in place of those it is made for."""
         _replace(model, model.get_submodule(path), layer)
+        _untie(model, path)
         self._float.pop(path, None)
         self._unloaded[path] = layer
+
+    @staticmethod
+    def _values(path: str, layer: UnloadedLayer, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        try:
+            return layer.values_of(weight)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}: {error}") from error
 
     def quantized(self, model: nn.Module, name: str, weight: torch.Tensor) -> dict[str, Any]:
         """The tensors that stand for the float ``weight`` called ``name``, of a layer replaced."""
@@ -132,9 +145,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             return {name: weight}
         layer = UnloadedLayer(module)
         try:
-            values = layer.values_of(weight)
+            values = self._values(path, layer, weight)
         except X86QuantError as error:  # transformers would turn it into a line of a table
-            self._errors.append(InvalidInputError(f"{path}: {error}"))
+            self._errors.append(error)
             return {}
         self._expect(model, path, layer)
         return {f"{path}.{key}": value for key, value in values.items()}
@@ -183,32 +196,32 @@ def chosen_layers(model: Any, config: X86QuantConfig) -> dict[str, nn.Module]:
         InvalidInputError: a module that is to stay in float is not there.
         UnsupportedError: no layer is left.
     """
-    tied = _tied_layers(model)
-    head = model.get_output_embeddings()
-    wanted = config.modules_to_not_convert
+    wanted = config.modules_to_not_convert or ()
     used: set[str] = set()
     found: dict[str, nn.Module] = {}
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():
-        kept = [entry for entry in wanted or () if _is_meant(entry, path, module)]
+        kept = [entry for entry in wanted if _is_meant(entry, path, module)]
         used.update(kept)
         if kept or isinstance(module, nn.MultiheadAttention):  # reads the weights of its layers
             inside = (*inside, f"{path}.")
-        if kept or path in tied or path.startswith(inside or ("\0",)):
-            continue
-        if wanted is None and module is head:
+        if kept or path.startswith(inside or ("\0",)):
             continue
         table = type(module) is nn.Embedding and config.embeddings
         if (table or is_linear(module)) and why_float(module) is None:
             found[path] = module
     names = [path for path, _ in model.named_modules()]
-    for entry in wanted or ():
+    for entry in wanted:
         if entry not in used:
             close = difflib.get_close_matches(entry, names, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise InvalidInputError(
                 f"modules_to_not_convert: {type(model).__name__} has no module {entry!r}{hint}"
             )
+    for group in _tied_groups(model):
+        # A table that a layer in float needs anyway takes no memory.
+        if not group <= found.keys():
+            found = {p: m for p, m in found.items() if p not in group or is_linear(m)}
     if not found:
         raise UnsupportedError(
             f"{type(model).__name__} has no linear that could be int8 and is not to stay in float"
@@ -226,7 +239,31 @@ def _is_meant(entry: str, path: str, module: nn.Module) -> bool:
     return path == entry or path.endswith(f".{entry}") or type(module).__name__ == entry
 
 
-def _tied_layers(model: Any) -> set[str]:
-    """The paths of layers whose weight is another's too."""
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    return {key.rpartition(".")[0] for pair in tied.items() for key in pair}
+def _tied_groups(model: Any) -> list[set[str]]:
+    """The paths of layers that share a weight or a bias, for each that is shared."""
+    groups: dict[str, set[str]] = {}
+    for target, source in _ties(model).items():
+        groups.setdefault(source, {_layer_of(source)}).add(_layer_of(target))
+    return list(groups.values())
+
+
+def _untie(model: Any, path: str) -> None:
+    """Take the layer at ``path`` out of what transformers ties; what is left of it stays tied."""
+    ties = _ties(model)
+    heirs: dict[str, str] = {}
+    for target, source in list(ties.items()):
+        if _layer_of(target) == path or (
+            _layer_of(source) == path and heirs.setdefault(source, target) == target
+        ):
+            del ties[target]
+        elif _layer_of(source) == path:
+            ties[target] = heirs[source]
+
+
+def _ties(model: Any) -> dict[str, str]:
+    """Names of tensors, each with that of the one that it is."""
+    return getattr(model, "all_tied_weights_keys", None) or {}
+
+
+def _layer_of(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -25,9 +25,10 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         bits: of a weight; there are 8.
         scheme: "dynamic" quantizes each token as it comes, "weight_only" keeps them in float.
         modules_to_not_convert: modules that stay in float: names, last parts of names ("o_proj"),
-            names of containers, or of classes. None means the output head. Weights that a model
-            ties to others always stay in float.
-        embeddings: whether embedding tables become int8 too.
+            names of containers, or of classes. None means none. The head of a model that ties it to
+            an embedding becomes int8 beside the table, which stays as it is.
+        embeddings: whether embedding tables become int8 too, but for those that are tied to what
+            stays in float.
         fuse_blocks: whether the model runs as native graphs, made when it is loaded: whole
             encoders, and prompts and new tokens of decoders. "auto" is for models of many
             weights, which are worth some seconds.

@@ -82,7 +82,8 @@ def _bias_of(layer: nn.Module) -> torch.Tensor | None:
     if bias is None:
         return None
     found: torch.Tensor = bias.detach().float()
-    return found if found.device.type == "meta" else loaded(found)
+    # A copy, since it may be tied to one that stays.
+    return found if found.device.type == "meta" else loaded(found.clone())
 
 
 def loaded(tensor: torch.Tensor) -> torch.Tensor:
