@@ -17,7 +17,7 @@ from benchmarks.fuzz.ledger import Judged, Ledger
 from benchmarks.fuzz.programs import Program
 from benchmarks.fuzz.shrinking import shrunk
 from x86quant.compiled import CompiledModule
-from x86quant.quantization import outcome, part_search, proof, tracing
+from x86quant.quantization import outcome, part_search, proof, static_part, tracing
 
 SHAPE = (2, 8, 6)
 
@@ -191,6 +191,7 @@ def test_a_lost_write_fails(monkeypatch: pytest.MonkeyPatch, write_in_place: str
     monkeypatch.setattr(tracing, "without_mutations", kept)
     assert judged(one, "quantize").form == "whole"  # the proof refuses that graph; export is right
     monkeypatch.setattr(proof, "difference", lambda *_: None)
+    monkeypatch.setattr(static_part, "difference", lambda *_: None)
     assert judged(one, "quantize").form == "float"  # nor is it as good as it has to be
     monkeypatch.setattr(outcome, "ENOUGH_DB", -1000.0)
     verdict = judged(one, "quantize")
