@@ -8,16 +8,18 @@ Each way to load runs in a process of its own: ``float`` is ``from_pretrained`` 
 and ``loaded`` give it an ``X86QuantConfig``, without and with native graphs, ``saved`` loads what
 ``save_pretrained`` wrote of that, and ``quantize`` changes what ``float`` is. There ``load s`` is
 what that took, ``peak MB`` how far memory rose until the end of a first call, which reads all
-weights, above what the imports had taken, and ``held MB`` what was left then; both count the pages
-of a mapped file, and what was freed but not given back. ``ms`` is a call (128 tokens, or a
-picture), by turns in one process with the others, by median and least. BERT-base and ViT-B/16 have
-random weights.
+weights, above what the imports had taken, and ``held MB`` what was left then, when the allocator
+had given back what was freed; both count the pages of a mapped file. ``ms`` is a call (128 tokens,
+or a picture), by turns in one process with the others, by median and least. BERT-base and ViT-B/16
+have random weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
+import gc
 import json
 import subprocess
 import sys
@@ -111,6 +113,8 @@ def measure_load(way: str, name: str, float_folder: Path, int8_folder: Path) -> 
     seconds = time.perf_counter() - start
     with torch.no_grad():
         model(**call_of(name))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     held = megabytes("VmRSS") - before
     del model
     return {"seconds": seconds, "peak": megabytes("VmHWM") - before, "held": held}

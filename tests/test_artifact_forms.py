@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -283,6 +284,55 @@ def test_results_with_named_fields_keep_their_names() -> None:
     assert torch.equal(found.left, expected.left)
     assert torch.equal(found[1].out, expected[1].out)
     assert type(found).__name__ == "Pair"
+
+
+class Way(enum.Enum):
+    ONE = 1
+    OTHER = 2
+
+
+class ByWay(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, way: Way = Way.ONE) -> torch.Tensor:
+        y = self.a(x)
+        return self.b(torch.relu(y) if way is Way.ONE else y.tanh() - 1)
+
+
+def test_members_of_enumerations_are_constants() -> None:
+    model = ByWay().eval()
+    batches = [{"x": torch.randn(4, 8), "way": Way.ONE} for _ in range(3)]
+    fast = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    assert isinstance(fast, GuardedModule)
+    x = torch.randn(5, 8)
+    with pytest.warns(X86QuantWarning, match="not those that were given"):
+        assert torch.equal(fast(x, Way.OTHER), model(x, Way.OTHER))
+    loaded = loaded_from(to_bytes(fast, None))
+    for found in (loaded(x), loaded(x, Way.ONE), loaded(x, way=Way.ONE)):
+        assert torch.equal(found, fast(x))
+    with pytest.raises(InvalidInputError, match=r"way was 'Way\.ONE' in the example"):
+        loaded(x, Way.OTHER)
+
+
+@pytest.mark.parametrize("way", Way)
+def test_a_dynamic_model_is_saved_with_the_member_it_was_called_with(way: Way) -> None:
+    model = x86quant.to_dynamic(ByWay().eval())
+    x = torch.randn(3, 8)
+    loaded = loaded_from(to_bytes(model, (x, way)))
+    assert torch.equal(loaded(x, way), model(x, way))
+    with pytest.raises(InvalidInputError, match=f"way was '{way}'"):
+        loaded(x, *(other for other in Way if other is not way))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("Way", {"name": "__class__"}), ("a b", {"name": "ONE"}), ("Way", {"name": 1}), ("Way", {})],
+)
+def test_no_other_members_are_read(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(ArtifactError, match="no member"):
+        Named("enum", name, fields).check()
 
 
 class Tagger(nn.Module):

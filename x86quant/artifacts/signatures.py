@@ -13,7 +13,15 @@ from torch import nn
 
 from x86quant.artifacts import size_conditions
 from x86quant.artifacts.size_conditions import Condition
-from x86quant.artifacts.structures import PLAIN, Leaf, fill, leaves_of, match, split
+from x86quant.artifacts.structures import (
+    PLAIN,
+    Leaf,
+    fill,
+    is_constant,
+    leaves_of,
+    match,
+    split,
+)
 from x86quant.artifacts.values import decode, encode
 from x86quant.compiled import GuardedModule
 from x86quant.compiled.structure import is_tensor
@@ -122,7 +130,8 @@ class Signature:
         """The arguments of a call with these tensors: by position, and by name."""
         named = {name: fill(structure, leaves) for name, structure in self.given.items()}
         first = self.parameters[: self.positional]
-        args = tuple(named.pop(name, self.defaults.get(name)) for name in first)
+        defaults = {name: fill(structure, ()) for name, structure in self.defaults.items()}
+        args = tuple(named.pop(name, defaults.get(name)) for name in first)
         return args, named
 
     def to_plain(self) -> dict[str, Any]:
@@ -184,19 +193,23 @@ def call_of(
         parameters += [f"{variable}_{i}" for i in range(len(args) - len(parameters))]
         positional = len(parameters)
     called = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    constants = {p.name: split(p.default, [], is_tensor) for p in known if is_constant(p.default)}
     leaves: list[torch.Tensor] = []
     given = {
-        name: split(value, leaves, is_tensor, f"the argument {name}")
+        name: structure
         for name, value in called.items()
-        if value is not None
+        if (structure := split(value, leaves, is_tensor, f"the argument {name}")) is not None
+        # What is as if it had not been given need not be given again.
+        and not (name in constants and _is_same(structure, constants[name]))
     }
-    defaults: dict[str, Any] = {
-        p.name: p.default
-        for p in known
-        if p.name not in given and p.default is not p.empty and type(p.default) in PLAIN
-    }
+    defaults = {name: value for name, value in constants.items() if name not in given}
     defaults.update({name: None for name, value in called.items() if value is None})
     return Signature(tuple(parameters), positional, given, defaults, None, ()), leaves
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether they are equal constants: True is not 1."""
+    return type(one) is type(other) and bool(one == other)
 
 
 def _spelled(condition: Condition, names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import functools
 import importlib
 import keyword
@@ -43,18 +44,23 @@ class Named:
     """An object of a class with named fields, which is known by its name alone.
 
     Attributes:
-        kind: "tuple" for a named tuple, "packed" for torch's ``PackedSequence``, "dataclass", or
-            "transformers" for an output class of that package.
+        kind: "tuple" for a named tuple, "packed" for torch's ``PackedSequence``, "dataclass",
+            "enum" for a member, or "transformers" for an output class of that package.
         name: the class's; with its module's path below the package if that is a model's own.
         fields: the content, by name.
+        member: of an enumeration, the one that this is about; None when it was read from a file,
+            which does not have the class.
     """
 
     kind: str
     name: str
     fields: dict[str, Any]
+    member: enum.Enum | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def filled(self, values: Sequence[Any]) -> Any:
         """An object with these fields: of a class of the same name and fields, made here."""
+        if self.kind == "enum":
+            return self.member if self.member is not None else _member(self.name, values[0])
         cls = _class(self.kind, self.name, tuple(self.fields))
         if self.kind in ("tuple", "packed"):
             return cls._make(values)
@@ -62,6 +68,9 @@ class Named:
 
     def check(self) -> None:
         """Raise ArtifactError unless there can be such a class."""
+        if self.kind == "enum":
+            _check_member(self.name, self.fields)
+            return
         own = self.kind == "transformers" and _OWN_OUTPUTS.fullmatch(self.name)
         names = [*([] if own else [self.name]), *self.fields]
         if self.kind not in ("tuple", "packed", "dataclass", "transformers") or not all(
@@ -70,6 +79,23 @@ class Named:
         ):
             raise ArtifactError(f"there is no class {self.name[:80]!r} of such fields")
         _class(self.kind, self.name, tuple(self.fields))
+
+
+@functools.lru_cache(maxsize=256)
+def _member(kind: str, name: str) -> enum.Enum:
+    made: Any = enum.Enum(kind, [name])  # type: ignore[misc]
+    setattr(made, STANDS_FOR_NAME, True)
+    found: enum.Enum = made[name]
+    return found
+
+
+def _check_member(kind: str, fields: dict[str, Any]) -> None:
+    names = [kind, *fields.values()]
+    if list(fields) != ["name"] or not all(
+        isinstance(x, str) and x.isidentifier() and not keyword.iskeyword(x) and x[0] != "_"
+        for x in names
+    ):
+        raise ArtifactError(f"there is no member {str(names)[:80]} of an enumeration")
 
 
 @functools.lru_cache(maxsize=256)
@@ -100,6 +126,8 @@ def _class(kind: str, name: str, fields: tuple[str, ...]) -> Any:
 def _named(value: Any) -> Named | None:
     """``value`` as fields, if it has them; the file's reader need not have the class."""
     kind: Any = type(value)
+    if isinstance(value, enum.Enum) and is_constant(value):
+        return Named("enum", kind.__name__, {"name": value.name}, value)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         form = "packed" if kind is PackedSequence else "tuple"
         return Named(form, kind.__name__, dict(zip(kind._fields, value, strict=True)))
@@ -111,6 +139,13 @@ def _named(value: Any) -> Named | None:
         return None
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     return Named("dataclass", type(value).__name__, fields)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether ``value`` is one that calls can be compared with, and a file can hold."""
+    if isinstance(value, enum.Enum):  # sets of flags have no name of their own
+        return str(value.name).isidentifier()
+    return type(value) in PLAIN
 
 
 def _output_name(kind: type) -> str | None:
@@ -168,6 +203,10 @@ def match(structure: Any, value: Any, leaves: list[Any], where: str) -> None:
     Raises:
         InvalidInputError: ``value`` is not of this structure, or a constant in it differs.
     """
+    if isinstance(structure, Named) and structure.kind == "enum":
+        if _named(value) == structure:
+            return
+        structure = f"{structure.name}.{structure.fields['name']}"
     if isinstance(structure, Named):
         found = _named(value)
         if found is None:

@@ -318,7 +318,7 @@ def _matches(value: Any, part: Structure, tensors: list[Any]) -> bool:
     if kind is None:
         tensors.append(value)
         return is_tensor(value)
-    if type(value) is not kind:
+    if not _same_kind(type(value), kind):
         return False
     if kind in (tuple, list):
         items = cast("Sequence[Any]", value)
@@ -329,4 +329,6 @@ def _matches(value: Any, part: Structure, tensors: list[Any]) -> bool:
 
 
 def _is_value(constant: Structure, value: Any) -> bool:
+    if isinstance(value, enum.Enum) and isinstance(constant.value, enum.Enum):
+        return constant.value.name == value.name  # of one class, or of one that stands for it
     return constant.value is value or bool(constant.value == value)
