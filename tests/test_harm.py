@@ -77,9 +77,11 @@ def test_only_layers_that_harm_most_are_looked_at_twice(monkeypatch: pytest.Monk
     prepared = prepare(nn.Sequential(*layers).eval(), calls, options)
     names = list(prepared.layers)
     runs: list[tuple[int, str]] = []
+    kept = []  # so that no other has its number
     real = PreparedModel.simulated
 
     def counted(self: PreparedModel, tried: Collection[str], **more: Any) -> Any:
+        kept.append(more["known"])
         runs.append((id(more["known"]), *tried))
         return real(self, tried, **more)
 

@@ -194,13 +194,28 @@ class SeesOtherRanks(TwoLinears):
         return self.b(y)
 
 
-def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
+def test_a_part_that_is_called_with_other_ranks_answers_by_rows() -> None:
     model = SeesOtherRanks().eval()
     int8 = quantized(model, DATA)
+    for count in (1, 5):
+        assert close(int8(rows(count)), model(rows(count)))
+    if isinstance(int8.a, GuardedModule):
+        assert not int8.a.outside
+
+
+class SeesSingleSignals(SeesOtherRanks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 1)
+
+
+def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
+    model = SeesSingleSignals().eval()
+    int8 = quantized(model, [torch.randn(count, 4, 16) for count in (3, 4, 2)])
     assert isinstance(int8.a, GuardedModule)
     with pytest.warns(X86QuantWarning, match="runs in float"):
-        assert close(int8(rows(1)), model(rows(1)))
-    assert close(int8(rows(5)), model(rows(5)))
+        assert close(int8(rows := torch.randn(1, 4, 16)), model(rows))
+    assert close(int8(rows := torch.randn(5, 4, 16)), model(rows))
 
 
 class LoopsOverRows(TwoLinears):

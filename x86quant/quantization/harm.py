@@ -106,7 +106,7 @@ class _Power:
         if exact.shape != actual.shape:  # another number of found objects, say
             self.fails = True
             return
-        exact, actual = dense(exact), dense(actual)
+        exact, actual = dense(exact.detach()), dense(actual.detach())
         bounded = exact.abs() < LARGEST
         if not bounded.all():
             self.fails |= bool((actual[~bounded].abs() < LARGEST).any())

@@ -22,7 +22,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import State, deep_copy, state_kept
 from x86quant.calling.wording import first_line, listed
-from x86quant.compiled.structure import CallForm, Structure, is_transformed, take_apart
+from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.float_results import FloatResults
@@ -329,10 +329,8 @@ def _example(traced: Traced, seen: Sequence[Observed]) -> Call:
     raise UnsupportedError("no calibration batch meets what the graph had to assume")
 
 
-def _smallest(
-    traced: Traced, example: Call, seen: Sequence[Observed]
-) -> tuple[Call, Sequence[torch.Tensor]]:
-    """The least inputs that the graph was proved on, with the results.
+def _smallest(traced: Traced, example: Call, seen: Sequence[Observed]) -> Call:
+    """The least inputs that the graph was proved on.
 
     Single rows and columns are left out where ``example`` has more: they show less.
     """
@@ -340,8 +338,8 @@ def _smallest(
     for one in seen:
         inputs = traced.inputs(one.call)
         if inputs is not None and _singles(inputs) <= _singles(example):
-            found.append((inputs, take_apart(one.result)[1]))
-    return min(found, key=lambda pair: elements(pair[0]))
+            found.append(inputs)
+    return min(found, key=elements)
 
 
 def _singles(call: Call) -> set[tuple[int, int]]:

@@ -145,13 +145,9 @@ class StaticPart:
         example: Call,
         ranges: Ranges,
         others: Sequence[Call] = (),
-        small: tuple[Call, Sequence[torch.Tensor]] | None = None,
+        small: Call | None = None,
     ) -> None:
-        """Put observers into a graph.
-
-        ``small`` are inputs on which it is compared with itself without them, and its results; by
-        default ``example``.
-        """
+        """Put observers into a graph, which is compared with itself without them on ``small``."""
         self.path = path
         self._others = others
         self.traced = traced
@@ -168,7 +164,10 @@ class StaticPart:
         if apart := self._apart():
             self._not_float |= apart
             self._put_observers()
-        self._check_prepared(*(small or (example, expected)))
+        if small is not None:
+            with torch.no_grad():
+                expected = Interpreter(self.float_module).run(*small.args)
+        self._check_prepared(small or example, expected)
 
     @functools.cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -306,11 +305,11 @@ class StaticPart:
                     f"in int8 it fails on {call}: {first_line(error)}"
                 ) from error
 
-    def _check_prepared(self, inputs: Call, expected: Sequence[torch.Tensor]) -> None:
+    def _check_prepared(self, inputs: Call, expected: tuple[Any, ...]) -> None:
         """That the graph computes with observers what it does without, which is ``expected``."""
         with torch.no_grad():
             actual = Interpreter(self.prepared, graph=self.float_graph).run(*inputs.args)
-        if (reason := difference(tuple(expected), tuple(actual))) is not None:
+        if (reason := difference(expected, tuple(actual))) is not None:
             raise UnsupportedError(f"observers change it: {reason}")
 
     def _observe(self, in_float: Collection[str]) -> Observation:
