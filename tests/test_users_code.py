@@ -206,7 +206,7 @@ def test_a_part_that_is_called_with_other_ranks_answers_by_rows() -> None:
 class SeesSingleSignals(SeesOtherRanks):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 1)
+        self.a, self.b = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 1)  # type: ignore[assignment]
 
 
 def test_a_part_that_is_called_with_other_ranks_answers_in_float() -> None:
