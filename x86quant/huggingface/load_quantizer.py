@@ -113,6 +113,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._unloaded.clear()
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
+        for x in model.parameters():  # one of them would keep all of a mapped file in memory
+            x.data = x.data.clone()
         fuse_activations(model)
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
         give_graphs(model, self.quantization_config.fuse_blocks)
