@@ -74,3 +74,9 @@ class ExtensionError(X86QuantError, ImportError):
 
 class X86QuantWarning(UserWarning):
     """Category of every warning x86quant gives."""
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of any ``error`` and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from x86quant.errors import TRACEBACK_VARIABLE, X86QuantError
+from x86quant.errors import TRACEBACK_VARIABLE, X86QuantError, first_line
 
 _OWN = Path(__file__).parent
 _TORCH = Path(torch.__file__).parent
@@ -42,8 +42,7 @@ def is_own(error: Exception) -> bool:
 
 def described(error: Exception) -> str:
     """One sentence about such an error."""
-    first, *_ = traceback.format_exception_only(error)[0].strip().splitlines()
     return (
-        f"x86quant failed in a way that nobody foresaw ({first}); with "
+        f"x86quant failed in a way that nobody foresaw ({first_line(error)}); with "
         f"{TRACEBACK_VARIABLE}=1 it shows the traceback, which is worth a report"
     )

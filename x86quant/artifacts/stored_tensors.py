@@ -11,8 +11,7 @@ import torch
 
 from x86quant.artifacts import container
 from x86quant.artifacts.typed import check_keys, typed
-from x86quant.calling.wording import first_line
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, first_line
 
 #: The layouts of sparse tensors, by their names in a file: what their parts are called in torch.
 _SPARSE: dict[str, tuple[torch.layout, tuple[str, ...]]] = {

@@ -26,9 +26,8 @@ from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.calling.state import state_kept
-from x86quant.calling.wording import first_line
 from x86quant.compiled import GuardedModule
-from x86quant.errors import ArtifactError, X86QuantWarning
+from x86quant.errors import ArtifactError, X86QuantWarning, first_line
 from x86quant.files import write_aside
 from x86quant.version import __version__
 

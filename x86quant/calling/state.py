@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from x86quant.calling.wording import first_line
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.dynamic import Int8Linear
-from x86quant.errors import UnsupportedError
+from x86quant.errors import UnsupportedError, first_line
 
 _M = TypeVar("_M", bound=nn.Module)
 

@@ -13,12 +13,6 @@ import torch
 from x86quant.errors import X86QuantWarning
 
 
-def first_line(error: BaseException) -> str:
-    """The kind of ``error`` and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def listed(names: list[str], most: int = 4) -> str:
     """``names`` with commas, the first few of them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

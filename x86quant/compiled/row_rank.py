@@ -11,13 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
-_ops = torch.ops.x86quant
-_POINTWISE = frozenset(
-    [_ops.quantize.default, _ops.dequantize.default, _ops.requantize.default, _ops.lut.default,
-     _ops.add.default, _ops.mul.default, F.relu, F.gelu, F.silu, torch.relu, torch.sigmoid,
-     torch.tanh]
-)  # fmt: skip
-_ALONG_AN_AXIS = frozenset([_ops.layer_norm.default, _ops.affine.default])
+from x86quant.lowering.graph_tools import constant, is_op
+
+_POINTWISE = ("quantize", "dequantize", "requantize", "lut", "add", "mul")
+_ALONG_AN_AXIS = ("layer_norm", "affine")
+_FUNCTIONS = frozenset([F.relu, F.gelu, F.silu, torch.relu, torch.sigmoid, torch.tanh])
 _LAYERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout)
 
 
@@ -39,20 +37,14 @@ def _is_rowwise(node: Node, graph_module: GraphModule, rank: int) -> bool:
         return type(graph_module.get_submodule(str(node.target))) in _LAYERS
     if node.op in ("placeholder", "get_attr"):
         return True  # constants are looked at where they are used
-    if node.target in _ALONG_AN_AXIS:
+    if is_op(node, *_ALONG_AN_AXIS):
         return node.kwargs["axis"] in (rank - 1, -1)
-    if node.target is _ops.linear.default:
+    if is_op(node, "linear"):
         return True
-    constants = [x for x in node.all_input_nodes if x.op == "get_attr"]
-    return node.target in _POINTWISE and all(
-        _constant(graph_module, x).dim() <= 1 for x in constants
+    constants = (constant(graph_module, x) for x in node.all_input_nodes)
+    return (is_op(node, *_POINTWISE) or node.target in _FUNCTIONS) and all(
+        x is None or x.dim() <= 1 for x in constants
     )
-
-
-def _constant(graph_module: GraphModule, node: Node) -> torch.Tensor:
-    path, _, name = str(node.target).rpartition(".")
-    found: torch.Tensor = getattr(graph_module.get_submodule(path), name)
-    return found
 
 
 def as_rank(x: torch.Tensor, rank: int) -> torch.Tensor:

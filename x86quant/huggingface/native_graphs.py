@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from x86quant.calling.call import Call
-from x86quant.calling.wording import alone, first_line
+from x86quant.calling.wording import alone
 from x86quant.dynamic.layers import DynamicLinear
+from x86quant.errors import first_line
 from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.quantization.fused_blocks import ENOUGH_WEIGHTS, weights_of, with_block_graphs
 from x86quant.quantization.settings import Switch

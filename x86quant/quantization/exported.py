@@ -20,10 +20,10 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.trace_limits import TraceLimits
-from x86quant.calling.wording import first_line, quiet
+from x86quant.calling.wording import quiet
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, take_apart
-from x86quant.errors import UnsupportedError
+from x86quant.errors import UnsupportedError, first_line
 from x86quant.lowering.from_export import exported_layer, flat
 from x86quant.lowering.mutation import without_mutations
 from x86quant.terminal.silence import silent

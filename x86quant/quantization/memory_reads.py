@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.calling.state import state_kept
-from x86quant.calling.wording import first_line
+from x86quant.errors import first_line
 
 aten = torch.ops.aten
 

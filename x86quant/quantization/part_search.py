@@ -21,10 +21,10 @@ from torch.utils import _pytree as pytree
 from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import State, deep_copy, state_kept
-from x86quant.calling.wording import first_line, listed
+from x86quant.calling.wording import listed
 from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
-from x86quant.errors import UnsupportedError
+from x86quant.errors import UnsupportedError, first_line
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.proof import OTHER_SEED, Observed, elements, observe, prove
 from x86quant.quantization.recurrent_layers import LAYERS

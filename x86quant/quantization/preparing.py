@@ -14,13 +14,14 @@ from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
-from x86quant.calling.wording import first_line, listed
+from x86quant.calling.wording import listed
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import (
     InvalidInputError,
     UnsupportedError,
     X86QuantError,
     X86QuantWarning,
+    first_line,
 )
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.equalization import Equalized

@@ -15,9 +15,9 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.fx.proxy import TraceError
 
-from x86quant.calling.wording import first_line, quiet
+from x86quant.calling.wording import quiet
 from x86quant.compiled import CompiledModule, compile
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 
 _EXAMPLE = "x86quant_example_inputs"
 

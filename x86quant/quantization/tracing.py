@@ -16,11 +16,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import deep_copy
-from x86quant.calling.wording import first_line
 from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
-from x86quant.errors import UnsupportedError
+from x86quant.errors import UnsupportedError, first_line
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.constant_products import spell_as_linears

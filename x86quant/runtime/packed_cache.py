@@ -115,7 +115,6 @@ class PackedCache:
             self._waiting -= {place}
             if first and self._waiting:
                 return
-        with self._lock:
             fresh, self._fresh = self._fresh, {}
             # Another process may have added to it.
             entries = dict(sorted({**self._read(quietly=True), **fresh}.items()))
