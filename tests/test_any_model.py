@@ -896,6 +896,18 @@ def test_bad_layers_go_back_to_float():
     assert min(result.quantization.sqnr_db, default=200) > 10  # none if all of it is float
 
 
+def test_what_rounding_makes_undefined_goes_back_to_float():
+    class Signs(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y / y.abs()
+
+    model, x = Signs(lambda _, x: F.relu(x)), images()
+    result = quantized(model, x)
+    assert sqnr(model(x), result(x)) > 10  # codes that are zero would make it NaN
+    assert "b" in result.quantization.float_layers
+
+
 def test_the_summary_tells_the_noise_of_the_whole():
     result = quantized(Net(lambda _, x: F.relu(x)), images())
     (db,) = result.quantization.sqnr_db

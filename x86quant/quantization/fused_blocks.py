@@ -269,7 +269,7 @@ def _check_speed(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed])
 
 
 def _floats(result: Any) -> list[torch.Tensor]:
-    return [torch.nan_to_num(x) for x in take_apart(result)[1] if x.is_floating_point()]
+    return [x for x in take_apart(result)[1] if x.is_floating_point()]
 
 
 class _RowsLeftFloat(TorchDispatchMode):  # type: ignore[no-untyped-call]

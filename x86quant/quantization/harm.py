@@ -66,13 +66,14 @@ def rough_harms(prepared: PreparedModel, names: Collection[str]) -> dict[str, fl
 
 
 def _worst(power: dict[str, _Power]) -> dict[str, _Power]:
-    """Those that do :data:`_MOST` of the noise, in the order they had."""
-    left = _MOST * sum(sums.noise for sums in power.values())
-    worst = set()
-    for name, sums in sorted(power.items(), key=lambda item: -item[1].noise):
+    """Those that fail or do :data:`_MOST` of the noise, in the order they had."""
+    worst = {name for name, sums in power.items() if sums.fails}
+    noise = {name: sums.noise for name, sums in power.items() if not sums.fails}
+    left = _MOST * sum(noise.values())
+    for name, one in sorted(noise.items(), key=lambda item: -item[1]):
         if left > 0:
             worst.add(name)
-        left -= sums.noise
+        left -= one
     return {name: sums for name, sums in power.items() if name in worst}
 
 
@@ -95,7 +96,9 @@ class _Power:
     """Of a signal and of the noise on it, over some tensors.
 
     Values without bounds in the signal, such as logits masked with -inf, do not count where they
-    have none in the result either.
+    have none in the result either. Where the signal is not a number, the result may be anything;
+    a result that is none, or infinite, where the signal is one fails: a division by what rounds to
+    zero.
     """
 
     signal: float = 0.0
@@ -109,8 +112,12 @@ class _Power:
         exact, actual = dense(exact.detach()), dense(actual.detach())
         bounded = exact.abs() < LARGEST
         if not bounded.all():
-            self.fails |= bool((actual[~bounded].abs() < LARGEST).any())
-            exact, actual = exact[bounded], actual[bounded].nan_to_num()
+            unbounded = exact.abs() >= LARGEST
+            self.fails |= not bool((actual[unbounded].abs() >= LARGEST).all())
+            exact, actual = exact[bounded], actual[bounded]
+        if not actual.isfinite().all():
+            self.fails = True
+            return
         self.signal += float(exact.double().square().sum())
         self.noise += float((actual.double() - exact.double()).square().sum())
 

@@ -352,7 +352,7 @@ _NOT_JUDGED = (
 
 def _floats(result: Any) -> list[torch.Tensor]:
     leaves = tensors_in(result)
-    return [torch.nan_to_num(x.detach()) for x in leaves if x.is_floating_point() and x.numel()]
+    return [x.detach() for x in leaves if x.is_floating_point() and x.numel()]
 
 
 def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
