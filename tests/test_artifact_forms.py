@@ -536,6 +536,19 @@ def test_models_of_transformers_need_no_class() -> None:
             assert torch.equal(one.pooler_output, other.pooler_output)
 
 
+def test_models_that_changed_their_modules_are_given_to_load() -> None:
+    """As BigBird does at its first call: its configuration makes the ones it had."""
+    model, call = bert()
+    model.encoder.layer[0].extra = nn.Dropout()
+    quantized = x86quant.quantize(model, [call, call], progress=False, speed_check=False)
+    with pytest.warns(X86QuantWarning, match="its configuration makes other modules"):
+        data = to_bytes(quantized)
+    with pytest.raises(ArtifactError, match="not its code"):
+        loaded_from(data)
+    one, other = quantized(**call), loaded_from(data, model)(**call)
+    assert torch.equal(one.last_hidden_state, other.last_hidden_state)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -38,8 +38,12 @@ def is_one(model: nn.Module) -> bool:
     return package is not None and _find(package, type(model).__name__) is type(model)
 
 
-def write(model: nn.Module) -> dict[str, Any] | None:
-    """The configuration of ``model`` as JSON; None if transformers is not to make it of that."""
+def write(model: nn.Module, classes: dict[str, str]) -> dict[str, Any] | None:
+    """The configuration of ``model`` as JSON; None if transformers is not to make it of that.
+
+    Some models put other modules into themselves when they are called: ``classes`` are the names
+    of those that must be there, by path.
+    """
     config: Any = model.config
     found = json.loads(config.to_json_string(use_diff=False))
     _drop_empty(found)
@@ -53,7 +57,19 @@ def write(model: nn.Module) -> dict[str, Any] | None:
             f"its attention implementation {attention!r} cannot be saved: choose "
             f'attn_implementation="sdpa" or "eager" before you quantize it'
         )
-    return {"values": found, "attention": attention}
+    written = {"values": found, "attention": attention}
+    made = dict(build_anywhere(type(model).__name__, written).named_modules(remove_duplicate=False))
+    if any(type(made.get(path)).__name__ != name for path, name in classes.items()):
+        return None
+    return written
+
+
+def build_anywhere(name: str, config: object) -> nn.Module:
+    """A model as of :func:`build`, without memory of its own where its code takes that."""
+    try:
+        return build(name, config, "meta")
+    except ArtifactError:
+        return build(name, config, "cpu")
 
 
 def build(name: str, config: object, device: str) -> nn.Module:
@@ -144,7 +160,7 @@ def why_given(model: nn.Module) -> str:
     _drop_empty(found)
     key = _forbidden(found)
     if key is None:
-        return "it is a class of transformers"
+        return "its configuration makes other modules: it changed them, as when it was called"
     return f"its configuration has {key}, which may make transformers run foreign code"
 
 

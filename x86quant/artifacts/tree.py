@@ -93,7 +93,7 @@ def write_tree(
     is_known = transformers_models.is_one(model)
     return {
         "class": type(model).__name__,
-        "config": transformers_models.write(model) if is_known else None,
+        "config": transformers_models.write(model, classes) if is_known else None,
         "classes": classes,
         "hooks": hooks,
         "replaced": [[paths, write(module, tensors)] for module, paths in replaced.items()],
