@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import x86quant
 from tests.models import quantized, rows, sqnr
@@ -267,3 +268,45 @@ def test_results_of_parts_lie_as_in_float() -> None:
     int8 = quantized(model, [x])
     assert int8.quantization.int8_layers == ("a",)
     assert torch.allclose(int8(x), model(x), atol=0.1)
+
+
+class Flexible(nn.Module):
+    """Attention that compiles itself, in eager mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Tokens that are far away count less."""
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 16).permute(2, 0, 3, 1, 4)
+        y = flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - (i - j).abs() * 0.1)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Chooses(nn.Module):
+    """A branch as a higher-order operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One of two sides."""
+        y = self.a(x)
+        chosen: torch.Tensor = torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 1.5, (y,))
+        return self.b(chosen.relu())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("model", [Flexible, Chooses])
+def test_what_compiles_itself_runs_while_it_is_watched_and_after(model: type[nn.Module]) -> None:
+    torch._dynamo.reset()
+    net = model().eval()
+    int8 = x86quant.quantize(
+        net, [torch.randn(4, 16, 32) for _ in range(3)], progress=False, speed_check=False
+    )
+    assert len(int8.quantization.int8_layers) == 2
+    for x in (torch.randn(4, 16, 32), torch.randn(1, 8, 32)):
+        with torch.no_grad():
+            assert sqnr(net(x), int8(x)) > 20

@@ -36,8 +36,8 @@ from torch.export.pt2_archive._package import AOTICompiledModel
 from torch.fx import GraphModule
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from x86quant.calling.op_watch import OpWatch
 from x86quant.compiled import CompiledModule
 from x86quant.errors import FloatOpsError, InvalidInputError
 from x86quant.lowering.from_export import exported_layer
@@ -267,7 +267,7 @@ def _layer_names(model: Callable[..., Any]) -> dict[int, str]:
     return {key: name for key, name in names.items() if name}
 
 
-class _CalledOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CalledOps(OpWatch):
     """Sees each operator, but not what it calls in turn."""
 
     only_watches = True  # blocks run as they do without it
@@ -276,10 +276,8 @@ class _CalledOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._ran, self._names = ran, names
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and note what it was."""
         name = func._schema.name
         int8 = _arithmetic(name)
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.trace_limits import TraceLimits
 from x86quant.calling.wording import quiet
 from x86quant.compiled.guarded import Guard, GuardedInput
@@ -227,16 +227,17 @@ def _without_fake_cache() -> contextlib.AbstractContextManager[None]:
     return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[no-any-return]
 
 
-class _ReadsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ReadsMode(OpWatch):
     """Notes whether the value of a tensor was read: by bool(), float() or item(), say."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.reads = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and note whether it reads."""
         self.reads = self.reads or func is aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _reads_values(module: nn.Module, form: CallForm, example: Sequence[torch.Tensor]) -> bool:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.call import Call
+from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.running import hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
@@ -272,16 +272,15 @@ def _floats(result: Any) -> list[torch.Tensor]:
     return [x for x in take_apart(result)[1] if x.is_floating_point()]
 
 
-class _RowsLeftFloat(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
     """Computes dynamic linears without rounding their inputs."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, a linear with its inputs as they are."""
         if func is not torch.ops.x86quant.linear_dynamic.default:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         given = dict(zip(("x", "weight", "weight_scale", "bias", "activation"), args, strict=False))
-        given.update(kwargs or {})
+        given.update(kwargs)
         weight = given["weight"].float() * given["weight_scale"][:, None]
         out = F.linear(given["x"], weight, given.get("bias"))
         activation = given.get("activation")

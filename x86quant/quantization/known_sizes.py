@@ -21,27 +21,25 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._sympy.printers import PythonPrinter
 
+from x86quant.calling.op_watch import OpWatch
 from x86quant.errors import UnsupportedError
 from x86quant.quantization.known_ranks import Place, batch_sizes, count_of
 from x86quant.terminal.silence import silent
 
 
-class _NoOtherShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NoOtherShapes(OpWatch):  # type: ignore[no-untyped-call]
     """Refuses what gives a tensor itself another shape.
 
     Torch ends the process where that shape is of symbols (``squeeze_`` of a dimension does).
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``."""
         if torch.Tag.inplace_view in func.tags:
             raise UnsupportedError(f"{func} of symbols")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class SizesAskedFor(Interpreter):

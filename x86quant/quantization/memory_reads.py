@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.call import Call
+from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.running import run
 from x86quant.calling.state import state_kept
 from x86quant.errors import first_line
@@ -37,7 +37,7 @@ _READS = frozenset(
 _COPIES = frozenset([aten.clone.default, aten._to_copy.default])
 
 
-class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _MemoryMode(OpWatch):
     """Notes what is seen of memory outside of parts: what ``as_strided`` reads, whether what is
     written in place is a copy or was copied, and how an ``out=`` that is resized lies then.
     """
@@ -50,7 +50,8 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._copies: dict[int, torch.Tensor] = {}
         self._copied: dict[int, torch.Tensor] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and note what is seen."""
         if not self.inside and func in _READS:
             x = args[0]
             self.seen.append((func, tuple(x.shape), x.stride(), x.storage_offset()))
@@ -58,9 +59,9 @@ class _MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = [x for x in pytree.tree_leaves((args, kwargs)) if _is_dense(x)]
             known = [(_storage(x) in self._copies, _storage(x) in self._copied) for x in tensors]
             self.seen.append((func, *known))
-        out = (kwargs or {}).get("out")
+        out = kwargs.get("out")
         lay: tuple[Any, ...] = (out.shape, out.stride()) if isinstance(out, torch.Tensor) else ()
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if not self.inside and isinstance(out, torch.Tensor) and out.shape != lay[0]:
             self.seen.append((func, *lay, out.stride()))
         if not self.inside and func in _COPIES and _is_dense(result):
