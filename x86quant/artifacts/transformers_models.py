@@ -27,7 +27,7 @@ _FORBIDDEN = frozenset(
         "use_kernels", "kernel_config",
     }
 )  # fmt: skip
-_ATTENTIONS = ("eager", "sdpa")
+_ATTENTIONS = ("eager", "sdpa", "flex_attention")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 _MAX_DEPTH = 16
 
@@ -44,24 +44,37 @@ def write(model: nn.Module, classes: dict[str, str]) -> dict[str, Any] | None:
     Some models put other modules into themselves when they are called: ``classes`` are the names
     of those that must be there, by path.
     """
+    try:
+        written = _written(model)
+        made = build_anywhere(type(model).__name__, written)
+    except ArtifactError:
+        return None
+    found = dict(made.named_modules(remove_duplicate=False))
+    fits = all(type(found.get(path)).__name__ == name for path, name in classes.items())
+    return written if fits else None
+
+
+def why_given(model: nn.Module) -> str:
+    """Why ``load`` needs a model of the class of ``model``, if transformers is not to make it."""
+    try:
+        _written(model)
+    except ArtifactError as error:
+        return str(error)
+    return "its configuration makes other modules: it changed them, as when it was called"
+
+
+def _written(model: nn.Module) -> dict[str, Any]:
     config: Any = model.config
     found = json.loads(config.to_json_string(use_diff=False))
     _drop_empty(found)
     found.pop("_name_or_path", None)
-    if _forbidden(found) is not None:
-        return None
     _check(found, 0)
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, *_ATTENTIONS):
         raise ArtifactError(
-            f"its attention implementation {attention!r} cannot be saved: choose "
-            f'attn_implementation="sdpa" or "eager" before you quantize it'
+            f"its attention {str(attention)[:80]!r} is not one of transformers' own"
         )
-    written = {"values": found, "attention": attention}
-    made = dict(build_anywhere(type(model).__name__, written).named_modules(remove_duplicate=False))
-    if any(type(made.get(path)).__name__ != name for path, name in classes.items()):
-        return None
-    return written
+    return {"values": found, "attention": attention}
 
 
 def build_anywhere(name: str, config: object) -> nn.Module:
@@ -142,28 +155,6 @@ def _drop_empty(value: Any) -> None:
             _drop_empty(item)
 
 
-def _forbidden(value: Any) -> str | None:
-    """An entry that makes transformers fetch code or weights, or None."""
-    if not isinstance(value, dict | list):
-        return None
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        found = str(key) if key in _FORBIDDEN else _forbidden(item)
-        if found is not None:
-            return found
-    return None
-
-
-def why_given(model: nn.Module) -> str:
-    """Why ``load`` needs a model of the class of ``model``, if transformers is not to make it."""
-    config: Any = model.config
-    found = json.loads(config.to_json_string(use_diff=False))
-    _drop_empty(found)
-    key = _forbidden(found)
-    if key is None:
-        return "its configuration makes other modules: it changed them, as when it was called"
-    return f"its configuration has {key}, which may make transformers run foreign code"
-
-
 def _check(value: Any, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ArtifactError("its configuration is nested too deeply")
@@ -171,8 +162,7 @@ def _check(value: Any, depth: int) -> None:
         for key, item in value.items():
             if key in _FORBIDDEN:
                 raise ArtifactError(
-                    f"its configuration has {key}, which may make transformers run foreign code: "
-                    "save the model with its class given to load(path, model=...)"
+                    f"its configuration has {key}, which may make transformers run foreign code"
                 )
             if "implementation" in key and item not in (None, *_ATTENTIONS, *_EXPERTS):
                 raise ArtifactError(f"its configuration asks for {key} {str(item)[:80]!r}")
