@@ -2,6 +2,7 @@
 
 The calls are calibration data, and the same at other sizes: a single row, two rows, shorter and
 longer in each of the other dimensions, and with a tensor less in a list, where the model takes it.
+Of large calls, these are smaller ones.
 """
 
 from __future__ import annotations
