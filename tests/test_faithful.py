@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,10 @@ import x86quant
 from x86quant.calling import trace_limits
 from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError, X86QuantWarning
+from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.part_search import find_parts
-from x86quant.quantization.proof import observe, prove, variants
+from x86quant.quantization.proof import elements, observe, prove, takes, variants
 from x86quant.quantization.scheme import decide
 from x86quant.quantization.static_part import Ranges
 from x86quant.quantization.tracing import by_fx
@@ -145,6 +147,88 @@ def test_a_graph_that_differs_at_another_size_is_refused() -> None:
         prove(model, by_fx(frozen, call), seen)
     seen = observe(frozen, [""], variants([call]))[""]
     prove(frozen, by_fx(frozen, call), seen)
+
+
+def three_times(self: Any, y: torch.Tensor, where: bool) -> torch.Tensor:
+    return y * 3 if where else y
+
+
+LARGE = 112
+#: Where a model is not the graph, which does nothing between the convolutions.
+ELSEWHERE: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "two rows": lambda self, y: three_times(self, y, y.shape[0] == 2),
+    "lower": lambda self, y: three_times(self, y, y.shape[2] < LARGE // 2),
+    "higher": lambda self, y: three_times(self, y, y.shape[2] > LARGE),
+    "wider": lambda self, y: three_times(self, y, y.shape[3] > LARGE),
+    "one column": lambda self, y: three_times(self, y, y.shape[3] == 1),
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_smaller_calls_show_what_differs_at_other_sizes_than_that_of_a_large_one(
+    where: str,
+) -> None:
+    model, frozen = Between(ELSEWHERE[where]).eval(), Between(lambda self, y: y).eval()
+    frozen.load_state_dict(model.state_dict())
+    call = Call((torch.randn(1, 3, LARGE, LARGE),))
+    tried = variants([call], functools.partial(takes, model))
+    assert sum(map(elements, tried[1:])) < 1.5 * elements(call)
+    with pytest.raises(UnsupportedError, match="differs from the module"):
+        prove(model, by_fx(frozen, call), observe(model, [""], tried)[""])
+    prove(frozen, by_fx(frozen, call), observe(frozen, [""], tried)[""])
+
+
+def test_other_sizes_are_those_of_a_large_call_where_a_smaller_one_is_refused() -> None:
+    sample = [Call((torch.randn(1, 3, LARGE, LARGE),))]
+    assert list(map(str, variants(sample, lambda _: False))) == list(map(str, variants(sample)))
+    assert f"(2, 3, {LARGE}, {LARGE})" in map(str, variants(sample))
+
+
+class AsksForSize(Between):
+    """Its graph holds for large images or for small ones."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        for _ in range(x.shape[2] * x.shape[3] // LARGE**2):
+            y = y * 2
+        return y
+
+
+def test_rows_are_proved_where_the_graph_holds_for_no_smaller_call() -> None:
+    def with_two_rows(self: Any, y: torch.Tensor) -> torch.Tensor:
+        return three_times(self, y, y.shape[0] == 2 and y.shape[3] == LARGE)
+
+    model, frozen = AsksForSize(with_two_rows).eval(), AsksForSize(lambda self, y: y).eval()
+    frozen.load_state_dict(model.state_dict())
+    call = Call((torch.randn(4, 3, LARGE, LARGE),))
+    tried = variants([call], functools.partial(takes, model))
+    assert f"(2, 3, {LARGE}, {LARGE})" not in map(str, tried)
+    with pytest.raises(UnsupportedError, match=rf"differs .* on \(2, 3, {LARGE}, {LARGE}\)"):
+        prove(model, by_fx(frozen, call), observe(model, [""], tried)[""])
+    int8 = x86quant.quantize(frozen, [call.args[0]], speed_check=False, progress=False)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", X86QuantWarning)  # that it runs in float
+        x = call.args[0][:1]
+        assert decibels(frozen(x), int8(x)) > 20
+
+
+@pytest.mark.parametrize("kind", [Between, AsksForSize])
+def test_writes_are_looked_for_in_the_smallest_call_that_the_graph_holds_for(
+    kind: type[Between], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(gm: Any, inputs: Any, **options: Any) -> Any:
+        seen.append(tuple(inputs[0].shape))
+        return without_mutations(gm, inputs, **options)
+
+    monkeypatch.setattr("x86quant.quantization.tracing.without_mutations", watched)
+    x = torch.randn(1, 3, LARGE, LARGE)
+    model = kind(iadd).eval()
+    int8 = x86quant.quantize(model, [x], speed_check=False, progress=False)
+    assert seen[0][2] == LARGE if kind is AsksForSize else seen[0][2] < LARGE // 2
+    with torch.no_grad():
+        assert decibels(model(x.clone()), int8(x.clone())) > 20
 
 
 class OfAList(Between):

@@ -66,7 +66,7 @@ def test_known_values_change_no_harm(
 
 
 def test_only_layers_that_harm_most_are_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others, which together do 5% of the noise, by one call."""
+    """The others, which together do less than half of the noise, by one call."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
     with torch.no_grad():  # one scale for channels of very different sizes
@@ -95,6 +95,26 @@ def test_only_layers_that_harm_most_are_looked_at_twice(monkeypatch: pytest.Monk
         short = dataclasses.replace(prepared, sample=prepared.sample[:calls_of])
         exact = {one.name: one.sqnr_db for one in harm.harms(short, names)}
         assert {n: rough[n] for n in some} == {n: exact[n] for n in some}
+
+
+def test_layers_are_ranked_by_large_calls_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)]
+    settings = Settings(progress=False, speed_check=False, mode="static")
+    seen = set()
+
+    def watched(model: nn.Module, calls: Any) -> Any:
+        seen.update(map(str, calls))
+        return outputs(model, calls)
+
+    monkeypatch.setattr(harm, "outputs", watched)
+    free = nn.Sequential(*layers)
+    of_one_size = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 80 * 64, 1))
+    for model, shape in ((free, "(1, 8, 40, 32)"), (of_one_size, "(1, 8, 80, 64)")):
+        prepared = prepare(model.eval(), [torch.randn(1, 8, 80, 64) for _ in range(2)], settings)
+        seen.clear()
+        harm.rough_harms(prepared, list(prepared.layers))
+        assert seen == {shape}
 
 
 def test_values_that_a_layer_writes_to_are_not_kept() -> None:

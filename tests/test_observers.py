@@ -125,6 +125,31 @@ def test_mse_has_the_least_error_of_all():
             assert mine <= other * 1.02, name
 
 
+@pytest.mark.parametrize(("sign", "tries"), [(None, 5), (1, 1), (-1, 1)])
+def test_mse_moves_both_ends_where_there_are_two(sign, tries, monkeypatch):
+    """Where all values are of one sign, the first search has tried what later ones would."""
+    seen = []
+    errors = MSEObserver._errors
+
+    def watched(self, lows, highs):
+        seen.append(errors(self, lows, highs))
+        return seen[-1]
+
+    monkeypatch.setattr(MSEObserver, "_errors", watched)
+    x = with_outlier() if sign is None else with_outlier().abs() * sign
+    observer = MSEObserver()
+    observer(x)
+    low, high = observer.range()
+    assert len(seen) == tries
+    shares = torch.linspace(1.0, 0.02, 50).double()
+    for lows, highs in (
+        (shares * x.min(), shares * 0 + high),
+        (shares * 0 + low, shares * x.max()),
+    ):
+        least = errors(observer, torch.tensor([low]), torch.tensor([high]))
+        assert least <= errors(observer, lows, highs).min() * (1 + 1e-6)
+
+
 def test_percentile_leaves_out_what_it_says():
     x = torch.arange(10000.0)
     scale, _ = observed(PercentileObserver(99.0), x)

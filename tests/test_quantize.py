@@ -19,7 +19,10 @@ from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, WeightOnlyLinear
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import statistics
+from x86quant.quantization.observation import int8_codes
+from x86quant.quantization.preparing import prepare
 from x86quant.quantization.scheme import decide
+from x86quant.quantization.settings import Settings
 from x86quant.quantization.tracing import fold_batch_norms
 from x86quant.terminal.counted import counted
 
@@ -287,6 +290,24 @@ def test_layers_asked_for_stay_in_float(conv_net):
     assert model.quantization.float_layers == {"second": "as asked"}
     by_class = x86quant.quantize(conv_net, images(), float_layers=[nn.Conv2d])
     assert set(by_class.quantization.float_layers) == {"first", "second"}
+
+
+def test_weights_are_rounded_once(conv_net, monkeypatch):
+    rounded = []
+
+    def watched(weight, observer):
+        rounded.append(weight)
+        return int8_codes(weight, observer)
+
+    monkeypatch.setattr("x86quant.quantization.conversion.int8_codes", watched)
+    calls = [images(seed=seed) for seed in range(4)]
+    prepared = prepare(conv_net, calls, Settings(progress=False, equalize=False))
+    (part,) = prepared.parts
+    part.build(["classify"])
+    with prepared.simulated(list(prepared.layers)) as model:
+        model(*prepared.sample[0].args)
+    assert rounded
+    assert len({id(weight) for weight in rounded}) == len(rounded)
 
 
 def test_containers_keep_all_their_layers_in_float():

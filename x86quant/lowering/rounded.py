@@ -55,14 +55,26 @@ def rounded_weight(codes: torch.Tensor, scales: torch.Tensor, axis: int) -> torc
 class RoundedLayer(nn.Module):
     """A convolution or linear whose weight is int8."""
 
-    def __init__(self, layer: nn.Module, weight: Int8Weight, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        weight: Int8Weight,
+        bias: torch.Tensor | None,
+        real: torch.Tensor | None = None,
+    ) -> None:
+        """``layer`` with other parameters; ``real`` is what ``weight`` stands for, if known."""
         super().__init__()
         self.weight = weight
         self.layer = copy.copy(layer)
+        real = weight.real() if real is None else real.detach()
         self.layer._parameters = {  # the copy's own
-            "weight": nn.Parameter(weight.real(), requires_grad=False),
+            "weight": nn.Parameter(real, requires_grad=False),
             "bias": None if bias is None else nn.Parameter(bias.detach(), requires_grad=False),
         }
+
+    def with_bias(self, bias: torch.Tensor) -> RoundedLayer:
+        """The same with another bias."""
+        return RoundedLayer(self.layer, self.weight, bias, self.layer.weight)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's float result for ``x``."""

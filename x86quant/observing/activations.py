@@ -177,7 +177,8 @@ class MSEObserver(StreamingHistogramObserver):
         low, high = self.min_val.double(), self.max_val.double()
         shares = _SHARES.double()
         best = self._best(shares * low, shares * high)
-        for _ in range(2):
+        # Of values of one sign, such as a ReLU's, there is but one end to move.
+        for _ in range(2 if low < 0 < high else 0):
             best = self._best(shares * low, best[1].expand_as(shares), best)
             best = self._best(best[0].expand_as(shares), shares * high, best)
         wider = self._wider()

@@ -36,12 +36,15 @@ from x86quant.quantization.recurrent_layers import is_recurrent_layer, returns_l
 
 #: Makes the observer of the weight of a step: by node and module.
 WeightObservers = Callable[[Node, nn.Module | None], ChannelRangesObserver]
+#: Gives a convolution or linear, which a node calls, with an int8 weight.
+RoundedLayers = Callable[[Node, nn.Module], RoundedLayer]
 #: Weights of a recurrent layer, and a bias for each.
 Products = tuple[list[Int8Weight], list[torch.Tensor]]
 
 
 def converted(
     observation: Observation,
+    rounded_layers: RoundedLayers,
     weights: WeightObservers,
     corrections: Mapping[str, torch.Tensor],
 ) -> GraphModule:
@@ -49,7 +52,8 @@ def converted(
 
     Args:
         observation: a calibrated graph; it is not changed.
-        weights: makes the observers of weights.
+        rounded_layers: gives layers with int8 weights.
+        weights: makes the observers of all other weights.
         corrections: what is subtracted from the biases of layers, by path.
     """
     source = observation.graph_module
@@ -84,7 +88,7 @@ def converted(
         if type(layer) in WEIGHTED_LAYERS:
             path = str(node.target)
             if path not in layers:
-                layers[path] = _rounded(node, module, weights, corrections.get(path))
+                layers[path] = _rounded(node, module, rounded_layers, corrections.get(path))
         elif node.target in WEIGHTED_FUNCTIONS:
             constant = attribute(source, str(node.all_input_nodes[1].target))
             weight = _int8(constant, node, None, weights)
@@ -109,16 +113,20 @@ def _int8(
     return Int8Weight(*int8_codes(weight, weights(node, layer)), weight_axis(node, layer))
 
 
+def rounded_layer(node: Node, layer: Any, weights: WeightObservers) -> RoundedLayer:
+    """``layer``, which ``node`` calls, with an int8 weight."""
+    return RoundedLayer(layer, _int8(layer.weight, node, layer, weights), layer.bias)
+
+
 def _rounded(
-    node: Node, module: Any, weights: WeightObservers, correction: torch.Tensor | None
+    node: Node, module: Any, rounded_layers: RoundedLayers, correction: torch.Tensor | None
 ) -> nn.Module:
     """``module``, which ``node`` calls, with an int8 weight and a corrected bias."""
     layer: Any = core(module)
-    bias = layer.bias
+    new = rounded_layers(node, layer)
     if correction is not None:
-        old = correction.new_zeros(len(correction)) if bias is None else bias.detach()
-        bias = (old - correction).float()
-    new = RoundedLayer(layer, _int8(layer.weight, node, layer, weights), bias)
+        old = correction.new_zeros(len(correction)) if layer.bias is None else layer.bias.detach()
+        new = new.with_bias((old - correction).float())
     return FusedLayer(new, *list(module)[1:]) if isinstance(module, FusedLayer) else new
 
 

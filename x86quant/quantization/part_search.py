@@ -353,8 +353,9 @@ def _singles(call: Call) -> set[tuple[int, int]]:
 
 def _proved(module: nn.Module, path: str, seen: Sequence[Observed], way: Way) -> Traced:
     example = seen[0].call
+    alike = [one.call for one in seen if _singles(one.call) <= _singles(example)]
     try:
-        traced = trace_part(path, module, example, way)
+        traced = trace_part(path, module, example, way, min(alike, key=elements))
         return prove(module, traced, seen)
     except UnsupportedError:
         raise
@@ -362,12 +363,21 @@ def _proved(module: nn.Module, path: str, seen: Sequence[Observed], way: Way) ->
         raise UnsupportedError(first_line(error)) from error
 
 
-def trace_part(path: str, module: nn.Module, example: Call, way: Way | None = None) -> Traced:
-    """A copy of ``module`` as a graph; a single layer is called by its own name in it."""
+def trace_part(
+    path: str,
+    module: nn.Module,
+    example: Call,
+    way: Way | None = None,
+    small: Call | None = None,
+) -> Traced:
+    """A copy of ``module`` as a graph; a single layer is called by its own name in it.
+
+    ``small`` is a call of other sizes that it takes, if one is known.
+    """
     module = deep_copy(module)
     drop_hooks(module)  # they are around the graph, not in it
     if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
-        return trace(module, example, way)
+        return trace(module, example, way, small)
     form, leaves = CallForm.of(module, example.args, example.kwargs)
     if len(leaves) != 1:
         raise UnsupportedError("it is called with more than one tensor")

@@ -19,6 +19,7 @@ from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.equalization import Equalized
 from x86quant.quantization.float_results import FloatResults
+from x86quant.quantization.proof import takes
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.simulation import FloatValues, simulated
 from x86quant.quantization.smoothing import Smoothed
@@ -182,6 +183,11 @@ class PreparedModel:
         hand_over_hooks(original, result)
         result.note_attributes_of(original)
         return result
+
+    def takes(self, call: Call) -> bool:
+        """Whether the model runs on ``call``, and graphs of all of it hold for that."""
+        whole = [part for part in self.parts if not part.path]
+        return all(part.inputs(call) is not None for part in whole) and takes(self.model, call)
 
     @property
     def can_hold_back(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -36,7 +37,7 @@ from x86quant.quantization.kit import (
 from x86quant.quantization.model_check import check_model
 from x86quant.quantization.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
-from x86quant.quantization.proof import difference, variants
+from x86quant.quantization.proof import difference, takes, variants
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.static_part import Ranges, StaticPart
@@ -173,7 +174,7 @@ def _prepared(
     batches = 0
     if scheme.static:
         assert data is not None
-        tried = variants(sample)
+        tried = variants(sample, functools.partial(takes, model))
         found = find_parts(own, scheme, tried, ranges, refused)
         halves = _within(found, halves, sample)
         if smoothed and found.found and settings.smooth_quant == "auto":

@@ -2,14 +2,16 @@
 
 The calls are calibration data, and the same at other sizes: a single row, two rows, shorter and
 longer in each of the other dimensions, and with a tensor less in a list, where the model takes it.
+Of large calls, these are smaller ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import nn
 
 from x86quant.calling.call import Call, dense
 from x86quant.calling.running import hooks_set_aside, run, run_drawing
-from x86quant.calling.state import State
+from x86quant.calling.state import State, state_kept
 from x86quant.compiled.guarded import Guard
 from x86quant.compiled.structure import is_transformed, take_apart
 from x86quant.errors import UnsupportedError, first_line
@@ -30,39 +32,106 @@ _ROUNDING = 1e-4
 #: Largest share of integers that differ because rounding decided otherwise (argmax, say).
 _FLIPPED = 1e-3
 #: By what sizes are multiplied.
-_FACTORS = (0.5, 1.5, 2.0)
+_LONGER = 1.5
+_FACTORS = (0.5, _LONGER, 2.0)
 #: All variants together have at most so many times the elements of a calibration batch.
 _GROWTH = 6
+#: The same where other sizes are those of a smaller call.
+_GROWTH_OF_SMALLER = 1.5
+#: From so many elements on, the time of a run is in proportion to them.
+_LARGE = 1 << 15
+#: What the dimensions of a large call are divided by, the first that the model takes.
+_DIVISORS = (4, 2)
+#: No dimension is made smaller than this.
+_LEAST = 16
 
 
-def variants(sample: Sequence[Call]) -> tuple[Call, ...]:
+def variants(
+    sample: Sequence[Call], takes: Callable[[Call], bool] | None = None
+) -> tuple[Call, ...]:
     """Calls of ``sample``, and the same at other sizes, which a model may take or not.
 
-    How many depends on the sizes alone, so that every machine checks the same.
+    Where ``takes`` tells what it takes, other sizes of a large call are those of a smaller one: a
+    graph that holds for some sizes only shows there, too, in a fraction of the time. How many there
+    are depends on that and on the sizes alone, so that every machine checks the same.
     """
     first = sample[0]
     rows = shared_rows(first)
-    tried = [_resized(first, 0, rows, size) for size in (1, 2, rows + 1) if rows and size != rows]
+    smaller, full = (first, {}) if takes is None else _smaller(first, takes)
+    tried = [_resized(smaller, 0, rows, size) for size in (1, 2, rows + 1) if rows and size != rows]
     # The first item, so that a model with layers of its own for each item does not take it.
-    if len((fewer := first.without_first_items()).leaves) < len(first.leaves):
+    if len((fewer := smaller.without_first_items()).leaves) < len(first.leaves):
         tried.append(fewer)
-    small = _resized(first, 0, rows, 2) if rows > 2 else first
-    sizes = _other_sizes(small)
-    for factor in _FACTORS:
-        tried += [_resized(small, dim, size, int(size * factor)) for dim, size in sizes]
-    for other in (lambda size: size + 1, lambda size: 1):
-        tried += [_resized(small, dim, size, other(size)) for dim, size in sizes]
+    small = _resized(smaller, 0, rows, 2) if rows > 2 else smaller
+    if full and not tried:
+        tried.append(small)
+    tried += _of_other_sizes(small, full)
     found = [first, *sample[1:2], *sample[2:][-1:]]
-    left = _GROWTH * elements(first)
+    left = (_GROWTH_OF_SMALLER if full else _GROWTH) * elements(first)
     sizes_found: set[str] = set()
     for call in tried:
-        if (cost := elements(call)) <= left:
+        # Of a single row, "two rows" and "one row more" are one and the same.
+        if str(call) not in sizes_found and (cost := elements(call)) <= left:
             left -= cost
-            # Of a single row, "two rows" and "one row more" are one and the same.
-            if str(call) not in sizes_found:
-                found.append(call)
+            found.append(call)
             sizes_found.add(str(call))
     return tuple(found)
+
+
+def _of_other_sizes(small: Call, full: Mapping[int, int]) -> Iterator[Call]:
+    """``small`` with other sizes in each of the other dimensions.
+
+    Sizes that are keys of ``full`` are shorter than the call's own already. They are tried longer
+    than these, in one dimension at a time, and not often: in a large model, small calls take time.
+    """
+    sizes = _other_sizes(small)
+    rest = [(dim, size) for dim, size in sizes if size not in full]
+    together = [(dim, size) for dim, size in sizes if size in full and dim is None]
+    alone = [(dim, size) for dim, size in sizes if size in full and dim is not None]
+    alone += [(dim, size) for dim, size in together if size not in {one for _, one in alone}]
+    for factor in _FACTORS:
+        yield from (_resized(small, dim, size, int(size * factor)) for dim, size in rest)
+    yield from (_resized(small, dim, size, int(full[size] * _LONGER)) for dim, size in alone)
+    yield from (_resized(small, dim, size, size + 1) for dim, size in (*rest, *together))
+    yield from (_resized(small, dim, size, 1) for dim, size in sizes)
+
+
+def _smaller(
+    call: Call, takes: Callable[[Call], bool], divisors: Sequence[int] = _DIVISORS
+) -> tuple[Call, dict[int, int]]:
+    """``call``, if it is large, with its largest sizes divided, and which sizes those were.
+
+    It is one that the model takes with another number of rows, too.
+    """
+    full: dict[int, int] = {}
+    if elements(call) < _LARGE:
+        return call, full
+    rows = shared_rows(call)
+    sizes = {size for x in call.leaves for size in x.shape[1:]}
+    for size in sorted(sizes, reverse=True):
+        for other in (size // divisor for divisor in divisors):
+            if other < _LEAST or other in sizes:
+                continue
+            found = _resized(call, None, size, other)
+            if takes(_resized(found, 0, rows, 2) if rows else found):
+                call, full[other] = found, size
+                break
+    return call, full
+
+
+def halved(call: Call, takes: Callable[[Call], bool]) -> Call:
+    """``call`` with half of its largest sizes, if it is large and the model takes that."""
+    return _smaller(call, takes, (2,))[0]
+
+
+def takes(model: nn.Module, call: Call) -> bool:
+    """Whether ``model`` runs on ``call``."""
+    try:
+        with state_kept(model):
+            run(model, call)
+    except Exception:  # a model may raise anything at inputs that it does not take
+        return False
+    return True
 
 
 def smallest(sample: Sequence[Call]) -> Call:
@@ -255,18 +324,15 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
     checked = outside = 0
     held: list[set[int]] = [set() for _ in traced.guard.inputs]
     failed: list[tuple[list[set[int]], str]] = []
-    for seen in observed:
+    inside = dataclasses.replace(traced, guard=_with_single(traced.guard, None))
+    for seen in (*observed, *_other_rows(module, inside, observed)):
         if seen.changes_inputs:
             raise UnsupportedError("it changes its inputs in place")
-        tensors = traced.form.tensors(seen.call.args, seen.call.kwargs)
-        inside = dataclasses.replace(traced, guard=_with_single(traced.guard, None))
-        if (
-            tensors is None
-            or _types_differ(traced, tensors)
-            or inside.guard.refusal(tensors, inside.guard.compiled()) is not None
-        ):
+        if inside.inputs(seen.call) is None:
             outside += 1
             continue
+        tensors = traced.form.tensors(seen.call.args, seen.call.kwargs)
+        assert tensors is not None
         if not checked and not _repeats(module, seen):
             raise UnsupportedError(
                 "two calls on the same inputs differ: it draws random numbers or keeps state"
@@ -291,6 +357,23 @@ def prove(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> Tr
     guard = _with_single(traced.guard, held)
     is_partial = outside > 0 or any(seen.near_handlers for seen in observed)
     return dataclasses.replace(traced, guard=guard, is_partial=is_partial)
+
+
+def _other_rows(module: nn.Module, traced: Traced, observed: Sequence[Observed]) -> list[Observed]:
+    """Other numbers of rows, if the graph does not hold for any call that has another number.
+
+    So it is where the calls with other numbers of rows are smaller, and the code asks for sizes.
+    """
+    held = [seen.call for seen in observed if traced.inputs(seen.call) is not None]
+    rows = {shared_rows(call) for call in held}
+    if len(rows) != 1 or rows == {shared_rows(seen.call) for seen in observed}:
+        return []
+    found = []
+    (size,) = rows
+    for call in (_resized(held[0], 0, size, other) for other in (1, 2) if size not in (0, other)):
+        with contextlib.suppress(Exception), hooks_set_aside(module), state_kept(module):
+            found.append(Observed(call, run(module, call), changes_inputs=False))
+    return found
 
 
 def _ones(guard: Guard, tensors: Sequence[torch.Tensor]) -> list[set[int]]:
@@ -324,13 +407,6 @@ def _repeats(module: nn.Module, seen: Observed) -> bool:
         return True
     with hooks_set_aside(module):  # the run before may have been one that fills a cache
         return difference(seen.result, run(module, seen.call, OTHER_SEED)) is None
-
-
-def _types_differ(traced: Traced, tensors: Sequence[Any]) -> bool:
-    return any(
-        x.dtype is not spec.dtype or x.dim() != spec.rank
-        for spec, x in zip(traced.guard.inputs, tensors, strict=True)
-    )
 
 
 def difference(expected: Any, actual: Any) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -20,20 +19,15 @@ from x86quant.quantization.static_part import Chosen, StaticPart, is_weighted
 
 
 def fake_activation(observer: Any, x: torch.Tensor, chosen: Chosen | None = None) -> torch.Tensor:
-    """``x`` rounded and clipped the way ``observer`` says, or as was ``chosen`` earlier."""
-    scale, zero_point = _known(observer, chosen)
-    step, zero = scale.to(torch.float32).reshape(()), int(zero_point)
-    low, high = int(observer.quant_min) - zero, int(observer.quant_max) - zero
-    return _stepped(x, float(step), float(step.reciprocal()), low, high)
-
-
-def _stepped(x: torch.Tensor, step: Any, inverse: Any, low: int, high: int) -> torch.Tensor:
-    """``x`` in whole steps from ``low`` to ``high``.
+    """``x`` rounded and clipped the way ``observer`` says, or as was ``chosen`` earlier.
 
     The same bits as ``torch.fake_quantize_per_tensor_affine`` in a tenth of the time: that goes
     value by value, and computes what gradients would need, too.
     """
-    return x.mul(inverse).round_().clamp_(low, high).mul_(step)
+    scale, zero_point = _known(observer, chosen)
+    step, zero = scale.to(torch.float32).reshape(()), int(zero_point)
+    low, high = int(observer.quant_min) - zero, int(observer.quant_max) - zero
+    return x.mul(float(step.reciprocal())).round_().clamp_(low, high).mul_(float(step))
 
 
 def _known(observer: Any, chosen: Chosen | None) -> Any:
@@ -42,31 +36,11 @@ def _known(observer: Any, chosen: Chosen | None) -> Any:
     return observer.calculate_qparams() if known is None else known
 
 
-def fake_weight(weight: torch.Tensor, observer: Any) -> torch.Tensor:
-    """``weight`` rounded the way the weight ``observer`` says."""
-    observer(weight)
-    scale, _ = observer.calculate_qparams()  # the zero point of weights is 0
-    shape = [1] * weight.dim()
-    if observer.ch_axis is not None:
-        shape[observer.ch_axis] = -1
-    step = scale.to(torch.float32).reshape(shape)
-    low, high = int(observer.quant_min), int(observer.quant_max)
-    return _stepped(weight, step, step.reciprocal(), low, high)
-
-
 def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
     """The layer that ``node`` calls, without what is fused behind it, with a rounded weight."""
-    if (known := part.rounded.get(node.name)) is not None:
-        return known
     module = part.module(node)
     assert module is not None
-    weight: Any = module.weight
-    observer = part.weight_observer(node, module)
-    with torch.no_grad():
-        rounded = nn.Parameter(fake_weight(weight.detach(), observer), weight.requires_grad)
-    layer = copy.deepcopy(module, {id(weight): rounded})
-    part.rounded[node.name] = layer
-    return layer
+    return part.rounded_layer(node, module).layer
 
 
 def along_channels(values: torch.Tensor, layer: nn.Module, y: torch.Tensor) -> torch.Tensor:
@@ -185,7 +159,8 @@ class SimulatedPart(nn.Module):
 
 class _Simulation(Interpreter):
     def __init__(self, part: StaticPart, on: set[str], chosen: Chosen | None) -> None:
-        super().__init__(part.prepared, graph=part.float_graph)
+        # torch looks through all modules to make one; a layer alone takes not much longer to run.
+        self.__dict__.update(vars(part.interpreter))
         self._part, self._on, self._chosen = part, on, chosen
 
     def fetch_attr(self, target: str) -> Any:

@@ -18,7 +18,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.compiled.structure import Structure
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
-from x86quant.lowering.rounded import FusedLayer, rounded
+from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
 from x86quant.observing.observer import RangeObserver
 from x86quant.observing.weights import (
@@ -26,7 +26,7 @@ from x86quant.observing.weights import (
     ChannelRangesObserver,
     WeightObserverName,
 )
-from x86quant.quantization.conversion import converted, weight_observer
+from x86quant.quantization.conversion import converted, rounded_layer, weight_observer
 from x86quant.quantization.float_steps import float_steps
 from x86quant.quantization.int8_forms import (
     JOINS,
@@ -134,7 +134,6 @@ class StaticPart:
         prepared: the same with observers.
         corrections: what bias correction subtracts from biases, by path.
         chosen_before: the ranges that were chosen before the last calls were calibrated.
-        rounded: layers with rounded weights, by the node that calls them, as simulations make them.
         attributes: modules and tensors of the prepared part that simulations have met, by path.
     """
 
@@ -158,7 +157,7 @@ class StaticPart:
         self._built: dict[tuple[Any, ...], CompiledModule] = {}
         self.corrections: dict[str, torch.Tensor] = {}
         self.chosen_before: Chosen = {}
-        self.rounded: dict[str, nn.Module] = {}
+        self._rounded: dict[nn.Module, RoundedLayer] = {}
         self.attributes: dict[str, Any] = {}
         self._put_observers()
         if apart := self._apart():
@@ -222,6 +221,11 @@ class StaticPart:
         return graph
 
     @functools.cached_property
+    def interpreter(self) -> Interpreter:
+        """Runs the prepared part without its observers."""
+        return Interpreter(self.prepared, graph=self.float_graph)
+
+    @functools.cached_property
     def nodes(self) -> dict[str, Node]:
         """The nodes of the prepared graph, by name."""
         return {node.name: node for node in self.prepared.graph.nodes}
@@ -236,6 +240,15 @@ class StaticPart:
         if node.op != "call_module":
             return None
         return core(self._modules[str(node.target)])
+
+    def rounded_layer(self, node: Node, layer: nn.Module) -> RoundedLayer:
+        """The convolution or linear ``layer``, which ``node`` calls, with an int8 weight.
+
+        It is made once: simulations and every build of the part share it.
+        """
+        if layer not in self._rounded:
+            self._rounded[layer] = rounded_layer(node, layer, self.weight_observer)
+        return self._rounded[layer]
 
     def weight_observer(self, node: Node, layer: nn.Module | None) -> ChannelRangesObserver:
         """The observer for the weight of ``node``, which calls ``layer`` or is a function."""
@@ -278,7 +291,9 @@ class StaticPart:
         }
         try:
             with quiet():
-                reference = converted(observation, self.weight_observer, corrections)
+                reference = converted(
+                    observation, self.rounded_layer, self.weight_observer, corrections
+                )
                 if not flat:
                     _return(reference, self.traced.results)
                 compiled = build(reference, self._example, writes=False)  # tracing took them out

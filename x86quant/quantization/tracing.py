@@ -102,11 +102,14 @@ class Traced:
             return None
 
 
-Way = Callable[[nn.Module, Call], Traced]
+#: From a module, an example of its calls, and perhaps a smaller one.
+Way = Callable[[nn.Module, Call, Call | None], Traced]
 
 
-def by_fx(module: nn.Module, example: Call) -> Traced:
+def by_fx(module: nn.Module, example: Call, small: Call | None = None) -> Traced:
     """``module``, in evaluation mode, as torch.fx traces it, without writes in place.
+
+    These are seen in a run on ``small``, if the graph holds for that, else on ``example``.
 
     Raises:
         UnsupportedError: it cannot be traced; says why.
@@ -120,12 +123,19 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
         gm = GraphModule(module, graph)
         for node in graph.nodes:
             node.meta["scope"] = tracer.node_name_to_scope[node.name][0]
-        gm = without_mutations(gm, leaves, compare=False)  # what is traced is proved
+        guard = _guard(form, leaves, tracer)
+        inputs = leaves if small is None else _held_for(form, guard, small) or leaves
+        gm = without_mutations(gm, inputs, compare=False)  # what is traced is proved
     except UnsupportedError as error:
         raise UnsupportedError(f"torch.fx: {error}") from error
     except Exception as error:  # tracing runs the user's own code, which may raise anything
         raise UnsupportedError(f"torch.fx cannot trace it ({first_line(error)})") from error
     assert tracer.results is not None
+    return Traced(gm, form, tracer.results, guard, "torch.fx")
+
+
+def _guard(form: CallForm, leaves: Sequence[torch.Tensor], tracer: RankedTracer) -> Guard:
+    """What ``tracer`` had to assume of inputs such as ``leaves``."""
     fixed: list[list[tuple[int, int]]] = [[] for _ in leaves]
     for (number, dim), size in sorted(tracer.fixed.items()):
         fixed[number].append((dim, size))
@@ -133,10 +143,18 @@ def by_fx(module: nn.Module, example: Call) -> Traced:
         GuardedInput(name, x.dtype, x.dim(), tuple(sizes))
         for name, x, sizes in zip(form.names, leaves, fixed, strict=True)
     )
-    return Traced(gm, form, tracer.results, Guard(inputs, tracer.conditions), "torch.fx")
+    return Guard(inputs, tracer.conditions)
 
 
-def by_export(module: nn.Module, example: Call) -> Traced:
+def _held_for(form: CallForm, guard: Guard, call: Call) -> list[torch.Tensor] | None:
+    """The tensors of ``call``, if a graph with this guard holds for them."""
+    tensors = form.tensors(call.args, call.kwargs)
+    if tensors is None or guard.refusal(tensors, guard.compiled()) is not None:
+        return None
+    return tensors
+
+
+def by_export(module: nn.Module, example: Call, _: Call | None = None) -> Traced:
     """``module``, in evaluation mode, as torch.export traces it, with sizes free where it can.
 
     Raises:
@@ -152,12 +170,14 @@ def by_export(module: nn.Module, example: Call) -> Traced:
 WAYS: Mapping[str, Way] = {"torch.fx": by_fx, "torch.export": by_export}
 
 
-def trace(module: nn.Module, example: Call, way: Way | None = None) -> Traced:
+def trace(
+    module: nn.Module, example: Call, way: Way | None = None, small: Call | None = None
+) -> Traced:
     """``module`` by ``way``, or the first that can, spelled for stock quantization."""
     reasons = []
     for one in WAYS.values() if way is None else (way,):
         try:
-            found = one(module, example)
+            found = one(module, example, small)
         except UnsupportedError as error:
             reasons.append(str(error))
             continue
