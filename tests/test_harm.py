@@ -101,7 +101,7 @@ def test_layers_are_ranked_by_large_calls_made_smaller(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)]
     settings = Settings(progress=False, speed_check=False, mode="static")
-    seen = set()
+    seen: set[str] = set()
 
     def watched(model: nn.Module, calls: Any) -> Any:
         seen.update(map(str, calls))

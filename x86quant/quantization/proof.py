@@ -87,8 +87,9 @@ def _of_other_sizes(small: Call, full: Mapping[int, int]) -> Iterator[Call]:
     sizes = _other_sizes(small)
     rest = [(dim, size) for dim, size in sizes if size not in full]
     together = [(dim, size) for dim, size in sizes if size in full and dim is None]
-    alone = [(dim, size) for dim, size in sizes if size in full and dim is not None]
-    alone += [(dim, size) for dim, size in together if size not in {one for _, one in alone}]
+    by_itself = [(dim, size) for dim, size in sizes if size in full and dim is not None]
+    found = {size for _, size in by_itself}
+    alone = [*by_itself, *((dim, size) for dim, size in together if size not in found)]
     for factor in _FACTORS:
         yield from (_resized(small, dim, size, int(size * factor)) for dim, size in rest)
     yield from (_resized(small, dim, size, int(full[size] * _LONGER)) for dim, size in alone)
