@@ -15,14 +15,32 @@ from benchmarks.networks import declare_missing_ops
 
 
 class _State(nn.Module):
-    """What a model of transformers makes of its only input: its states, or those of last tokens."""
+    """What a model of transformers makes of its only input: its states."""
 
-    def __init__(self, model: nn.Module, last: bool = False, **options: Any) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.last, self.options = model, last, options
+        self.model = model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = self.model(x, **self.options).last_hidden_state
+        states: torch.Tensor = self.model(x).last_hidden_state
+        return states
+
+
+class _Prompt(nn.Module):
+    """What a decoder makes of a prompt: its states, or that of the last token.
+
+    The mask hides nothing. Without one, transformers looks for several texts in one row by an op
+    (``diff``) that OpenVINO and ONNX cannot take.
+    """
+
+    def __init__(self, model: nn.Module, last: bool = False) -> None:
+        super().__init__()
+        self.model, self.last = model, last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.model(
+            x, attention_mask=torch.ones_like(x), use_cache=False
+        ).last_hidden_state
         return states[:, -1] if self.last else states
 
 
@@ -64,7 +82,7 @@ def whisper_encoder() -> nn.Module:
 def gpt2() -> nn.Module:
     """GPT-2 with 124M parameters on a prompt, without its head."""
     t = _transformers()
-    return _State(t.GPT2Model(t.GPT2Config()), use_cache=False).eval()
+    return _Prompt(t.GPT2Model(t.GPT2Config())).eval()
 
 
 #: Of small decoders with grouped heads.
@@ -81,11 +99,11 @@ _SMALL = {
 def small_llama() -> nn.Module:
     """A Llama of 8 layers on a prompt, without its head."""
     t = _transformers()
-    return _State(t.LlamaModel(t.LlamaConfig(**_SMALL)), use_cache=False).eval()
+    return _Prompt(t.LlamaModel(t.LlamaConfig(**_SMALL))).eval()
 
 
 def qwen_embedder() -> nn.Module:
     """A Qwen3 of 8 layers whose last token's state stands for the text."""
     t = _transformers()
     model = t.Qwen3Model(t.Qwen3Config(**_SMALL, head_dim=64))
-    return _State(model, last=True, use_cache=False).eval()
+    return _Prompt(model, last=True).eval()

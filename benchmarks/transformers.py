@@ -1,14 +1,15 @@
 """Whole transformers in int8: x86quant against every other way to run them on a CPU.
 
     pip install --no-build-isolation -e '.[benchmarks]'
-    python -m benchmarks.transformers --out results
-    python -m benchmarks.transformers --out results2 --threads 2
-    python -m benchmarks.transformers --out results3 --models minilm --peers openvino
-    python -m benchmarks.transformers --out results4 --models gpt2 t5_encoder clip_text
+    python -m benchmarks.transformers --out results              # all models, one thread
+    python -m benchmarks.transformers --out results --models minilm gpt2
+    python -m benchmarks.transformers --out results2 --threads 2 --peers openvino
+    python -m benchmarks.transformers --out results3 --isa avx2  # as on a lesser CPU
 
-This is ``x86quant bench`` on the models and sizes below, with the targets that they are held to at
-the end. Weights are random but for MiniLM's. Interrupted, the same command goes on; a folder of
-results is kept for each size, since the same model is measured at several.
+This is ``x86quant bench`` on the models and sizes below. At the end stand a table of all and the
+targets that four are held to. Weights are random but for MiniLM's. What is measured is kept, in a
+folder for each size, as soon as it is there: interrupted, the same command goes on, and one with
+more models measures only those.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from x86quant.bench.campaign import check_folder, measure_apart, run_campaign
 from x86quant.bench.one_model import BenchRequest
 from x86quant.bench.pages import write_pages
 from x86quant.bench.results import OURS, ModelRun, RunSetting, geometric_mean
-from x86quant.bench.summary_text import markdown, title_of
+from x86quant.bench.summary_text import digits, markdown, notes, title_of
 from x86quant.errors import X86QuantError
 from x86quant.given_model import InputShape
+from x86quant.hardware import isa
 
 # Models of ``transformer_models``, and what a call of each takes.
 MORE: dict[str, InputShape] = {
@@ -48,32 +50,36 @@ SIZES: dict[str, tuple[tuple[int, int] | None, ...]] = {
     "roberta-base": ((1, 128),),
     "maxvit_t": (None,),
 }
-USUAL = ("bert-base", "minilm", "vit-b-16", "swin_t")
+# Those that the targets are for.
+HELD = ("bert-base", "minilm", "vit-b-16", "swin_t")
 PEERS = ("openvino", "onnxruntime", "x86", "bf16", "fp32")
 # What openvino takes over what we take.
 MEAN_WANTED, LEAST_WANTED = 2.0, 1.3
 
 
 def requests_for(
-    models: Sequence[str], threads: int, rounds: int, peers: Sequence[str]
+    models: Sequence[str],
+    threads: int,
+    rounds: int,
+    peers: Sequence[str],
+    level: str | None = None,
 ) -> list[BenchRequest]:
-    """One for each model and size."""
+    """One for each model and size; all that obey are held to ``level``."""
     found = []
     for model in models:
+        name, sizes = model, [_inputs(size) for size in SIZES.get(model, ())]
         if model in MORE:
-            path, setting = f"benchmarks.transformer_models:{model}", RunSetting(1, threads)
-            one = (MORE[model],)
-            found.append(BenchRequest(path, one, setting, rounds, (OURS, *peers), alone=False))
-            continue
-        for size in SIZES[model]:
-            inputs = (
-                (InputShape((1, 3, 224, 224)),)
-                if size is None
-                else (InputShape(size, "int64"),) * 2
-            )
-            setting = RunSetting(1 if size is None else size[0], threads)
-            found.append(BenchRequest(model, inputs, setting, rounds, (OURS, *peers), alone=False))
+            name, sizes = f"benchmarks.transformer_models:{model}", [(MORE[model],)]
+        for inputs in sizes:
+            setting = RunSetting(inputs[0].sizes[0], threads, isa=level)
+            found.append(BenchRequest(name, inputs, setting, rounds, (OURS, *peers), alone=False))
     return found
+
+
+def _inputs(size: tuple[int, int] | None) -> tuple[InputShape, ...]:
+    if size is None:
+        return (InputShape((1, 3, 224, 224)),)
+    return (InputShape(size, "int64"),) * 2
 
 
 def place(request: BenchRequest) -> str:
@@ -82,9 +88,39 @@ def place(request: BenchRequest) -> str:
     return "-".join([name, *(str(size) for size in request.inputs[0].sizes)])
 
 
+def table(runs: Sequence[ModelRun]) -> str:
+    """A row for each model and size: our time, who takes how many times as long, and the SQNRs.
+
+    Below it: who did not run, and why.
+    """
+    found = {name for run in runs for name in run.results}
+    peers = [name for name in BACKENDS if name in found and name != OURS]
+    rows = [
+        ["", f"{OURS}, ms", *map(title_of, peers)],
+        ["---"] * (2 + len(peers)),
+        *([_name(run), *(_cell(run, name) for name in (OURS, *peers))] for run in runs),
+    ]
+    missing = [f"- {_name(run)}: {run.error}" for run in runs if run.error]
+    missing += [f"- {_name(run)}: {note}" for run in runs for note in notes(run)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*lines, "", *dict.fromkeys(missing)])
+
+
+def _cell(run: ModelRun, name: str) -> str:
+    """Our median, or the ratio by median and by minimum; and the SQNR."""
+    result = run.measured(name)
+    if result is None:
+        return run.results[name].status if name in run.results else ""
+    ratios = [run.ratio(name, statistic=statistic) for statistic in ("median", "minimum")]
+    told = " / ".join(f"{ratio:.2f}" for ratio in ratios if ratio is not None)
+    if name == OURS or not told:
+        told = digits(result.median * 1e3) + (" ms" if name != OURS else "")
+    return told + ("" if result.sqnr_db is None else f", {result.sqnr_db:.1f} dB")
+
+
 def targets(runs: Sequence[ModelRun], threads: int) -> list[Target]:
     """What encoders are held to, and what came of it; other models are compared, no more."""
-    runs = [run for run in runs if run.model in USUAL]
+    runs = [run for run in runs if run.model in HELD]
     ratios = {_name(run): ratio for run in runs if (ratio := run.ratio("openvino")) is not None}
     found = []
     if ratios:
@@ -121,22 +157,26 @@ def targets(runs: Sequence[ModelRun], threads: int) -> list[Target]:
 
 
 def _name(run: ModelRun) -> str:
-    return f"{run.model} {run.inputs.split(',')[0].split()[0]}"
+    """The model, and the sizes of its first input; none if it could not be built."""
+    return " ".join([run.model.rpartition(":")[2], *run.inputs.split(",")[0].split()[:1]])
 
 
 def main() -> int:
     """Run the command line; returns the exit status."""
     parser = parser_of("benchmarks.transformers", __doc__)
-    parser.add_argument("--models", nargs="+", default=USUAL, choices=[*SIZES, *MORE])
+    parser.add_argument("--models", nargs="+", default=[*SIZES, *MORE], choices=[*SIZES, *MORE])
     parser.add_argument("--peers", nargs="*", default=PEERS, choices=[*BACKENDS])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--isa", choices=isa.LEVELS, help="hold all peers that obey to this level")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     options = parser.parse_args()
     peers = [name for name in options.peers if name != OURS]
     runs = []
     try:
-        for request in requests_for(options.models, options.threads, options.rounds, peers):
+        for request in requests_for(
+            options.models, options.threads, options.rounds, peers, options.isa
+        ):
             folder = options.out / place(request)
             check_folder(folder)
             measure = functools.partial(measure_apart, longest=900)
@@ -147,7 +187,7 @@ def main() -> int:
     except X86QuantError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("## Targets\n")
+    print(f"## All\n\n{table(runs)}\n\n## Targets\n")
     print(*(f"- {target}" for target in targets(runs, options.threads)), sep="\n")
     return int(any(run.measured(OURS) is None for run in runs))
 

@@ -109,6 +109,22 @@ def test_numbers_and_their_embeddings_are_known() -> None:
     assert known_names(positions) == ["aten.arange.default", "aten.embedding.default"]
 
 
+def test_they_are_kept_as_native_steps_read_masks() -> None:
+    """Biases that are looked up head by head, as T5's are."""
+
+    def biases(graph: Graph, x: Node, weight: Node) -> Node:
+        size = graph.call_function(aten.sym_size.int, (x, 1))
+        rows = graph.call_function(aten.slice.Tensor, (weight, 0, 0, 4))
+        turned = graph.call_function(aten.t.default, (rows,))
+        cut = graph.call_function(aten.slice.Tensor, (turned, 1, 0, size))
+        return graph.call_function(aten.add.Tensor, (x, cut))
+
+    module, x = CompiledModule(graph_of(biases)), torch.randn(4, 4)
+    assert torch.equal(module(x), graph_of(biases)(x))
+    (kept,) = part_of(module)._kept.values()
+    assert [value.stride() for value in kept] == [(4, 1)]
+
+
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_values, "MOST_SIZES", 2)
     module = CompiledModule(graph_of(positions))

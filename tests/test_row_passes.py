@@ -440,6 +440,52 @@ def test_a_padding_mask_is_no_longer_looked_up() -> None:
         after(torch.randn(3, 5, 32), torch.ones(1, 5, dtype=torch.long))
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_mask_that_hides_nothing_is_left_out(by_name: bool) -> None:
+    def forward(m: Any, x: Any, mask: Any) -> Any:
+        tokens = torch.arange(x.shape[1])
+        seen = (tokens[None, None, :, None] >= 0).expand(x.shape[0], -1, -1, x.shape[1])
+        q, k, v = (heads(one(x)) for one in (m.q, m.k, m.v))
+        if by_name:
+            return joined(F.scaled_dot_product_attention(q, k, v, attn_mask=seen))
+        return joined(F.scaled_dot_product_attention(q, k, v, seen))
+
+    targets, before, after = mask_nodes(forward)
+    assert torch.ops.aten.ge.Scalar not in targets
+    x, mask = torch.randn(3, 6, 32), torch.ones(3, 6, dtype=torch.long)
+    with torch.no_grad():
+        assert float((after(x, mask)[0] - before(x, mask)[0]).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_factor_of_queries_becomes_the_scale_of_attention(late: bool) -> None:
+    def forward(m: Any, x: Any, mask: Any) -> Any:
+        q = heads(m.q(x)) * 0.5 if late else heads(m.q(x) * 0.5)
+        out = F.scaled_dot_product_attention(q, heads(m.k(x)), heads(m.v(x)), scale=0.75)
+        return joined(out)
+
+    targets, before, after = mask_nodes(forward)
+    assert torch.ops.aten.mul.Tensor not in targets
+    (attention,) = (n for n in after.graph.nodes if is_op(n, "attention"))
+    assert attention.kwargs["scale"] == 0.375
+    x, mask = torch.randn(3, 6, 32), torch.ones(3, 6, dtype=torch.long)
+    with torch.no_grad():
+        assert float((after(x, mask)[0] - before(x, mask)[0]).abs().max()) < 0.05
+
+
+def test_queries_that_are_read_elsewhere_keep_their_factor() -> None:
+    def forward(m: Any, x: Any, mask: Any) -> Any:
+        q = heads(m.q(x)) * 0.5
+        return joined(F.scaled_dot_product_attention(q, heads(m.k(x)), heads(m.v(x)))), q
+
+    targets, before, after = mask_nodes(forward)
+    assert torch.ops.aten.mul.Tensor in targets
+    x, mask = torch.randn(3, 6, 32), torch.ones(3, 6, dtype=torch.long)
+    with torch.no_grad():
+        for got, want in zip(after(x, mask), before(x, mask), strict=True):
+            assert float((got - want).abs().max()) < 0.05
+
+
 @pytest.mark.parametrize("odd", ["backwards", "beyond", "later"])
 def test_a_mask_that_is_asked_otherwise_is(odd: str) -> None:
     def forward(m: Any, x: Any, mask: Any) -> Any:

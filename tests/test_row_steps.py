@@ -177,7 +177,7 @@ def test_blocks_in_a_program_file(tmp_path: Path) -> None:
                 assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("kind", ["bool", "float", "one for all", "expanded"])
+@pytest.mark.parametrize("kind", ["bool", "float", "one for all", "expanded", "apart", "one cell"])
 def test_masks_of_each_kind(kind: str) -> None:
     net = _Net()
     x, mask = net.input("x"), net.input("mask")
@@ -189,19 +189,23 @@ def test_masks_of_each_kind(kind: str) -> None:
         "float": torch.where(sees, 0.0, -torch.inf) + floats(3, 4, _SEQUENCE, _SEQUENCE),
         "one for all": sees[:1, :, :1],
         "expanded": sees[:, :, :1].expand(3, 4, _SEQUENCE, _SEQUENCE),
+        "apart": floats(_SEQUENCE, _SEQUENCE).t()[None, None],
+        "one cell": sees[:, :, :1, :1].expand(3, 4, _SEQUENCE, _SEQUENCE),
     }[kind]
     _same(module, floats(3, _SEQUENCE, 32), given)
     assert len(module.segments) == 1
     assert not module.float_nodes
 
 
-def test_masks_whose_cells_lie_apart_are_left_to_torch() -> None:
+@pytest.mark.parametrize("apart", ["q", "k", "v"])
+def test_heads_that_torch_laid_out_in_another_way_are_copied(apart: str) -> None:
     net = _Net()
-    x, mask = net.input("x"), net.input("mask")
-    module = net.compiled(_layer(net, x, mask=mask))
-    apart = floats(_SEQUENCE, _SEQUENCE).t()[None, None]
-    _same(module, floats(2, _SEQUENCE, 32), apart)
-    assert "not adjacent" in module.float_nodes[0].reason
+    given = {name: net.input(name) for name in "qkv"}
+    module = net.compiled(net.call("attention", **{**QKV, **given, "mask": None}))
+    heads = {name: QKV[name] for name in "qkv"}
+    heads[apart] = heads[apart].transpose(1, 3).contiguous().transpose(1, 3)
+    _same(module, *heads.values())
+    assert not module.float_nodes
 
 
 #: Of the second one the kernel sums in another order, the third is plain torch, and of the others

@@ -222,6 +222,30 @@ def close(actual: Any, expected: Any) -> None:
         assert (x - y).square().mean() < 1e-3 * y.square().mean()
 
 
+def without_mask(t: Any) -> Made:
+    model, given = t5_encoder(t)
+    return model, {"input_ids": given["input_ids"]}
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("make", [*FUSED, without_mask], ids=lambda make: make.__name__)
+def test_fused_ops_run_natively(transformers: Any, make: Callable[[Any], Made]) -> None:
+    model, given = make(transformers)
+    fast = quantized(model.eval(), given)
+    with torch.no_grad(), counted(fast) as calls:
+        fast(**given)
+    assert calls[0]
+    graphs = [g for m in fast.modules() if isinstance(g := vars(m).get("forward"), BlockGraphs)]
+    in_torch = [
+        node
+        for block in graphs
+        for graph in block.graphs
+        for node in graph.compiled.graph_module.graph.nodes
+        if is_op(node) and "why" in node.meta
+    ]
+    assert [f"{node.name}: {node.meta['why']}" for node in in_torch] == []
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("tokens", [2, 7, 30])
 @pytest.mark.parametrize("masked", [0, 1])

@@ -114,7 +114,7 @@ class KnownValues(nn.Module):
         """The values for these sizes."""
         found = self._kept.get(sizes)
         if found is None:
-            found = self.graph_module(*sizes)
+            found = tuple(map(_with_rows, self.graph_module(*sizes)))
             self._keep(sizes, found)
         return found
 
@@ -126,6 +126,11 @@ class KnownValues(nn.Module):
             self._bytes += _bytes(values)
             while self._kept and (self._bytes > MOST_BYTES or len(self._kept) > MOST_SIZES):
                 self._bytes -= _bytes(self._kept.popitem(last=False)[1])
+
+
+def _with_rows(value: torch.Tensor) -> torch.Tensor:
+    """``value`` as native steps read masks, laid out once rather than on each run."""
+    return value if value.dim() == 0 or value.stride(-1) == 1 else value.contiguous()
 
 
 def _bytes(values: tuple[torch.Tensor, ...]) -> int:

@@ -9,9 +9,18 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import emit, finish
-from x86quant.lowering.row_passes._values import argument, call, is_float32, sizes, value_of
+from x86quant.lowering.row_passes._values import (
+    argument,
+    call,
+    is_alone,
+    is_float32,
+    sizes,
+    value_of,
+)
 
 aten = torch.ops.aten
+
+_VIEWS = frozenset({aten.reshape.default, aten.transpose.int, aten.view.default})
 
 
 def run(gm: GraphModule) -> int:
@@ -66,6 +75,7 @@ def replace_attention(
                 mask = call(gm.graph, aten.unsqueeze.default, shown, mask, 0)
             if not _is_mask(mask, (*(sizes(q) or ())[:3], (sizes(k) or ())[2])):
                 return False
+        q, factor = _without_factor(q)
         tokens = [
             call(gm.graph, aten.transpose.int, _swapped(value_of(x)), x, 1, 2) for x in (q, k, v)
         ]
@@ -78,13 +88,32 @@ def replace_attention(
             v=tokens[2],
             mask=mask,
             causal=causal,
-            scale=float(scale),
+            scale=float(scale) * factor,
         )
         out.meta["val"] = _swapped(value)
         back = call(gm.graph, aten.transpose.int, value, out, 1, 2)
     node.replace_all_uses_with(back)
     gm.graph.erase_node(node)
     return True
+
+
+def _without_factor(q: Node) -> tuple[Node, float]:
+    """Queries that are not multiplied by a number before they become heads, and the number.
+
+    Whisper does so; attention multiplies its scores by a number anyway.
+    """
+    node: Any = q
+    while isinstance(node, Node) and node.target in _VIEWS and is_alone(node):
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target is not aten.mul.Tensor or not is_alone(node):
+        return q, 1.0
+    source, factor = node.args
+    if type(factor) not in (int, float) or not math.isfinite(factor):  # type: ignore[arg-type]
+        return q, 1.0
+    if not isinstance(source, Node) or not is_float32(source):
+        return q, 1.0
+    node.replace_all_uses_with(source)
+    return source if node is q else q, float(factor)  # type: ignore[arg-type]
 
 
 def _swapped(value: torch.Tensor | None) -> torch.Tensor | None:

@@ -2,7 +2,7 @@
 
 It builds masks from functions of numbers of tokens: ``q_idx >= 0`` holds of each, and
 ``padding[batch_idx, kv_idx]`` of all numbers in order is the padding mask itself, seen in four
-dimensions.
+dimensions. Attention that sees everything needs no mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import constant, finish, replace
-from x86quant.lowering.row_passes._values import call, sizes, value_of
+from x86quant.lowering.row_passes._values import argument, call, sizes, value_of
 
 aten = torch.ops.aten
 
@@ -47,7 +47,11 @@ def run(gm: GraphModule) -> int:
         elif _is_true(gm, node, numbers, true):
             true.add(node)
         else:
-            changed += _without_true(node, true) or _without_index(node, numbers)
+            changed += (
+                _without_true(node, true)
+                or _without_mask(node, true)
+                or _without_index(node, numbers)
+            )
     return finish(gm, changed)
 
 
@@ -99,6 +103,19 @@ def _without_true(node: Node, true: set[Any]) -> bool:
         with node.graph.inserting_before(node):
             mask = _expanded(mask, seen, other, node)
     replace(node, mask)
+    return True
+
+
+def _without_mask(node: Node, true: set[Any]) -> bool:
+    """Whether ``node`` was attention by a mask that hides nothing, and now has none."""
+    if node.target is not aten.scaled_dot_product_attention.default:
+        return False
+    if argument(node, 3, "attn_mask") not in true:
+        return False
+    if len(node.args) > 3:
+        node.update_arg(3, None)
+    else:
+        node.update_kwarg("attn_mask", None)
     return True
 
 

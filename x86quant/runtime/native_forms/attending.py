@@ -63,7 +63,7 @@ def _attend(
 ) -> Value:
     """The step of an attention; ``mask`` and ``starts`` are those of sentences without padding."""
     kwargs: Any = node.kwargs
-    heads = {name: _heads(draft.value(kwargs[name])) for name in "qkv"}
+    heads = {name: _adjacent(draft, node, name, may_copy=starts is None) for name in "qkv"}
     batch, queries, count, size = heads["q"].shape
     _, keys, kv_count, _ = heads["k"].shape
     fields: dict[str, Any] = {
@@ -78,10 +78,8 @@ def _attend(
         fields["starts"] = starts
         read.append(starts)
     elif kwargs["mask"] is not None:
-        mask = draft.value(kwargs["mask"])
+        mask = _adjacent(draft, node, "mask")
     if mask is not None:
-        if mask.meta.stride(3) != 1 and mask.shape[3] != 1:
-            raise NoKernelError("the cells of its mask for one query are not adjacent")
         strides = [
             0 if size == 1 else stride
             for size, stride in zip(mask.shape[:3], mask.meta.stride()[:3], strict=True)
@@ -96,9 +94,26 @@ def _attend(
     return draft.add(node, step, read, out, op_name(node), multiply_adds=products)
 
 
+def _adjacent(draft: Draft, node: Node, name: str, *, may_copy: bool = True) -> Value:
+    """An operand, copied unless its innermost elements are adjacent, as steps read them.
+
+    Biases that are looked up head by head are not, nor is one cell of a mask seen many times, nor
+    may heads be that torch has computed.
+    """
+    value = draft.value(node.kwargs[name])
+    if value.meta.stride(3) == 1 or value.shape[3] == 1:
+        return value
+    if not may_copy:
+        raise NoKernelError("the features of its heads are not adjacent")
+    meta = layout.like(value.shape, range(4), value.meta.dtype)
+    copied = draft.new(f"{node.name}_{name}", meta)
+    draft.copy(node, value, copied)
+    return copied
+
+
 def _cached_attention(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
-    new = {name: _heads(draft.value(kwargs[name])) for name in "qkv"}
+    new = {name: _adjacent(draft, node, name) for name in "qkv"}
     whole, length, hidden = (draft.value(kwargs[name]) for name in ("cache", "length", "hidden"))
     if not whole.meta.is_contiguous() or not hidden.meta.is_contiguous():
         raise NoKernelError("its cache is not contiguous")
@@ -137,12 +152,6 @@ def _row_strides(heads: Value) -> list[int]:
     if batch > 1 and of_batch != tokens * of_row:
         raise NoKernelError("the rows of its heads do not lie one behind another")
     return [tokens * of_row, of_row, of_head]
-
-
-def _heads(value: Value) -> Value:
-    if value.meta.stride(3) != 1 and value.shape[3] != 1:
-        raise NoKernelError("the features of its heads are not adjacent")
-    return value
 
 
 def _reads(node: Node) -> bool:
