@@ -416,3 +416,16 @@ def test_images_differ_from_each_other_and_not_from_themselves() -> None:
 def test_results_with_every_status_have_all_fields() -> None:
     assert ran(1).median == pytest.approx(0.001)
     assert BackendResult("failed", "why").seconds == ()
+
+
+@pytest.mark.parametrize(
+    ("level", "int8", "floats"), [(None, True, False), (None, False, True), ("avx2", True, True)]
+)
+def test_openvino_computes_in_float32_where_bfloat16_is_taken_away(
+    level: str | None, int8: bool, floats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from x86quant.bench.backends import openvino_backend
+
+    monkeypatch.setattr(openvino_backend, "forced_level", lambda: level)
+    hint = {"INFERENCE_PRECISION_HINT": "f32"} if floats else {}
+    assert openvino_backend._precision(int8=int8) == hint

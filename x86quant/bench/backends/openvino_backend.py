@@ -10,6 +10,7 @@ from typing import Any
 
 from x86quant.bench.backends import Bind, Prepared, Run, Task
 from x86quant.given_model import Arguments
+from x86quant.hardware.isa import forced_level
 
 _FILE = "model.xml"
 
@@ -81,8 +82,6 @@ def _arrays(call: Arguments) -> Any:
 def _compiled(model: Any, threads: int, *, int8: bool) -> Bind:
     import openvino
 
-    # What is left in float may be bfloat16 beside int8, as by default; fp32 is what it says.
-    precision = {} if int8 else {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = openvino.Core().compile_model(
         model,
         "CPU",
@@ -92,7 +91,7 @@ def _compiled(model: Any, threads: int, *, int8: bool) -> Bind:
             "NUM_STREAMS": 1,
             # Pinned threads would stay on a core that something else may be using.
             "ENABLE_CPU_PINNING": False,
-            **precision,
+            **_precision(int8=int8),
         },
     )
     request = compiled.create_infer_request()
@@ -117,6 +116,16 @@ def _compiled(model: Any, threads: int, *, int8: bool) -> Bind:
         return run
 
     return bind
+
+
+def _precision(*, int8: bool) -> dict[str, str]:
+    """What is left in float may be bfloat16 beside int8, as by default; fp32 is what it says.
+
+    Held to a level without bfloat16, OpenVINO would still see that the CPU has it, ask its oneDNN,
+    which is held, and fail.
+    """
+    by_default = int8 and forced_level() in (None, "amx_int8")
+    return {} if by_default else {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 def _save(model: Any, folder: Path) -> None:
