@@ -50,7 +50,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 64,
     "vocab_size": 100,
 }
-PIXELS = {"pixel_values": torch.randn(2, 3, 16, 16)}
+PIXELS = {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
 NO_CACHE = {"use_cache": False}
 
 

@@ -32,6 +32,9 @@ os.environ[TRACEBACK_VARIABLE] = "1"
 _GOOD = 25.0
 #: So much more than in simulated rounding, as a share, integers and truth values may differ.
 _MORE_FLIPPED = 0.1
+#: Where rounding alone may cost so much, in dB, the noise is a hundred times the signal: a division
+#: by next to nothing, where other roundings divide by zero.
+_ALL_NOISE = -20.0
 #: What may stand for zeros only, of which no share can be taken: float rounding, over the root of
 #: a norm's eps.
 _NEXT_TO_NOTHING = 1e-4
@@ -173,7 +176,7 @@ class Judge:
             sqnr(a, x) - allowed if x.shape == a.shape else -math.inf
             for x, allowed in rounded()[index]
         )
-        if found >= min(least, _GOOD):
+        if found >= min(least, _GOOD) or least < _ALL_NOISE:
             return None
         return f"{found:.1f} dB, where rounding explains {least:.1f}"
 
