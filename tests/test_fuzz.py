@@ -54,6 +54,11 @@ FOUND = {
         ("y = self.b(self.a(x0))",),
         "y",
     ),
+    "a batch norm of places, not of an unbatched signal's channels": (
+        ("self.a = nn.Conv1d(8, 3, 3)", "self.b = nn.BatchNorm1d(4)", "self.c = nn.Linear(4, 2)"),
+        ("y = self.b(self.a(x0.mean(0)))",),
+        "self.c(y)",
+    ),
     "a vector that a single column is spread over": (
         ("self.a = nn.Conv1d(8, 8, 3, padding=1)", "self.p = nn.Parameter(torch.randn(6))"),
         ("y = (self.a(x0) * self.p).squeeze()",),

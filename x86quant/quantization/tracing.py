@@ -370,6 +370,8 @@ def _folded(layer: nn.Module, norm: Any) -> nn.Module | None:
     """``layer`` with the batch norm ``norm`` folded into it, or None."""
     if type(norm) not in _BATCH_NORMS or norm.running_mean is None:
         return None
+    if getattr(layer, "out_channels", norm.num_features) != norm.num_features:
+        return None  # of an unbatched signal the norm sees places, not channels
     if type(layer) in _CONVS:
         return fuse_conv_bn_eval(layer, norm)  # type: ignore[type-var]
     if type(layer) in _TRANSPOSED and getattr(layer, "groups", 1) == 1:
