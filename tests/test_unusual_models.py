@@ -14,8 +14,10 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import x86quant
 from tests.models import quantized, rows, sqnr
+from x86quant.calling.call import Call
 from x86quant.calling.running import tensors_in
 from x86quant.errors import UnsupportedError, X86QuantWarning
+from x86quant.quantization.tracing import by_export
 
 
 class Net(nn.Module):
@@ -310,3 +312,23 @@ def test_what_compiles_itself_runs_while_it_is_watched_and_after(model: type[nn.
     for x in (torch.randn(4, 16, 32), torch.randn(1, 8, 32)):
         with torch.no_grad():
             assert sqnr(net(x), int8(x)) > 20
+
+
+class Resizes(nn.Module):
+    """Gives a tensor that has views another shape, which torch allows with a warning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(1, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A deviation in the place of all it was computed of."""
+        y = self.a(x)
+        view = y.tanh_().unbind(1)[1]
+        torch.std(view, dim=[-1], keepdim=True, out=y)
+        return self.b(y)
+
+
+def test_what_resizes_a_tensor_is_not_given_to_export() -> None:
+    with pytest.raises(UnsupportedError, match="another shape"):  # torch ends the process
+        by_export(Resizes().eval(), Call((torch.randn(4, 3, 8),)))

@@ -26,6 +26,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, X86QuantError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.from_export import exported_layer
+from x86quant.lowering.functional import functionalized
 from x86quant.lowering.graph_tools import attribute, label, own_call
 from x86quant.lowering.lower import computes_in_float
 from x86quant.lowering.passes import Report
@@ -99,8 +100,7 @@ class ExportTry:
                 program: ExportedProgram = torch.export.export(
                     self._flat, tuple(self._leaves), dynamic_shapes=(shapes,), strict=False
                 )
-                # Without decompositions this only makes ops that write in place ones that do not.
-                found: ExportedProgram = program.run_decompositions({})
+                found = functionalized(program)
         except X86QuantError as error:
             raise ArtifactError(str(error)) from error
         # Export wraps and raises nearly anything, among it errors of the model's own code.

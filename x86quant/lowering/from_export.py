@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import UnsupportedError
+from x86quant.lowering.functional import functionalized
 from x86quant.lowering.graph_tools import add_constant, attribute
 
 #: How export spells the model itself at the start of a path.
@@ -34,8 +35,7 @@ def reference_form(model: nn.Module | ExportedProgram, example_inputs: Sequence[
         model = _exported_again(model, example_inputs)
     if not isinstance(model, ExportedProgram):
         return model
-    # No decompositions: this only turns ops that write in place into ones that do not.
-    gm = flat(model.run_decompositions({}).module(check_guards=False))
+    gm = flat(functionalized(model).module(check_guards=False))
     for node in list(gm.graph.nodes):
         if not node._erased and is_decomposed(node):
             _convert(gm, node)

@@ -25,6 +25,7 @@ from x86quant.compiled.guarded import Guard, GuardedInput
 from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.lowering.from_export import exported_layer, flat
+from x86quant.lowering.functional import functionalized
 from x86quant.lowering.mutation import without_mutations
 from x86quant.terminal.silence import silent
 
@@ -192,7 +193,7 @@ def _exported_once(
         with silent(), quiet(), torch.no_grad(), _without_fake_cache():
             gm = None if spell is None else _rewritten(program, example)
             if gm is None:
-                program = program.run_decompositions({})
+                program = functionalized(program)
                 gm = flat(program.module(check_guards=False))
         guard = _guard(program, form, leaves)
     # Export wraps and raises nearly anything, among it errors of the model's own code.
