@@ -19,7 +19,8 @@ def functionalized(program: ExportedProgram) -> ExportedProgram:
         out = node.kwargs.get("out")
         if isinstance(out, Node) and _shape(out) != _shape(node):
             raise UnsupportedError(f"{node.target} gives its out= another shape")
-    return program.run_decompositions({})  # of no op
+    found: ExportedProgram = program.run_decompositions({})  # of no op
+    return found
 
 
 def _shape(node: Node) -> list[str]:
