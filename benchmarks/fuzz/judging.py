@@ -32,8 +32,8 @@ os.environ[TRACEBACK_VARIABLE] = "1"
 _GOOD = 25.0
 #: So much more than in simulated rounding, as a share, integers and truth values may differ.
 _MORE_FLIPPED = 0.1
-#: Where rounding alone may cost so much, in dB, the noise is a hundred times the signal: a division
-#: by next to nothing, where other roundings divide by zero.
+#: Where rounding alone may cost so much, in dB and with what is allowed beyond it, noise is larger
+#: than the signal: a division by next to nothing, where other roundings divide by zero.
 _ALL_NOISE = -20.0
 #: What may stand for zeros only, of which no share can be taken: float rounding, over the root of
 #: a norm's eps.
