@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -249,6 +250,16 @@ class CompiledModule(Baked):
         self._plan_cache_bytes = limit
         for segment in self.segments:
             segment.plan_cache_bytes = default_bytes() if limit is None else limit
+
+    @contextlib.contextmanager
+    def in_plain_torch(self) -> Iterator[None]:
+        """A block in which its ops run in torch, one by one, as a tracer sees them."""
+        before = self._runtime
+        self._runtime = _Runtime(self.graph_module, lambda: True)
+        try:
+            yield
+        finally:
+            self._runtime = before
 
     def with_runtime(self, runtime: GraphModule) -> CompiledModule:
         """A module with the same tensors and checks that runs ``runtime``."""

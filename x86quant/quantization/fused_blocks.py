@@ -76,7 +76,7 @@ def with_block_graphs(
         timed: whether graphs that are slower than the layers are left out.
     """
     search = _BlockSearch(model, calls, timed)
-    with state_kept(model), rows_left_float():
+    with state_kept(model), comparable(model):
         seen = observe(model, [""], calls)[""]
     search.try_module("", seen)
     if not search.found:
@@ -124,7 +124,7 @@ class _BlockSearch:
         if not inner:
             return
         # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
-        with state_kept(self._model), rows_left_float():
+        with state_kept(self._model), comparable(self._model):
             # sentence-transformers calls the forward of a module, and not the module.
             calls = self._calls[:_CALLS_OF_PARTS]
             inside = observe(self._model, inner, calls, of_forward=True)
@@ -207,7 +207,7 @@ def _proved(
     padding_unread: bool,
 ) -> BlockGraph:
     traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
-    with rows_left_float():
+    with comparable(module):
         traced = prove(module, traced, mine)
     if padding_unread:
         # Data with padding show what is left out: then it is computed.
@@ -285,6 +285,20 @@ class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
         out = F.linear(given["x"], weight, given.get("bias"))
         activation = given.get("activation")
         return out if activation is None else ACTIVATIONS[activation](out)
+
+
+@contextlib.contextmanager
+def comparable(model: nn.Module) -> Iterator[None]:
+    """A block in which ``model`` computes as a graph of it does that torch runs.
+
+    Rows are left in float. Static parts run in torch: native kernels may come out one code apart.
+    """
+    with contextlib.ExitStack() as parts:
+        for module in model.modules():
+            if isinstance(module, CompiledModule):
+                parts.enter_context(module.in_plain_torch())
+        with rows_left_float():
+            yield
 
 
 @contextlib.contextmanager
