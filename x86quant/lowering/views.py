@@ -88,7 +88,8 @@ def _is_basic(index: Any) -> bool:
 
 #: Methods that ask about a tensor's shape.
 _QUESTIONS = frozenset({"size", "dim", "ndimension", "numel"})
-_ON_SIZES = frozenset(
+#: Functions that make numbers of sizes.
+ON_SIZES = frozenset(
     {operator.add, operator.floordiv, operator.mod, operator.mul, operator.sub, operator.neg}
 )
 
@@ -108,7 +109,7 @@ def computes_a_size(node: Node) -> bool:
         return False
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and computes_a_size(node.args[0])
-    return node.target in _ON_SIZES and all(
+    return node.target in ON_SIZES and all(
         computes_a_size(argument) if isinstance(argument, Node) else True for argument in node.args
     )
 

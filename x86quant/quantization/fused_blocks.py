@@ -37,6 +37,7 @@ from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.proof import Observed, observe, prove
 from x86quant.quantization.sentences import hides_padding
 from x86quant.quantization.tracing import Traced
+from x86quant.runtime.supported import runner
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -230,7 +231,8 @@ def _fused(
         node.meta.update(shape=tuple(x.shape), input_dtype=x.dtype)  # to be explained with
     if not any(is_op(node, *_FUSED) for node in lowered.graph.nodes):
         raise UnsupportedError("there is nothing to fuse in it")
-    float_nodes = [FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)]
+    left = [n for n in lowered.graph.nodes if computes_in_float(n) and runner(n) == "torch"]
+    float_nodes = [FloatNode.of(lowered, n) for n in left]
     compiled = CompiledModule(lowered, reports, tuple(float_nodes))
     graph = BlockGraph(compiled, traced.form, traced.results, traced.guard)
     _check_noise(module, graph, seen)

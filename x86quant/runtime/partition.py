@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import attribute
+from x86quant.lowering.views import ON_SIZES
 from x86quant.runtime.known_values import KnownValues, known_nodes, sizes_of
 from x86quant.runtime.segment import Segment
 from x86quant.runtime.supported import runner
@@ -25,7 +26,7 @@ def partition(
     ``make`` builds a segment from a graph module and its name; torch runs ``torch_nodes``. Each
     node gets a stage: even ones are native, odd ones are not, and stages never decrease along an
     edge. So everything native of one stage can run together without waiting for anything that
-    comes later. What depends on sizes alone comes first and is kept from call to call.
+    comes later. Sizes of inputs come first; what depends on them alone is kept from call to call.
     """
     known = known_nodes(lowered.graph, torch_nodes)
     stages = _stages(lowered.graph, torch_nodes, known)
@@ -73,11 +74,25 @@ def partition(
     return GraphModule(root, graph, class_name="Partitioned").eval()
 
 
+#: The stage, which torch runs, of numbers that need nothing but the sizes of inputs.
+_OF_SIZES = -1
+
+
+def _is_size_of_inputs(node: Node, stages: Mapping[Node, int]) -> bool:
+    if node.target is torch.ops.aten.sym_size.int:
+        return all(before.op == "placeholder" for before in node.all_input_nodes)
+    sources = node.all_input_nodes
+    return node.target in ON_SIZES and all(stages.get(n) == _OF_SIZES for n in sources)
+
+
 def _stages(graph: Graph, torch_nodes: Collection[str], known: Collection[Node]) -> dict[Node, int]:
     """The stage of every node that computes something."""
     stages: dict[Node, int] = dict.fromkeys(known, 0)
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output") or node in stages:
+            continue
+        if _is_size_of_inputs(node, stages):
+            stages[node] = _OF_SIZES
             continue
         stage = max((stages.get(before, 0) for before in node.all_input_nodes), default=0)
         by = runner(node, torch_nodes)

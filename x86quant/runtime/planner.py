@@ -155,14 +155,15 @@ def _view(draft: Draft, node: Node) -> Any:
 
 
 def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Value:
-    """The result of a view; where torch would copy, so does the plan, channels last."""
+    """The result of a view; where torch would copy, so does the plan: whole rows, or channels last."""
     if result.untyped_storage()._cdata == source.meta.untyped_storage()._cdata:
         return Value(source.buffer, result)
     if not is_reshape(node):
         raise NoKernelError("it is no view of its input")
-    order = layout.channels_last_order(result.dim())
-    dtype = result.dtype
-    target = layout.like(result.shape, order if result.dim() >= 4 else range(result.dim()), dtype)
+    dtype, order = result.dtype, list(range(result.dim()))
+    if len(order) >= 4 and not _keeps_rows(source.meta, result):
+        order = layout.channels_last_order(len(order))
+    target = layout.like(result.shape, order, dtype)
     try:
         as_source = target.view(source.shape)
     except RuntimeError:  # only memory in logical order can be seen in both shapes
@@ -171,6 +172,11 @@ def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Val
     value = draft.new(node.name, target)
     draft.copy(node, source, Value(value.buffer, as_source))
     return value
+
+
+def _keeps_rows(source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether the last dimension of both is one, and adjacent: features of rows."""
+    return 1 < source.shape[-1] == result.shape[-1] and source.stride(-1) == 1
 
 
 def _roll(draft: Draft, node: Node) -> Value:

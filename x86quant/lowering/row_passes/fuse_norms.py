@@ -27,9 +27,9 @@ def run(gm: GraphModule) -> int:
     changed = 0
     for norm in nodes_of(gm, "norm_rows"):
         normed = items(norm)[1]
-        summed = _sum(norm.kwargs["x"])
+        summed = sum_of_two(norm.kwargs["x"])
         quantizer = quantizer_of(normed)
-        product = norm.kwargs["x"] if summed is None else _product_in(summed)
+        product = norm.kwargs["x"] if summed is None else product_in(summed)
         if not _is_free_product(product):
             product = None
         if summed is None and product is None and quantizer is None:
@@ -39,7 +39,7 @@ def run(gm: GraphModule) -> int:
     return finish(gm, changed)
 
 
-def _sum(value: object) -> Node | None:
+def sum_of_two(value: object) -> Node | None:
     """``value``, if it is the sum of two tensors of its own sizes."""
     if not isinstance(value, Node) or value.target is not aten.add.Tensor or value.kwargs:
         return None
@@ -48,7 +48,8 @@ def _sum(value: object) -> Node | None:
     return value if fits and a is not b else None
 
 
-def _product_in(summed: Node) -> object:
+def product_in(summed: Node) -> object:
+    """The product that ``summed`` alone reads, with nothing behind it; None if there is none."""
     return next((x for x in summed.args if _is_free_product(x)), None)
 
 

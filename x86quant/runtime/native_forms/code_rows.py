@@ -223,12 +223,13 @@ def _normed(
         residual = contiguous(draft, node, "residual")
         fields["residual"] = residual
         read.append(residual)
-    fields["norm"] = 1 + NORM_KINDS.index(kwargs["kind"])
-    fields["eps"] = float(kwargs["eps"])
-    for name in ("norm_weight", "norm_bias"):
-        if kwargs[name] is not None:
-            fields[name] = draft.table(node, name)
     wanted = kwargs["outputs"]
+    if wanted != TOTAL:
+        fields["norm"] = 1 + NORM_KINDS.index(kwargs["kind"])
+        fields["eps"] = float(kwargs["eps"])
+    for name in ("norm_weight", "norm_bias"):
+        if wanted != TOTAL and kwargs[name] is not None:
+            fields[name] = draft.table(node, name)
     total = result_of(draft, node, 0, torch.float32) if wanted & TOTAL else None
     normed = result_of(draft, node, 1, torch.float32) if wanted & NORMED else None
     codes: tuple[Value | None, ...] = (None, None, None)

@@ -41,8 +41,8 @@ def _dequantize(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     x = draft.value(kwargs["x"])
     rank = x.meta.dim()
-    last = rank >= 4 and not kwargs.get("contiguous")
-    order = layout.channels_last_order(rank) if last else list(range(rank))
+    free = rank >= 4 and not kwargs.get("contiguous")
+    order = layout.order_of(x.meta) if free else list(range(rank))
     channel = layout.order_of(x.meta)[-1] if rank else 0
     x = draft.with_channels_adjacent(node, x, channel)
     out = draft.output_of(node, order, torch.float32)
