@@ -62,11 +62,10 @@ struct Seen {
   float most = -__builtin_inff(), sum = 0;
 };
 
-// Scores of a query to `keys` keys (of which it may see the first `visible`) become shares, which `put` takes. Returns
-// what earlier shares must be multiplied by.
-template <class V, class Put>
-XQ_INLINE inline float softmax_row(float* scores, int64_t keys, int64_t visible, float scale, MaskRow mask, Seen& seen,
-                                   const Put& put) {
+// Scores of a query to `keys` keys, of which it may see the first `visible`, are scaled and masked where they lie.
+// Returns the greatest: NaN only if that is what all are, or the last of them.
+template <class V>
+XQ_INLINE inline float masked_scores(float* scores, int64_t keys, int64_t visible, float scale, MaskRow mask) {
   using F = typename V::F;
   const F none = V::setf(-__builtin_inff()), factor = V::setf(scale), zero = V::setf(0);
   F most = none;
@@ -88,20 +87,7 @@ XQ_INLINE inline float softmax_row(float* scores, int64_t keys, int64_t visible,
     most = V::max(most, s);
     V::store_floats(scores + k, s, V::kLanes);
   }
-  const float block_most = V::greatest(most), before = seen.most;
-  if (block_most > seen.most) seen.most = block_most;
-  // Where nothing has been seen, minus infinity less itself would be no number.
-  const F base = V::setf(seen.most == -__builtin_inff() ? 0.0f : seen.most);
-  F sums[2] = {zero, zero};
-  for (int64_t k = 0; k < keys; k += 2 * V::kLanes) {
-    const F a = exponential<V>(V::sub(V::load_floats(scores + k, V::kLanes), base));
-    const F b = exponential<V>(V::sub(V::load_floats(scores + k + V::kLanes, V::kLanes), base));
-    sums[0] = V::add(sums[0], a), sums[1] = V::add(sums[1], b);
-    put(k, a, b);
-  }
-  const float factor_before = before == seen.most || before == -__builtin_inff() ? 1.0f : exponential_of<V>(before - seen.most);
-  seen.sum = seen.sum * factor_before + V::total(V::add(sums[0], sums[1]));
-  return factor_before;
+  return V::greatest(most);
 }
 
 // The greatest score of a query to the keys that it may see, of which there is at least one.
@@ -117,14 +103,18 @@ XQ_INLINE inline float greatest_score(const float* scores, int64_t visible) {
   return V::greatest(V::max(most[0], most[1]));
 }
 
-// Scores of a query without a mask become shares: those of keys beyond the visible ones 0. Returns their sum.
-template <class V, bool SHORT, class Put>
+// Scores of a query become shares: those of keys beyond the visible ones 0. Returns their sum.
+template <class V, bool MASKED, bool SHORT, class Put>
 XQ_INLINE inline float shares_of(const float* scores, int64_t keys, int64_t visible, float factor, float most, const Put& put) {
   using F = typename V::F;
-  const F times = V::setf(factor), less = V::setf(-most * factor);
+  const F times = V::setf(factor), less = V::setf(MASKED ? most : -most * factor);
   F sums[2] = {V::setf(0), V::setf(0)};
+  // Masks add amounts as large as floats come, which multiplied would be infinite; equal ones are equal once subtracted.
+  const auto power = [&](F x) XQ_INLINE {
+    return power_of_two<V, SHORT>(MASKED ? V::mul(V::sub(x, less), times) : V::fma(x, times, less));
+  };
   const auto pair = [&](int64_t k, F a, F b) XQ_INLINE {
-    a = power_of_two<V, SHORT>(V::fma(a, times, less)), b = power_of_two<V, SHORT>(V::fma(b, times, less));
+    a = power(a), b = power(b);
     sums[0] = V::add(sums[0], a), sums[1] = V::add(sums[1], b);
     put(k, a, b);
   };
@@ -138,15 +128,16 @@ XQ_INLINE inline float shares_of(const float* scores, int64_t keys, int64_t visi
   return V::total(V::add(sums[0], sums[1]));
 }
 
-// What softmax_row does, where there is no mask and the greatest score is known.
-template <class V, bool SHORT, class Put>
-XQ_INLINE inline float plain_softmax(const float* scores, int64_t keys, int64_t visible, float scale, float block_most,
+// Scores of a query, the greatest of which is known, become shares, which `put` takes. Returns what earlier shares must be
+// multiplied by.
+template <class V, bool MASKED, bool SHORT, class Put>
+XQ_INLINE inline float softmax_row(const float* scores, int64_t keys, int64_t visible, float scale, float block_most,
                                      Seen& seen, const Put& put) {
   const float before = seen.most;
   if (block_most > before) seen.most = block_most;
   // Where nothing has been seen, minus infinity less itself would be no number.
   const float base = seen.most == -__builtin_inff() ? 0.0f : seen.most;
-  const float sum = shares_of<V, SHORT>(scores, keys, visible, scale * kLog2e, base, put);
+  const float sum = shares_of<V, MASKED, SHORT>(scores, keys, visible, scale * kLog2e, base, put);
   const float factor = before == seen.most || before == -__builtin_inff() ? 1.0f : exponential_of<V>((before - seen.most) * scale);
   seen.sum = seen.sum * factor + sum;
   return factor;
@@ -334,24 +325,25 @@ void attend(const xq::HeadTask& t, int64_t head, int64_t first, int64_t rows, in
     P::scores(t, queries, rows, at.keys, k, keys, at.scores, at.stride);
     // A score of minus infinity is no number once it is multiplied by a scale of 0, and none is hidden by a negative one.
     const bool plain = first_keys >= 0 && t.scale > 0;
+    const auto seen_by = [&](int64_t query) { return t.causal ? xq::min64(keys, query + 1 + t.past - k) : keys; };
     float most[xq::kAttentionRows];
     // First of all queries: each number is the end of a chain, and chains of several run side by side.
-    for (int64_t m = 0; plain && m < rows; ++m) {
-      const int64_t visible = t.causal ? xq::min64(keys, first + m + 1 + t.past - k) : keys;
-      most[m] = visible > 0 ? greatest_score<V>(at.scores + m * at.stride, visible) : -__builtin_inff();
-    }
     for (int64_t m = 0; m < rows; ++m) {
-      const int64_t query = first + m;
+      const int64_t query = first + m, visible = seen_by(query), cell = head * t.mask_head + query * t.mask_query + k;
+      float* scores = at.scores + m * at.stride;
       MaskRow mask;
-      const int64_t cell = head * t.mask_head + query * t.mask_query + k;
       if (first_keys < 0 && t.mask_is_bool) mask.seen = static_cast<const uint8_t*>(t.mask) + cell;
       if (first_keys < 0 && !t.mask_is_bool) mask.added = static_cast<const float*>(t.mask) + cell;
-      const int64_t visible = t.causal ? xq::min64(keys, query + 1 + t.past - k) : keys;
+      if (!plain) most[m] = masked_scores<V>(scores, whole, visible, t.scale, mask);
+      else most[m] = visible > 0 ? greatest_score<V>(scores, visible) : -__builtin_inff();
+    }
+    for (int64_t m = 0; m < rows; ++m) {
       typename P::Share* shares = at.shares + m * at.stride;
       const auto put = [&](int64_t i, auto a, auto b) XQ_INLINE { P::put(shares + i, a, b); };
       const float* scores = at.scores + m * at.stride;
-      const float before = plain ? plain_softmax<V, P::kShort>(scores, whole, visible, t.scale, most[m], seen[m], put)
-                                 : softmax_row<V>(at.scores + m * at.stride, whole, visible, t.scale, mask, seen[m], put);
+      const float before =
+          plain ? softmax_row<V, false, P::kShort>(scores, whole, seen_by(first + m), t.scale, most[m], seen[m], put)
+                : softmax_row<V, true, P::kShort>(scores, whole, whole, 1.0f, most[m], seen[m], put);
       if (any && before != 1.0f)
         for (int64_t d = 0; d < width; d += V::kLanes) {
           float* o = at.out + m * width + d;

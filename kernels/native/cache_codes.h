@@ -126,7 +126,7 @@ void query_heads(const xq::CodeQueryTask& t, int64_t head, float* scores) {
       const int64_t second = k + V::kLanes, left = t.keys - second;
       V::store_floats(shares + second, left > 0 ? V::mul(b, V::load_floats(t.v_scale + second, left)) : V::setf(0), V::kLanes);
     };
-    factors[h] = 1 / shares_of<V, false>(shares, t.keys, t.keys, kLog2e, most, put);
+    factors[h] = 1 / shares_of<V, false, false>(shares, t.keys, t.keys, kLog2e, most, put);
   }
   constexpr int64_t kStep = kVecs * V::kLanes;
   int64_t d = 0;

@@ -26,6 +26,7 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   constexpr int kSums = !V::kVnni ? 1 : ROWS * VECS <= 2 ? 4 : ROWS * VECS <= 4 ? 2 : 1;
   // What few rows read from beyond L2, in order, the CPU fetches ahead by itself, and sooner where it is not asked to.
   [[maybe_unused]] const bool streams = p.size - p.weights > p.caches.l2 / 2;
+  ask_for_rows<V, VECS>(tile.epilogue, tile.task, tile.block, tile.first, tile.rows);
   I acc[kSums * ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE { acc[ROWS * VECS + i] = V::set32(0); });

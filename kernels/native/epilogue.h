@@ -213,6 +213,10 @@ struct Tile {
   int64_t passed = 0;  // rows of sums before the first one that is wanted
 };
 
+// Bytes of adjacent pixels come one behind another, which the CPU sees.
+template <class V, int VECS>
+XQ_INLINE inline void ask_for_rows(const Epilogue<V>&, const xq::DenseTask&, const xq::Block&, int64_t, int64_t) {}
+
 // Sums of a tile in registers, of which there may be more than it has rows.
 template <class V, int ROWS, int VECS, class Out>
 XQ_INLINE inline void put_tile(const Tile<Out>& tile, const typename V::I acc[ROWS * VECS]) {

@@ -106,6 +106,14 @@ XQ_INLINE inline void float_span(const xq::DenseTask& t, const xq::Block& b, int
   }
 }
 
+// Rows of floats lie far apart, where the CPU does not see a stream coming: their lines are asked for while sums are made.
+template <class V, int VECS>
+XQ_INLINE inline void ask_for_rows(const FloatEpilogue<V>&, const xq::DenseTask& t, const xq::Block& b, int64_t first, int64_t rows) {
+  const uint8_t* out = t.out + first * t.out_pixel + int64_t{b.out_c} * 4;
+  for (int64_t m = 0; m < rows; ++m, out += t.out_pixel)
+    for (int line = 0; line < VECS * V::kLanes * 4; line += 64) xq::prefetch(out + line);
+}
+
 // Sums become floats from memory: see put_vectors of Epilogue.
 template <int ROWS, int VECS, class V>
 bool put_vectors(const FloatEpilogue<V>&, const xq::DenseTask&, const xq::Block&, int64_t, int64_t,

@@ -55,7 +55,7 @@ void one_query(const xq::OneQueryTask& t, float* scores) {
     for (; key + 4 <= t.keys; key += 4) dot_keys<V, 4>(q, t.k + key * t.k_stride, t.k_stride, t.size, t.scale, scores + key);
     for (; key < t.keys; ++key) dot_keys<V, 1>(q, t.k + key * t.k_stride, t.k_stride, t.size, t.scale, scores + key);
     const float most = greatest_score<V>(scores, t.keys);
-    const float sum = shares_of<V, false>(scores, t.keys, t.keys, kLog2e, most, [&](int64_t k, auto a, auto b) XQ_INLINE {
+    const float sum = shares_of<V, false, false>(scores, t.keys, t.keys, kLog2e, most, [&](int64_t k, auto a, auto b) XQ_INLINE {
       V::store_floats(scores + k, a, V::kLanes), V::store_floats(scores + k + V::kLanes, b, V::kLanes);
     });
     constexpr int64_t kStep = 4 * V::kLanes;
