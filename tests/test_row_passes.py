@@ -103,7 +103,7 @@ def test_activations_fuse(activation: Any) -> None:
 def test_a_product_that_is_read_twice_is_kept() -> None:
     def forward(m: Any, x: Any) -> Any:
         y = m.up(x)
-        return m.down(y) + y[..., :32]
+        return m.down(y), y[..., :32]
 
     assert lowered(forward) == {"quantize_rows": 2, "linear_rows": 2}
 
@@ -158,7 +158,7 @@ def test_pre_norm_reads_the_sum_again() -> None:
         total = x + m.q(m.norm(x))
         return total + m.k(m.norm(total))
 
-    assert lowered(forward) == {"norm_rows": 1, "linear_rows_norm": 1, "linear_rows": 1}
+    assert lowered(forward) == {"norm_rows": 1, "linear_rows_norm": 2}
 
 
 def test_a_sum_that_is_read_before_its_norm() -> None:
@@ -231,6 +231,129 @@ def test_dropout_stays_where_it_drops() -> None:
 
     assert "linear_rows_norm" in lowered(forward)
     assert "linear_rows_norm" not in lowered(forward, train=True)
+
+
+# --- sums without a norm, and rows that are joined ---
+
+
+def test_a_product_and_a_residual_are_one_op_without_a_norm() -> None:
+    assert lowered(lambda m, x: torch.tanh(m.q(x) + x)) == {
+        "quantize_rows": 1, "linear_rows_norm": 1
+    }  # fmt: skip
+    apart = {"quantize_rows": 1, "linear_rows": 1}
+    assert lowered(lambda m, x: torch.tanh(F.relu(m.q(x)) + x)) == apart
+    assert lowered(lambda m, x: torch.tanh(m.q(x) + x[:1])) == apart
+    assert lowered(lambda m, x: torch.sub(x, m.q(x))) == apart
+
+
+def test_rows_of_native_code_are_joined_for_native_code() -> None:
+    def merged(m: Any, x: Any) -> Any:
+        total = x + m.q(x)
+        return m.down(torch.cat([total[:, 0::2], total[:, 1::2]], -1))
+
+    x = torch.randn(2, 6, 32)
+    assert lowered(merged, x) == {
+        "quantize_rows": 2, "linear_rows_norm": 1, "join": 1, "linear_rows": 1
+    }  # fmt: skip
+    assert "join" not in lowered(lambda m, x: torch.cat([m.q(x), m.k(x)], -1))  # nobody goes on
+    assert "join" not in lowered(lambda m, x: m.down(torch.cat([x, x.sin()], -1)))
+
+
+# --- rows in another order ---
+
+
+def windows(x: torch.Tensor) -> torch.Tensor:
+    return x.view(2, 2, 3, 2, 2, 32).permute(0, 1, 3, 2, 4, 5).reshape(8, 6, 32)
+
+
+def undone(x: torch.Tensor) -> torch.Tensor:
+    return x.view(2, 2, 2, 3, 2, 32).permute(0, 1, 3, 2, 4, 5).reshape(2, 6, 4, 32)
+
+
+PIXELS = torch.randn(2, 6, 4, 32)
+MOVED = {"norm_rows": 1, "linear_rows": 1, "quantize_rows": 1, "linear_rows_norm": 1}
+
+
+def test_windows_are_made_and_undone_as_codes() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return m.norm(x + undone(m.k(m.q(windows(m.norm(x))).sin())))
+
+    assert lowered(forward, PIXELS) == MOVED
+
+
+def test_rows_are_rolled_as_codes() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        inner = m.q(windows(torch.roll(m.norm(x), (-1, -2), (1, 2)))).sin()
+        return m.norm(x + torch.roll(undone(m.k(inner)), (1, 2), (1, 2)))
+
+    assert lowered(forward, PIXELS) == MOVED
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: x.permute(0, 3, 1, 2).reshape(2, 6, 4, 32),
+        lambda x: torch.roll(x, 1, 3),
+        lambda x: x.transpose(2, 3).reshape(2, 6, 4, 32),
+        lambda x: x.reshape(2, 6, 8, 16).transpose(1, 2).reshape(2, 6, 4, 32),
+    ],
+)
+def test_what_takes_rows_apart_moves_floats(move: Any) -> None:
+    codes = {"quantize_rows": 1, "linear_rows": 1}
+    assert lowered(lambda m, x: m.q(move(m.norm(x))), PIXELS) == {"norm_rows": 1, **codes}
+    assert lowered(lambda m, x: m.norm(x + move(m.q(x))), PIXELS) == {"norm_rows": 1, **codes}
+
+
+def test_rows_that_are_read_before_they_are_moved_are_quantized_once() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.norm(x)
+        return m.q(y), m.k(y.transpose(1, 2)), y
+
+    assert lowered(forward, PIXELS) == {"norm_rows": 1, "linear_rows": 2}
+
+
+def test_products_of_the_same_codes_are_joined_rather_than_moved() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        return m.q(x), m.k(x).transpose(1, 2).sin()
+
+    assert lowered(forward, PIXELS) == {"quantize_rows": 1, "linear_rows": 1}
+
+
+# --- gates of one product ---
+
+
+@pytest.mark.parametrize("factor", [1.702, 1.0, 2])
+def test_gates_by_a_sigmoid_are_silu(factor: float) -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.up(x)
+        return m.down(y * torch.sigmoid(factor * y))
+
+    fused = {"quantize_rows": 1, "linear_rows_rows": 1, "linear_rows": 1}
+    assert lowered(forward) == fused
+    apart = {"quantize_rows": 2, "linear_rows": 2}
+
+    def read_twice(m: Any, x: Any) -> Any:
+        y = m.gate(x)
+        return m.down(torch.sigmoid(y * factor) * y) - y.sum()
+
+    assert lowered(read_twice) == apart
+
+
+def test_a_gate_that_others_read_is_divided_for_them() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.gate(x)
+        z = y * torch.sigmoid(1.702 * y)
+        return m.down(z), z
+
+    assert lowered(forward) == {"quantize_rows": 2, "linear_rows": 2}
+
+
+def test_gates_that_fall_are_no_silu() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.gate(x)
+        return m.down(y * torch.sigmoid(-1.702 * y))
+
+    assert lowered(forward) == {"quantize_rows": 2, "linear_rows": 2}
 
 
 # --- attention ---

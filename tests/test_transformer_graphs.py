@@ -148,10 +148,10 @@ FUSED: dict[Callable[[Any], Made], dict[str, int]] = {
     qwen3: {**GATED, "norm_rows": 3, "rotate": 2},
     gpt2: PRE_NORM,
     t5_encoder: PRE_NORM,
-    clip_text: {"norm_rows": 1, "attention_rows": 1, "linear_rows_norm": 2},
+    clip_text: PRE_NORM,
     whisper_encoder: PRE_NORM,
     vit: PRE_NORM,
-    swin: {"norm_rows": 4, "attention_rows": 2, "linear_rows_norm": 2, "linear_rows_rows": 2},
+    swin: {"norm_rows": 2, "attention_rows": 2, "linear_rows_norm": 4, "linear_rows_rows": 2},
     torch_encoder: {"attention_rows": 1, "linear_rows_norm": 2, "linear_rows_rows": 1},
     torchvision_vit: PRE_NORM,
 }

@@ -57,7 +57,9 @@ def _behind_quantizer(gm: GraphModule, quantizer: Node) -> int:
         else:
             found = items(made)
             codes = [found[number] for number in range(3)]
-        codes = _moved(gm, codes, moves[::-1])
+        features = value_of(base)
+        assert features is not None
+        codes = _moved(gm, codes, moves[::-1], int(features.shape[-1]))
     for number, item in items(quantizer).items():
         item.replace_all_uses_with(codes[number])
         gm.graph.erase_node(item)
@@ -71,6 +73,10 @@ def _before_product(gm: GraphModule, product: Node) -> int:
     """Move the codes that ``product`` reads, in place of the floats that it makes."""
     moves: list[Node] = []
     last = product
+    read: Any = product.kwargs["codes"]
+    weight = value_of(product.kwargs["weight"])
+    if len(read.users) > 1 or weight is None:
+        return 0  # products of the same codes become one
     while (user := sole_user(last)) is not None and _on_numbers(user) is not None:
         if not is_alone(last):
             break
@@ -80,7 +86,8 @@ def _before_product(gm: GraphModule, product: Node) -> int:
         return 0
     arguments = dict(product.kwargs)
     with gm.graph.inserting_before(product):
-        codes = _moved(gm, [arguments[name] for name in _CODES], moves)
+        given = [arguments[name] for name in _CODES]
+        codes = _moved(gm, given, moves, int(weight.shape[1]))
         arguments.update(zip(_CODES, codes, strict=True))
         moved = emit(gm.graph, "linear_rows", product, **arguments)
     moved.meta["val"] = value_of(last)
@@ -96,14 +103,21 @@ def _is_of_rows(base: Node) -> bool:
     return is_op(base) or (isinstance(source, Node) and is_op(source, "norm_rows"))
 
 
-def _moved(gm: GraphModule, codes: Sequence[Any], moves: Sequence[Node]) -> list[Node]:
-    """Codes, scales and zero points, moved as ``moves`` do."""
+def _moved(
+    gm: GraphModule, codes: Sequence[Any], moves: Sequence[Node], features: int
+) -> list[Node]:
+    """Codes of so many features, scales and zero points, moved as ``moves`` do."""
     found = list(codes)
     for move in moves:
         numbers = _on_numbers(move)
         assert numbers is not None
         assert callable(move.target)
-        of_each = (tuple(move.args[1:]), numbers, numbers)
+        of_codes = (
+            ([*numbers[0], features],)
+            if move.target is aten.reshape.default
+            else tuple(move.args[1:])
+        )
+        of_each = (of_codes, numbers, numbers)
         found = [
             call(gm.graph, move.target, None, x, *arguments)
             for x, arguments in zip(found, of_each, strict=True)
