@@ -304,6 +304,13 @@ def test_what_takes_rows_apart_moves_floats(move: Any) -> None:
     assert lowered(lambda m, x: m.norm(x + move(m.q(x))), PIXELS) == {"norm_rows": 1, **codes}
 
 
+@pytest.mark.parametrize("move", [lambda x: x.permute(0, 2, 1), lambda x: x.transpose(-1, -2)])
+def test_as_many_rows_as_features_are_not_mistaken_for_them(move: Any) -> None:
+    x = torch.randn(2, 32, 32)
+    assert "quantize_rows" in lowered(lambda m, x: m.q(move(m.norm(x))), x)
+    assert "linear_rows_norm" not in lowered(lambda m, x: m.norm(x + move(m.q(x))), x)
+
+
 def test_rows_that_are_read_before_they_are_moved_are_quantized_once() -> None:
     def forward(m: Any, x: Any) -> Any:
         y = m.norm(x)
