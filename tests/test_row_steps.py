@@ -21,6 +21,7 @@ from tests.test_serving import Served
 from x86quant.compiled.module import CompiledModule
 from x86quant.ops.cache_codes import cache_codes
 from x86quant.ops.rows import CODES, NORMED, TOTAL
+from x86quant.profiling.recorder import record
 
 ops = torch.ops.x86quant
 
@@ -451,3 +452,29 @@ def test_heads_are_rotated_where_they_lie(spread: bool) -> None:
     assert "rotate" in [step for steps in _steps(module) for step in steps]
     with pytest.raises(ValueError, match="even size"):
         module.run((floats(2, 5, 3, 11), *angles))
+
+
+def test_rows_that_are_moved_stay_whole() -> None:
+    net, aten = _Net(), torch.ops.aten
+    x = net.input("x")
+    norm = {"residual": None, "norm_weight": torch.ones(16), "norm_bias": None, "eps": 1e-5}
+
+    def normed(value: Any) -> Any:
+        (found,) = net.items(
+            net.call("norm_rows", x=value, **norm, kind="layer", outputs=NORMED), 1
+        )
+        return found
+
+    moved = net.graph.call_function(aten.permute.default, (normed(x), [0, 1, 3, 2, 4, 5]))
+    whole = net.graph.call_function(aten.reshape.default, (moved, [1, 6, 4, 16]))
+    model = net.compiled(normed(whole))
+    values = torch.randn(1, 2, 2, 3, 2, 16)
+    moved_floats = nn.functional.layer_norm(values, (16,)).permute(0, 1, 3, 2, 4, 5)
+    want = moved_floats.reshape(1, 6, 4, 16)
+    torch.testing.assert_close(model(values)[0], nn.functional.layer_norm(want, (16,)))
+    steps, _ = record(model, (values,))
+    assert [step.op for step in steps] == [
+        "norm_rows",
+        "copy",
+        "norm_rows",
+    ]  # no other layout between

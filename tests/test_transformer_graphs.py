@@ -6,6 +6,7 @@ import collections
 import contextlib
 import copy
 import functools
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
-from x86quant.compiled import block_graphs
+from x86quant.compiled import CompiledModule, block_graphs
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.compiled.structure import CallForm
 from x86quant.dynamic import to_dynamic
@@ -25,7 +26,8 @@ from x86quant.errors import X86QuantWarning
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.quantization.exported import ops_from_export
-from x86quant.quantization.fused_blocks import rows_left_float
+from x86quant.profiling.recorder import record
+from x86quant.quantization.fused_blocks import comparable, rows_left_float
 
 Made = tuple[nn.Module, dict[str, Any]]
 
@@ -409,6 +411,46 @@ def test_training_mode_is_the_layers_own(fused: Any) -> None:
         model.eval()
         model(**given)
         assert calls == [1]
+
+
+@pytest.fixture(scope="module")
+def windowed(transformers: Any) -> Any:
+    """Two stages of Swin behind its convolution, and pictures for them."""
+    found = pytest.importorskip("torchvision").models.swin_transformer.SwinTransformer
+    torch.manual_seed(0)
+    model = found([4, 4], 32, [2, 2], [2, 2], [3, 3], stochastic_depth_prob=0.0, num_classes=10)
+    pictures = torch.randn(2, 3, 48, 48)
+    return quantized(model.eval(), pictures), pictures
+
+
+def test_windows_are_moved_without_leaving_native_code(windowed: Any) -> None:
+    fast, pictures = windowed
+    assert "fused graphs: the whole model" in str(fast.quantization)
+    (graph,) = vars(fast)["forward"].graphs
+    # The mean of all pixels is what torch computes, and the positions' biases, which are known.
+    assert len(graph.compiled.segments) == 2
+    assert {node.op for node in graph.compiled.float_nodes} == {
+        "adaptive_avg_pool2d.default", "expand.default"
+    }  # fmt: skip
+    steps, _ = record(graph.compiled, (pictures,))
+    copies = [step for step in steps if step.op == "copy"]
+    assert copies
+    # Floats of features are moved nowhere but where four pixels are joined to one.
+    floats = [step for step in copies if step.activation_bytes > 2 * math.prod(step.output)]
+    assert [step.output[-1] for step in floats if step.output[-1] in (32, 64)] == [32] * 4
+
+
+def test_static_parts_are_fused_with_what_is_between(windowed: Any) -> None:
+    fast, pictures = windowed
+    parts = [m for m in fast.modules() if isinstance(m, CompiledModule)]
+    assert parts
+    with torch.no_grad():
+        by_parts = type(fast).forward(fast, pictures)
+        assert (fast(pictures) - by_parts).square().mean() < 1e-3 * by_parts.square().mean()
+    native = [part.runtime for part in parts]
+    with comparable(fast):
+        assert [part.runtime for part in parts] == [part.graph_module for part in parts]
+    assert [part.runtime for part in parts] == native != [part.graph_module for part in parts]
 
 
 def test_where_the_whole_cannot_be_traced_parts_are(transformers: Any) -> None:

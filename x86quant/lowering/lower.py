@@ -102,7 +102,7 @@ def computes_in_float(node: Node) -> bool:
     """Whether ``node`` is a float op of torch: no op of ours, no view of codes, no size."""
     if node.op in ("placeholder", "get_attr", "output") or is_op(node) or lies_as_in_float(node):
         return False
-    return not is_shape_node(node)
+    return node.target is not torch.ops.aten.sym_size.int and not is_shape_node(node)
 
 
 def _target(gm: GraphModule, node: Node) -> str:
