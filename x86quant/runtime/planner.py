@@ -155,7 +155,7 @@ def _view(draft: Draft, node: Node) -> Any:
 
 
 def _moved(draft: Draft, node: Node, source: Value, result: torch.Tensor) -> Value:
-    """The result of a view; where torch would copy, so does the plan: whole rows, or channels last."""
+    """The result of a view; where torch would copy, so does the plan: rows, or channels last."""
     if result.untyped_storage()._cdata == source.meta.untyped_storage()._cdata:
         return Value(source.buffer, result)
     if not is_reshape(node):
