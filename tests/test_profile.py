@@ -16,8 +16,8 @@ from tests.test_runtime import compiled
 from x86quant.errors import InvalidInputError
 from x86quant.hardware.cpu import cpu
 from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
-from x86quant.profiling.recorder import RunStep
 from x86quant.profiling.roofline import MemoryLevel, using_threads
+from x86quant.profiling.run_step import RunStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 

@@ -24,7 +24,8 @@ from x86quant.dynamic import (
 from x86quant.errors import CpuTooOldError
 from x86quant.hardware.cpu import cpu
 from x86quant.lowering.passes import Report
-from x86quant.profiling.recorder import Elided, RunStep, record
+from x86quant.profiling.recorder import record
+from x86quant.profiling.run_step import Elided, RunStep
 from x86quant.routing.in_force import current_rules
 from x86quant.routing.routes import Routes
 from x86quant.stock.pack_sites import PackSite, pack_sites
