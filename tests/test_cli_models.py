@@ -31,6 +31,18 @@ def branching():
             return x if x.sum() > 0 else -x
     return Branches()
 
+def parts():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = plain(), nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU())
+        def forward(self, x):
+            y = self.first(x)
+            if float(y.detach().abs().max()) > 1e9:
+                y = -y
+            return self.second(y)
+    return Parts()
+
 def converted():
     from x86quant.cli.loading import compile_model, random_inputs
     return compile_model(plain(), random_inputs([(1, 3, 8, 8)])).converted
@@ -128,6 +140,24 @@ def test_bench_as_text_with_profile_and_trace(
     for wanted in ("PyTorch fp32", "PyTorch int8, x86", "x86quant int8", "between"):
         assert wanted in out
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_model_of_several_parts_is_explained_and_profiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "cli_test_models:parts", *SHAPE]) == 0
+    explained = capsys.readouterr().out
+    trace = tmp_path / "trace.json"
+    arguments = ["--rounds", "2", "--no-cold-start", "--backends", "x86quant"]
+    command = ["bench", "cli_test_models:parts", *SHAPE, *arguments, "--profile"]
+    assert main([*command, "--trace", str(trace)]) == 0
+    profiled = capsys.readouterr().out
+    for layer in ("first.0", "first.2", "second.0"):
+        assert layer in explained
+        assert layer in profiled
+    assert "outside of graphs" in profiled
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert names[-1] == "outside of graphs"
 
 
 def test_bench_as_json(capsys: pytest.CaptureFixture[str]) -> None:

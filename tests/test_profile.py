@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,11 +15,17 @@ from torch import nn
 import x86quant
 from tests.test_lowering import IMAGE, Residual
 from tests.test_runtime import compiled
-from x86quant.errors import InvalidInputError
+from x86quant import extension
+from x86quant.compiled import GuardedModule
+from x86quant.compiled.compiled_parts import compiled_parts
+from x86quant.dynamic import DynamicLSTM
+from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
+from x86quant.kernels.native import capi
 from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
-from x86quant.profiling.recorder import RunStep
-from x86quant.profiling.roofline import MemoryLevel, using_threads
+from x86quant.profiling.recorder import Recorder
+from x86quant.profiling.roofline import PEAK_SHAPES, MemoryLevel, using_threads
+from x86quant.profiling.run_step import RunStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
@@ -199,3 +207,205 @@ def test_bad_arguments_are_named(module: x86quant.CompiledModule) -> None:
         x86quant.profile(module, (x,), runs=0)
     with pytest.raises(x86quant.InvalidInputError, match="rank"):
         x86quant.profile(module, (x[0],))
+
+
+# --- models of several parts ---
+
+
+class Parts(nn.Module):
+    """A static part, layers that stay modules, and a choice that no tracer can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=4))
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x).flatten(2).transpose(1, 2)
+        if float(y.detach().abs().max()) > 1e9:
+            y = y * 2
+        out: torch.Tensor = self.head(self.layer(y).mean(1))
+        return out
+
+
+PICTURE = (1, 3, 18, 18)
+
+
+@pytest.fixture(scope="module")
+def parts() -> nn.Module:
+    torch.manual_seed(0)
+    batches = [(torch.randn(PICTURE),) for _ in range(3)]
+    made = x86quant.quantize(Parts().eval(), batches, speed_check=False, progress=False)
+    assert isinstance(made.stem, x86quant.CompiledModule)  # type: ignore[attr-defined]
+    return made  # type: ignore[no-any-return]
+
+
+def check_sums(done: Profile) -> None:
+    """Every microsecond of the run is in one place, and no place has less than none."""
+    assert done.steps_us + done.between_us + done.outside_us == pytest.approx(done.run_us)
+    assert done.outside_us > 0
+    for summary in (done.by_kernel(), done.by_kind()):
+        taken = sum(group.microseconds for group in summary)
+        assert taken == pytest.approx(done.steps_us + done.outside_us)
+        assert sum(group.share for group in summary) == pytest.approx(1)
+        assert sum(group.steps for group in summary) == len(done)
+        assert "outside of graphs" in {group.name for group in summary}
+    assert "outside of graphs" in str(done).split("kind")[1]
+    assert done.to_dict()["outside_us"] == done.outside_us
+
+
+def test_parts_are_listed_in_the_order_they_run(parts: nn.Module) -> None:
+    done = x86quant.profile(parts, (torch.randn(PICTURE),), runs=3, threads=1)
+    layers = [step.step.layer for step in done]
+    wanted = ["stem.0", "stem.2", "layer.self_attn", "layer.linear1", "layer.linear2", "head"]
+    assert [layer for layer in layers if layer in wanted] == wanted
+    assert all(layer.startswith(("stem.", "layer.", "head")) for layer in layers)
+    steps = {step.step.layer: step.step for step in done}
+    assert steps["layer.linear1"].multiply_adds == 16 * 32 * 64
+    assert steps["layer.linear1"].kind == "linear"
+    assert steps["stem.0"].multiply_adds == 16 * 16 * 16 * 3 * 9
+    check_sums(done)
+
+
+def test_timing_leaves_no_trace_in_the_model(parts: nn.Module) -> None:
+    x = torch.randn(PICTURE)
+    with torch.no_grad():
+        before = parts(x)
+        known = {name: dict(vars(m)) for name, m in parts.named_modules()}
+        x86quant.profile(parts, (x,), runs=1, threads=1)
+        assert torch.equal(parts(x), before)
+    for name, m in parts.named_modules():
+        assert vars(m).keys() == known[name].keys()
+        assert "forward" not in vars(m)
+        assert vars(m).get("_runtime") is known[name].get("_runtime")
+
+
+def test_timed_runs_compute_what_plain_ones_do(parts: nn.Module) -> None:
+    x = torch.randn(PICTURE)
+    with torch.no_grad():
+        assert torch.equal(Recorder(parts, (x,)).run().result, parts(x))
+
+
+def test_a_saved_model_of_several_parts(parts: nn.Module, tmp_path: Path) -> None:
+    with pytest.warns(X86QuantWarning, match="not its code"):
+        x86quant.save(parts, tmp_path / "parts.x86q")
+    x = torch.randn(PICTURE)
+    loaded = x86quant.load(tmp_path / "parts.x86q", model=Parts())
+    ours, theirs = (x86quant.profile(m, (x,), runs=1, threads=1) for m in (parts, loaded))
+    assert [s.step.layer for s in ours] == [s.step.layer for s in theirs]
+
+
+def test_a_part_that_runs_twice_is_listed_twice() -> None:
+    part = compiled(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU()), 1, 4, 6, 6)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = part
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.part(x).sum() + self.part(x[..., :3]).sum()
+            return out
+
+    done = x86quant.profile(Twice(), (torch.randn(1, 4, 6, 6),), runs=2, threads=1)
+    outputs = [s.step.output for s in done if s.step.choice]
+    assert outputs == [(1, 8, 6, 6), (1, 8, 6, 3)]
+    check_sums(done)
+
+
+def test_what_other_threads_run_is_not_noted(parts: nn.Module) -> None:
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = parts
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = []
+
+            def run() -> None:
+                with torch.no_grad():
+                    found.append(self.inner(x))
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            out: torch.Tensor = self.inner(x) + found[0]
+            return out
+
+    x = torch.randn(PICTURE)
+    alone = x86quant.profile(parts, (x,), runs=1, threads=1)
+    both = Recorder(Aside(), (x,))
+    assert len(both.steps) == len(alone)
+    with torch.no_grad():
+        assert torch.equal(both.run().result, 2 * parts(x))
+
+
+def test_layers_that_run_one_by_one_are_steps() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(32, 256, batch_first=True)
+            self.head = nn.Linear(256, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.lstm(x)[0])
+            return out
+
+    dynamic = x86quant.to_dynamic(Reader().eval())
+    assert isinstance(dynamic.lstm, DynamicLSTM)
+    done = x86quant.profile(dynamic, (torch.randn(2, 7, 32),), runs=2, threads=1)
+    assert [(s.step.layer, s.step.kind) for s in done] == [
+        ("lstm", "DynamicLSTM"),
+        ("head", "linear"),
+    ]
+    lstm, head = (s.step for s in done)
+    assert lstm.multiply_adds == 14 * 4 * 256 * (32 + 256)
+    assert head.multiply_adds == 14 * 256 * 32
+    check_sums(done)
+    assert done.between_us == pytest.approx(0, abs=1e-6)
+
+
+class BySize(nn.Module):
+    """Branches on a size, so that what is traced holds for some sizes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.first(x)
+        if x.shape[2] > 4:
+            y = y.relu()
+        return {"out": self.second(y)}
+
+
+def test_a_guarded_part_has_the_name_of_what_it_stands_for() -> None:
+    x = torch.randn(2, 4, 6, 6)
+    body = x86quant.quantize(BySize().eval(), [(x,)], speed_check=False, progress=False)
+    assert isinstance(body, GuardedModule)
+    assert [path for path, _ in compiled_parts(nn.ModuleDict({"body": body}))] == ["body"]
+    done = x86quant.profile(body, (x,), runs=1, threads=1)
+    assert [s.step.layer for s in done] == [c.layer for c in x86quant.explain(body)]
+    assert {"first", "second"} <= {s.step.layer for s in done}
+    check_sums(done)
+
+
+# --- the roofline ---
+
+
+@pytest.mark.parametrize("isa", [level for level in capi.ISAS if level != "reference"])
+def test_no_peak_is_measured_by_winograds_algorithm(isa: str) -> None:
+    """What multiplies less than is counted would make a roof that no direct product can reach."""
+    library = capi.Library(Path(extension.__file__).with_name("_C.so"))
+
+    def direct(kernel: tuple[int, int]) -> bool:
+        spec = capi.ConvSpec(np.ones((64, 64, 1, *kernel), np.int8), np.ones(64, np.float32))
+        try:
+            library.pack(spec, isa, "winograd")
+        except capi.NativeError:
+            return True
+        return False
+
+    assert all(direct(kernel) for _, _, kernel in PEAK_SHAPES)
+    assert direct((3, 3)) == (isa == "amx_int8")

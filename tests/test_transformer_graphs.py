@@ -516,6 +516,16 @@ def test_a_changed_model_is_saved_as_it_is(fused: Any, tmp_path: Path) -> None:
     assert calls == [0]
 
 
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **given: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(**given)[0] * 2
+        return out
+
+
 def test_tools_see_what_runs(fused: Any, tmp_path: Path) -> None:
     given = ids()
     explained = {choice.op for choice in x86quant.explain(fused)}
@@ -532,6 +542,12 @@ def test_tools_see_what_runs(fused: Any, tmp_path: Path) -> None:
         x86quant.assert_int8(fused, kwargs=given)
     profiled = x86quant.profile(fused, (), kwargs=given, runs=2)
     assert {step.step.op for step in profiled} >= {"linear_rows_norm", "attention_rows"}
+    wrapped = Around(fused)
+    around = x86quant.profile(wrapped, (), kwargs=given, runs=2)
+    assert [s.step.layer for s in around] == [f"inner.{s.step.layer}" for s in profiled]
+    assert around.outside_us > 0
+    assert "forward" in vars(fused)
+    assert block_graphs.blocks_of(fused) is not None  # it still holds
     with pytest.raises(x86quant.InvalidInputError, match="layers run one by one"):
         x86quant.profile(fused, (), kwargs={"input_ids": given["input_ids"]})
     x86quant.report(fused, tmp_path / "page.html")

@@ -34,8 +34,11 @@ from x86quant.given_model import InputShape, form_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 CALIBRATION_SAMPLES, HELD_OUT_SAMPLES = 16, 16
+#: The seed of the first inputs that no model is calibrated with.
+_HELD_OUT = 1000
 COLD_STARTS = 2  # the first one also brings files into memory
 # Inductor is the one that may take too long: first, a restart without it loses least. It is also
 # the one that minds what others have imported.
@@ -107,17 +110,27 @@ def sqnr_db(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float(10 * (expected.square().sum() / noise).log10())
 
 
+def task_of(request: BenchRequest, found: Subject, model: nn.Module) -> Task:
+    """What back ends prepare: ``model``, calibration data and an example."""
+    count = max(1, CALIBRATION_SAMPLES // request.setting.batch)
+    return Task(
+        model,
+        form_of(model),
+        [found.arguments(seed) for seed in range(1, 1 + count)],
+        found.arguments(_HELD_OUT),
+        request.setting.threads,
+        found.name,
+    )
+
+
 class ModelMeasurement:
     """One model while it is being measured."""
 
     def __init__(self, request: BenchRequest, stage: Stage, folder: Path) -> None:
         self.request, self.stage, self.folder = request, stage, folder
         self.subject: Subject = subject(request.name, request.inputs)
-        batch = request.setting.batch
-        count = max(1, CALIBRATION_SAMPLES // batch)
-        self.calibration = [self.subject.arguments(seed) for seed in range(1, 1 + count)]
-        held_out = max(1, HELD_OUT_SAMPLES // batch)
-        self.held_out = [self.subject.arguments(1000 + seed) for seed in range(held_out)]
+        held_out = max(1, HELD_OUT_SAMPLES // request.setting.batch)
+        self.held_out = [self.subject.arguments(_HELD_OUT + seed) for seed in range(held_out)]
         self.example = self.held_out[0]
         self.results: dict[str, BackendResult] = {}
 
@@ -133,14 +146,7 @@ class ModelMeasurement:
         except Exception as error:  # whatever the user's model raises
             told = f"the model fails on inputs of {request.shapes}: {_told(error)}"
             return ModelRun(request.name, request.setting, *about, error=told)
-        task = Task(
-            self.model,
-            form_of(self.model),
-            self.calibration,
-            self.example,
-            request.setting.threads,
-            self.subject.name,
-        )
+        task = task_of(request, self.subject, self.model)
         prepared = self._prepare_all(task)
         saved = self._saved(prepared)
         if request.setting.instances > 1:

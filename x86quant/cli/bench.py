@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write the page")
     parser.add_argument("--resume", action="store_true", help="go on with what is in --out already")
     parser.add_argument(
-        "--profile", action="store_true", help="time every step of the compiled model, too"
+        "--profile", action="store_true", help="time every step of the int8 model, too"
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a trace for Perfetto or chrome://tracing"
@@ -193,24 +193,21 @@ def _lacks_ours(run: ModelRun) -> bool:
 
 
 def _profile(request: BenchRequest, options: argparse.Namespace) -> None:
-    """The time of every step."""
+    """The time of every step of the model that was measured, made once more."""
     import torch
 
+    from x86quant.bench.backends.own_backend import int8_model
+    from x86quant.bench.one_model import task_of
     from x86quant.bench.subjects import subject
-    from x86quant.compiled import CompiledModule
     from x86quant.profiling import profile
     from x86quant.profiling.roofline import using_threads
 
     found = subject(request.name, request.inputs)
-    call = found.arguments(0)
     with using_threads(request.setting.threads), torch.no_grad():
-        compiled = loading.compile_model(found.model(), call.args, call.kwargs).compiled
-        if not isinstance(compiled, CompiledModule):
-            raise InvalidInputError(
-                "--profile and --trace time the steps of one compiled graph, and this model has "
-                "several parts: x86quant report tells the times of each"
-            )
-        measured = profile(compiled, call.args, kwargs=call.kwargs, runs=options.rounds)
+        task = task_of(request, found, found.model())
+        model, _ = int8_model(task)
+        call = task.example
+        measured = profile(model, call.args, kwargs=call.kwargs, runs=options.rounds)
     if options.trace:
         measured.to_chrome_trace(options.trace)
         loading.tell(f"wrote {options.trace}")

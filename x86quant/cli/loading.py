@@ -193,11 +193,26 @@ def _quantized(model: nn.Module, call: Arguments, reason: Exception) -> nn.Modul
     try:
         if call.args and call.kwargs:
             raise InvalidInputError("give all inputs names, or none")
-        return x86quant.quantize(model, batches, speed_check=False, progress=False)
+        return x86quant.quantize(
+            model,
+            batches,
+            speed_check=False,
+            fuse_blocks=_is_worth_fusing(model),
+            progress=False,
+        )
     except x86quant.UnsupportedError as error:
         raise x86quant.UnsupportedError(
             f"torch.fx cannot trace the model: {told(reason)}; and {error}"
         ) from reason
+
+
+def _is_worth_fusing(model: nn.Module) -> bool:
+    """Whether ``quantize`` would fuse blocks of ``model`` by itself, if it timed them."""
+    from x86quant.dynamic import is_linear
+    from x86quant.quantization.fused_blocks import ENOUGH_WEIGHTS
+
+    weights = (m.get_parameter("weight") for m in model.modules() if is_linear(m))
+    return sum(weight.numel() for weight in weights) >= ENOUGH_WEIGHTS
 
 
 def tell(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import operator
 import threading
@@ -261,11 +260,15 @@ class CompiledModule(Baked):
         finally:
             self._runtime = before
 
-    def with_runtime(self, runtime: GraphModule) -> CompiledModule:
-        """A module with the same tensors and checks that runs ``runtime``."""
-        other = copy.copy(self)
-        other._runtime = _Runtime(runtime, self._runtime_now().is_current)
-        return other
+    @contextlib.contextmanager
+    def running(self, runtime: GraphModule) -> Iterator[None]:
+        """A block in which ``runtime`` stands for what runs the tensors as they are now."""
+        before = self._runtime_now()
+        self._runtime = _Runtime(runtime, before.is_current)
+        try:
+            yield
+        finally:
+            self._runtime = before
 
     def train(self, mode: bool = True) -> CompiledModule:
         """Stay in evaluation mode: there is nothing to train."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import blocks_of
 from x86quant.dynamic import (
     DynamicLinear,
@@ -24,7 +24,8 @@ from x86quant.dynamic import (
 from x86quant.errors import CpuTooOldError
 from x86quant.hardware.cpu import cpu
 from x86quant.lowering.passes import Report
-from x86quant.profiling.recorder import Elided, RunStep, record
+from x86quant.profiling.recorder import record
+from x86quant.profiling.run_step import Elided, RunStep, within
 from x86quant.routing.in_force import current_rules
 from x86quant.routing.routes import Routes
 from x86quant.stock.pack_sites import PackSite, pack_sites
@@ -241,7 +242,9 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
     """Of the linears that ``to_dynamic`` made, and of every step of compiled parts."""
     if isinstance(module, CompiledModule):
         for choice in _explain_compiled(module, None):
-            yield dataclasses.replace(choice, layer=f"{path}.{choice.layer}")
+            yield dataclasses.replace(choice, layer=within(path, choice.layer))
+    elif isinstance(module, GuardedModule):
+        yield from _ours(module.compiled, path)
     elif isinstance(module, DynamicLinear):
         yield from _layer_choices(path, module.routes)
     elif isinstance(module, DynamicMultiheadAttention):
@@ -265,7 +268,7 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         yield LayerChoice(path, op, shape, "native", "", "int8 weights, float arithmetic")
     elif (blocks := blocks_of(module)) is not None:
         for choice in _explain_compiled(blocks.graphs[0].compiled, None):
-            yield dataclasses.replace(choice, layer=f"{path}.{choice.layer}".lstrip("."))
+            yield dataclasses.replace(choice, layer=within(path, choice.layer))
     else:
         for name, child in module.named_children():
             yield from _ours(child, f"{path}.{name}" if path else name)

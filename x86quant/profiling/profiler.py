@@ -1,4 +1,4 @@
-"""``profile(compiled, inputs)``: the time of every step, beside what this CPU could do."""
+"""``profile(model, inputs)``: the time of every step, beside what this CPU could do."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.compiled import CompiledModule
-from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import InvalidInputError
 from x86quant.files import write_aside
-from x86quant.profiling.recorder import Recorder, RunStep
+from x86quant.profiling.recorder import Recorder, TimedRun
 from x86quant.profiling.roofline import Roofline, measure_roofline, using_threads
+from x86quant.profiling.run_step import OUTSIDE, RunStep
 from x86quant.profiling.trace import chrome_trace
 from x86quant.runtime.native_step import NativeStep
 from x86quant.terminal.text_table import text_table
@@ -33,6 +32,7 @@ _TOTALS = (
     "steps_us",
     "between_us",
     "between_share",
+    "outside_us",
     "bound_us",
     "timer_us",
     "peak_bytes",
@@ -151,13 +151,16 @@ class ProfileSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The time of every step of a compiled model: data, and a table when printed.
+    """The time of every step of a model: data, and a table when printed.
 
     Attributes:
         steps: in the order they run.
         wall_us: the time of a whole run without timers, median over the runs.
         least_wall_us: the same of the fastest run.
-        between_us: the time of a timed run less its steps and timers, median over the runs.
+        between_us: the time of a timed run between the steps of its compiled graphs, less timers,
+            median over the runs.
+        outside_us: the time of a timed run outside of compiled graphs and int8 layers: torch and
+            Python around them. 0 of a model that is one compiled graph itself.
         timer_us: what one timer takes; taken off every native step.
         peak_bytes: of the arenas in use at once, the sum over segments.
         naive_bytes: what the same tensors would take side by side.
@@ -169,6 +172,7 @@ class Profile:
     wall_us: float
     least_wall_us: float
     between_us: float
+    outside_us: float
     timer_us: float
     peak_bytes: int
     naive_bytes: int
@@ -189,8 +193,8 @@ class Profile:
 
     @property
     def run_us(self) -> float:
-        """A run by its parts: the steps, and the time between them."""
-        return self.steps_us + self.between_us
+        """A run by its parts: the steps, the time between them, and outside of all graphs."""
+        return self.steps_us + self.between_us + self.outside_us
 
     @property
     def between_share(self) -> float:
@@ -214,7 +218,11 @@ class Profile:
         groups: dict[str, list[ProfiledStep]] = {}
         for step in self.steps:
             groups.setdefault(key(step.step), []).append(step)
-        made = [_group(name, steps, self.steps_us) for name, steps in groups.items()]
+        total = self.steps_us + self.outside_us
+        made = [_group(name, steps, total) for name, steps in groups.items()]
+        if self.outside_us:
+            share = self.outside_us / total
+            made.append(Group(OUTSIDE, 0, self.outside_us, share, None, None))
         return ProfileSummary(by, tuple(sorted(made, key=lambda group: -group.microseconds)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,11 +245,14 @@ class Profile:
 
     def totals(self) -> str:
         """The lines below the table."""
+        outside = f", {OUTSIDE} {self.outside_us:.1f}" if self.outside_us else ""
+        if outside:
+            outside += f" ({self.outside_us / self.run_us:.1%})"
         saved = self.naive_bytes / max(self.peak_bytes, 1)
         return "\n".join(
             [
                 f"run      {self.run_us:.1f} µs: steps {self.steps_us:.1f}, between kernels "
-                f"{self.between_us:.1f} ({self.between_share:.1%})",
+                f"{self.between_us:.1f} ({self.between_share:.1%})" + outside,
                 f"plain    {self.wall_us:.1f} µs without timers, median of {self.runs}; "
                 f"{self.least_wall_us:.1f} at best",
                 f"timer    {self.timer_us * 1e3:.0f} ns a step, taken off",
@@ -254,7 +265,7 @@ class Profile:
 
     def __str__(self) -> str:
         header = ("layer", "kind", "output", "kernel", "rule", "µs", "time", "GOPS", "GB/s", "roof")
-        total = self.steps_us
+        total = self.steps_us + self.outside_us
         rows = [
             (
                 step.step.layer,
@@ -270,60 +281,52 @@ class Profile:
             )
             for step in self.steps
         ]
+        if self.outside_us:
+            taken = (f"{self.outside_us:.1f}", _percent(self.outside_us / total))
+            rows.append((OUTSIDE, "", "", "torch", "–", *taken, "", "", ""))
         table = text_table(header, rows, right=header[5:])
         return f"{table}\n\n{self.by_kind()}\n\n{self.totals()}"
 
 
 def profile(
-    compiled: torch.nn.Module,
+    model: torch.nn.Module,
     inputs: Sequence[Any],
     *,
     kwargs: Mapping[str, Any] | None = None,
     runs: int = 30,
     threads: int | None = None,
 ) -> Profile:
-    """Time every step of ``compiled`` on ``inputs``.
+    """Time every step of ``model`` on ``inputs``.
 
     Runs with and without timers take turns. A native step is timed in C++, by a clock whose own
-    time is measured and taken off; a torch op is timed around its call.
+    time is measured and taken off; a torch op is timed around its call, and so is an int8 layer
+    that runs by itself. What neither they nor the compiled graphs take is told as time outside.
 
     Args:
-        compiled: what ``x86quant.compile`` returned, or ``quantize`` where it says that the whole
-            model runs as a fused graph.
+        model: what ``x86quant.quantize``, ``load`` or ``compile`` returned, or a module around it.
+            Several compiled parts are listed in the order in which they run.
         inputs: the tuple of positional inputs.
         kwargs: keyword arguments, which a model loaded from a file may take.
         runs: how many of each kind.
         threads: torch's threads while it runs; by default as set.
 
     Raises:
-        InvalidInputError: not a compiled model, wrong or empty inputs, or no runs.
+        InvalidInputError: nothing in it is compiled or int8, or no graph of it holds for these
+            inputs; wrong or empty inputs, or no runs.
         ExtensionError: the compiled part is missing: there are no kernels to time.
     """
-    if isinstance(compiled, torch.nn.Module) and (blocks := blocks_of(compiled)) is not None:
-        with torch.no_grad():
-            found = blocks.graph_for(inputs, kwargs or {})
-        if found is None:
-            raise InvalidInputError(
-                "none of the model's graphs holds for these inputs, so its layers run one by one; "
-                "give inputs like those that it was calibrated with"
-            )
-        graph, inputs = found
-        compiled, kwargs = graph.compiled, None
-    _check(compiled, inputs, runs, threads)
-    assert isinstance(compiled, CompiledModule)
+    _check(model, inputs, runs, threads)
     extension.load()
     used = torch.get_num_threads() if threads is None else threads
     roofline = measure_roofline(used)
     timer_us = measure_timer()
     with using_threads(used), torch.no_grad():
-        recorder = Recorder(compiled, inputs, kwargs)
-        walls, timed_walls, times = _measure(
-            lambda: compiled(*inputs, **(kwargs or {})), recorder, runs
-        )
-    steps, plans = recorder.steps(), recorder.plans()
-    between = [wall - sum(taken) for wall, taken in zip(timed_walls, times, strict=True)]
-    peak = sum(plan.run_bytes(used) for plan in plans)
-    model_bytes = peak + sum(step.weight_bytes for step in steps)
+        recorder = Recorder(model, inputs, kwargs)
+        walls, timed = _measure(lambda: model(*inputs, **(kwargs or {})), recorder, runs)
+    steps = recorder.steps
+    peak = sum(plan.run_bytes(used) for plan in recorder.plans)
+    weights = {(step.layer, step.segment, step.name): step.weight_bytes for step in steps}
+    model_bytes = peak + sum(weights.values())
     return Profile(
         steps=tuple(
             ProfiledStep(
@@ -331,14 +334,19 @@ def profile(
                 max(0.0, statistics.median(taken) - timer_us * _timers(step, used)),
                 roofline.bound_us(step, model_bytes),
             )
-            for step, taken in zip(steps, zip(*times, strict=True), strict=True)
+            for step, taken in zip(
+                steps, zip(*(run.steps for run in timed), strict=True), strict=True
+            )
         ),
         wall_us=statistics.median(walls),
         least_wall_us=min(walls),
-        between_us=statistics.median(between),
+        between_us=statistics.median(
+            run.microseconds - run.outside - sum(run.steps) for run in timed
+        ),
+        outside_us=statistics.median(run.outside for run in timed),
         timer_us=timer_us,
         peak_bytes=peak,
-        naive_bytes=sum(plan.naive_bytes for plan in plans),
+        naive_bytes=sum(plan.naive_bytes for plan in recorder.plans),
         runs=runs,
         threads=used,
         roofline=roofline,
@@ -380,17 +388,16 @@ def _idle_program(steps: int) -> Any:
 
 def _measure(
     call: Callable[[], object], recorder: Recorder, runs: int
-) -> tuple[list[float], list[float], list[list[float]]]:
-    """Microseconds of runs without timers, of runs with them, and of the steps of these."""
-    walls, timed_walls, times = [], [], []
+) -> tuple[list[float], list[TimedRun]]:
+    """Microseconds of runs without timers, and runs with them."""
+    walls, timed = [], []
     for turn in range(-_WARMUP, runs):
         wall = _wall(call)
-        timed_wall = _wall(recorder.run)
+        run = recorder.run()
         if turn >= 0:
             walls.append(wall)
-            timed_walls.append(timed_wall)
-            times.append(recorder.times())
-    return walls, timed_walls, times
+            timed.append(run)
+    return walls, timed
 
 
 def _wall(function: Callable[[], object]) -> float:
@@ -399,12 +406,9 @@ def _wall(function: Callable[[], object]) -> float:
     return (perf_counter() - start) * 1e6
 
 
-def _check(compiled: object, inputs: object, runs: int, threads: int | None) -> None:
-    if not isinstance(compiled, CompiledModule):
-        raise InvalidInputError(
-            f"profile takes a compiled model, not {type(compiled).__name__}; "
-            "use x86quant.compile(converted_model, example_inputs)"
-        )
+def _check(model: object, inputs: object, runs: int, threads: int | None) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidInputError(f"profile takes a model, not {type(model).__name__}")
     if not isinstance(inputs, tuple | list):
         raise InvalidInputError(
             f"profile takes a tuple of inputs, not {type(inputs).__name__}; one input x is (x,)"

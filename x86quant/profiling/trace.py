@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from x86quant.profiling.run_step import OUTSIDE
+
 if TYPE_CHECKING:
     from x86quant.profiling.profiler import Profile
 
@@ -15,7 +17,8 @@ def chrome_trace(profile: Profile) -> str:
     """``profile`` as JSON text.
 
     One row has the run, the other its steps, end to end, each as long as its median. The time
-    between kernels is known only as a total: it is drawn as the gap behind the last step.
+    outside of graphs is known only as a total and drawn behind them; so is the time between
+    kernels, as the gap at the end.
     """
     events: list[dict[str, Any]] = [
         _name("process_name", _RUN, "x86quant"),
@@ -28,6 +31,8 @@ def chrome_trace(profile: Profile) -> str:
         facts = step.to_dict()
         events.append(_event(step.step.layer, step.step.kind, _STEPS, at, step.microseconds, facts))
         at += step.microseconds
+    if profile.outside_us:
+        events.append(_event(OUTSIDE, "torch", _STEPS, at, profile.outside_us, {}))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
 
 

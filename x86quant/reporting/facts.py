@@ -15,7 +15,7 @@ import torch
 from x86quant.explaining.int8_proof import ComputeReport
 from x86quant.files import write_aside
 from x86quant.hardware.cpu import cpu
-from x86quant.profiling.recorder import TORCH
+from x86quant.profiling.run_step import TORCH
 from x86quant.reporting.page import page
 from x86quant.terminal.text_table import text_table
 

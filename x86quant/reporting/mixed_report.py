@@ -24,7 +24,7 @@ from x86quant.dynamic import (
 )
 from x86quant.explaining.explanation import LayerChoice, explain
 from x86quant.explaining.int8_proof import compute_ops
-from x86quant.profiling.recorder import TORCH
+from x86quant.profiling.run_step import TORCH
 from x86quant.reporting.facts import (
     LayerFacts,
     ModelReport,

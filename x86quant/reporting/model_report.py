@@ -10,7 +10,8 @@ from torch import nn
 from x86quant.compiled import CompiledModule
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling import Profile, profile
-from x86quant.profiling.recorder import RunStep, record
+from x86quant.profiling.recorder import record
+from x86quant.profiling.run_step import RunStep
 from x86quant.reporting.facts import (
     LayerFacts,
     ModelReport,

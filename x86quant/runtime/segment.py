@@ -96,6 +96,7 @@ class Segment(nn.Module):
 
     def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:
         """The outputs, the plan, and the microseconds of each of its steps, in float64."""
+        inputs = tuple(map(_plain, inputs, self._may_be_open))
         plan = self.plan(inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         outputs, times = torch.ops.x86quant.run_program_timed(plan.program, tensors)

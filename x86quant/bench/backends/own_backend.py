@@ -33,7 +33,7 @@ class OwnBackend:
 
     def prepare(self, task: Task) -> Prepared:
         """Quantize and compile."""
-        model, method = _int8(task)
+        model, method = int8_model(task)
         return Prepared(_bind(model), functools.partial(_save, model, task.example), method)
 
     def load(self, folder: Path, threads: int) -> Bind:
@@ -43,7 +43,8 @@ class OwnBackend:
         return _bind(load(folder / _FILE))
 
 
-def _int8(task: Task) -> tuple[Any, str]:
+def int8_model(task: Task) -> tuple[Any, str]:
+    """The model that is measured, and how it was made."""
     from x86quant.bench.backends.stock_backend import convert_static
     from x86quant.compiled import compile as compile_model
     from x86quant.quantization import quantize
