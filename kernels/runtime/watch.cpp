@@ -23,6 +23,14 @@ uint32_t version_of(const c10::TensorImpl& x) {
   return x.version_counter().enabled() ? x.version_counter().current_version() : 0;
 }
 
+// Where that number is, if torch lays it out as it does today: it is only fetched early.
+const void* place_of_version(const c10::TensorImpl& x) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  const void* place = nullptr;
+  std::memcpy(&place, &x.version_counter(), sizeof(place));
+  return place;
+}
+
 // References to Python objects, and memory, are kept so that no address comes back as another's. Tensors are found
 // by their Python objects at every look: torch may exchange what is behind two of them (swap_tensors), and refuses
 // where anybody else holds on to it.
@@ -35,8 +43,10 @@ struct Watch {
     caffe2::TypeMeta dtype;
     c10::Storage memory;
     const c10::TensorImpl* hint;  // where the tensor was, to fetch it early; it may be gone
+    const void* version_hint;     // where its version was
   };
   std::vector<PyObject*> dictionaries, values;
+  std::vector<const void*> keys_hints;  // where the keys of each dictionary were
   std::vector<Tensor> tensors;
   std::vector<int64_t> geometry;  // of all tensors in turn, sizes and strides
 
@@ -44,12 +54,13 @@ struct Watch {
 
   void remember(PyObject* dictionary) {
     dictionaries.push_back(Py_NewRef(dictionary));
+    keys_hints.push_back(reinterpret_cast<PyDictObject*>(dictionary)->ma_keys);
     PyObject *key = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value);) {
       values.push_back(Py_NewRef(value));
       if (!THPVariable_Check(value)) continue;
       const c10::TensorImpl& x = impl(value);
-      Tensor tensor{value, address_of(x), version_of(x), 0, x.dtype(), {}, &x};
+      Tensor tensor{value, address_of(x), version_of(x), 0, x.dtype(), {}, &x, place_of_version(x)};
       if (x.has_storage()) {
         tensor.memory = x.storage();
         tensor.rank = static_cast<uint32_t>(x.dim());
@@ -61,16 +72,17 @@ struct Watch {
   }
 
   bool holds() const {
+    // A network has pushed all of this out of the cache: loads are started early, or each would wait for another.
     size_t i = 0;
-    for (PyObject* dictionary : dictionaries) {
+    for (size_t d = 0; d < dictionaries.size(); ++d) {
+      if (d + kAhead < dictionaries.size()) fetch_dictionary(d + kAhead);
       PyObject *key = nullptr, *value = nullptr;
-      for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value); ++i)
+      for (Py_ssize_t at = 0; PyDict_Next(dictionaries[d], &at, &key, &value); ++i)
         if (i == values.size() || values[i] != value) return false;
     }
     if (i != values.size()) return false;
     const int64_t* known = geometry.data();
     for (size_t t = 0; t < tensors.size(); ++t) {
-      // A network has pushed all of this out of the cache: loads are started early, or each would wait for another.
       if (t + kAhead < tensors.size()) fetch(tensors[t + kAhead]);
       if (!is_same(tensors[t], known)) return false;
       known += 2 * tensors[t].rank;
@@ -81,7 +93,15 @@ struct Watch {
  private:
   static constexpr size_t kAhead = 8;
 
+  void fetch_dictionary(size_t index) const {
+    constexpr int kKeyLines = 3;  // of a few entries
+    __builtin_prefetch(dictionaries[index]);
+    for (int line = 0; line < kKeyLines; ++line)
+      __builtin_prefetch(static_cast<const char*>(keys_hints[index]) + line * 64);
+  }
+
   static void fetch(const Tensor& tensor) {
+    __builtin_prefetch(tensor.version_hint);
     __builtin_prefetch(tensor.object);
     __builtin_prefetch(tensor.memory.unsafeGetStorageImpl());
     for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64)
