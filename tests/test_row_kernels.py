@@ -130,6 +130,27 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("features", [772, 1000])
+def test_few_rows_whose_weights_come_from_memory(
+    lib: capi.Library, isa: str, rows: int, features: int
+) -> None:
+    outputs = 70  # the last block has one vector
+    site = Site(rows, features, outputs, activation=0, seed=rows + features)
+    lib.set_caches(16 << 10, 64 << 10)  # whose half these weights exceed
+    try:
+        packed, _ = site.packs(lib, isa)
+    finally:
+        lib.set_caches(48 << 10, 512 << 10)
+    call = Call(isa, rows, outputs, 1)
+    call.op.packed = packed.ctypes.data
+    call.read(site.codes)
+    (total,) = call.want("total")["total"]
+    lib.rows(call.op)
+    np.testing.assert_array_equal(total, site.value(0).numpy())
+
+
+@pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("threads", [1, 3, 8])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_what_torch_defines(

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import x86quant
 from benchmarks.networks import declare_missing_ops
+from x86quant import extension
 from x86quant.compiled.block_graphs import BlockGraphs
 
 declare_missing_ops()  # transformers imports torchvision where that is installed
@@ -161,6 +163,60 @@ def test_two_caches_of_one_past_do_not_write_to_each_other(
     now = [x for layer in cache.layers for x in (layer.keys, layer.values)]
     assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
     assert not torch.equal(other.layers[1].keys, cache.layers[1].keys)
+
+
+def test_what_a_cache_showed_stays_as_it_was(pair: Any) -> None:
+    _, fused, _ = pair
+    cache = prefilled(fused, prompt(2))
+    added(fused, cache, prompt(2, 1))
+    shown = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    before = [x.clone() for x in shown]
+    added(fused, cache, prompt(2, 1))
+    assert all(torch.equal(a, b) for a, b in zip(shown, before, strict=True))
+    for layer in cache.layers:  # others may write what they are shown
+        layer.keys.add_(1)
+        layer.values = layer.values + 1
+    other, token = copy.deepcopy(cache), prompt(2, 1)
+    close(added(fused, cache, token).logits, added(fused, other, token).logits)
+
+
+def test_modes_that_watch_see_the_views_of_a_cache(pair: Any) -> None:
+    _, fused, _ = pair
+    cache = prefilled(fused, prompt())
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        only_watches = True
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        added(fused, cache, prompt(1, 1))
+    assert "aten.unbind.int" in seen
+    assert cache.get_seq_length() == 7
+
+
+def test_parts_up_to_are_views_of_memory() -> None:
+    parts_up_to = extension.direct().parts_up_to
+    for whole in (torch.rand(6, 2, 3, 8, 4), torch.rand(6, 2, 3, 8), torch.rand(7, 3, 8, 2, 2).mT):
+        size = whole.shape[3]
+        for held in (0, 1, size):
+            found = parts_up_to(whole[1:], held)
+            expected = whole[1:, :, :, :held].unbind()
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert [x.stride() for x in found] == [x.stride() for x in expected]
+            assert [x.data_ptr() for x in found] == [x.data_ptr() for x in expected]
+        for wrong in (-1, size + 1):
+            with pytest.raises(ValueError, match="has no"):
+                parts_up_to(whole, wrong)
+    with pytest.raises(ValueError, match="dimension 3"):
+        parts_up_to(torch.rand(2, 2, 2), 1)
+    with pytest.raises(TypeError, match="takes a tensor and a number"):
+        parts_up_to([1], 1)
 
 
 def test_a_cropped_and_a_reordered_cache_go_on(pair: Any) -> None:

@@ -7,6 +7,53 @@
 
 namespace {
 
+// A dot product waits for the one before it: few rows need several sums of each to keep up with the weights.
+constexpr int sums_of_few(int vectors) { return vectors <= 2 ? 4 : vectors <= 4 ? 2 : 1; }
+
+// Loads stay on their side of it: where a compiler takes a later line first, the CPU fetches less ahead.
+XQ_INLINE inline void in_order() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+
+// dense_tile for few rows whose weights come from beyond L2, in order: by half vectors, and asking for nothing, since
+// the CPU fetches them ahead by itself.
+template <class V, int ROWS, int VECS, class Out>
+void stream_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int64_t* offsets) {
+  using Half = typename V::Half;
+  using I = typename Half::I;
+  constexpr int kSums = sums_of_few(ROWS * VECS), kHalves = 2 * VECS, kHalfLanes = V::kLanes / 2;
+  const xq::Packed& p = *tile.task.packed;
+  const xq::Run* runs = p.at<xq::Run>(p.runs);
+  const int8_t* w = p.at<int8_t>(p.weights) + tile.block.w_off;
+  const int32_t* corr = p.at<int32_t>(p.corr) + tile.block.s_off;
+  I acc[kSums * ROWS * kHalves] = {};
+  unroll<ROWS * kHalves>([&](int i) XQ_INLINE { acc[i] = Half::load(corr + i % kHalves * kHalfLanes); });
+  for (int i = 0; i < p.n_runs; ++i) {
+    const uint8_t* from = a + offsets[i];
+    const auto step = [&](int64_t quad, int sum) XQ_INLINE {
+      I weights[kHalves];
+      unroll<kHalves>([&](int h) XQ_INLINE { weights[h] = Half::load(w + h * kHalfLanes * 4); });
+      in_order();
+      w += kHalves * kHalfLanes * 4;
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        const I x = Half::quad(from + r * lda + quad * 4);
+        unroll<kHalves>([&](int h) XQ_INLINE {
+          I& to = acc[(sum * ROWS + r) * kHalves + h];
+          to = Half::dot(to, x, weights[h]);
+        });
+      });
+    };
+    const int quads = runs[i].quads;
+    int q = 0;
+    for (; q + kSums <= quads; q += kSums) unroll<kSums>([&](int sum) XQ_INLINE { step(q + sum, sum); });
+    for (; q < quads; ++q) step(q, 0);
+  }
+  unroll<(kSums - 1) * ROWS * kHalves>([&](int i) XQ_INLINE {
+    acc[i % (ROWS * kHalves)] = Half::add32(acc[i % (ROWS * kHalves)], acc[ROWS * kHalves + i]);
+  });
+  typename V::I whole[ROWS * VECS];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { whole[i] = V::join(acc[2 * i], acc[2 * i + 1]); });
+  put_tile<V, ROWS, VECS>(tile, whole);
+}
+
 // Rows are read `lda` apart from `a` on, in HALVES parts that lie `half` apart. `ahead` is what of the next block's
 // weights is asked for meanwhile. Six arguments go in registers, which small products notice.
 template <class V, int ROWS, int VECS, int HALVES = 1, class Out>
@@ -22,10 +69,11 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   const int64_t index = &block - p.at<xq::Block>(p.blocks);
   [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + index * p.order_stride;
   [[maybe_unused]] const int64_t size = block.w_size;
-  // A dot product waits for the one before it: few rows need several sums of each to keep up with the weights.
-  constexpr int kSums = !V::kVnni ? 1 : ROWS * VECS <= 2 ? 4 : ROWS * VECS <= 4 ? 2 : 1;
+  constexpr int kSums = V::kVnni ? sums_of_few(ROWS * VECS) : 1;
   // What few rows read from beyond L2, in order, the CPU fetches ahead by itself, and sooner where it is not asked to.
   [[maybe_unused]] const bool streams = p.size - p.weights > p.caches.l2 / 2;
+  if constexpr (kSums > 1 && HALVES == 1 && V::kLanes == 16)
+    if (streams) return stream_tile<V, ROWS, VECS>(tile, a, lda, offsets);
   ask_for_rows<V, VECS>(tile.epilogue, tile.task, tile.block, tile.first, tile.rows);
   I acc[kSums * ROWS * VECS];
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });

@@ -38,6 +38,20 @@ struct Vec512 : VecCommon {
     return VecCommon::dot16(acc, a, w);
   }
 
+  // Half a vector: what comes from memory comes sooner by such loads; see README.md.
+  struct Half {
+    using I = __m256i;
+    static I load(const void* p) { return _mm256_loadu_si256(static_cast<const I*>(p)); }
+    static I dot(I acc, I a, I w) { return _mm256_dpbusd_epi32(acc, a, w); }
+    static I add32(I a, I b) { return _mm256_add_epi32(a, b); }
+    static I quad(const uint8_t* p) {
+      int v;
+      memcpy(&v, p, 4);
+      return _mm256_set1_epi32(v);
+    }
+  };
+  static I join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
+
   // Where a > b, x, else y; so y where a or b is NaN.
   static F if_greater(F a, F b, F x, F y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
   static float total(F v) { return _mm512_reduce_add_ps(v); }

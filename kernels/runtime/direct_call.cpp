@@ -112,6 +112,28 @@ PyObject* try_run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// parts_up_to(whole, count): a list of whole[i, :, :, :count] for each i, or None if somebody watches.
+PyObject* parts_up_to(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 2 || !THPVariable_CheckExact(args[0]) || !PyLong_Check(args[1]))
+    throw torch::TypeError("parts_up_to takes a tensor and a number");
+  if (somebody_watches()) Py_RETURN_NONE;
+  const at::Tensor& whole = THPVariable_Unpack(args[0]);
+  const int64_t most = integer_of(args[1]);
+  TORCH_CHECK_VALUE(whole.dim() >= 4 && most >= 0 && most <= whole.size(3), "x86quant: a tensor of ", whole.sizes(),
+                    " has no ", most, " places along its dimension 3");
+  std::vector<int64_t> sizes(whole.sizes().begin() + 1, whole.sizes().end());
+  sizes[2] = most;
+  const at::IntArrayRef strides = whole.strides().slice(1);
+  THPObjectPtr parts(PyList_New(whole.size(0)));
+  if (!parts) throw python_error();
+  const at::AutoDispatchBelowADInplaceOrView plain;  // nothing here has a gradient
+  for (int64_t i = 0; i < whole.size(0); ++i)
+    PyList_SET_ITEM(parts.get(), i, THPVariable_Wrap(whole.as_strided(sizes, strides, whole.storage_offset() + i * whole.stride(0))));
+  return parts.release();
+  END_HANDLE_TH_ERRORS
+}
+
 template <class Function>
 PyCFunction as_method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -119,6 +141,7 @@ PyCFunction as_method(Function* function) {
 
 PyMethodDef methods[] = {
     {"add_step", as_method(add_step), METH_FASTCALL, nullptr},
+    {"parts_up_to", as_method(parts_up_to), METH_FASTCALL, nullptr},
     {"try_look_up", as_method(dynamic::try_look_up), METH_FASTCALL, nullptr},
     {"try_run", as_method(try_run), METH_FASTCALL, nullptr},
     {"unchanged_since", unchanged_since, METH_VARARGS, nullptr},

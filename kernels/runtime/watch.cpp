@@ -37,6 +37,7 @@ struct Watch {
     const c10::TensorImpl* hint;  // where the tensor was, to fetch it early; it may be gone
   };
   std::vector<PyObject*> dictionaries, values;
+  std::vector<const void*> keys_hints;  // where the keys of each dictionary were
   std::vector<Tensor> tensors;
   std::vector<int64_t> geometry;  // of all tensors in turn, sizes and strides
 
@@ -44,6 +45,7 @@ struct Watch {
 
   void remember(PyObject* dictionary) {
     dictionaries.push_back(Py_NewRef(dictionary));
+    keys_hints.push_back(reinterpret_cast<PyDictObject*>(dictionary)->ma_keys);
     PyObject *key = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value);) {
       values.push_back(Py_NewRef(value));
@@ -61,16 +63,17 @@ struct Watch {
   }
 
   bool holds() const {
+    // A network has pushed all of this out of the cache: loads are started early, or each would wait for another.
     size_t i = 0;
-    for (PyObject* dictionary : dictionaries) {
+    for (size_t d = 0; d < dictionaries.size(); ++d) {
+      if (d + kAhead < dictionaries.size()) fetch_dictionary(d + kAhead);
       PyObject *key = nullptr, *value = nullptr;
-      for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value); ++i)
+      for (Py_ssize_t at = 0; PyDict_Next(dictionaries[d], &at, &key, &value); ++i)
         if (i == values.size() || values[i] != value) return false;
     }
     if (i != values.size()) return false;
     const int64_t* known = geometry.data();
     for (size_t t = 0; t < tensors.size(); ++t) {
-      // A network has pushed all of this out of the cache: loads are started early, or each would wait for another.
       if (t + kAhead < tensors.size()) fetch(tensors[t + kAhead]);
       if (!is_same(tensors[t], known)) return false;
       known += 2 * tensors[t].rank;
@@ -80,6 +83,13 @@ struct Watch {
 
  private:
   static constexpr size_t kAhead = 8;
+
+  void fetch_dictionary(size_t index) const {
+    constexpr int kKeyLines = 3;  // of a few entries
+    __builtin_prefetch(dictionaries[index]);
+    for (int line = 0; line < kKeyLines; ++line)
+      __builtin_prefetch(static_cast<const char*>(keys_hints[index]) + line * 64);
+  }
 
   static void fetch(const Tensor& tensor) {
     __builtin_prefetch(tensor.object);

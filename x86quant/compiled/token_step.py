@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from x86quant import extension
 from x86quant.compiled.module import CompiledModule
 from x86quant.lowering.codes_in_cache import with_int8_cache
 from x86quant.ops.attention import newest_sees
@@ -70,12 +71,12 @@ class TokenStep:
         if keep is None or room is None:
             return None
         hidden = _hidden(kwargs.get("attention_mask"), batch, tokens, room)
-        positions = _positions(kwargs.get("position_ids"), ids, room.held)
+        length = torch.tensor([room.held])
+        positions = _positions(kwargs.get("position_ids"), ids, length)
         if hidden is None or positions is None:
             return None
         if not self.zeros_unseen and tokens > 1 and bool((hidden > room.held).any()):
             return None  # tokens that see none get something else
-        length = torch.tensor([room.held])
         (logits,) = room.run(self, ids, positions, hidden, keep, length)
         room.show(cache, tokens)
         return self.result(logits=logits, past_key_values=cache)
@@ -123,6 +124,7 @@ class _Room:
     def __init__(self, buffer: torch.Tensor, held: int) -> None:
         self.buffer, self.held = buffer, held
         self._shown: list[torch.Tensor] = []
+        self._parts_up_to = extension.direct().parts_up_to
 
     def run(self, step: TokenStep, ids: Any, positions: Any, *more: Any) -> Any:
         """Add tokens by the graph of ``step`` for such a cache."""
@@ -159,6 +161,12 @@ class _Room:
     def show(self, cache: Any, tokens: int) -> None:
         """Let ``cache`` show the tokens behind those that it held."""
         raise NotImplementedError
+
+    def _shown_of(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """Of keys and values of each layer, or of their scales, the places that are held."""
+        # One call for all layers: by torch's operators it takes some hundredths of a step.
+        parts: list[torch.Tensor] | None = self._parts_up_to(whole, self.held)
+        return [*whole[:, :, :, : self.held].unbind()] if parts is None else parts
 
     def _give(self, cache: Any, shown: list[torch.Tensor]) -> None:
         self._shown = shown
@@ -211,7 +219,7 @@ class _GrowingRoom(_Room):
 
     def show(self, cache: Any, tokens: int) -> None:
         self.held += tokens
-        self._give(cache, list(self.buffer[:, :, :, : self.held].unbind()))
+        self._give(cache, self._shown_of(self.buffer))
 
 
 class _FixedRoom(_Room):
@@ -308,7 +316,7 @@ class _CodesRoom(_GrowingRoom):
 
     def show(self, cache: Any, tokens: int) -> None:
         self.held += tokens
-        codes, scales = (x[:, :, :, : self.held].unbind() for x in (self.buffer, self.scales))
+        codes, scales = self._shown_of(self.buffer), self._shown_of(self.scales)
         for number, layer in enumerate(cache.layers):
             layer.key_codes, layer.value_codes = codes[2 * number : 2 * number + 2]
             layer.key_scales, layer.value_scales = scales[2 * number : 2 * number + 2]
@@ -376,7 +384,19 @@ def _kept(wanted: Any, tokens: int) -> torch.Tensor | None:
         wanted = 0
     if type(wanted) is not int or wanted < 0:
         return None
-    return torch.arange(max(tokens - wanted, 0) if wanted else 0, tokens)
+    return _counting(max(tokens - wanted, 0) if wanted else 0, tokens)
+
+
+@functools.lru_cache(maxsize=16)
+def _counting(first: int, end: int) -> torch.Tensor:
+    """The numbers from ``first`` on, for reading alone."""
+    return torch.arange(first, end, device="cpu")
+
+
+@functools.lru_cache(maxsize=16)
+def _nothing_hidden(batch: int) -> torch.Tensor:
+    """Zeros, for reading alone."""
+    return torch.zeros(batch, dtype=torch.int64, device="cpu")
 
 
 def _is_part(x: Any, shape: tuple[int, ...]) -> bool:
@@ -394,7 +414,7 @@ def _hidden(mask: Any, batch: int, tokens: int, room: _Room) -> torch.Tensor | N
     if type(mask) is dict and [*mask] == ["full_attention"]:  # by the kinds of layers
         mask = mask["full_attention"]
     if mask is None:
-        return torch.zeros(batch, dtype=torch.int64)
+        return _nothing_hidden(batch)
     after = room.held + tokens
     if type(mask) is not torch.Tensor or mask.device.type != "cpu":
         return None
@@ -403,7 +423,7 @@ def _hidden(mask: Any, batch: int, tokens: int, room: _Room) -> torch.Tensor | N
     if mask.shape != (batch, after):
         return None
     if bool(mask.all()):
-        return torch.zeros(batch, dtype=torch.int64)
+        return _nothing_hidden(batch)
     seen = mask.bool()
     # The first that is seen; the newest must be, and so must all between.
     hidden = seen.int().argmax(1)
@@ -426,10 +446,12 @@ def _hidden_in_square(
     return hidden if alike else None
 
 
-def _positions(given: Any, ids: torch.Tensor, length: int) -> torch.Tensor | None:
-    """The positions of ``ids``; None if ``given`` are none."""
+def _positions(given: Any, ids: torch.Tensor, length: torch.Tensor) -> torch.Tensor | None:
+    """The positions of ``ids`` behind ``length`` tokens; None if ``given`` are none."""
     if given is None:
-        given = torch.arange(length, length + ids.shape[1])[None]
+        if ids.numel() == 1:
+            return length[None]
+        given = (length + _counting(0, ids.shape[1]))[None]
     if type(given) is not torch.Tensor or given.dtype is not torch.int64 or given.dim() != 2:
         return None
     if given.shape[1] != ids.shape[1] or given.shape[0] not in (1, ids.shape[0]):
