@@ -161,6 +161,14 @@ def test_pre_norm_reads_the_sum_again() -> None:
     assert lowered(forward) == {"norm_rows": 1, "linear_rows_norm": 2}
 
 
+def test_the_weight_of_a_norm_may_be_computed_behind_the_sum() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        total = x + m.q(x)
+        return m.k(rms(total, 1 + m.rms)), total
+
+    assert lowered(forward) == {"quantize_rows": 1, "linear_rows_norm": 1, "linear_rows": 1}
+
+
 def test_a_sum_that_is_read_before_its_norm() -> None:
     def forward(m: Any, x: Any) -> Any:
         total = x + m.q(x)

@@ -28,10 +28,11 @@ def run(gm: GraphModule) -> int:
         if value is not None:
             known[node] = value
     changed = 0
+    first = next(iter(gm.graph.nodes))  # where no pass can put what reads a constant before it
     for node, value in known.items():
         if all(user in known for user in node.users):
             continue  # read by no other
-        with gm.graph.inserting_before(node):
+        with gm.graph.inserting_before(first):
             new = inherit(add_constant(gm, gm.graph, node.name, value.contiguous().clone()), node)
         new.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in known)
