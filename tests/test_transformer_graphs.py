@@ -503,6 +503,57 @@ def test_a_saved_model_comes_back_with_its_graphs(fused: Any, tmp_path: Path) ->
                 assert torch.equal(x, y)
 
 
+@torch.library.custom_op("x86quant_tests::twice", mutates_args=())
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@_twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class _Foreign(nn.Module):
+    """It calls an op that no file may hold, and some code that export does not follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Doubling()
+        self.steps: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(x)
+        return found
+
+
+class _Doubling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x + self.b(_twice(self.a(x))))
+
+
+def test_graphs_without_a_form_in_a_file_are_left_out_of_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    found = quantized(_Foreign().eval(), torch.randn(4, 16), torch.randn(4, 16))
+    assert "fused graphs" in str(found.quantization)
+    x = torch.randn(4, 16)
+    with (
+        pytest.warns(X86QuantWarning, match="but not its code"),
+        pytest.warns(X86QuantWarning, match="the layers one by one"),
+    ):
+        x86quant.save(found, tmp_path / "it.x86q", example_inputs=(x,))
+    loaded = x86quant.load(tmp_path / "it.x86q", model=_Foreign())
+    with torch.no_grad(), block_graphs.layers_alone(found):
+        assert torch.equal(found(x), loaded(x))
+    with torch.no_grad(), counted(found) as calls:
+        found(x)
+    assert calls == [1]  # its own graphs are there again
+
+
 def test_a_changed_model_is_saved_as_it_is(fused: Any, tmp_path: Path) -> None:
     model = copy.deepcopy(fused)
     _write(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -26,7 +27,9 @@ from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.calling.state import state_kept
+from x86quant.calling.wording import listed
 from x86quant.compiled import GuardedModule
+from x86quant.compiled.block_graphs import blocks_of, layers_alone
 from x86quant.errors import ArtifactError, X86QuantWarning, first_line
 from x86quant.files import write_aside
 from x86quant.version import __version__
@@ -127,6 +130,11 @@ def _with_class(
     loaded = content.build(None if content.needs is None and whole is None else skeleton)
     if example is not None:
         _check_loaded(model, loaded, example)
+    if lost := _lost_graphs(model, loaded):
+        _warn(
+            f"fused graphs of {listed(lost)} call what has no form in a file: what is loaded runs "
+            "the layers one by one, which is slower"
+        )
     kind = type(skeleton).__name__
     how = f"x86quant.load(path, model={kind}(...))"
     if whole is not None and why:
@@ -139,7 +147,10 @@ def _with_class(
 def _check_loaded(model: nn.Module, loaded: nn.Module, example: Example) -> None:
     """Raise ArtifactError unless ``loaded`` does what ``model`` does."""
     try:
-        same = gives_the_same(model, loaded, example)
+        with contextlib.ExitStack() as stack:
+            for one in (model, loaded) if _lost_graphs(model, loaded) else ():
+                stack.enter_context(layers_alone(one))
+            same = gives_the_same(model, loaded, example)
     except Exception as error:  # of the model's own code
         raise ArtifactError(f"what is loaded would fail: {first_line(error)}") from error
     if same is False:
@@ -147,6 +158,17 @@ def _check_loaded(model: nn.Module, loaded: nn.Module, example: Example) -> None
             "what is loaded would give other results: the model computes with attributes that are "
             "neither parameters nor buffers"
         )
+
+
+def _lost_graphs(model: nn.Module, loaded: nn.Module) -> list[str]:
+    """The modules of ``model`` that have graphs which are not in the file."""
+    kept = {name: blocks_of(module) for name, module in loaded.named_modules()}
+    return [
+        name or "the whole model"
+        for name, module in model.named_modules()
+        if (blocks := blocks_of(module)) is not None
+        and ((other := kept.get(name)) is None or len(other.graphs) < len(blocks.graphs))
+    ]
 
 
 def _warn(message: str) -> None:

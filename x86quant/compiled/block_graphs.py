@@ -8,13 +8,14 @@ module was replaced or written to.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import operator
 import types
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -223,6 +224,20 @@ def blocks_of(module: nn.Module) -> BlockGraphs | None:
     """The graphs at the forward of ``module``; None if it has none, or none any longer."""
     found = vars(module).get("forward")
     return found if isinstance(found, BlockGraphs) and found.graphs and found.current() else None
+
+
+@contextlib.contextmanager
+def layers_alone(model: nn.Module) -> Iterator[None]:
+    """A block in which the layers of ``model`` run one by one, whatever graphs it has."""
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    found = [(b, b.graphs, b.token_step) for b in forwards if isinstance(b, BlockGraphs)]
+    for blocks, _, _ in found:
+        blocks.graphs, blocks.token_step = (), None
+    try:
+        yield
+    finally:
+        for blocks, graphs, step in found:
+            blocks.graphs, blocks.token_step = graphs, step
 
 
 class _BlockWatch:
