@@ -251,16 +251,6 @@ class CompiledModule(Baked):
             segment.plan_cache_bytes = default_bytes() if limit is None else limit
 
     @contextlib.contextmanager
-    def in_plain_torch(self) -> Iterator[None]:
-        """A block in which its ops run in torch, one by one, as a tracer sees them."""
-        before = self._runtime
-        self._runtime = _Runtime(self.graph_module, lambda: True)
-        try:
-            yield
-        finally:
-            self._runtime = before
-
-    @contextlib.contextmanager
     def running(self, runtime: GraphModule) -> Iterator[None]:
         """A block in which ``runtime`` stands for what runs the tensors as they are now."""
         before = self._runtime_now()

@@ -298,7 +298,7 @@ def comparable(model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as parts:
         for module in model.modules():
             if isinstance(module, CompiledModule):
-                parts.enter_context(module.in_plain_torch())
+                parts.enter_context(module.running(module.graph_module))
         with rows_left_float():
             yield
 
