@@ -386,6 +386,56 @@ def eager(m: Any, x: Any, mask: Any = None, scale: float = 0.25) -> Any:
     return m.q(joined(scores.softmax(-1) @ v))
 
 
+def by_einsum(m: Any, x: Any, scores: str, values: str, bias: Any = None) -> Any:
+    """As MaxViT writes it: batches of groups of windows, keys that are scaled first."""
+
+    def parts(layer: Any) -> Any:
+        return layer(x).unflatten(-1, (2, 16)).transpose(-2, -3)
+
+    q, k, v = parts(m.q), parts(m.k) * 0.25, parts(m.v)
+    shares = torch.einsum(scores, q, k)
+    shares = (shares if bias is None else shares + bias).softmax(-1)
+    return m.q(torch.einsum(values, shares, v).transpose(-2, -3).flatten(-2))
+
+
+#: Equations of scores and of values, for batches and for batches of groups.
+EINSUMS = {
+    4: ("BHID,BHJD->BHIJ", "BHIJ,BHJD->BHID"),
+    5: ("B G H I D, B G H J D -> B G H I J", "B G H I J, B G H J D -> B G H I D"),
+}
+
+
+@pytest.mark.parametrize("rank", EINSUMS)
+@pytest.mark.parametrize("bias", [None, torch.randn(1, 2, 6, 6), torch.randn(6)])
+def test_attention_by_einsum(rank: int, bias: Any) -> None:
+    x = torch.randn(2, 6, 32) if rank == 4 else torch.randn(2, 3, 6, 32)
+    found = lowered(lambda m, x: by_einsum(m, x, *EINSUMS[rank], bias), x)
+    assert found.keys() & {"attention", "attention_rows"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "values"),
+    [
+        ("BHID,BHJD->BHJI", "BHIJ,BHJD->BHID"),  # scores are turned
+        ("BHID,BHJD->BHIJ", "BHIJ,BHID->BHJD"),  # values of queries
+        ("BHID,BHJD->HBIJ", "HBIJ,BHJD->BHID"),  # heads first
+        ("BHID,BHJD->BHIJ", "BHIJ,BHJD->BHDI"),
+        ("BHII,BHJI->BHIJ", "BHIJ,BHJD->BHID"),  # a diagonal
+    ],
+)
+def test_other_einsums_are_left_alone(scores: str, values: str) -> None:
+    x = torch.randn(2, 16, 32)
+    found = lowered(lambda m, x: by_einsum(m, x, scores, values).reshape(2, 16, 32), x)
+    assert not found.keys() & {"attention", "attention_rows"}
+
+
+@pytest.mark.parametrize("bias", [torch.randn(3, 2, 6, 6), torch.randn(2, 1, 2, 6, 6)])
+def test_masks_of_groups_of_windows_are_left_alone(bias: Any) -> None:
+    x = torch.randn(2, 3, 6, 32)
+    found = lowered(lambda m, x: by_einsum(m, x, *EINSUMS[5], bias), x)
+    assert not found.keys() & {"attention", "attention_rows"}
+
+
 ATTENTION = {"quantize_rows": 1, "linear_rows": 2, "attention_rows": 1}
 X = torch.randn(2, 5, 32)
 

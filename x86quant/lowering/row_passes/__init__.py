@@ -31,6 +31,7 @@ from x86quant.lowering.row_passes import (
     recognise_rotation,
     share_row_codes,
     simplify_masks,
+    spell_einsums,
     take_tokens,
 )
 
@@ -43,6 +44,7 @@ ROW_PASSES: tuple[ModuleType, ...] = (
     merge_masks,
     recognise_norms,
     recognise_rotation,
+    spell_einsums,
     recognise_eager_attention,
     recognise_attention,
     attend_to_cache,
