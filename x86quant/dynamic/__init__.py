@@ -34,7 +34,18 @@ from x86quant.dynamic.recurrent import (
 from x86quant.dynamic.table_batched import from_table_batched
 from x86quant.dynamic.transformers_config import note_in_config
 
+#: What every int8 layer that may run by itself is an instance of.
+INT8_LAYERS = (
+    DynamicCell,
+    DynamicMultiheadAttention,
+    DynamicRecurrent,
+    Int8Linear,
+    QuantizedTable,
+    WeightOnlyEmbedding,
+)
+
 __all__ = [
+    "INT8_LAYERS",
     "RECURRENT",
     "DotInteraction",
     "DynamicCell",

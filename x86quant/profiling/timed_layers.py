@@ -12,26 +12,9 @@ from torch import nn
 
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import BlockGraphs
-from x86quant.dynamic import (
-    DynamicCell,
-    DynamicLinear,
-    DynamicMultiheadAttention,
-    DynamicRecurrent,
-    Int8Linear,
-    QuantizedTable,
-    WeightOnlyEmbedding,
-)
+from x86quant.dynamic import INT8_LAYERS, DynamicCell, DynamicLinear, DynamicRecurrent
 from x86quant.profiling.run_log import RunLog
 from x86quant.profiling.run_step import RunStep, tensors_in
-
-_KINDS = (
-    DynamicCell,
-    DynamicMultiheadAttention,
-    DynamicRecurrent,
-    Int8Linear,
-    QuantizedTable,
-    WeightOnlyEmbedding,
-)
 
 
 def separate_layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -39,7 +22,7 @@ def separate_layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn
 
     Those behind a fused graph are left alone: the graph is given up once a layer of it is changed.
     """
-    if isinstance(module, _KINDS):
+    if isinstance(module, INT8_LAYERS):
         yield path, module
     elif not isinstance(module, CompiledModule) and not isinstance(
         vars(module).get("forward"), BlockGraphs

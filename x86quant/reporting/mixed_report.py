@@ -14,14 +14,7 @@ from torch import nn
 
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import blocks_of
-from x86quant.dynamic import (
-    DynamicCell,
-    DynamicMultiheadAttention,
-    DynamicRecurrent,
-    Int8Linear,
-    QuantizedTable,
-    WeightOnlyEmbedding,
-)
+from x86quant.dynamic import INT8_LAYERS
 from x86quant.explaining.explanation import LayerChoice, explain
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling.run_step import TORCH
@@ -34,15 +27,6 @@ from x86quant.reporting.facts import (
     with_precision,
 )
 from x86quant.reporting.model_report import compiled_layers
-
-_INT8 = (
-    Int8Linear,
-    WeightOnlyEmbedding,
-    QuantizedTable,
-    DynamicMultiheadAttention,
-    DynamicRecurrent,
-    DynamicCell,
-)
 
 
 def mixed_report(
@@ -119,7 +103,7 @@ def _layers(
     module: nn.Module, graphs: _FusedGraphs, path: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
     """Fused and compiled parts, int8 layers, and float layers with weights of their own."""
-    whole = path in graphs or isinstance(module, (CompiledModule, *_INT8))
+    whole = path in graphs or isinstance(module, (CompiledModule, *INT8_LAYERS))
     if whole or next(module.parameters(recurse=False), None) is not None:
         yield path, module
     if not whole:
@@ -208,7 +192,7 @@ def _layer(
     kind = type(module).__name__
     if choice is not None:
         kernel, rule, reason = choice.kernel, choice.rule, choice.reason
-    elif isinstance(module, _INT8):
+    elif isinstance(module, INT8_LAYERS):
         kernel, rule, reason = "native", "", "int8 weights, float arithmetic"
     else:
         kernel, rule, reason = TORCH, "", "a float layer"
