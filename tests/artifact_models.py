@@ -12,7 +12,7 @@ from torch import nn
 from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
-from tests.stock import engine
+from tests.stock_tensors import engine
 from x86quant.compiled import CompiledModule, compile
 from x86quant.quantization import quantize
 

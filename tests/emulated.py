@@ -1,7 +1,7 @@
 """Runs tests on CPUs that are not here: emulated by qemu, or this one shown as another.
 
     python -m tests.emulated                                   # a few minutes on a few CPUs
-    python -m tests.emulated --cpu EPYC-Milan tests/test_saturation.py tests/test_errata.py
+    python -m tests.emulated --cpu EPYC-Milan tests/kernels/test_saturation.py
     python -m tests.emulated --all --cpu "Zen 3"               # every file: some 20 minutes
     python -m tests.emulated --all --cpu Haswell               # the same by qemu: hours
 
@@ -48,30 +48,35 @@ QEMU = {
     "Nehalem": "Nehalem",
 }
 CPUS = (*QEMU, *(name for name in masked_cpu.MASKS if name not in QEMU))
-_LEGAL = "tests/test_saturation.py::test_fbgemm_is_legal_exactly_where_it_is_right"
-_ERRATUM = "tests/test_errata.py::test_an_erratum_is_true_and_its_neighbour_is_not_hit"
-_COMPUTES = "tests/test_tuning_measure.py::test_every_kernel_that_accepts_an_op_computes_it"
+_LEGAL = "tests/kernels/test_saturation.py::test_fbgemm_is_legal_exactly_where_it_is_right"
+_ERRATUM = "tests/kernels/test_errata.py::test_an_erratum_is_true_and_its_neighbour_is_not_hit"
+_COMPUTES = "tests/tuning/test_tuning_measure.py::test_every_kernel_that_accepts_an_op_computes_it"
 
 #: A few minutes' worth of what differs between CPUs most, for every CPU above.
 SHORT = {
-    "Nehalem": ("tests/test_without_avx2.py",),  # the longest comes first
+    "Nehalem": ("tests/hardware/test_without_avx2.py",),  # the longest comes first
     "Haswell": (
         _LEGAL,
         f"{_ERRATUM}[16]",
-        "tests/test_overflow_campaign.py::test_no_legal_kernel_overflows[0]",
-        "tests/test_int8_proof.py::test_reference_form_is_float",
-        "tests/test_dynamo.py::test_weights_stay_the_same_codes",
+        "tests/kernels/test_overflow_campaign.py::test_no_legal_kernel_overflows[0]",
+        "tests/explaining/test_int8_proof.py::test_reference_form_is_float",
+        "tests/compiled/test_dynamo.py::test_weights_stay_the_same_codes",
     ),
     "EPYC-Milan": (
         f"{_LEGAL}[groupwise 4]",
         _COMPUTES,
-        "tests/test_dynamic.py::test_stock_kernels_take_one_row_and_agree_within_a_step",
-        "tests/test_qconfig.py::test_stock_onednn_mapping_raises_on_conv_transpose[1]",
-        "tests/test_same_answers.py",
+        "tests/dynamic/test_dynamic.py::test_stock_kernels_take_one_row_and_agree_within_a_step",
+        "tests/stock/test_qconfig.py::test_stock_onednn_mapping_raises_on_conv_transpose[1]",
+        "tests/artifacts/test_same_answers.py",
     ),
     **dict.fromkeys(
         ("Skylake server", "Alder Lake", "Zen 4"),
-        (_LEGAL, _COMPUTES, "tests/test_overflow_campaign.py", "tests/test_same_answers.py"),
+        (
+            _LEGAL,
+            _COMPUTES,
+            "tests/kernels/test_overflow_campaign.py",
+            "tests/artifacts/test_same_answers.py",
+        ),
     ),
 }
 
@@ -219,7 +224,9 @@ def main() -> int:
 
     def one(cpu: str) -> bool:
         if options.all:
-            files = options.tests or sorted(f"tests/{p.name}" for p in ROOT.glob("tests/test_*.py"))
+            files = options.tests or sorted(
+                str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_*.py")
+            )
             return run_all(cpu, files, options.select, options.minutes)
         start = time.monotonic()
         tests = options.tests or SHORT[cpu]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import x86quant
-from tests.stock import engine
+from tests.stock_tensors import engine
 from x86quant.kernels import Kernel, reference, saturation
 from x86quant.spec import OpSpec
 

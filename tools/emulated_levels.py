@@ -1,7 +1,7 @@
 """Runs tests at levels that this CPU lacks: AVX-VNNI on AVX2, AMX on AVX512-VNNI.
 
     python -m tools.emulated_levels
-    python -m tools.emulated_levels tests/test_runtime.py -k dynamic
+    python -m tools.emulated_levels tests/runtime/test_runtime.py -k dynamic
     python -m tools.emulated_levels tests -n auto
 
 The whole extension is built once more, with the instructions of these levels as functions
@@ -23,11 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(tempfile.gettempdir()) / f"x86quant-emulated-{os.getuid()}"
 TESTS = (
-    "tests/test_native_kernels.py",
-    "tests/test_row_kernels.py",
-    "tests/test_float_kernels.py",
-    "tests/test_graph_kernels.py",
-    "tests/test_runtime.py",
+    "tests/kernels/test_native_kernels.py",
+    "tests/kernels/test_row_kernels.py",
+    "tests/kernels/test_float_kernels.py",
+    "tests/kernels/test_graph_kernels.py",
+    "tests/runtime/test_runtime.py",
 )
 
 _NEEDS_AMX = 'requires: ClassVar[frozenset[str]] = frozenset({"amx_int8"})'

@@ -1,7 +1,7 @@
 """Runs the tests of the compiled part under AddressSanitizer and UBSan.
 
     python -m x86quant.kernels.runtime.sanitize
-    python -m x86quant.kernels.runtime.sanitize tests/test_runtime.py -k dynamic
+    python -m x86quant.kernels.runtime.sanitize tests/runtime/test_runtime.py -k dynamic
 
 Those of the runtime, the kernels of compiled models (which try random shapes) and routed packs,
 unless others are named. Builds the whole extension once more, with sanitizers, into a folder of its
@@ -26,7 +26,11 @@ FLAGS = (
     "-fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=all "
     "-fno-omit-frame-pointer"
 )
-TESTS = ("tests/test_graph_kernels.py", "tests/test_runtime.py", "tests/test_routed.py")
+TESTS = (
+    "tests/kernels/test_graph_kernels.py",
+    "tests/runtime/test_runtime.py",
+    "tests/kernels/test_routed.py",
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,51 @@
+"""The examples run as they are; ``retune.py``, which measures, runs in CI alone."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import x86quant
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    engine = torch.backends.quantized.engine
+    yield
+    torch.backends.quantized.engine = engine
+    x86quant.disable()
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("fx_static", "largest difference from the float model: 0.0"),
+        ("fx_qat", "int8 gets 100% right"),
+        ("torch_compile", "2 convolutions and matrix products in int8, 0 in float"),
+        ("dlrm --quick", "2 bits   AUC 0."),
+        ("lstm --epochs 1 --rounds 2", "dynamic int8, 2 layers"),
+    ],
+)
+def test_an_example_runs(
+    command: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *arguments = command.split()
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert said in capsys.readouterr().out
+
+
+def test_a_model_saved_here_runs_on_another_cpu() -> None:
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / "another_cpu.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "on avx2:" in done.stdout
+    assert "largest difference between the two: 0" in done.stdout

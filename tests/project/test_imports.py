@@ -1,0 +1,140 @@
+"""The import graph: packages depend on each other one way only."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import x86quant
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {"x86quant": ROOT / "x86quant", "x86quant.kernels": ROOT / "kernels"}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            parts = parts[:-1] if parts[-1] == "__init__" else parts
+            found[".".join([package, *parts])] = path
+    return found
+
+
+def imported(module: str, path: Path, known: set[str]) -> Iterator[str]:
+    """What ``module`` imports of this project, at its top or in a function or for types only."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = str(node.module)
+            if node.level:
+                package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                origin = ".".join([*above, *filter(None, [node.module])])
+            for alias in node.names:
+                inner = f"{origin}.{alias.name}"
+                yield inner if inner in known else origin
+
+
+def room(module: str) -> str:
+    """The package that a module belongs to: ``x86quant.runtime.plan`` to ``runtime``."""
+    return module.split(".")[1] if "." in module else module
+
+
+def package_graph() -> dict[str, dict[str, str]]:
+    """For each package those it imports from, each with one import as an example."""
+    known = modules()
+    graph: dict[str, dict[str, str]] = defaultdict(dict)
+    for module, path in known.items():
+        # The root offers the public names of all packages and is used by none of them.
+        if module == "x86quant":
+            continue
+        for target in imported(module, path, set(known)):
+            if target.split(".")[0] == "x86quant" and room(target) != room(module):
+                graph[room(module)].setdefault(room(target), f"{module} imports {target}")
+    return graph
+
+
+def circles(graph: dict[str, dict[str, str]]) -> list[list[str]]:
+    """Every path that comes back to its start, as the imports along it."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(package: str, path: list[str]) -> None:
+        if package in path:
+            ring = [*path[path.index(package) :], package]
+            found.append([graph[a][b] for a, b in itertools.pairwise(ring)])
+        elif package not in done:
+            for target in graph.get(package, {}):
+                visit(target, [*path, package])
+            done.add(package)
+
+    for package in list(graph):
+        visit(package, [])
+    return found
+
+
+def test_no_package_imports_one_that_imports_it() -> None:
+    assert not circles(package_graph())
+
+
+def test_only_the_command_line_imports_the_root_package() -> None:
+    users = [f"{a}: {example}" for a, targets in package_graph().items()
+             for b, example in targets.items() if b == "x86quant" and a != "cli"]  # fmt: skip
+    assert not users
+
+
+def test_circles_are_seen() -> None:
+    ring = {"a": {"b": "a imports b"}, "b": {"c": "b imports c"}, "c": {"a": "c imports a"}}
+    assert circles(ring) == [["a imports b", "b imports c", "c imports a"]]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module, path in modules().items():
+        if path.name not in ("__init__.py", "__main__.py", "sanitize.py"):
+            homes[path.name].append(module)
+    commands = "x86quant.cli."  # named as what the user types
+    found = {
+        name: where
+        for name, where in homes.items()
+        if sum(not module.startswith(commands) for module in where) > 1
+    }
+    assert not found
+
+
+def test_the_lists_of_public_names_agree() -> None:
+    """What ``import x86quant`` offers: typed for checkers, found on first use, and listed."""
+    assert sorted(x86quant.__all__) == list(x86quant.__all__)
+    assert set(x86quant.__all__) == set(x86quant._MODULE_OF)
+    tree = ast.parse((ROOT / "x86quant" / "__init__.py").read_text(encoding="utf-8"))
+    (typed,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    homes = {
+        alias.name: str(node.module)
+        for node in typed.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    # Extras need packages that may not be there, and are not in ``__all__``.
+    offered = {**x86quant._MODULE_OF, **x86quant._EXTRAS}
+    assert homes == {name: f"x86quant.{module}" for name, module in offered.items()}
+    assert not set(x86quant._MODULE_OF) & set(x86quant._EXTRAS)
+    for name in x86quant.__all__:
+        assert getattr(x86quant, name) is not None
