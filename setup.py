@@ -12,8 +12,9 @@ from types import ModuleType
 
 import setuptools
 
-#: What the compiled part is written for; pyproject.toml says the same.
-TORCH = "2.13"
+#: The versions of torch that the compiled part is tested with (``TESTED`` in x86quant/extension.py
+#: says the same), and the fbgemm-gpu-cpu that belongs to each: its C++ loads beside no other.
+FBGEMM_OF_TORCH = {"2.13": "1.8", "2.14": "1.9"}
 #: The first version that reads pyproject.toml as it is.
 SETUPTOOLS = 77
 
@@ -34,17 +35,23 @@ def need_tools() -> None:
 
 def need_torch() -> str:
     """The version of torch; an end, with what to do, where it is not what the build needs."""
-    wanted = f'pip install torch=={TORCH}.0 "setuptools>=77" ninja'
+    tested = " or ".join(FBGEMM_OF_TORCH)
+    wanted = f'pip install torch=={next(iter(FBGEMM_OF_TORCH))}.0 "setuptools>=77" ninja'
     then = "then install x86quant with --no-build-isolation"
     try:
         from torch import __version__ as version
     except ImportError:
-        raise SystemExit(f"x86quant: this build needs torch {TORCH}: {wanted}; {then}") from None
-    if version.split(".")[:2] != TORCH.split("."):
+        raise SystemExit(f"x86quant: this build needs torch {tested}: {wanted}; {then}") from None
+    if minor(version) not in FBGEMM_OF_TORCH:
         raise SystemExit(
-            f"x86quant: this build needs torch {TORCH}, and finds {version}: {wanted}; {then}"
+            f"x86quant: this build needs torch {tested}, and finds {version}: {wanted}; {then}"
         )
     return str(version)
+
+
+def minor(version: str) -> str:
+    """``2.13.0+cpu`` as ``2.13``."""
+    return ".".join(version.split(".")[:2])
 
 
 need_tools()
@@ -179,7 +186,21 @@ def without_torch() -> list[str]:
     return sorted(map(str, names))
 
 
+def dependencies() -> list[str]:
+    """What is installed beside: the torch that this is built for, and what goes with it."""
+    torch = minor(torch_version)
+    return [
+        f"torch=={torch}.*",
+        "numpy>=1.26",
+        "py-cpuinfo>=9.0",
+        f"fbgemm-gpu-cpu=={FBGEMM_OF_TORCH[torch]}.*",
+        "safetensors>=0.5",
+        "tomli>=2.0; python_version < '3.11'",
+    ]
+
+
 setuptools.setup(
+    install_requires=dependencies(),
     ext_modules=extension(),
     # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
     # kernels/runtime/torch_threads.cpp.

@@ -46,8 +46,8 @@ warnings.simplefilter("ignore")
 import numpy, torch
 torch.set_num_threads(1)
 if sys.argv[3] == "{_BERT}":
-    from benchmarks.networks import declare_missing_ops
-    declare_missing_ops()
+    from x86quant.torchvision_import import import_torchvision
+    import_torchvision()
     import transformers.models.bert.modeling_bert
     inputs = [torch.arange(1000, 1128).reshape(1, 128), torch.ones(1, 128, dtype=torch.int64)]
 else:

@@ -44,7 +44,7 @@ from torch import nn
 import x86quant
 import x86quant.dynamic
 from benchmarks.environment import print_environment
-from benchmarks.networks import declare_missing_ops
+from x86quant.torchvision_import import import_torchvision
 
 PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
 LOADED_PEERS = ("loaded", "loaded-layers")
@@ -91,7 +91,7 @@ class Subject:
 
 def decoder(kind: str, positions: int = 0) -> Any:
     """A decoder of about 125M parameters, with random weights, for so many tokens at least."""
-    declare_missing_ops()
+    import_torchvision()
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

@@ -27,7 +27,7 @@ from torch import nn
 
 import x86quant
 from benchmarks.environment import print_environment
-from benchmarks.networks import declare_missing_ops
+from x86quant.torchvision_import import import_torchvision
 
 PROMPTS = (
     "The capital of France is",
@@ -65,7 +65,7 @@ class Agreement:
 
 def decoder(kind: str, width: int = 128, layers: int = 4, vocabulary: int = 1000) -> Any:
     """A decoder with random weights, spread so that its layers matter."""
-    declare_missing_ops()
+    import_torchvision()
     import transformers
 
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def main() -> int:
     head = f"{'model':<10}{'prompt':>7}{'equal':>12}{'least margin':>14}"
     print(f"{head}{'at the end':>12}{'error':>12}{'by cache':>12}")
     if options.model:
-        declare_missing_ops()
+        import_torchvision()
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(options.model)

@@ -33,15 +33,15 @@ import torch
 
 import x86quant
 from benchmarks.environment import print_environment
-from benchmarks.networks import declare_missing_ops
 from x86quant.profiling.timing import interleaved
+from x86quant.torchvision_import import import_torchvision
 
 MODELS = ("bert-base", "vit-b-16", "minilm")
 WAYS = ("float", "layers", "loaded", "saved", "quantize")
 
 
 def _transformers() -> Any:
-    declare_missing_ops()
+    import_torchvision()
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

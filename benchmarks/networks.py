@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from x86quant.bench.vision import (
-    declare_missing_ops,
     images,
     network_for_images,
     random_model,
@@ -15,7 +14,6 @@ from x86quant.bench.vision import (
 
 __all__ = [
     "NETWORKS",
-    "declare_missing_ops",
     "images",
     "network_for_images",
     "random_model",

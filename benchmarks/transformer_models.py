@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.networks import declare_missing_ops
+from x86quant.torchvision_import import import_torchvision
 
 
 class _State(nn.Module):
@@ -45,7 +45,7 @@ class _Prompt(nn.Module):
 
 
 def _transformers() -> Any:
-    declare_missing_ops()
+    import_torchvision()
     import transformers
 
     torch.manual_seed(0)

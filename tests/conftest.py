@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -52,13 +51,7 @@ def as_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """A test draws the same numbers alone, and behind any other; so do the fixtures made for it.
-
-    What a slow machine has no time for is left out, where somebody sets an end.
-    """
+    """A test draws the same numbers alone, and behind any other; so do the fixtures made for it."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - of libraries that draw from it
-    end = os.environ.get("X86QUANT_TESTS_UNTIL")  # as time.time() counts
-    if end is not None and time.time() > float(end):
-        pytest.skip("left out: there is no more time")

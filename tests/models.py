@@ -14,7 +14,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx, prepare_qa
 from torch.nn import functional
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
+from x86quant.torchvision_import import import_torchvision
 
 
 def rows(count: int = 8, seed: int = 0) -> torch.Tensor:
@@ -231,7 +231,7 @@ def train(case: Case, mapping: object, steps: int = 3, **kwargs: object) -> nn.M
 
 def bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """A BERT of one layer and arguments for it; skips the test where there is no transformers."""
-    declare_missing_ops()  # transformers imports torchvision where that is installed
+    import_torchvision()  # transformers imports torchvision where that is installed
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(

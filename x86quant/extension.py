@@ -14,7 +14,7 @@ from x86quant.errors import CpuTooOldError, ExtensionError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
 
 #: The versions of torch that this version of x86quant is tested with.
-TESTED = "2.13"
+TESTED = ("2.13", "2.14")
 
 _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall --no-deps x86quant"
 
@@ -64,9 +64,9 @@ def other_torch(built: str, present: str) -> str | None:
     if built.split(".")[:2] == present.split(".")[:2]:
         return None
     return (
-        f"x86quant's compiled part was built for torch {built} and tested with torch {TESTED}; "
-        f"this is torch {present}. It has loaded, but what torch keeps to itself may have changed. "
-        f"Install torch {built.partition('+')[0]}, or build again. {_REBUILD}"
+        f"x86quant's compiled part was built for torch {built}, and this is torch {present}; it is "
+        f"tested with torch {' and '.join(TESTED)}. It has loaded, but what torch keeps to itself "
+        f"may have changed. Install torch {built.partition('+')[0]}, or build again. {_REBUILD}"
     )
 
 

@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
 from x86quant import extension
 from x86quant.compiled.block_graphs import BlockGraphs
+from x86quant.torchvision_import import import_torchvision
 
-declare_missing_ops()  # transformers imports torchvision where that is installed
+import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 from benchmarks.greedy_agreement import agreement, decoder  # noqa: E402

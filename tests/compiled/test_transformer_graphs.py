@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
 from x86quant.compiled import CompiledModule, block_graphs
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.compiled.structure import CallForm
@@ -28,13 +27,14 @@ from x86quant.lowering.lower_rows import lower_rows
 from x86quant.profiling.recorder import record
 from x86quant.quantization.exported import ops_from_export
 from x86quant.quantization.fused_blocks import comparable, rows_left_float
+from x86quant.torchvision_import import import_torchvision
 
 Made = tuple[nn.Module, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    declare_missing_ops()
+    import_torchvision()
     return pytest.importorskip("transformers")
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
+from x86quant.torchvision_import import import_torchvision
 
-declare_missing_ops()  # transformers imports torchvision where that is installed
+import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 from benchmarks.greedy_agreement import agreement, decoder  # noqa: E402

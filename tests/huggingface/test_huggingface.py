@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.compiled.token_step import TokenStep
 from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.torchvision_import import import_torchvision
 
-declare_missing_ops()  # transformers imports torchvision where that is installed
+import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages
@@ -442,7 +442,7 @@ def test_a_new_process_needs_one_import(int8_folder: Path, ids: torch.Tensor) ->
     code = (
         "import sys, torch, x86quant\n"
         "assert 'X86QuantConfig' in dir(x86quant) and 'transformers' not in sys.modules\n"
-        "from benchmarks.networks import declare_missing_ops; declare_missing_ops()\n"
+        "from x86quant.torchvision_import import import_torchvision; import_torchvision()\n"
         "import x86quant.huggingface\nfrom transformers import AutoModel\n"
         f"model = AutoModel.from_pretrained({str(int8_folder)!r})\n"
         f"print(float(model(torch.tensor({ids.tolist()})).last_hidden_state.double().sum()))"

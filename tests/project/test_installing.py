@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -19,10 +20,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        ("sys.modules['torch'] = None", "this build needs torch 2.13: pip install"),
+        ("sys.modules['torch'] = None", "this build needs torch 2.13 or 2.14: pip install"),
         (
             "sys.modules['torch'] = types.SimpleNamespace(__version__='2.12.1+cpu')",
-            "this build needs torch 2.13, and finds 2.12.1+cpu: pip install",
+            "this build needs torch 2.13 or 2.14, and finds 2.12.1+cpu: pip install",
         ),
         (
             "import setuptools; setuptools.__version__ = '68.1.2'",
@@ -62,11 +63,16 @@ def test_the_extension_knows_the_torch_it_was_built_for() -> None:
 
 
 def test_another_torch_is_told() -> None:
-    found = extension.other_torch("2.13.0", "2.14.1+cpu")
+    found = extension.other_torch("2.13.0", "2.15.0+cpu")
     assert found is not None
-    for words in ("built for torch 2.13.0", "tested with torch 2.13", "this is torch 2.14.1+cpu"):
+    for words in ("built for torch 2.13.0", "torch 2.13 and 2.14", "this is torch 2.15.0+cpu"):
         assert words in found
     assert extension.other_torch("2.13.0", "2.13.1") is None
+
+
+def test_the_build_and_the_package_name_the_same_torchs() -> None:
+    (said,) = re.findall(r"^FBGEMM_OF_TORCH = (.+)$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert tuple(ast.literal_eval(said)) == extension.TESTED
 
 
 def test_an_install_has_every_package() -> None:

@@ -10,12 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from benchmarks.networks import declare_missing_ops
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.torchvision_import import import_torchvision
 
-declare_missing_ops()  # torchao imports torchvision where that is installed
+import_torchvision()  # torchao imports torchvision where that is installed
 pytest.importorskip("torchao", reason="torchao is not installed: pip install x86quant[pt2e]")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's export and torchao

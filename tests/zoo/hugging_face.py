@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.networks import declare_missing_ops
 from tests.zoo.cases import Animal, Inputs
+from x86quant.torchvision_import import import_torchvision
 
 #: What most text models call their sizes.
 _TEXT = {
@@ -35,7 +35,7 @@ def _made(kind: str, config: str, **sizes: Any) -> Callable[[], nn.Module]:
     """A model of class ``kind`` from a ``config`` of ``sizes``."""
 
     def build() -> nn.Module:
-        declare_missing_ops()  # transformers imports torchvision where that is installed
+        import_torchvision()  # transformers imports torchvision where that is installed
         import transformers
 
         model: nn.Module = getattr(transformers, kind)(getattr(transformers, config)(**sizes))

@@ -36,9 +36,9 @@ def _felt(model: nn.Module) -> nn.Module:
 
 def _small_maxvit() -> nn.Module:
     """A MaxViT of two stages; those that torchvision names take images of 224 pixels alone."""
-    from benchmarks.networks import declare_missing_ops
+    from x86quant.torchvision_import import import_torchvision
 
-    declare_missing_ops()
+    import_torchvision()
     from torchvision.models.maxvit import MaxVit
 
     return _felt(

@@ -163,9 +163,9 @@ def main(name: str, folder: Path, threads: int) -> None:
             torch.set_num_threads(threads)
             stack.enter_context(torch.no_grad())
         if not foreign:
-            from x86quant.bench.vision import declare_missing_ops
+            from x86quant.torchvision_import import import_torchvision
 
-            declare_missing_ops()  # transformers imports torchvision where there is one
+            import_torchvision()  # transformers imports torchvision where there is one
         run = backend(name).load(folder, threads)(_read_inputs(folder, tensors=not foreign))
         run()
         seconds = time.perf_counter() - _STARTED

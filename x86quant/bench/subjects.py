@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from x86quant.errors import InvalidInputError
 from x86quant.given_model import Arguments, InputShape, load_model, random_arguments
+from x86quant.torchvision_import import import_torchvision
 
 if TYPE_CHECKING:
     import torch
@@ -178,13 +179,9 @@ def _short(name: str) -> str | None:
 
 
 def _torchvision_networks() -> list[str]:
-    if importlib.util.find_spec("torchvision") is None:
+    torchvision: Any = import_torchvision()
+    if torchvision is None:
         return []
-    from x86quant.bench.vision import declare_missing_ops
-
-    declare_missing_ops()
-    import torchvision
-
     names: list[str] = torchvision.models.list_models(module=torchvision.models)
     return names
 
@@ -216,9 +213,7 @@ def _real_minilm(name: str) -> bool:
 
 
 def _transformer(name: str, weighted: bool) -> nn.Module:
-    from x86quant.bench.vision import declare_missing_ops
-
-    declare_missing_ops()  # transformers imports torchvision where there is one
+    import_torchvision()  # transformers imports torchvision where there is one
     import transformers
 
     kind, options = _TRANSFORMERS[name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from x86quant.torchvision_import import import_torchvision
 
 
 def network_for_images(name: str, size: int = 224) -> nn.Module:
@@ -51,9 +52,9 @@ def settle(model: nn.Module, batches: Sequence[torch.Tensor]) -> None:
 
 def random_model(name: str, **options: Any) -> nn.Module:
     """The float network with random weights, as torchvision makes it from ``options``."""
-    declare_missing_ops()
-    import torchvision
-
+    torchvision: Any = import_torchvision()
+    if torchvision is None:
+        raise ImportError("no module named 'torchvision'")
     torch.manual_seed(0)
     if name == "googlenet":
         options = {"aux_logits": False, "init_weights": True, **options}
@@ -61,18 +62,3 @@ def random_model(name: str, **options: Any) -> nn.Module:
         options = {"weights_backbone": None, **options}
     model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
     return model
-
-
-def declare_missing_ops() -> None:
-    """Declare two operators that torchvision registers fakes for but may come without.
-
-    A torchvision whose C++ part does not load lacks them, and its import fails. Where that part
-    loads, or the ops are there, this does nothing.
-    """
-    for op in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, op):
-            with contextlib.suppress(RuntimeError):
-                torch.library.define(
-                    f"torchvision::{op}",
-                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                )

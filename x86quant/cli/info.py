@@ -19,6 +19,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.routing.in_force import stale
     from x86quant.tables.likeness import likeness
 
     facts: dict[str, object] = {
@@ -34,12 +35,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         table = x86quant.current_rules()
         like = likeness(table, cpu)
+        other_versions = stale(table)
         facts |= {
             "rules": table.name,
-            "rules_measured": {"on": like.measured, "like_this_cpu": like.degree},
+            "rules_measured": {
+                "on": like.measured,
+                "like_this_cpu": like.degree,
+                "stale": other_versions,
+            },
             "cpu": dataclasses.asdict(cpu),
         }
-        description = f"{'':<9} {like}\n{cpu}"
+        note = "" if other_versions is None else f"{'':<9} {other_versions}\n"
+        description = f"{'':<9} {like}\n{note}{cpu}"
         if torch.get_num_threads() > cpu.best_threads:
             description += (
                 f"\n  advice: torch.set_num_threads({cpu.best_threads}), "

@@ -222,7 +222,6 @@ def automatic_table(cpu: Cpu) -> RuleTable:
     """
     for table in _readable(user_tables().values()):
         if table.fits(cpu):
-            warn_if_stale(table)
             return table
     return shipped_table(cpu)
 
@@ -241,9 +240,7 @@ def shipped_table(cpu: Cpu) -> RuleTable:
             continue
         here = cpu.capped(level)
         if fitting := [table for table in tables if table.fits(here)]:
-            table = min(fitting, key=lambda t: DEGREES.index(likeness(t, here).degree))
-            warn_if_stale(table)
-            return table
+            return min(fitting, key=lambda t: DEGREES.index(likeness(t, here).degree))
     return read_table(default, kernel_names())
 
 
@@ -257,7 +254,10 @@ def _readable(paths: Iterable[Path]) -> Iterator[RuleTable]:
 
 
 def warn_if_stale(table: RuleTable) -> None:
-    """Say once that a table was measured with other versions: it may be slow, never wrong."""
+    """Say once that a table that the user named was measured with other versions.
+
+    It may be slow, never wrong. Of tables that nobody named, ``x86quant info`` says so.
+    """
     if note := stale(table):
         _tell(f"stale {table.path or table.name}", f"rule table {table.name!r} {note}")
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from x86quant.errors import InvalidInputError
 from x86quant.spec import OpSpec
+from x86quant.torchvision_import import import_torchvision
 from x86quant.tuning.cases import Shape
 
 _CONVOLUTIONS = (
@@ -62,37 +63,20 @@ def _factory(module: str, attribute: str) -> Callable[[], Any]:
 
 def _torchvision(name: str) -> Callable[[], Any]:
     try:
-        _declare_operators()
-        models = importlib.import_module("torchvision.models")
+        torchvision: Any = import_torchvision()
+        if torchvision is None:
+            raise ImportError("no module named 'torchvision'")
     except (ImportError, RuntimeError) as error:
         raise InvalidInputError(
             f"--model {name}: torchvision cannot be imported ({error}); install it, or write "
             "module:factory, the name of a function that makes your model"
         ) from error
+    models = torchvision.models
     if name not in models.list_models():
         raise InvalidInputError(
             f"--model {name}: torchvision has no such model; write module:factory for your own"
         )
     return lambda: models.get_model(name, weights=None)
-
-
-def _declare_operators() -> None:
-    """Let torchvision be imported where its C++ part cannot be loaded.
-
-    That part is missing where torchvision was built for CUDA and torch was not. The import then
-    fails on operators of detection models, of which layers are all that matter here.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        raise ImportError("no module named 'torchvision'")
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for module in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
-            del sys.modules[module]
-        for op in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, op):
-                schema = f"torchvision::{op}"
-                torch.library.define(schema, "(Tensor boxes, Tensor scores, float limit) -> Tensor")
 
 
 def model_shapes(
