@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
+from torch.overrides import TorchFunctionMode
 
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 
@@ -29,9 +30,9 @@ Place = tuple[int, int]
 
 #: What makes a tensor of sizes, and takes no proxy for one.
 _FACTORIES = ("arange", "eye", "full", "linspace", "ones", "zeros")
-#: What tensors that are no proxies, buffers say, are cut and spread by. They would ask for numbers.
-_ITEM = "__getitem__"
-_METHODS = (_ITEM, "expand", "narrow", "repeat", "reshape", "select", "view")
+#: What tensors that are no proxies, buffers say, are spread by. They would ask for numbers.
+_METHODS = ("expand", "narrow", "repeat", "reshape", "select", "view")
+_GET_ITEM = torch.Tensor.__getitem__
 #: Questions that the type of a tensor answers.
 _BY_TYPE = frozenset(["is_complex", "is_floating_point"])
 
@@ -64,11 +65,9 @@ class RankedTracer(InPlaceTracer):
                 setattr(torch, name, self._traced(function, "call_function", function))
             for name in _METHODS:
                 method = getattr(torch.Tensor, name)
-                node = (
-                    ("call_function", operator.getitem) if name == _ITEM else ("call_method", name)
-                )
-                setattr(torch.Tensor, name, self._traced(method, *node))
-            return super().trace(root, concrete_args)
+                setattr(torch.Tensor, name, self._traced(method, "call_method", name))
+            with _CutByProxies(self):
+                return super().trace(root, concrete_args)
         finally:
             for name, function in before.items():
                 setattr(torch, name, function)
@@ -181,6 +180,25 @@ def _has_proxy(value: Any) -> bool:
     if isinstance(value, slice):
         return _has_proxy((value.start, value.stop, value.step))
     return isinstance(value, Proxy)
+
+
+class _CutByProxies(TorchFunctionMode):
+    """Records how tensors that are no proxies are cut by sizes that are: ``buffer[:, : x.size(1)]``.
+
+    ``torch.Tensor.__getitem__`` cannot be set for the time of a trace as a method can: that would
+    make every tensor a sequence to Python's C API, for as long as the process lives.
+    """
+
+    def __init__(self, tracer: RankedTracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _GET_ITEM and _has_proxy(args[1:]) and not isinstance(args[0], Proxy):
+            return self._tracer.create_proxy("call_function", operator.getitem, args, {})
+        return func(*args, **(kwargs or {}))
 
 
 class _Values(Interpreter):

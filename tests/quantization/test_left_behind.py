@@ -1,0 +1,97 @@
+"""What ``quantize`` leaves behind in the process: nothing, in attributes and in behaviour."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import torch, torch.nn.functional as F
+from torch import nn
+
+import x86quant
+
+HOLDERS = (torch, torch.Tensor, torch._C.TensorBase, F, nn.Module, nn.Linear, nn.Conv2d)
+
+
+def attributes():
+    return {(holder, name): id(value) for holder in HOLDERS for name, value in vars(holder).items()}
+
+
+class Sequence:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, n):
+        return (1, 2)[n]
+
+
+def behaviour():
+    x = torch.arange(6.0).reshape(2, 3)
+    ways = {
+        "tensors of one": lambda: torch.tensor([x.max(), x.min()]),
+        "rows": lambda: torch.tensor([r.sum() for r in x]),
+        "sequence": lambda: torch.tensor(Sequence()),
+        "cut": lambda: x[:, :2],
+        "index": lambda: [10, 20, 30][torch.tensor(1)],
+        "iterate": lambda: [len(r) for r in x],
+        "length of one": lambda: len(x[0, 0]),
+        "factories": lambda: (torch.arange(3), torch.zeros(2), torch.full((2,), 1.0)),
+        "trace": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3))).code,
+        "modes": lambda: (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "default dtype": torch.get_default_dtype,
+        "grad": torch.is_grad_enabled,
+        "threads": torch.get_num_threads,
+        "engine": lambda: torch.backends.quantized.engine,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "random": lambda: torch.initial_seed(),
+    }
+    found = {}
+    for name, way in ways.items():
+        try:
+            found[name] = repr(way())
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(8, 8, 3, padding=1), nn.Linear(32, 32)
+        self.register_buffer("places", torch.randn(1, 8, 64))
+
+    def forward(self, x):
+        x = self.conv(x) + self.places[:, :, : x.size(2)]
+        return self.head(x.reshape(x.size(0), *x.shape[1:]))
+
+
+torch.fx.symbolic_trace(nn.Linear(3, 3))  # what torch itself leaves behind
+net = Net().eval()
+torch.export.export(net, (torch.randn(2, 8, 32),))
+x86quant.quantize(nn.Linear(4, 4), mode="dynamic", progress=False)  # what is imported on first use
+before = attributes(), behaviour()
+int8 = x86quant.quantize(
+    net, [torch.randn(2, 8, 32)] * 2, mode="MODE", speed_check=False, progress=False
+)
+int8(torch.randn(2, 8, 32))
+x86quant.save(int8, "FILE")
+x86quant.load("FILE", **({} if "MODE" == "static" else {"model": Net()}))
+after = attributes(), behaviour()
+assert after[1] == before[1], {k: (v, after[1][k]) for k, v in before[1].items() if v != after[1][k]}
+changed = {k for k in before[0].keys() | after[0].keys() if before[0].get(k) != after[0].get(k)}
+# Packages that torch imports when they are first used become attributes of it.
+changed = {(h, n) for h, n in changed if type(vars(h).get(n)).__name__ != "module"}
+assert not changed, changed
+"""
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_the_process_is_as_it_was(mode: str, tmp_path) -> None:
+    code = CODE.replace("MODE", mode).replace("FILE", str(tmp_path / "net.x86q"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
