@@ -222,6 +222,7 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
             return [base, 0, 1, 1, n, n, c, n * n * of, n * n * of, n * of, of]
         tensors = {"in": words(1, 64, 128), "out": words(2, 8, 8)}
         NativeStep("conv", {"pack": pack, **tensors}).add_to(program)
+        program.check_reach()
         x = torch.ones(1, n, n, 128, dtype=torch.uint8)
         before = memory("VmRSS")
         (out,) = torch.ops.x86quant.run_program(program, [x])
