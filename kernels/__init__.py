@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .base import Kernel
-from .brgemm import BrgemmKernel
 from .fbgemm import FbgemmDynamicKernel, FbgemmGraphKernel, FbgemmKernel, FbgemmLookup
 from .native import NativeGraphKernel, NativeKernel, NativeLookup
 from .onednn import OnednnDynamicKernel, OnednnGraphKernel, OnednnKernel
@@ -79,9 +78,7 @@ _KERNELS = _register(
     (FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel())
 )
 
-_GRAPH_KERNELS = _register(
-    (NativeGraphKernel(), BrgemmKernel(), FbgemmGraphKernel(), OnednnGraphKernel())
-)
+_GRAPH_KERNELS = _register((NativeGraphKernel(), FbgemmGraphKernel(), OnednnGraphKernel()))
 
 _LOOKUP_KERNELS = _register((NativeLookup(), FbgemmLookup()))
 

@@ -34,7 +34,7 @@ for name in ("plans", "inputs", "outputs"):
 def attempt(path):
     program = ctypes.c_void_p()
     if library.x86quant_load(path.encode(), ctypes.byref(Options(1)), ctypes.byref(program)):
-        return library.x86quant_error().decode()
+        return library.x86quant_error().decode(errors="replace")
     size = ctypes.c_size_t
     inputs = (Tensor * library.x86quant_inputs(program))()
     outputs = (Tensor * library.x86quant_outputs(program))()
@@ -47,7 +47,7 @@ def attempt(path):
                 tensor.data = ctypes.addressof(memory[-1])
         before = [ctypes.string_at(tensor.data, tensor.bytes) for tensor in inputs]
         status = library.x86quant_run(program, inputs, size(len(inputs)), outputs, size(len(outputs)))
-        said.append(library.x86quant_error().decode() if status else "ran")
+        said.append(library.x86quant_error().decode(errors="replace") if status else "ran")
         if before != [ctypes.string_at(tensor.data, tensor.bytes) for tensor in inputs]:
             said.append("AN INPUT WAS CHANGED")
     library.x86quant_free(program)

@@ -334,12 +334,7 @@ void banded_range(const Shape& s, int64_t begin, int64_t end, int32_t b0, int32_
   }
 }
 
-// How many parts the pixels and the output channels are split into.
-struct Parts {
-  int64_t units, by_unit, by_block;
-};
-
-Parts parts_of(const Shape& s) {
+Cut cut_of(const Shape& s) {
   const bool flat = s.p.mode == kDirect && whole_flat(s);
   const int64_t units = flat ? ceil_div(s.pixels(), kTileRows) : s.rows();
   const int64_t threads = s.call.threads;
@@ -357,10 +352,7 @@ Parts parts_of(const Shape& s) {
 
 }  // namespace
 
-int64_t dense_items(const xq_conv_call& call) {
-  const Parts parts = parts_of(Shape(call));
-  return parts.by_unit * parts.by_block;
-}
+int64_t dense_items(const xq_conv_call& call) { return cut_of(Shape(call)).items(); }
 
 size_t dense_scratch(const xq_conv_call& call) {
   const Shape s(call);
@@ -379,15 +371,11 @@ size_t dense_scratch(const xq_conv_call& call) {
 
 void dense_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
   const Shape s(call);
-  const Parts parts = parts_of(s);
+  const Cut cut = cut_of(s);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t u = item / parts.by_block, b = item % parts.by_block;
-    const int64_t first = u * parts.units / parts.by_unit, last = (u + 1) * parts.units / parts.by_unit;
-    const auto b0 = static_cast<int32_t>(b * s.p.n_blocks / parts.by_block);
-    const auto b1 = static_cast<int32_t>((b + 1) * s.p.n_blocks / parts.by_block);
-    if (first == last || b0 == b1) continue;
-    s.p.mode == kDirect ? direct_range(s, first, last, b0, b1, scratch)
-                        : banded_range(s, first, last, b0, b1, scratch);
+    const CutPiece some = piece_of(cut, item, s.p);
+    if (some.is_empty()) continue;
+    (s.p.mode == kDirect ? direct_range : banded_range)(s, some.first, some.last, some.block_begin, some.block_end, scratch);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "errors.h"
+#include "fork_lock.h"
 #include "native_cpu.h"
 #include "packing.h"
 #include "parallel.h"
@@ -22,10 +23,10 @@ constexpr double kFloatsEach = 30'000, kAttentionProductsEach = 500'000;
 Buffer among_others(size_t size) {
   constexpr size_t kChunk = size_t{8} << 20, kLeast = size_t{64} << 10, kLine = 64;
   if (size < kLeast || size > kChunk / 2) return Buffer(size);
-  static std::mutex guard;
+  struct Chunk;
   static std::weak_ptr<Buffer> latest;  // gone once nobody has a part of it
   static size_t used = 0;
-  const std::lock_guard<std::mutex> lock(guard);
+  const std::lock_guard<std::mutex> lock(fork_lock<Chunk>());
   std::shared_ptr<Buffer> chunk = latest.lock();
   if (!chunk || chunk->size() - used < size) {
     chunk = std::make_shared<Buffer>(kChunk);

@@ -5,11 +5,13 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "fork_lock.h"
+
 namespace x86quant::runtime {
 namespace {
 
 struct Handles {
-  std::mutex lock;
+  std::mutex& lock = fork_lock<Handles>();
   std::unordered_map<int64_t, c10::weak_intrusive_ptr<TorchProgram>> programs;
   int64_t last = 0;
 };
