@@ -40,13 +40,15 @@ def attempt(path):
     outputs = (Tensor * library.x86quant_outputs(program))()
     memory, said = [], []
     for pattern in (bytes(256), bytes(range(256))):
-        for tensors, described in ((inputs, library.x86quant_input), (outputs, library.x86quant_output)):
+        for tensors, name in ((inputs, "x86quant_input"), (outputs, "x86quant_output")):
             for i, tensor in enumerate(tensors):
-                described(program, size(0), size(i), ctypes.byref(tensor))
-                memory.append(ctypes.create_string_buffer((pattern * (tensor.bytes // 256 + 1))[: tensor.bytes], tensor.bytes))
+                getattr(library, name)(program, size(0), size(i), ctypes.byref(tensor))
+                held = (pattern * (tensor.bytes // 256 + 1))[: tensor.bytes]
+                memory.append(ctypes.create_string_buffer(held, tensor.bytes))
                 tensor.data = ctypes.addressof(memory[-1])
         before = [ctypes.string_at(tensor.data, tensor.bytes) for tensor in inputs]
-        status = library.x86quant_run(program, inputs, size(len(inputs)), outputs, size(len(outputs)))
+        counts = size(len(inputs)), size(len(outputs))
+        status = library.x86quant_run(program, inputs, counts[0], outputs, counts[1])
         said.append(library.x86quant_error().decode(errors="replace") if status else "ran")
         if before != [ctypes.string_at(tensor.data, tensor.bytes) for tensor in inputs]:
             said.append("AN INPUT WAS CHANGED")

@@ -24,7 +24,8 @@ class Options(ctypes.Structure):
 
 library, size = ctypes.CDLL(sys.argv[1]), ctypes.c_size_t
 program = ctypes.c_void_p()
-assert library.x86quant_load(sys.argv[2].encode(), ctypes.byref(Options(2)), ctypes.byref(program)) == 0
+options = ctypes.byref(Options(2))
+assert library.x86quant_load(sys.argv[2].encode(), options, ctypes.byref(program)) == 0
 
 def run():
     tensors = (Tensor * 2)()
@@ -33,8 +34,8 @@ def run():
     memory = [ctypes.create_string_buffer(tensor.bytes) for tensor in tensors]
     for tensor, place in zip(tensors, memory):
         tensor.data = ctypes.addressof(place)
-    at = ctypes.addressof(tensors)
-    assert library.x86quant_run(program, ctypes.c_void_p(at), size(1), ctypes.c_void_p(at + ctypes.sizeof(Tensor)), size(1)) == 0
+    at = [ctypes.byref(tensor) for tensor in tensors]
+    assert library.x86quant_run(program, at[0], size(1), at[1], size(1)) == 0
     return memory[1].raw
 
 expected = run()

@@ -1,4 +1,4 @@
-"""Program files that somebody made to get outside of their memory: each is refused, or keeps to it."""
+"""Program files made to get outside of their memory: each is refused, or keeps to it."""
 
 from __future__ import annotations
 
@@ -156,8 +156,8 @@ _CACHE = {
 }
 _TOKENS = {"batch": 2, "tokens": 3}
 
-#: A step of each kind with every field that it reads. "at" stands for an address of its own, "image" for a tensor of
-#: its own; what is ahead of those that a step writes is marked by WRITTEN.
+#: A step of each kind with every field that it reads. "at" stands for an address of its own,
+#: "image" and "floats" for a tensor.
 STEPS: dict[str, dict[str, Any]] = {
     "copy": _OUT,
     "lut": {**_OUT, "lut": {"table": "lut"}},
@@ -205,11 +205,15 @@ STEPS: dict[str, dict[str, Any]] = {
     "present_tokens": {
         **_TOKENS, "first": True, "mask": "at", "places": "at", "starts": "at", "seen": "at"
     },
-    "gather_tokens": {**_TOKENS, "features": 2, "starts": "at", "x": "at", "out": "at", "places": "at"},
-    "scatter_tokens": {**_TOKENS, "features": 2, "starts": "at", "x": "at", "out": "at", "places": "at"},
+    "gather_tokens": {
+        **_TOKENS, "features": 2, "starts": "at", "x": "at", "out": "at", "places": "at"
+    },
+    "scatter_tokens": {
+        **_TOKENS, "features": 2, "starts": "at", "x": "at", "out": "at", "places": "at"
+    },
     "take_tokens": {**_TOKENS, "features": 2, "taken": 2, "x": "at", "out": "at", "places": "at"},
     "lookup": {
-        "bags": 3, "tables": 2, "last_offset": True, "out": "at", "out_stride": 20,
+        "bags": 3, "tables": 2, "last_offset": False, "out": "at", "out_stride": 20,
         "table0": [9, 8, 4, 8, 0, 4, 1, 0, -1, 0, 6, 8], "rows0": {"table": "rows"},
         "name0": [65], "offsets0": "at", "indices0": "at", "weights0": "at",
         "table1": [9, 8, 4, 8, 0, 4, 1, 1, -1, 2, 6, 4], "rows1": {"table": "rows"},
@@ -242,7 +246,8 @@ _APART = 2048  # bytes from one address of a step to the next
 def _tables() -> dict[str, torch.Tensor]:
     return {
         "lut": torch.arange(256, dtype=torch.uint8), "four": torch.ones(4), "eight": torch.ones(16),
-        "rows": torch.ones(9, 8, dtype=torch.uint8), "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),
+        "rows": torch.ones(9, 8, dtype=torch.uint8),
+        "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),
         "rw": torch.ones(4, 4, dtype=torch.int8), "gw": torch.ones(16, 4, dtype=torch.int8),
     }  # fmt: skip
 
@@ -302,11 +307,15 @@ def test_a_step_keeps_to_its_memory_whatever_its_fields_say(kind: str, tmp_path:
         files.append(_file(tmp_path / f"over-{number}-{name}.xq", kind, fields))
         over.add(files[-1])
     said = dict(zip(files, attempts(files, megabytes=4096), strict=True))
-    first = said[files[0]]  # an arena of zeros may hold bad sizes of sentences, but nothing impossible
+    first = said[
+        files[0]
+    ]  # an arena of zeros may hold bad sizes of sentences, but nothing impossible
     assert "a plan" not in first, first
     assert "ran" in first, first
     assert len(over) > 0
-    assert not [path.name for path in over if "of a plan writes over what it reads" not in said[path]]
+    assert not [
+        path.name for path in over if "of a plan writes over what it reads" not in said[path]
+    ]
     assert not [path.name for path, text in said.items() if "AN INPUT WAS CHANGED" in text]
 
 
@@ -344,11 +353,9 @@ def test_random_changes_of_a_file_are_refused_or_harmless(tmp_path: Path) -> Non
     library = x86quant.cpp_paths().library
     fuzzer = tmp_path / "fuzz"
     sources = [SERVING / "fuzz" / "fuzz.cpp", SERVING / "crc32.cpp"]
-    subprocess.run(
-        [*toolchain.compiler().split(), toolchain.STANDARD, "-I", str(SERVING / "include"), *map(str, sources),
-         str(library), f"-Wl,-rpath,{library.parent}", "-o", str(fuzzer)],
-        check=True,
-    )  # fmt: skip
+    command = [*toolchain.compiler().split(), toolchain.STANDARD, "-I", str(SERVING / "include")]
+    command += [*map(str, sources), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(fuzzer)]
+    subprocess.run(command, check=True)
     done = subprocess.run([fuzzer, file, "0", "300"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 changed files: ")

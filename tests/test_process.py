@@ -131,7 +131,7 @@ assert libc.prctl(22, 2, ctypes.byref(Program(6, program)), 0, 0) == 0
 
 @pytest.mark.skipif(not cpu().amx, reason="the CPU has no AMX")
 def test_where_amx_is_refused_everything_is_for_the_level_below() -> None:
-    """The CPU has AMX and another process was seen to use it. One note says so; results are equal."""
+    """The CPU has AMX and others were seen to use it. One note says so; results are equal."""
     script = """
         here = x86quant.cpu()
         print(here.isa)

@@ -63,9 +63,13 @@ bool can_winograd(const xq_conv& c, int isa) {
   return in % 16 == 0 && in <= 1024;
 }
 
-// The weights of 4 x 4 tiles are eight times as big as they were. With many channels there are seldom tiles enough to
-// make that worth its memory.
-bool worth_winograd4(const xq_conv& c) { return c.in_channels / c.groups <= 256 && c.out_channels / c.groups <= 256; }
+// The weights of 4 x 4 tiles are eight times as big as they were: with many channels they come from beyond L2, which only
+// so many tiles make worth it. With VNNI the other way is quicker, and it takes more of them.
+bool worth_winograd4(const xq_conv& c, int isa) {
+  constexpr int64_t kManyChannels = 256, kLeastPixels = 128, kLeastPixelsVnni = 512;
+  if (c.in_channels / c.groups <= kManyChannels && c.out_channels / c.groups <= kManyChannels) return true;
+  return c.pixels >= (has_vnni(isa) ? kLeastPixelsVnni : kLeastPixels);
+}
 
 // The same convolution by another algorithm than 4 x 4 tiles.
 xq_conv without_winograd4(const xq_conv& conv, int isa) {
@@ -81,7 +85,7 @@ int choose_algo(const xq_conv& c, int isa) {
   // Tiles waste most of a block-diagonal product and are still quicker than permuting.
   if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
   if (can_winograd(c, isa)) {
-    if (worth_winograd4(c)) return XQ_ALGO_WINOGRAD4;
+    if (worth_winograd4(c, isa)) return XQ_ALGO_WINOGRAD4;
     if (!has_vnni(isa)) return XQ_ALGO_WINOGRAD;  // with VNNI bytes are multiplied as quickly as this saves
   }
   return XQ_ALGO_DENSE;
@@ -474,7 +478,7 @@ bool conv_valid(const xq_conv& c, int isa) {
   if (isa < XQ_ISA_REFERENCE || isa > XQ_ISA_AMX_INT8) return false;
   if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_WINOGRAD4) return false;
   if (c.in_channels < 1 || c.out_channels < 1 || c.groups < 1) return false;
-  if (c.in_channels % c.groups || c.out_channels % c.groups) return false;
+  if (c.in_channels % c.groups || c.out_channels % c.groups || c.pixels < 0) return false;
   int64_t products = c.in_channels / c.groups;  // of one output
   for (int i = 0; i < 3; ++i) {
     if (c.kernel[i] < 1 || c.stride[i] < 1 || c.dilation[i] < 1 || c.padding[i] < 0) return false;

@@ -88,7 +88,6 @@ struct Packed {
   int32_t isa, algo, mode;
   Caches caches;
   xq_conv conv;
-  int32_t gap;           // 0: heads are compared byte by byte
   Geometry geo;
   int32_t in_zp, out_zp, lo, hi, residual, res_zp;
   float res_mult;

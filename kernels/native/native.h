@@ -96,6 +96,7 @@ typedef struct xq_conv {
   int32_t kernel[3], stride[3], padding[3], dilation[3];
   int32_t transposed;
   int32_t algo;           // xq_algo
+  int32_t pixels;         // of the output, in a usual call, of all images together; 0: unknown. Results do not depend on it
 } xq_conv;
 
 typedef struct xq_requant {
