@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from x86quant.spec import OpSpec
 
 __all__ = [
+    "FORMER_KERNELS",
     "Kernel",
     "all_kernels",
     "dynamic_kernels",
@@ -25,6 +26,10 @@ __all__ = [
     "kernels_for",
     "lookup_kernels",
 ]
+
+
+#: Kernels that there were once, whose times a file of measurements may still hold.
+FORMER_KERNELS = frozenset({"brgemm"})
 
 
 def all_kernels() -> Mapping[str, Kernel]:

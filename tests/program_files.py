@@ -63,7 +63,8 @@ for path in sys.stdin.read().split("\\n"):
 
 def layout(sizes: Sequence[int], type_name: str) -> dict[str, Any]:
     """A contiguous input or output."""
-    strides, step = [], 1
+    strides: list[int] = []
+    step = 1
     for size in reversed(sizes):
         strides.insert(0, step)
         step *= size

@@ -100,5 +100,5 @@ def test_a_quantized_layer_of_such_sizes_is_right(layer: nn.Module) -> None:
     except (RuntimeError, MemoryError) as error:
         pytest.skip(f"torch itself: {error}")
     module = x86quant.quantize(model, [(x,)], mode="static", speed_check=False, progress=False)
-    error = float((module(x) - expected).detach().abs().max())
-    assert error < 0.1 * float(expected.detach().abs().max()) + 0.05
+    apart = float((module(x) - expected).detach().abs().max())
+    assert apart < 0.1 * float(expected.detach().abs().max()) + 0.05

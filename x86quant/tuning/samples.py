@@ -16,7 +16,7 @@ from typing import Any
 from x86quant.errors import MeasurementError
 from x86quant.hardware.cpu import Cpu
 from x86quant.hardware.isa import LEVELS
-from x86quant.kernels import kernel_names, kernels_for
+from x86quant.kernels import FORMER_KERNELS, kernels_for
 from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
@@ -71,8 +71,7 @@ def samples(measured: MeasurementSet) -> tuple[Sample, ...]:
     found: list[Sample] = []
     for case, candidates in cases.items():
         shape = (case.caller, shape_of(case.spec))
-        # A file may hold times of kernels that there are no more.
-        usable = [m for m in candidates if m.kernel_name in kernel_names()]
+        usable = [m for m in candidates if m.kernel_name not in FORMER_KERNELS]
         found += _of_case(case, [m for m in usable if (*shape, m.kernel_name) not in wrong])
     return tuple(found)
 
