@@ -267,10 +267,6 @@ def test_in_compiled_models_an_override_is_a_wish() -> None:
             )
 
 
-def test_an_override_of_a_kernel_that_only_compiled_models_have_leaves_stock_ops_alone() -> None:
-    assert pick(linear(caller="stock"), overrides=[make_override("brgemm")]).rule != "override"
-
-
 @pytest.mark.parametrize(
     "features", [{"op": "conv7d"}, {"group": 1}, {"groups": "x"}, {"op": "linear", "kernel_max": 1}]
 )
