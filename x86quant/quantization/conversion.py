@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import add_constant, attribute
+from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
 from x86quant.lowering.rounded import (
     FusedLayer,
     Int8Weight,
@@ -102,6 +103,7 @@ def converted(
         if node.op in ("get_attr", "call_module") and str(node.target) not in root:
             root[str(node.target)] = attribute(source, str(node.target))
     result = GraphModule(root, graph).eval()
+    result.meta[FLOAT_RESULTS] = True
     if result.graph.eliminate_dead_code():
         result.recompile()
     return result

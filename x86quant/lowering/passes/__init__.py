@@ -23,6 +23,7 @@ from x86quant.lowering.passes import (
     fuse_residual,
     fuse_table,
     hoist_quantize,
+    keep_float_results,
     lay_out_results,
     lower_affine,
     lower_binary,
@@ -58,6 +59,7 @@ PASSES: tuple[ModuleType, ...] = (
     lower_mean,
     lower_upsample,
     lower_cat,
+    keep_float_results,
     views_on_codes,
     remove_float_pairs,
     # Clamps before tables: a clamp that an op can do itself needs no table.
