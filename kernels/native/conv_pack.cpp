@@ -559,7 +559,7 @@ xq_conv pointwise(const xq_linear& linear) {
 }
 
 bool linear_valid(const xq_linear& linear, int isa) {
-  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_SILU &&
+  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_TANH &&
          conv_valid(pointwise(linear), isa);
 }
 

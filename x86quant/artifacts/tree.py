@@ -34,7 +34,7 @@ from x86quant.compiled.block_graphs import (
 )
 from x86quant.compiled.token_step import TokenStep
 from x86quant.dynamic import note_in_config
-from x86quant.dynamic.convert import leave_fast_path
+from x86quant.dynamic.convert import adapt_containers
 from x86quant.dynamic.layers import carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
 
@@ -273,8 +273,8 @@ class _Tree:
             own = vars(found[path])
             # Of the same type, so that it cannot become what the code does not expect.
             own.update({k: v for k, v in plain.items() if type(own.get(k)) is type(v)})
+        adapt_containers(model)
         for module in model.modules():
-            leave_fast_path(module)
             if isinstance(vars(module).get("forward"), BlockGraphs):  # of one quantized before
                 del module.forward
         note_in_config(model)

@@ -247,7 +247,7 @@ class DynamicRecurrent(_WithProducts):
         widths = (self.proj_size or self.hidden_size, self.hidden_size)[: self.states]
         shapes = [(count, sequences, width) for width in widths]
         if hx is None:
-            return tuple(torch.zeros(shape) for shape in shapes)
+            return tuple(torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes)
         given = (hx,) if self.states == 1 else tuple(hx)
         if not batched:
             given = tuple(x.unsqueeze(1) if x.dim() == 2 else x for x in given)
@@ -351,7 +351,7 @@ class DynamicCell(_WithProducts):
 
     def _state(self, state: torch.Tensor | None, rows: int) -> torch.Tensor:
         if state is None:
-            return torch.zeros(rows, self.hidden_size)
+            return torch.zeros(rows, self.hidden_size, dtype=torch.float32, device="cpu")
         found = state if state.dim() == 2 else state.unsqueeze(0)
         if tuple(found.shape) != (rows, self.hidden_size):
             raise InvalidInputError(

@@ -151,7 +151,9 @@ def rounded_products(node: Node, layer: Any, weights: WeightObservers) -> Produc
         weight = getattr(layer, f"weight_{name}").detach()
         bias = getattr(layer, f"bias_{name}", None)  # projections have none
         found[0].append(Int8Weight(*int8_codes(weight, weights(node, layer)), 0))
-        found[1].append(torch.zeros(len(weight)) if bias is None else bias.detach())
+        found[1].append(
+            torch.zeros(len(weight), dtype=torch.float32) if bias is None else bias.detach()
+        )
     return found
 
 

@@ -235,7 +235,7 @@ def _dynamic(
             exact, actual = _first(result), _first(layer(*args, **kwargs))
             activation = getattr(layer, "activation", None)
             if activation is not None:
-                exact = _ACTIVATIONS[activation](exact)
+                exact = ACTIVATIONS[activation](exact)
             sums[name].add(exact, actual, None)
 
         handles.append(
@@ -249,14 +249,6 @@ def _dynamic(
         for handle in handles:
             handle.remove()
     yield from (s.result() for s in sums.values())
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": nn.functional.relu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "silu": nn.functional.silu,
-}
 
 
 def _first(result: Any) -> torch.Tensor:

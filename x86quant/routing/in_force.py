@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import os
 import threading
 import warnings
@@ -45,8 +46,12 @@ VARIABLE = "X86QUANT_RULES"
 T = TypeVar("T")
 
 
+#: Of settings, in the order in which they were made.
+_numbers = itertools.count()
+
+
 class _Stack(Generic[T]):
-    """Settings in force: those of the process, below those of this context."""
+    """Settings in force: those of the process, and those of this context."""
 
     def __init__(self, name: str) -> None:
         self._lock = threading.Lock()
@@ -54,8 +59,8 @@ class _Stack(Generic[T]):
         self._scoped: ContextVar[tuple[Setting[T], ...]] = ContextVar(name, default=())
 
     def newest_first(self) -> tuple[T, ...]:
-        settings = self._process + self._scoped.get()
-        return tuple(setting.value for setting in reversed(settings))
+        settings = sorted(self._process + self._scoped.get(), key=lambda s: -s.number)
+        return tuple(setting.value for setting in settings)
 
     def push(self, setting: Setting[T]) -> None:
         with self._lock:
@@ -84,6 +89,7 @@ class Setting(Generic[T]):
 
     def __init__(self, stack: _Stack[T], value: T) -> None:
         self.value = value
+        self.number = next(_numbers)
         self._stack = stack
         stack.push(self)
 

@@ -22,12 +22,14 @@ from x86quant.lowering.graph_tools import (
 )
 from x86quant.lowering.normalize import UNARY
 from x86quant.lowering.passes._epilogue import is_clamp
+from x86quant.lowering.passes.fuse_activation import activation_of
 from x86quant.lowering.views import is_view
 
 #: Key of a graph module's ``meta``.
 FLOAT_RESULTS = "float_results"
 
-_RELU = (0.0, None)
+#: By the clamp of a linear, the activation that it is.
+_ACTIVATIONS = {UNBOUNDED: None, (0.0, None): "relu"}
 
 
 def run(gm: GraphModule) -> int:
@@ -40,7 +42,8 @@ def run(gm: GraphModule) -> int:
         reals = list(linear.users)
         if not reals or not all(is_op(x, "dequantize") and _is_for_results(x) for x in reals):
             continue
-        if bias is None or bias.dtype == torch.float32:
+        fits = bias is None or bias.dtype == torch.float32
+        if fits and linear.meta.get("bounds", UNBOUNDED) in _ACTIVATIONS:
             _give_floats(gm, linear)
             changed += 1
     return finish(gm, changed)
@@ -70,19 +73,21 @@ def _is_for_results(value: Node) -> bool:
 
 
 def _is_float(value: Node) -> bool:
-    """Whether ``value`` is computed in float: not from codes alone, by what a table can do."""
-    moved = value
+    """Whether ``value`` is computed in float, as what a linear fuses is, or no table can do."""
+    moved, unary = value, []
     while is_view(moved) or is_clamp(moved) or moved.target in UNARY:
+        if not is_view(moved):
+            unary.append(moved)
         (moved,) = moved.all_input_nodes[:1]
     codes = dequantized(moved)
     if codes is None:
         return moved.op != "placeholder"
-    return moved is not value and is_op(codes, "linear") and sole_user(codes) is moved
+    fused = [activation_of(x) is not None and x.all_input_nodes[0] is moved for x in unary]
+    return fused == [True] and is_op(codes, "linear") and sole_user(codes) is moved
 
 
 def _give_floats(gm: GraphModule, linear: Node) -> None:
     kwargs = linear.kwargs
-    bounds = linear.meta.get("bounds", UNBOUNDED)
     with gm.graph.inserting_before(linear):
         floats = emit(
             gm.graph,
@@ -93,14 +98,11 @@ def _give_floats(gm: GraphModule, linear: Node) -> None:
             bias=kwargs["bias"],
             x_scale=kwargs["x_scale"],
             x_zp=kwargs["x_zp"],
-            activation="relu" if bounds == _RELU else None,
+            activation=_ACTIVATIONS[linear.meta.get("bounds", UNBOUNDED)],
         )
-        result = floats
-        if bounds not in (UNBOUNDED, _RELU):
-            result = gm.graph.call_function(torch.ops.aten.clamp.default, (floats, *bounds))
-    for key in ("layer", "source", "shape"):
-        if key in linear.meta:
-            floats.meta[key] = result.meta[key] = linear.meta[key]
+    floats.meta.update(
+        {k: linear.meta[k] for k in ("layer", "source", "shape") if k in linear.meta}
+    )
     for real in list(linear.users):
-        replace(real, result)
+        replace(real, floats)
     gm.graph.erase_node(linear)
