@@ -58,9 +58,7 @@ class Outer(nn.Module):
         lambda self, x: self.norm(self.mlp.fc(self.mlp(x))),
     ],
 )
-def test_parts_that_other_code_reads(
-    container: bool, body: Callable[..., torch.Tensor]
-) -> None:
+def test_parts_that_other_code_reads(container: bool, body: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(0)
     model = Outer(container, body).eval()
     x = torch.randn(4, 16, 64)

@@ -23,6 +23,7 @@ from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
+from x86quant.ops.gradients import asks_for_gradient, without_gradient
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Routes
@@ -193,7 +194,7 @@ class Int8Linear(Int8Module):
             return self.activated(x.float(), activation).to(x.dtype)
         op = getattr(torch.ops.x86quant, self.op)
         out: torch.Tensor = op(x, self.int8_weight, self.weight_scale, self.bias, activation)
-        return out
+        return without_gradient(out, type(self).__name__, x) if asks_for_gradient(x) else out
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -234,11 +235,13 @@ class DynamicLinear(Int8Linear):
                     operands = (self.int8_weight, self.weight_scale, self.bias)
                     check_operands(self.op, x, *operands, activation)
                     raise
+                if asks_for_gradient(x):
+                    return without_gradient(out, type(self).__name__, x)
                 return out
         return super().activated(x, activation)
 
     def pack(self, activation: str | None = None) -> Any | None:
-        """The weight packed with an ``activation`` behind it; None where the extension is missing."""
+        """The weight packed with ``activation``; None where the extension is missing."""
         tensors, now = self._state()
         known = self._packed.get(activation)
         if known is None or known[0] != now:

@@ -27,6 +27,7 @@ from x86quant.dynamic.layers import (
 )
 from x86quant.errors import InvalidInputError
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
+from x86quant.ops.gradients import asks_for_gradient, without_gradient
 from x86quant.packing.linear_dynamic import extension_loads, native_in_sequences
 from x86quant.routing.choice import Choice
 
@@ -195,8 +196,10 @@ class DynamicRecurrent(_WithProducts):
             )
         plain = all(map(is_plain, (data, *initial))) and not (self.dropout and self.training)
         if plain and (native := self._native()) is not None:
-            # Gradients do not flow: products are int8.
-            out, *states = native.run(data.detach(), sizes, [x.detach() for x in initial])
+            found = native.run(data.detach(), sizes, [x.detach() for x in initial])
+            if any(map(asks_for_gradient, (data, *initial))):
+                found = without_gradient(found, type(self).__name__, data, *initial)
+            out, *states = found
             return out, states
         last: list[_States] = []
         directions = ("", "_reverse") if self.bidirectional else ("",)

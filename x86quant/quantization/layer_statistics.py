@@ -19,6 +19,7 @@ from x86quant.compiled.guarded import graph_of
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
+from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.observation import fused
