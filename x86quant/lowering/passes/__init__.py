@@ -33,6 +33,7 @@ from x86quant.lowering.passes import (
     lower_linear,
     lower_mean,
     lower_pool,
+    lower_prelu,
     lower_residual,
     lower_unary,
     lower_upsample,
@@ -64,6 +65,7 @@ PASSES: tuple[ModuleType, ...] = (
     remove_float_pairs,
     # Clamps before tables: a clamp that an op can do itself needs no table.
     fuse_clamp,
+    lower_prelu,
     lower_unary,
     sink_permutes,
     # Epilogues, in the order they run within an op: scale and bias, residual, table.
