@@ -192,17 +192,22 @@ class _ValueRecorder(Interpreter):
 
 
 def _float_source(node: Node) -> str | None:
-    return node.meta.get("float_source") if is_op(node) and "qparams" in node.meta else None
+    of_int8 = "qparams" in node.meta or is_op(node, "linear_real")
+    return node.meta.get("float_source") if is_op(node) and of_int8 else None
 
 
 def _real(node: Node, codes: torch.Tensor) -> torch.Tensor:
+    if "qparams" not in node.meta:
+        return codes  # which are floats
     qparams = qparams_of(node)
     real: torch.Tensor = op("dequantize")(codes, x_scale=qparams.scale, x_zp=qparams.zero_point)
     return real
 
 
-def _ends(node: Node) -> tuple[float, float]:
-    """The real values that the codes of ``node`` reach, to half a step beyond."""
+def _ends(node: Node) -> tuple[float, float] | None:
+    """The real values that the codes of ``node`` reach, to half a step beyond; None of floats."""
+    if "qparams" not in node.meta:
+        return None
     scale, zero_point = qparams_of(node).scale, qparams_of(node).zero_point
     return (-0.5 - zero_point) * scale, (255.5 - zero_point) * scale
 

@@ -1,6 +1,6 @@
-"""PReLU with a slope a channel becomes a table, an ``x86quant.affine`` and their sum, which is exact.
+"""PReLU with a slope a channel becomes a table, an ``x86quant.affine`` and their sum: exactly that.
 
-One of both parts is zero everywhere, and both have the codes of the result: nothing is rounded twice.
+One of both parts is zero everywhere, and both have the codes of the result: it is rounded once.
 With one slope for all it is a table like other functions (``lower_unary``).
 """
 
@@ -74,9 +74,7 @@ def _sum(gm: GraphModule, quantize: Node, codes: Node, slopes: torch.Tensor) -> 
     return emit(gm.graph, "add", quantize, a=above, b=scaled, **a, **b, **out)
 
 
-def _table(
-    gm: GraphModule, like: Node, codes: Node, low: float | None, high: float | None
-) -> Node:
+def _table(gm: GraphModule, like: Node, codes: Node, low: float | None, high: float | None) -> Node:
     """The values of ``codes`` within bounds, in the codes of ``like``."""
     real = op("dequantize")(torch.arange(256, dtype=torch.uint8), **scale_and_zp("x", codes))
     table = op("quantize")(real.clamp(low, high), **scale_and_zp("out", like))
