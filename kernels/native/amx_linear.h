@@ -75,6 +75,8 @@ void linear_amx(const xq::DenseTask& t) {
     case XQ_ACT_GELU: linear_amx_blocks<V, XQ_ACT_GELU>(t); break;
     case XQ_ACT_GELU_TANH: linear_amx_blocks<V, XQ_ACT_GELU_TANH>(t); break;
     case XQ_ACT_SILU: linear_amx_blocks<V, XQ_ACT_SILU>(t); break;
+    case XQ_ACT_SIGMOID: linear_amx_blocks<V, XQ_ACT_SIGMOID>(t); break;
+    case XQ_ACT_TANH: linear_amx_blocks<V, XQ_ACT_TANH>(t); break;
     default: linear_amx_blocks<V, XQ_ACT_NONE>(t); break;
   }
   _tile_release();

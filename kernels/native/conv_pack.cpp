@@ -602,7 +602,7 @@ xq_requant linear_requant(const float* scale, const float* bias) {
 }
 
 bool linear_valid(const xq_linear& linear, int isa) {
-  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_SILU &&
+  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_TANH &&
          conv_valid(pointwise(linear), isa);
 }
 

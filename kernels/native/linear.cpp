@@ -51,6 +51,8 @@ float activate(float x, int32_t activation) {
     case XQ_ACT_GELU: return 0.5f * x * (1 + std::erf(x * 0.707106781f));
     case XQ_ACT_GELU_TANH: return 0.5f * x * (1 + std::tanh(0.797884561f * (x + 0.044715f * x * x * x)));
     case XQ_ACT_SILU: return x / (1 + std::exp(-x));
+    case XQ_ACT_SIGMOID: return 1 / (1 + std::exp(-x));
+    case XQ_ACT_TANH: return std::tanh(x);
     default: return x;
   }
 }
@@ -156,7 +158,7 @@ void xq_linear_run(const xq_linear_call* call, int64_t begin, int64_t end) {
 
 int xq_weight_only_check(const xq_weight_only* op) {
   if (!op || !op->scale || op->rows < 0 || op->in_features < 0 || op->out_features < 0) return XQ_BAD_ARGUMENT;
-  if (op->activation < XQ_ACT_NONE || op->activation > XQ_ACT_SILU) return XQ_BAD_ARGUMENT;
+  if (op->activation < XQ_ACT_NONE || op->activation > XQ_ACT_TANH) return XQ_BAD_ARGUMENT;
   if (op->isa <= XQ_ISA_REFERENCE || op->isa > XQ_ISA_AMX_INT8) return XQ_UNSUPPORTED;
   if (op->rows * op->out_features == 0) return XQ_OK;
   if (!op->out || (op->in_features > 0 && (!op->in || !op->weight))) return XQ_BAD_ARGUMENT;

@@ -153,6 +153,8 @@ typedef enum xq_activation {
   XQ_ACT_GELU = 2,
   XQ_ACT_GELU_TANH = 3,
   XQ_ACT_SILU = 4,
+  XQ_ACT_SIGMOID = 5,
+  XQ_ACT_TANH = 6,
 } xq_activation;
 
 typedef struct xq_linear {

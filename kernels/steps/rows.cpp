@@ -30,7 +30,15 @@ class Rows final : public Step {
       pack_ = fields.row_pack("pack");
       op_ = pack_->call(rows);
       if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
-      in_ = CodesAddress::of(fields, Access::kRead, "", rows, pack_->in_features());
+      if (fields.has("scale_of_all")) {
+        in_.codes = fields.rows(Access::kRead, "codes", 1, {rows, pack_->in_features()});
+        scale_of_all_.assign(rows, fields.real("scale_of_all"));
+        const int32_t zp = fields.small("zero_point_of_all");
+        if (zp < 0 || zp > 255) fields.refuse("zero_point_of_all", "is no code");
+        zp_of_all_.assign(rows, zp);
+      } else {
+        in_ = CodesAddress::of(fields, Access::kRead, "", rows, pack_->in_features());
+      }
     } else {
       op_.isa = native_isa(), op_.rows = rows, op_.features = features;
       x_ = fields.rows(Access::kRead, "x", sizeof(float), {rows, features});
@@ -82,6 +90,7 @@ class Rows final : public Step {
       set(codes.codes, from.codes), set(codes.scale, from.scale), set(codes.zp, from.zp);
     };
     set_codes(op.in, in_), set_codes(op.out, out_);
+    if (!scale_of_all_.empty()) op.in.scale = scale_of_all_.data(), op.in.zp = zp_of_all_.data();
     set(op.x, x_), set(op.residual, residual_), set(op.total, total_), set(op.normed, normed_);
     return op;
   }
@@ -90,6 +99,9 @@ class Rows final : public Step {
   std::vector<Table> kept_;  // what op_ points to
   xq_rows op_{};
   CodesAddress in_, out_;
+  // Of rows whose codes all have one scale and zero point. The call reads them through pointers to what is not const.
+  mutable std::vector<float> scale_of_all_;
+  mutable std::vector<int32_t> zp_of_all_;
   Address x_, residual_, total_, normed_;
   Address count_;  // of how many rows, the first ones, are computed; none: of all
 };

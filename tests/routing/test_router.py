@@ -708,13 +708,6 @@ def test_a_table_for_this_hardware_is_found_and_a_broken_one_skipped(
     assert in_force(VNNI) == "default"  # said once
 
 
-def test_a_table_measured_with_another_torch_warns(tmp_path: Path) -> None:
-    old = tmp_path / "old.toml"
-    old.write_text('schema = 1\nname = "old"\nextends = "default"\n[provenance]\ntorch = "2.1.0"\n')
-    with pytest.warns(X86QuantWarning, match=r"measured with torch 2\.1\.0"):
-        use_rules(old)
-
-
 def test_overrides_newest_first_and_scoped() -> None:
     override("fbgemm", op="conv")
     with override("qnnpack", groups="> 1"):

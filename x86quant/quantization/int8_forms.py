@@ -37,7 +37,8 @@ PRODUCTS: tuple[Any, ...] = (*WEIGHTED_FUNCTIONS, torch.matmul, torch.bmm)
 
 _SEEN: tuple[Any, ...] = (
     *WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, torch.matmul,
-    nn.ELU, nn.LeakyReLU, nn.Hardswish, F.elu, F.leaky_relu, F.hardswish,
+    nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Hardswish,
+    F.elu, F.leaky_relu, F.prelu, torch.prelu, F.hardswish,
     nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, F.group_norm, F.instance_norm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, *LAYERS,
     # Averages of many values span a small part of their range.
