@@ -87,7 +87,7 @@ X86QUANT_API int x86quant_find(const x86quant_program* program, const x86quant_t
                                size_t* plan);
 
 // Runs the plan for these inputs. Of outputs, data and bytes must be set, and suffice; type, rank and sizes are
-// written.
+// written. The memory of an output is neither an input's nor another output's.
 X86QUANT_API int x86quant_run(const x86quant_program* program, const x86quant_tensor* inputs, size_t input_count,
                               x86quant_tensor* outputs, size_t output_count);
 
