@@ -16,7 +16,6 @@ import types
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType
 from typing import Any
 
 import torch
@@ -24,12 +23,12 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant import extension
-from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
-from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.token_step import TokenStep
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, X86QuantWarning
+from x86quant.forms.call_form import CallForm, Structure
+from x86quant.forms.guard import Guard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,17 +54,7 @@ class BlockGraph:
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return None
-        return tensors if self.guard.refusal(tensors, self._code) is None else None
-
-    @property
-    def _code(self) -> CodeType | None:
-        if "code" not in self.__dict__:
-            self.__dict__["code"] = self.guard.compiled()
-        found: CodeType | None = self.__dict__["code"]
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "code"}
+        return tensors if self.guard.refusal(tensors) is None else None
 
 
 def _is_memory(x: torch.Tensor) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,9 +20,10 @@ from torch.fx import GraphModule, Node
 from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.trace_limits import TraceLimits
 from x86quant.calling.wording import quiet
-from x86quant.compiled.guarded import Guard, GuardedInput
-from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, Structure, take_apart
+from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.forms.size_conditions import Condition, parse, size_of
 from x86quant.lowering.from_export import exported_layer, flat
 from x86quant.lowering.functional import functionalized
 from x86quant.lowering.mutation import without_mutations
@@ -316,9 +316,6 @@ def _batch_and_tokens(leaves: Sequence[torch.Tensor]) -> Any:
 #: What torch.export raises where the code depends on values: no choice of free sizes mends that.
 _DATA_DEPENDENT = "GuardOnDataDependentSymNode"
 
-#: How the guards of an exported ``_FlatForm`` spell a size, and how ours do.
-_SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
-
 
 def _guard(program: torch.export.ExportedProgram, form: CallForm, leaves: Sequence[Any]) -> Guard:
     """What export assumed about sizes."""
@@ -327,40 +324,40 @@ def _guard(program: torch.export.ExportedProgram, form: CallForm, leaves: Sequen
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
     ]
-    conditions = [_SIZE.sub(r"s[\1][\2]", code) for code in program._guards_code]
+    conditions = list(map(parse, program._guards_code))
     known = {str(name): bounds for name, bounds in program.range_constraints.items()}
     inputs = []
-    first: dict[str, str] = {}
+    first: dict[str, Condition] = {}
     for number, (name, x, shape) in enumerate(zip(form.names, leaves, shapes, strict=True)):
         fixed = []
         for dim, size in enumerate(shape):
-            here, text = f"s[{number}][{dim}]", str(size)
+            here, text = size_of(number, dim), str(size)
             if text.isdigit():  # a number, or a symbol that became one
                 fixed.append((dim, int(text)))
             elif text in known:
                 conditions += _range(here, known[text])
                 if text in first:
-                    conditions.append(f"{here} == {first[text]}")
+                    conditions.append(("==", here, first[text]))
                 first.setdefault(text, here)
             else:  # an expression of other sizes
                 raise UnsupportedError(f"{name} has size {text} in dimension {dim}")
         inputs.append(GuardedInput(name, x.dtype, x.dim(), tuple(fixed), frozenset()))
     if len(conditions) > _MOST_CONDITIONS:
         raise UnsupportedError(f"{len(conditions)} conditions on sizes")
-    return Guard(tuple(inputs), tuple(dict.fromkeys(conditions)))
+    return Guard(tuple(inputs), tuple(conditions))
 
 
 #: With more than these, an export with fewer free sizes is the better one.
 _MOST_CONDITIONS = 64
 
 
-def _range(size: str, bounds: Any) -> list[str]:
+def _range(size: Condition, bounds: Any) -> list[Condition]:
     """The bounds that are numbers; a size below 2 is judged by what was verified."""
     found = []
     if bounds.lower.is_Integer and int(bounds.lower) > 2:
-        found.append(f"{size} >= {int(bounds.lower)}")
+        found.append((">=", size, int(bounds.lower)))
     if bounds.upper.is_Integer:
-        found.append(f"{size} <= {int(bounds.upper)}")
+        found.append(("<=", size, int(bounds.upper)))
     return found
 
 

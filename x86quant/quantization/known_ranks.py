@@ -18,6 +18,7 @@ from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
 from torch.overrides import TorchFunctionMode
 
+from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 #: Ops whose result may have another rank for other sizes.
 BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
-#: A dimension of an input, by the input's number.
-Place = tuple[int, int]
 
 #: What makes a tensor of sizes, and takes no proxy for one.
 _FACTORIES = ("arange", "eye", "full", "linspace", "ones", "zeros")
@@ -48,12 +47,12 @@ class RankedTracer(InPlaceTracer):
         self._sizes: SizesAskedFor | None = None
 
     @property
-    def fixed(self) -> dict[tuple[int, int], int]:
+    def fixed(self) -> dict[Place, int]:
         """The sizes that the graph holds for, by input and dimension."""
         return {} if self._sizes is None else self._sizes.fixed
 
     @property
-    def conditions(self) -> tuple[str, ...]:
+    def conditions(self) -> tuple[Condition, ...]:
         """What else must hold of the sizes of inputs."""
         return () if self._sizes is None else self._sizes.conditions
 

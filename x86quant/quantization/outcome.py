@@ -23,9 +23,9 @@ from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
-from x86quant.compiled.structure import Structure, take_apart
 from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
+from x86quant.forms.call_form import Structure, take_apart
 from x86quant.packing.linear_dynamic import extension_loads
 from x86quant.quantization import speed
 from x86quant.quantization.fused_blocks import (

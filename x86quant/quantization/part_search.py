@@ -22,9 +22,9 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import State, deep_copy, state_kept
 from x86quant.calling.wording import listed
-from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, Structure, is_transformed
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.proof import OTHER_SEED, Observed, elements, observe, prove
 from x86quant.quantization.recurrent_layers import LAYERS
@@ -324,7 +324,7 @@ def _find(
 def _example(traced: Traced, seen: Sequence[Observed]) -> Call:
     for one in seen:
         tensors = traced.form.tensors(one.call.args, one.call.kwargs)
-        if tensors and traced.guard.refusal(tensors, traced.guard.compiled()) is None:
+        if tensors and traced.guard.refusal(tensors) is None:
             return one.call
     raise UnsupportedError("no calibration batch meets what the graph had to assume")
 

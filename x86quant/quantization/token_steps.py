@@ -25,9 +25,9 @@ from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import give_token_step
-from x86quant.compiled.structure import CallForm
 from x86quant.compiled.token_step import TokenStep
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, nodes_of
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows

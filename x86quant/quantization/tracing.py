@@ -16,10 +16,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import deep_copy
-from x86quant.compiled.guarded import Guard, GuardedInput
-from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, Structure, is_tensor, take_apart
+from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.constant_products import spell_as_linears
@@ -81,7 +81,7 @@ class Traced:
         tensors = self.form.tensors(call.args, call.kwargs)
         if tensors is None:
             raise UnsupportedError("a call with other arguments")
-        reason = self.guard.refusal(tensors, self.guard.compiled())
+        reason = self.guard.refusal(tensors)
         if reason is not None:
             raise UnsupportedError(reason)
         return tensors
@@ -149,7 +149,7 @@ def _guard(form: CallForm, leaves: Sequence[torch.Tensor], tracer: RankedTracer)
 def _held_for(form: CallForm, guard: Guard, call: Call) -> list[torch.Tensor] | None:
     """The tensors of ``call``, if a graph with this guard holds for them."""
     tensors = form.tensors(call.args, call.kwargs)
-    if tensors is None or guard.refusal(tensors, guard.compiled()) is not None:
+    if tensors is None or guard.refusal(tensors) is not None:
         return None
     return tensors
 
