@@ -383,7 +383,13 @@ def _convert(gm: GraphModule, model: nn.Module, node: Node) -> None:
     node.meta["scope"] = exported_layer(node).removeprefix("inner").removeprefix(".")
     if node.target in _LAYERS and (path := _layer(model, node)):
         _call_layer(gm, model, node, path)
-    elif node.target is aten.dropout.default:  # in evaluation mode
+    else:
+        spelled_as_function(node)
+
+
+def spelled_as_function(node: Node) -> None:
+    """Let ``node``, a call of an aten op, call the function that stock quantization knows."""
+    if node.target is aten.dropout.default:  # in evaluation mode
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
     elif node.target is aten.sym_size.int:
         node.op, node.target = "call_method", "size"

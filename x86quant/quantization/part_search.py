@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -265,6 +266,14 @@ def _shown(path: str) -> str:
 _NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
 
 
+def _has_own_call(module: nn.Module) -> bool:
+    """Whether calls of ``module`` do something else than its forward and its hooks."""
+    own = type(module).__call__
+    # Of graph modules it is torch.fx's, for the places of errors.
+    is_torchs = isinstance(module, GraphModule) and own.__module__ == GraphModule.__module__
+    return own is not nn.Module.__call__ and not is_torchs
+
+
 def _outside(
     path: str, module: nn.Module, changed: Collection[str], differentiated: Collection[str]
 ) -> str | None:
@@ -277,7 +286,7 @@ def _outside(
             return f"{_shown(inside)} changes its own attributes or buffers at each call"
         if "forward" in vars(inner) and type(inner).__module__.startswith("torch."):
             return f"the forward of {_shown(inside)} was replaced on the object"
-        if type(inner).__call__ is not nn.Module.__call__ and not isinstance(inner, _NEVER_CALLED):
+        if _has_own_call(inner) and not isinstance(inner, _NEVER_CALLED):
             return f"{type(inner).__name__} has a __call__ of its own"
         if isinstance(inner, torch.jit.ScriptModule):
             return f"{_shown(inside)} is a ScriptModule"

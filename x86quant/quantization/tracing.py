@@ -24,6 +24,7 @@ from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.constant_products import spell_as_linears
 from x86quant.quantization.exported import from_export
+from x86quant.quantization.exported_programs import FIXED_SIZES
 from x86quant.quantization.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
 from x86quant.quantization.recurrent_layers import part_recurrent
@@ -137,13 +138,23 @@ def by_fx(module: nn.Module, example: Call, small: Call | None = None) -> Traced
 def _guard(form: CallForm, leaves: Sequence[torch.Tensor], tracer: RankedTracer) -> Guard:
     """What ``tracer`` had to assume of inputs such as ``leaves``."""
     fixed: list[list[tuple[int, int]]] = [[] for _ in leaves]
+    for number, sizes in enumerate(_fixed_by_export(tracer.root, len(leaves))):
+        fixed[number] += sizes
     for (number, dim), size in sorted(tracer.fixed.items()):
-        fixed[number].append((dim, size))
+        if (dim, size) not in fixed[number]:
+            fixed[number].append((dim, size))
     inputs = tuple(
         GuardedInput(name, x.dtype, x.dim(), tuple(sizes))
         for name, x, sizes in zip(form.names, leaves, fixed, strict=True)
     )
     return Guard(inputs, tracer.conditions)
+
+
+def _fixed_by_export(root: object, inputs: int) -> list[tuple[tuple[int, int], ...]]:
+    """The sizes that ``root`` was exported for alone, if it was."""
+    nodes = root.graph.find_nodes(op="placeholder") if isinstance(root, GraphModule) else ()
+    found = [node.meta.get(FIXED_SIZES, ()) for node in nodes]
+    return found if len(found) == inputs else []
 
 
 def _held_for(form: CallForm, guard: Guard, call: Call) -> list[torch.Tensor] | None:
