@@ -15,16 +15,16 @@ import operator
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant import extension
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.token_step import TokenStep
+from x86quant.compiled.traced import only_watched
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.forms.call_form import CallForm, Structure
@@ -50,7 +50,7 @@ class BlockGraph:
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """The inputs of the graph, or None if it does not hold for this call."""
         tensors = self.form.tensors(args, kwargs)
-        if tensors is None or not all(map(_is_memory, tensors)) or not _only_watched():
+        if tensors is None or not all(map(_is_memory, tensors)) or not only_watched():
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return None
@@ -60,13 +60,6 @@ class BlockGraph:
 def _is_memory(x: torch.Tensor) -> bool:
     """Whether ``x`` is a tensor of real numbers, and not what a tracer stands in for one."""
     return type(x) is torch.Tensor and torch._C._get_tracing_state() is None and not x.is_neg()
-
-
-def _only_watched() -> bool:
-    """Whether every dispatch mode in force, if there is one, wants to see what really runs."""
-    if not torch._C._len_torch_dispatch_stack():
-        return True
-    return all(getattr(mode, "only_watches", False) for mode in _get_current_dispatch_mode_stack())
 
 
 class BlockGraphs:
@@ -98,7 +91,7 @@ class BlockGraphs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if self.token_step is not None and self._may_run() and _only_watched() and self._holds():
+        if self.token_step is not None and self._may_run() and only_watched() and self._holds():
             if len(args) == 1 and self._takes_ids and _IDS not in kwargs:
                 (ids,) = args
                 answer = self.token_step.answer(self.module.config, (), {_IDS: ids, **kwargs})
@@ -118,7 +111,7 @@ class BlockGraphs:
                 reason, _, _ = str(error).partition("\n")
             else:
                 return graph.results.fill(results)
-        answer = type(self.module).forward(self.module, *args, **kwargs)
+        answer = self._by_layers(args, kwargs)
         if reason is not None:
             warnings.warn(
                 f"the fused graph of {type(self.module).__name__} does not take this call, so "
@@ -127,6 +120,16 @@ class BlockGraphs:
                 stacklevel=4,
             )
         return answer
+
+    def _by_layers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the module's own code returns, which may write to caches of its own."""
+        watched = self._watch
+        held = watched is not None and watched.holds()
+        try:
+            return type(self.module).forward(self.module, *args, **kwargs)
+        finally:
+            if held and watched is not None:
+                watched.accept_caches()
 
     def graph_for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -240,11 +243,14 @@ class _BlockWatch:
         self._config = vars(module).get("config")
         self._settings = _settings(self._config)
         self._variables = [vars(m) for m in inner]
-        plain = [(vars(m), _plain_values(m)) for m in self._modules]
-        self._plain = [(d, operator.itemgetter(*names)) for d, names in plain if names]
+        self._plain = _getters((vars(m), _plain_values(m)) for m in self._modules)
         self._values = [get(d) for d, get in self._plain]
+        self._objects = _objects_in(self._modules)
+        self._private = _getters((vars(m), _private_values(m)) for m in self._modules)
+        self._caches = self._caches_now()
         dictionaries = [
             *map(vars, self._modules),
+            *map(vars, self._objects),
             *self._hooks,
             getattr(self._config, "__dict__", {}),
         ]
@@ -280,13 +286,48 @@ class _BlockWatch:
 
     def _attributes_hold(self) -> bool:
         try:
-            return [get(variables) for variables, get in self._plain] == self._values
+            return [
+                get(variables) for variables, get in self._plain
+            ] == self._values and self._caches_now() == self._caches
         except KeyError:
             return False
+
+    def _caches_now(self) -> list[Any]:
+        """What the module's own code may change as it runs: private attributes, and objects'."""
+        fields = [_settings(x) for x in self._objects]
+        return [*fields, *(get(variables) for variables, get in self._private)]
+
+    def accept_caches(self) -> None:
+        """Take what the module's own code has just written for what it was made with."""
+        with contextlib.suppress(KeyError):  # then it counts as changed
+            self._caches = self._caches_now()
 
     def _only_known_hooks(self) -> bool:
         """transformers puts hooks of its own on modules, which do nothing unless it asks."""
         return all(map(is_known_hook, (hook for d in self._hooks for hook in d.values())))
+
+
+def _getters(
+    named: Iterable[tuple[dict[str, Any], Mapping[str, Any]]],
+) -> list[tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]]:
+    """For each dictionary what reads the entries named off it."""
+    return [(d, operator.itemgetter(*names)) for d, names in named if names]
+
+
+def _objects_in(modules: Sequence[nn.Module]) -> list[Any]:
+    """Configurations and the like among the attributes of ``modules``, whose fields are read."""
+    found: dict[int, Any] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in _TORCHS_OWN and hasattr(value, "__dict__") and not _is_code(value):
+                found[id(value)] = value
+    return list(found.values())
+
+
+def _is_code(value: object) -> bool:
+    """Whether ``value`` computes, rather than being read."""
+    kinds = (nn.Module, torch.Tensor, type, types.ModuleType, BlockGraphs)
+    return isinstance(value, kinds) or callable(value)
 
 
 def _is_replaced(variables: Mapping[str, Any]) -> bool:
@@ -298,7 +339,8 @@ def _fingerprint_of(module: nn.Module) -> int:
     """A checksum of the module's layers, attributes and tensors."""
     found = 0
     for name, inner in module.named_modules():
-        values = {k: getattr(v, "__qualname__", v) for k, v in _plain_values(inner).items()}
+        plain = {**_plain_values(inner), **_private_values(inner)}
+        values = {k: getattr(v, "__qualname__", v) for k, v in plain.items()}
         replaced = inner is not module and _is_replaced(vars(inner))
         text = f"{name} {type(inner).__module__} {type(inner).__qualname__} {replaced}"
         found = zlib.crc32(repr(sorted(values.items())).encode(), found)
@@ -308,7 +350,8 @@ def _fingerprint_of(module: nn.Module) -> int:
                 codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
                 found = zlib.crc32(f"{key} {tuple(tensor.shape)}".encode(), found)
                 found = zlib.crc32(codes.numpy().tobytes(), found)
-    return zlib.crc32(repr(_settings(vars(module).get("config"))).encode(), found)
+    objects = [vars(module).get("config"), *_objects_in(list(module.modules()))]
+    return zlib.crc32(repr(list(map(_settings, objects))).encode(), found)
 
 
 def is_known_hook(hook: object) -> bool:
@@ -325,15 +368,26 @@ _TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
 def _plain_values(module: nn.Module) -> dict[str, Any]:
-    """The attributes of ``module`` that are numbers, functions and the like.
+    """The public attributes of ``module`` that are numbers, functions and the like.
 
-    Private ones are caches more often than not, but for the type that int8 layers take.
+    With them the type that int8 layers take.
     """
+    found = _plain_attributes(module).items()
+    return {k: v for k, v in found if not k.startswith("_") or k == "_float_type"}
+
+
+def _private_values(module: nn.Module) -> dict[str, Any]:
+    """The private ones, of the user's modules; ours have nothing but caches there."""
+    if type(module).__module__.startswith("x86quant."):
+        return {}
+    return {k: v for k, v in _plain_attributes(module).items() if k.startswith("_")}
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
         if name not in _TORCHS_OWN
-        and (not name.startswith("_") or name == "_float_type")
         and (
             type(value) in _PLAIN
             or (type(value) is tuple and all(type(v) in _PLAIN for v in value))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from x86quant.compiled.baked import Baked
+from x86quant.compiled.baked import Aside, Baked
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.outside_graphs import outside_graphs
 from x86quant.compiled.row_rank import as_in, as_rank
@@ -25,6 +25,7 @@ from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms.call_form import CallForm, Structure
 from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.lowering import FloatNode
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 
 
@@ -48,7 +49,6 @@ class GuardedModule(Baked, Int8Module):
         results: the structure of its result.
         guard: which tensors the compiled part holds for.
         strict: whether other calls raise; if not, the float module runs.
-        outside: how many calls the float module has answered.
         quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``.
     """
 
@@ -68,10 +68,10 @@ class GuardedModule(Baked, Int8Module):
         self.results = results
         self.guard = guard
         self.strict = strict
-        self.outside = 0
+        self._outside = 0
         self.quantization: Any = None
         # Not a submodule: its weights are no part of the int8 model's.
-        self.__dict__["_original"] = None if original is None else _Aside(original)
+        self.__dict__["_original"] = None if original is None else Aside(original)
         self._made = _fingerprint(compiled)
         self._prepare()
         self.eval()
@@ -83,9 +83,19 @@ class GuardedModule(Baked, Int8Module):
         )
 
     @property
+    def outside(self) -> int:
+        """How many calls the float module has answered."""
+        return self._outside
+
+    @property
+    def float_nodes(self) -> tuple[FloatNode, ...]:
+        """The nodes of the graph that still run as torch float ops, each with its reason."""
+        return self.compiled.float_nodes if isinstance(self.compiled, CompiledModule) else ()
+
+    @property
     def original(self) -> nn.Module | None:
         """The float module that answers calls outside of the guard."""
-        aside: _Aside | None = self.__dict__["_original"]
+        aside: Aside | None = self.__dict__["_original"]
         return None if aside is None else aside.module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -140,14 +150,14 @@ class GuardedModule(Baked, Int8Module):
                 "model answer it, which has other weights since the int8 ones were changed: change "
                 "the float model instead and quantize it again"
             )
-        if not self.outside:
+        if not self._outside:
             warnings.warn(
                 f"a call runs in float, since the int8 graph does not hold for it: {reason}; "
                 "calibrate with such inputs, or set strict=True to have it raise",
                 X86QuantWarning,
                 stacklevel=4,
             )
-        vars(self)["outside"] += 1  # nn.Module takes longer than the rest of this
+        vars(self)["_outside"] += 1  # nn.Module takes longer than the rest of this
         if any(map(self._converts, leaves)):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
@@ -173,14 +183,14 @@ class GuardedModule(Baked, Int8Module):
             original = self.__dict__.get("_original")
             if original is None or name.startswith("__"):
                 raise
-            return getattr(original.module, name)
+            return self._answer(original.module, name)
 
     def extra_repr(self) -> str:
         """What ``quantize`` did."""
         return "" if self.quantization is None else str(self.quantization)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_unchanged": None}
+        return {**super().__getstate__(), "_unchanged": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -203,13 +213,6 @@ def _untraceable() -> Exception:
     return torch.fx.proxy.TraceError(
         "torch.fx cannot trace a GuardedModule, whose conditions are about real tensors"
     )
-
-
-class _Aside:
-    """Holds a module that is no submodule."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
 
 
 def graph_of(module: nn.Module) -> nn.Module:
