@@ -7,12 +7,14 @@ slice or makes a tensor of sizes, and loses what is known of each node.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import _get_qualified_name, map_aggregate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +40,18 @@ class OpName:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class TorchName:
+    """Stands for a function or constant of torch whose home pickle cannot always name."""
+
+    name: str
+
+    def value(self) -> Any:
+        """The function or constant."""
+        home, _, name = self.name.rpartition(".")
+        return getattr(functools.reduce(getattr, home.split(".")[1:], torch), name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PlainGraph:
     """A graph module.
 
@@ -59,15 +73,24 @@ class PlainGraph:
             if key in ("_parameters", "_buffers", "_modules"):
                 vars(home)[key] = dict(value)
         places = {node: NodePlace(number) for number, node in enumerate(gm.graph.nodes)}
+
+        def stored(value: Any) -> Any:
+            if isinstance(value, torch.memory_format):
+                return TorchName(str(value))
+            return places[value] if isinstance(value, Node) else value
+
         rows = []
         for node in gm.graph.nodes:
             target = node.target
             if isinstance(target, torch._ops.OpOverload):
                 target = OpName(target.name())
+            elif isinstance(target, types.BuiltinFunctionType):
+                name = _get_qualified_name(target)
+                target = TorchName(name) if name.startswith("torch.") else target
             elif node.op == "get_attr" and not hasattr(home, target.partition(".")[0]):
                 root = target.partition(".")[0]
                 setattr(home, root, getattr(gm, root))  # neither tensor nor module
-            arguments = map_arg((node.args, node.kwargs), places.__getitem__)
+            arguments = map_aggregate((node.args, node.kwargs), stored)
             meta = {k: v for k, v in node.meta.items() if _is_simple(v)}
             rows.append((node.op, node.name, target, arguments, meta))
         return cls(type(gm).__name__, home, tuple(rows))
@@ -80,6 +103,8 @@ class PlainGraph:
         def filled(value: Any) -> Any:
             if isinstance(value, OpName):
                 return value.op()
+            if isinstance(value, TorchName):
+                return value.value()
             return made[value.number] if isinstance(value, NodePlace) else value
 
         for op, name, target, arguments, meta in self.nodes:
