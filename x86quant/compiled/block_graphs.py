@@ -123,7 +123,7 @@ class BlockGraphs:
 
     def _by_layers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the module's own code returns, which may write to caches of its own."""
-        watched = self._watch
+        watched = self._watch_of_copy() if self.graphs or self.token_step is not None else None
         held = watched is not None and watched.holds()
         try:
             return type(self.module).forward(self.module, *args, **kwargs)
@@ -160,15 +160,10 @@ class BlockGraphs:
 
     def _holds(self) -> bool:
         """Whether the module is as it was when the graphs were made; if not, they go."""
-        if self._watch is None and _fingerprint_of(self.module) == self._copied_from:
-            try:
-                self._watch = _BlockWatch(self.module)
-            except ExtensionError:  # a copy where there are no native kernels
-                self._forget()
-                return False
-        if self._watch is not None and self._watch.wants_layers():
+        watched = self._watch_of_copy()
+        if watched is not None and watched.wants_layers():
             return False
-        if self._watch is not None and self._watch.holds():
+        if watched is not None and watched.holds():
             return True
         if self.graphs or self.token_step is not None:
             warnings.warn(
@@ -179,6 +174,17 @@ class BlockGraphs:
             )
         self._forget()
         return False
+
+    def _watch_of_copy(self) -> _BlockWatch | None:
+        """The watch, which a copy makes when it is first called; None if it was changed by then."""
+        if self._watch is None and self._copied_from is not None:
+            copied_from, self._copied_from = self._copied_from, None
+            if _fingerprint_of(self.module) == copied_from:
+                try:
+                    self._watch = _BlockWatch(self.module)
+                except ExtensionError:  # a copy where there are no native kernels
+                    self.graphs, self.token_step = (), None
+        return self._watch
 
     def __getstate__(self) -> dict[str, Any]:
         # What a copy is changed into before its first call must not be taken for what was copied.
