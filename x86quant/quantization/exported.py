@@ -36,6 +36,9 @@ _LAYERS: dict[Any, tuple[tuple[type[nn.Module], ...], int]] = {
     aten.conv1d.default: ((nn.Conv1d,), 1),
     aten.conv2d.default: ((nn.Conv2d,), 1),
     aten.conv3d.default: ((nn.Conv3d,), 1),
+    aten.conv1d.padding: ((nn.Conv1d,), 1),
+    aten.conv2d.padding: ((nn.Conv2d,), 1),
+    aten.conv3d.padding: ((nn.Conv3d,), 1),
     aten.conv_transpose1d.default: ((nn.ConvTranspose1d,), 1),
     aten.conv_transpose2d.input: ((nn.ConvTranspose2d,), 1),
     aten.conv_transpose3d.input: ((nn.ConvTranspose3d,), 1),
@@ -436,9 +439,10 @@ def _arguments_of(layer: Any, path: str) -> list[Any]:
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         names = ("weight", "bias", "running_mean", "running_var")
         return [_ANY, *map(own, names), _ANY, layer.eps]
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+    if layer.padding_mode != "zeros":
         return [None]  # it is more than the op
-    sizes = [_ANY, own("weight"), own("bias"), list(layer.stride), list(layer.padding)]
+    padding = layer.padding if isinstance(layer.padding, str) else list(layer.padding)
+    sizes = [_ANY, own("weight"), own("bias"), list(layer.stride), padding]
     if layer.transposed:
         return [*sizes, list(layer.output_padding), layer.groups, list(layer.dilation)]
     return [*sizes, list(layer.dilation), layer.groups]
@@ -454,9 +458,7 @@ def _defaults(node: Node) -> list[Any]:
     """The default of every argument of the op, sizes as long as the op's are."""
     target: Any = node.target
     arguments = target._schema.arguments
-    dims = {aten.conv1d.default: 1, aten.conv_transpose1d.default: 1}
-    dims |= {aten.conv2d.default: 2, aten.conv_transpose2d.input: 2}
-    length = dims.get(target, 3)
+    length = next((n for n in (1, 2) if f"{n}d" in target.name()), 3)
     found = []
     for argument in arguments:
         value = argument.default_value

@@ -26,7 +26,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from x86quant.calling.op_watch import OpWatch
 from x86quant.errors import UnsupportedError
 from x86quant.forms.size_conditions import Condition, Place, parse, sizes_in
-from x86quant.quantization.known_ranks import batch_sizes, count_of
+from x86quant.quantization.counted_sizes import batch_sizes, count_of
 from x86quant.terminal.silence import silent
 
 
