@@ -35,6 +35,7 @@ from x86quant.quantization.fused_blocks import (
 )
 from x86quant.quantization.harm import rough_harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
+from x86quant.quantization.part_search import of_other_forms
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import smallest, variants
 from x86quant.quantization.search import SearchResult
@@ -136,6 +137,7 @@ class Choices:
             notes=(*prepared.notes, *self.notes),
             search=self.search,
             example=prepared.sample[0] if prepared.sample else None,
+            other_calls=tuple(of_other_forms(prepared.reference, prepared.sample)),
         )
 
 

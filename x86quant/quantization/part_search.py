@@ -239,13 +239,13 @@ def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
 def _with_other_forms(first: Called, model: nn.Module, calls: Sequence[Call]) -> Called:
     """What the first of ``calls`` calls, and how often the rest is by those of other forms."""
     counts = dict(first.counts)
-    for call in _of_other_forms(model, calls):
+    for call in of_other_forms(model, calls):
         with contextlib.suppress(Exception), state_kept(model):  # sizes that it may not take
             counts = {**calls_of(model, call).counts, **counts}
     return dataclasses.replace(first, counts=counts)
 
 
-def _of_other_forms(model: nn.Module, calls: Sequence[Call]) -> Iterator[Call]:
+def of_other_forms(model: nn.Module, calls: Sequence[Call]) -> Iterator[Call]:
     """A call of each form that is not that of the first: with another string, say."""
     forms: list[Structure] = []
     for call in calls:
