@@ -214,3 +214,12 @@ def test_graphs_that_write_to_slices_can_be_pickled(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(result))(x), result(x))
     torch.save(result, tmp_path / "net.pt")
     assert torch.equal(torch.load(tmp_path / "net.pt", weights_only=False)(x), result(x))
+
+
+def test_tensors_of_the_model_are_not_answered_for() -> None:
+    """Their values are gone: who reads them gets the float layer, behind a guard."""
+    result = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))
+    assert type(result) is CompiledModule
+    layer = quantized(nn.Conv2d(3, 8, 3))
+    assert layer.stride == (1, 1)
+    assert not hasattr(layer, "weight")

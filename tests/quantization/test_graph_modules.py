@@ -80,7 +80,7 @@ def test_a_program_of_fixed_sizes_stays_one(mode: Any) -> None:
     result = quantized(exported(free=False).module(), mode=mode)
     x = images()
     assert sqnr(net()(x), result(x)) > 25
-    with pytest.raises(InvalidInputError, match="size|dimension"):
+    with pytest.raises(InvalidInputError, match=r"size|dimension"):
         result(images(7))
 
 

@@ -27,7 +27,8 @@ class Baked(nn.Module):
         """Remember what ``original`` might read of itself."""
         mine = {*dir(self), *vars(self)}
         self.__dict__["_baked"] = frozenset(_attributes(original)) - mine
-        self.__dict__["_skeleton"] = Aside(_without_data(original))
+        if self.__dict__.get("_original") is None:
+            self.__dict__["_skeleton"] = Aside(_without_data(original))
 
     def _answer(self, original: nn.Module, name: str) -> Any:
         """The attribute ``name`` of ``original``; a method of it is one of this module.
@@ -49,7 +50,10 @@ class Baked(nn.Module):
             aside: Aside | None = self.__dict__.get("_skeleton")
             if aside is None or name.startswith("_"):
                 raise
-            return self._answer(aside.module, name)
+            found = self._answer(aside.module, name)
+            if isinstance(found, torch.Tensor):  # its values are gone
+                raise
+            return found
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
