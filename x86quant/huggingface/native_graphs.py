@@ -70,17 +70,16 @@ def usual_calls(model: Any) -> list[Call]:
     if getattr(model.config, "type_vocab_size", 0) < 1:
         beside = [name for name in beside if name != "token_type_ids"]
     forms = [beside[:count] for count in range(len(beside), -1, -1)]
-    decodes = bool(getattr(model, "can_generate", bool)())
-    return [_of_tokens(model.config, decodes, form, *sizes) for form in forms for sizes in _SIZES]
+    return [_of_tokens(model.config, form, *sizes) for form in forms for sizes in _SIZES]
 
 
-def _of_tokens(config: Any, decodes: bool, names: list[str], batch: int, tokens: int) -> Call:
-    """Random tokens; an encoder's mask has padding behind the last sequence of several."""
+def _of_tokens(config: Any, names: list[str], batch: int, tokens: int) -> Call:
+    """Random tokens; if there is a mask, with padding behind the last sequence of several."""
     generator = torch.Generator().manual_seed(batch * 100 + tokens)
     words = int(config.get_text_config().vocab_size)
     ids = torch.randint(words, (batch, tokens), generator=generator)
     mask = torch.ones_like(ids)
-    if batch > 1 and not decodes:
+    if batch > 1:
         mask[-1, -tokens // 3 :] = 0
     beside = {"attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
     return Call((), {"input_ids": ids, **{name: beside[name] for name in names}})
