@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from .base import Kernel
-from .brgemm import BrgemmKernel
 from .fbgemm import FbgemmDynamicKernel, FbgemmGraphKernel, FbgemmKernel, FbgemmLookup
 from .native import NativeGraphKernel, NativeKernel, NativeLookup
 from .onednn import OnednnDynamicKernel, OnednnGraphKernel, OnednnKernel
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from x86quant.spec import OpSpec
 
 __all__ = [
+    "FORMER_KERNELS",
     "Kernel",
     "all_kernels",
     "dynamic_kernels",
@@ -26,6 +26,10 @@ __all__ = [
     "kernels_for",
     "lookup_kernels",
 ]
+
+
+#: Kernels that there were once, whose times a file of measurements may still hold.
+FORMER_KERNELS = frozenset({"brgemm"})
 
 
 def all_kernels() -> Mapping[str, Kernel]:
@@ -79,9 +83,7 @@ _KERNELS = _register(
     (FbgemmKernel(), OnednnKernel(), NativeKernel(), QnnpackKernel(), ReferenceKernel())
 )
 
-_GRAPH_KERNELS = _register(
-    (NativeGraphKernel(), BrgemmKernel(), FbgemmGraphKernel(), OnednnGraphKernel())
-)
+_GRAPH_KERNELS = _register((NativeGraphKernel(), FbgemmGraphKernel(), OnednnGraphKernel()))
 
 _LOOKUP_KERNELS = _register((NativeLookup(), FbgemmLookup()))
 

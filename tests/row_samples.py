@@ -50,6 +50,13 @@ TOLD = dict(
 )
 SAMPLES: dict[str, dict[str, Any]] = {
     "quantize_rows": {"x": X},
+    "linear_real": {
+        "x": torch.randint(0, 256, (3, 5, 16), dtype=torch.uint8, generator=_G),
+        "x_scale": 0.03,
+        "x_zp": 119,
+        **WEIGHT,
+        "activation": "tanh",
+    },
     "linear_rows": {**CODES_OF_X, **WEIGHT, "activation": "gelu"},
     "linear_rows_rows": {**CODES_OF_X, **WEIGHT, "activation": "relu"},
     "gated_rows_rows": {

@@ -30,7 +30,6 @@ TESTS = (
     "tests/runtime/test_runtime.py",
 )
 
-_NEEDS_AMX = 'requires: ClassVar[frozenset[str]] = frozenset({"amx_int8"})'
 
 # What is emulated needs what the kernels around it use.
 _CLAIM = """
@@ -66,11 +65,6 @@ def main(arguments: list[str]) -> int:
     detection.write_text(text + _CLAIM)
     # Some tests read sources.
     shutil.copytree(ROOT / "kernels", lib / "x86quant" / "kernels", dirs_exist_ok=True)
-    # oneDNN's micro-kernel sees that there is no AMX.
-    brgemm = lib / "x86quant" / "kernels" / "brgemm" / "__init__.py"
-    text = brgemm.read_text()
-    assert text.count(_NEEDS_AMX) == 1, f"{brgemm} says otherwise what it needs"
-    brgemm.write_text(text.replace(_NEEDS_AMX, _NEEDS_AMX.replace("amx_int8", "real_amx")))
     for folder in ("tests", "benchmarks", "examples", "tools", "docs"):
         shutil.rmtree(lib / folder, ignore_errors=True)
         shutil.copytree(ROOT / folder, lib / folder)

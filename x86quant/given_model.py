@@ -159,7 +159,7 @@ def random_arguments(inputs: Sequence[InputShape], seed: int) -> Arguments:
     def made(one: InputShape) -> torch.Tensor:
         dtype = getattr(torch, one.dtype)
         if dtype == torch.float32:
-            return torch.randn(one.sizes, generator=generator)
+            return torch.randn(one.sizes, generator=generator, dtype=torch.float32)
         return torch.randint(0, 2, one.sizes, generator=generator).to(dtype)
 
     return Arguments(

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
 
 #include <map>
 
@@ -33,6 +35,8 @@ void activate(at::Tensor& x, const std::string& activation) {
   if (activation == "gelu") at::gelu_(x);
   if (activation == "gelu_tanh") at::gelu_(x, "tanh");
   if (activation == "silu") at::silu_(x);
+  if (activation == "sigmoid") at::sigmoid_(x);
+  if (activation == "tanh") at::tanh_(x);
 }
 
 }  // namespace x86quant::dynamic

@@ -130,14 +130,6 @@ class WaitingBytes {
   int64_t x_ = 0, left_ = 0;
 };
 
-// Whether blocks of weights pass over all rows, one after the other, while the next one is asked for: where input and
-// output stay in L2, weights need not.
-inline bool weights_pass_once(const xq::DenseTask& t) {
-  const xq::Packed& p = *t.packed;
-  const int64_t row = t.lda + p.conv.out_channels * (t.res ? 2 : 1);
-  return t.segments * t.rows * row <= p.caches.l2 / 4;
-}
-
 // A block of 32 x 32 sums takes about as long to multiply, at some hundred products each, as to become bytes. Tiles
 // and vectors are different parts of a core, so the bytes of a block are made between the products of the next one.
 template <class V>

@@ -34,8 +34,7 @@ void linear_amx_blocks(const xq::DenseTask& t) {
   const int8_t* weights = p.at<int8_t>(p.weights);
   alignas(64) int32_t sums[2][32 * 32];
   const int64_t steps = p.at<xq::Run>(p.runs)->quads / 16;
-  // A block of weights passes over as many rows as stay in L2 beside it, so that weights are read once.
-  const int64_t chunk = xq::max64(xq::round_up(p.caches.l2 * 3 / 8 / xq::max64(t.lda, 1), 32), 32);
+  const int64_t chunk = rows_beside_a_block(t, 32);
   WaitingSums<V, ACTIVATION> waiting{t};
   int turn = 0;
   for (int64_t first = 0; first < t.rows; first += chunk) {
@@ -76,6 +75,8 @@ void linear_amx(const xq::DenseTask& t) {
     case XQ_ACT_GELU: linear_amx_blocks<V, XQ_ACT_GELU>(t); break;
     case XQ_ACT_GELU_TANH: linear_amx_blocks<V, XQ_ACT_GELU_TANH>(t); break;
     case XQ_ACT_SILU: linear_amx_blocks<V, XQ_ACT_SILU>(t); break;
+    case XQ_ACT_SIGMOID: linear_amx_blocks<V, XQ_ACT_SIGMOID>(t); break;
+    case XQ_ACT_TANH: linear_amx_blocks<V, XQ_ACT_TANH>(t); break;
     default: linear_amx_blocks<V, XQ_ACT_NONE>(t); break;
   }
   _tile_release();

@@ -89,6 +89,7 @@ class Conv(ctypes.Structure):
         ("dilation", _I32x3),
         ("transposed", ctypes.c_int32),
         ("algo", ctypes.c_int32),
+        ("pixels", ctypes.c_int32),
     ]
 
 

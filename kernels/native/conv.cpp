@@ -67,6 +67,7 @@ const char* xq_status_text(int status) {
     case XQ_UNSUPPORTED: return "this algorithm cannot do this op on this ISA";
     case XQ_NO_PERMISSION: return "the operating system does not let this process use AMX";
     case XQ_NOT_FINITE: return "a multiplier or a bias is not finite";
+    case XQ_TOO_LARGE: return "the op would take more working memory than any computer has";
     default: return "unknown status";
   }
 }
@@ -98,7 +99,8 @@ int xq_conv_check(const xq_conv_call* call) {
   if ((in.w > 1 && in.stride_w < in.c) || (out.w > 1 && out.stride_w < out.c)) return XQ_BAD_SHAPE;
   if ((p->residual != 0) != (call->residual.data != nullptr)) return XQ_BAD_ARGUMENT;
   if (p->residual && !same_shape(call->residual, out)) return XQ_BAD_SHAPE;
-  return XQ_OK;
+  constexpr size_t kMostScratch = size_t{1} << 40;
+  return xq_conv_scratch(call) > kMostScratch ? XQ_TOO_LARGE : XQ_OK;
 }
 
 int64_t xq_conv_items(const xq_conv_call* asked) {

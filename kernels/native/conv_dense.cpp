@@ -1,5 +1,7 @@
 // Feeds the matrix-product loops: splits the work, copies input into padded planes where needed.
 #include <algorithm>
+#include <initializer_list>
+#include <numeric>
 
 #include "internal.h"
 
@@ -9,15 +11,66 @@ namespace {
 // Rows are computed up to 32 at a time.
 constexpr int64_t kTileRows = 32;
 
-// The copied input of one band: slices of depth x phases of rows x phases of columns, each a plane
-// of `height` rows of `width` pixels.
-struct Planes {
-  int64_t height, width;       // of one phase
-  int64_t used_h, used_w;      // bit p set: some tap reads phase p (strides beyond 63 use all)
-  int64_t phases_h, phases_w;
-  int64_t plane, slices;       // bytes of a plane; depth slices
-  int64_t bytes;               // of all planes of one image's band
+// How one axis of the input is copied for `count` outputs in a row: as pieces, each a row of `length` elements, in which
+// neighbouring outputs find theirs `step` elements apart.
+struct Axis {
+  enum Way {
+    kWhole,   // one piece: all elements from the first to the last
+    kPhases,  // a piece for each phase of the stride that a tap reads
+    kTaps,    // a piece for each tap: of taps far apart, what lies between them is left out
+  };
+  Way way;
+  int64_t kernel, stride, dilation;
+  int64_t pieces, length, step;
+
+  Axis(const Geometry& g, int i, int64_t count, bool whole)
+      : way(whole ? kWhole : kPhases), kernel(g.kernel[i]), stride(g.stride[i]), dilation(g.dilation[i]) {
+    const int64_t reach = (kernel - 1) * dilation;
+    pieces = whole ? 1 : min64(kernel, period());
+    length = whole ? (count - 1) * stride + reach + 1 : count + reach / stride;
+    step = whole ? stride : 1;
+    // The ways above read a stretch of the input once. This one may read it several times, and keeps to what is used.
+    if (pieces * length <= kWasteful * kernel * count) return;
+    way = kTaps, pieces = kernel, length = count, step = 1;
+  }
+
+  int64_t piece_of(int64_t tap) const { return way == kWhole ? 0 : way == kPhases ? tap % period() : tap; }
+  // Of a tap in its piece, for the first output.
+  int64_t place_of(int64_t tap) const {
+    return way == kWhole ? tap * dilation : way == kPhases ? tap * dilation / stride : 0;
+  }
+  // Where element `at` of a piece is, from the first one that the first output reads.
+  int64_t source_of(int64_t piece, int64_t at) const {
+    return way == kWhole ? at : (way == kPhases ? piece * dilation % stride : piece * dilation) + at * stride;
+  }
+
+ private:
+  static constexpr int64_t kWasteful = 4;
+
+  // Taps from one to the next of the same phase.
+  int64_t period() const { return stride / std::gcd(stride, dilation); }
 };
+
+// The copied input of one band: for each slice of depth, each piece of the rows and each of the columns a plane of
+// `rows.length` rows of `columns.length` pixels.
+struct Planes {
+  Axis rows, columns;
+  int64_t plane, slices;  // bytes of a plane; depth slices
+  int64_t bytes;          // of all planes of one image's band; at most kMostBytes
+};
+
+// More working memory than a thread ever has. Sums of a few such sizes do not overflow.
+constexpr int64_t kMostBytes = int64_t{1} << 46;
+
+// Sizes of less than 2^63, of which none is negative.
+int64_t bytes_product(std::initializer_list<int64_t> sizes) {
+  int64_t bytes = 1;
+  for (const int64_t size : sizes)
+    if (size == 0) return 0;
+  for (const int64_t size : sizes)
+    if (__builtin_mul_overflow(bytes, size, &bytes) || bytes > kMostBytes) return kMostBytes;
+  return bytes;
+}
 
 struct Shape {
   const xq_conv_call& call;
@@ -36,36 +89,19 @@ bool is_flat(const xq_tensor& t) {
          (t.n == 1 || t.stride_n == t.d * t.h * t.w * t.stride_w);
 }
 
-int64_t used_phases(int64_t kernel, int64_t dilation, int64_t stride) {
-  if (stride > 63) return -1;
-  int64_t used = 0;
-  for (int64_t t = 0; t < kernel; ++t) used |= int64_t{1} << (t * dilation % stride);
-  return used;
-}
-
-bool phase_used(int64_t used, int64_t phase) { return used < 0 || (used >> phase & 1); }
-
 Planes planes_for(const Shape& s, int64_t rows) {
   const Geometry& g = s.p.geo;
-  const bool im2col = s.p.mode == kIm2col;
-  Planes l;
-  l.phases_h = im2col ? 1 : g.stride[1];
-  l.phases_w = im2col ? 1 : g.stride[2];
-  const int64_t reach_h = (g.kernel[1] - 1) * g.dilation[1], reach_w = (g.kernel[2] - 1) * g.dilation[2];
-  l.height = im2col ? (rows - 1) * g.stride[1] + reach_h + 1 : rows + reach_h / g.stride[1];
-  l.width = im2col ? (s.out.w - 1) * g.stride[2] + reach_w + 1 : s.out.w + reach_w / g.stride[2];
-  l.used_h = im2col ? 1 : used_phases(g.kernel[1], g.dilation[1], g.stride[1]);
-  l.used_w = im2col ? 1 : used_phases(g.kernel[2], g.dilation[2], g.stride[2]);
-  l.plane = l.height * l.width * s.in.c;
-  l.slices = g.kernel[0];
-  l.bytes = round_up(l.plane * l.phases_h * l.phases_w * l.slices, kAlign);
+  const bool whole = s.p.mode == kIm2col;
+  Planes l{Axis(g, 1, rows, whole), Axis(g, 2, s.out.w, whole), 0, g.kernel[0], 0};
+  l.plane = bytes_product({l.rows.length, l.columns.length, s.in.c});
+  l.bytes = round_up(bytes_product({l.plane, l.rows.pieces, l.columns.pieces, l.slices}), kAlign);
   return l;
 }
 
 int64_t im2col_lda(const Packed& p) { return round_up(p.at<Run>(p.runs)->bytes, 16); }
 
 int64_t im2col_bytes(const Shape& s, int64_t rows) {
-  return round_up(rows * s.out.w * im2col_lda(s.p), kAlign);
+  return round_up(bytes_product({rows, s.out.w, im2col_lda(s.p)}), kAlign);
 }
 
 // Output rows, and images, that are copied and computed together.
@@ -84,31 +120,31 @@ Band band_for(const Shape& s) {
   return {ceil_div(s.out.h, ceil_div(s.out.h, rows)), 1};  // evenly
 }
 
-// One phase row of one input row; `from` null means padding.
-void fill_row(const Shape& s, uint8_t* to, const uint8_t* from, int64_t phase, const Planes& l) {
-  const int64_t c = s.in.c, zp = s.p.in_zp;
-  if (!from) return (void)memset(to, static_cast<int>(zp), static_cast<size_t>(l.width * c));
+// One row of a piece of columns; `from` null means padding.
+void fill_row(const Shape& s, uint8_t* to, const uint8_t* from, int64_t piece, const Axis& columns) {
+  const int64_t c = s.in.c, zp = s.p.in_zp, width = columns.length;
+  if (!from) return (void)memset(to, static_cast<int>(zp), static_cast<size_t>(width * c));
   const Geometry& g = s.p.geo;
-  // Pixel x of the phase is at x * step + shift of the stretched input.
-  const int64_t step = l.phases_w, shift = phase - g.pad[2], up = g.up[2];
+  // Pixel x of the piece is at x * step + shift of the stretched input.
+  const int64_t shift = columns.source_of(piece, 0) - g.pad[2], up = g.up[2];
+  const int64_t step = columns.source_of(piece, 1) - columns.source_of(piece, 0);
   int64_t x = 0;
   if (up == 1) {
-    const int64_t before = std::clamp<int64_t>(ceil_div(max64(-shift, 0), step), 0, l.width);
+    const int64_t before = std::clamp<int64_t>(ceil_div(max64(-shift, 0), step), 0, width);
     const int64_t stop = s.in.w - shift <= 0 ? 0 : ceil_div(s.in.w - shift, step);
-    const int64_t end = std::clamp<int64_t>(stop, before, l.width);
+    const int64_t end = std::clamp<int64_t>(stop, before, width);
     memset(to, static_cast<int>(zp), static_cast<size_t>(before * c));
-    const uint8_t* a = from + (before * step + shift) * s.in.stride_w;
-    if (step == 1 && s.in.stride_w == c) {
-      memcpy(to + before * c, a, static_cast<size_t>((end - before) * c));
+    if (step == 1 && s.in.stride_w == c && before < end) {
+      memcpy(to + before * c, from + (before + shift) * c, static_cast<size_t>((end - before) * c));
     } else {
-      for (int64_t i = before; i < end; ++i, a += step * s.in.stride_w)
-        memcpy(to + i * c, a, static_cast<size_t>(c));
+      for (int64_t i = before; i < end; ++i)
+        memcpy(to + i * c, from + (i * step + shift) * s.in.stride_w, static_cast<size_t>(c));
     }
     x = end;
-    memset(to + x * c, static_cast<int>(zp), static_cast<size_t>((l.width - x) * c));
+    memset(to + x * c, static_cast<int>(zp), static_cast<size_t>((width - x) * c));
     return;
   }
-  for (; x < l.width; ++x) {
+  for (; x < width; ++x) {
     const int64_t at = x * step + shift;
     if (at < 0 || at % up || at / up >= s.in.w) memset(to + x * c, static_cast<int>(zp), static_cast<size_t>(c));
     else memcpy(to + x * c, from + at / up * s.in.stride_w, static_cast<size_t>(c));
@@ -124,18 +160,22 @@ void fill_planes(const Shape& s, const Planes& l, int64_t n, int64_t od, int64_t
   const Geometry& g = s.p.geo;
   for (int64_t z = 0; z < l.slices; ++z) {
     const int64_t d = source(od * g.stride[0] + z * g.dilation[0] - g.pad[0], g.up[0], s.in.d);
-    for (int64_t py = 0; py < l.phases_h; ++py)
-      for (int64_t px = 0; px < l.phases_w; ++px, to += l.plane) {
-        if (!phase_used(l.used_h, py) || !phase_used(l.used_w, px)) continue;
-        for (int64_t y = 0; y < l.height; ++y) {
-          const int64_t h = source(row * g.stride[1] + y * l.phases_h + py - g.pad[1], g.up[1], s.in.h);
+    for (int64_t py = 0; py < l.rows.pieces; ++py)
+      for (int64_t px = 0; px < l.columns.pieces; ++px, to += l.plane)
+        for (int64_t y = 0; y < l.rows.length; ++y) {
+          const int64_t h = source(row * g.stride[1] + l.rows.source_of(py, y) - g.pad[1], g.up[1], s.in.h);
           const uint8_t* from = d < 0 || h < 0 ? nullptr
                                                : s.in.data + n * s.in.stride_n + d * s.in.stride_d +
                                                      h * s.in.stride_h;
-          fill_row(s, to + y * l.width * s.in.c, from, px, l);
+          fill_row(s, to + y * l.columns.length * s.in.c, from, px, l.columns);
         }
-      }
   }
+}
+
+// Bytes from the beginning of the planes to what the first output reads of a tap.
+int64_t tap_offset(const Shape& s, const Planes& l, int64_t z, int64_t y, int64_t x) {
+  const int64_t plane = (z * l.rows.pieces + l.rows.piece_of(y)) * l.columns.pieces + l.columns.piece_of(x);
+  return plane * l.plane + (l.rows.place_of(y) * l.columns.length + l.columns.place_of(x)) * s.in.c;
 }
 
 // Adjacent taps are copied as one stretch, which the loops do in whole registers.
@@ -143,7 +183,7 @@ constexpr int64_t kMaxPiece = 256;
 
 int64_t im2col_pieces(const Shape& s, int64_t* piece) {
   const Geometry& g = s.p.geo;
-  const bool adjacent = g.dilation[2] == 1 && g.kernel[2] * s.in.c <= kMaxPiece;
+  const bool adjacent = g.dilation[2] == 1 && g.kernel[2] * s.in.c <= kMaxPiece && Axis(g, 2, s.out.w, true).way == Axis::kWhole;
   *piece = adjacent ? g.kernel[2] * s.in.c : s.in.c;
   return g.kernel[0] * g.kernel[1] * (adjacent ? 1 : g.kernel[2]);
 }
@@ -154,11 +194,9 @@ void fill_im2col(const Shape& s, const Planes& l, int64_t rows, const uint8_t* p
   const int64_t c = s.in.c;
   int64_t piece = 0;
   const int64_t pieces = im2col_pieces(s, &piece), across = pieces / (g.kernel[0] * g.kernel[1]);
-  for (int64_t i = 0; i < pieces; ++i) {
-    const int64_t x = i % across, y = i / across % g.kernel[1], z = i / across / g.kernel[1];
-    offsets[i] = z * l.plane + (y * g.dilation[1] * l.width + x * g.dilation[2]) * c;
-  }
-  kernels_of(s.p.isa).im2col({planes, g.stride[1] * l.width * c, g.stride[2] * c, to, im2col_lda(s.p), rows,
+  for (int64_t i = 0; i < pieces; ++i)
+    offsets[i] = tap_offset(s, l, i / across / g.kernel[1], i / across % g.kernel[1], i % across);
+  kernels_of(s.p.isa).im2col({planes, l.rows.step * l.columns.length * c, l.columns.step * c, to, im2col_lda(s.p), rows,
                               s.out.w, piece, pieces, offsets});
 }
 
@@ -254,13 +292,8 @@ void direct_range(const Shape& s, int64_t begin, int64_t end, int32_t b0, int32_
 
 // Where each run starts within the copied planes.
 void plane_offsets(const Shape& s, const Planes& l, int64_t* offsets) {
-  const Geometry& g = s.p.geo;
   const Run* runs = s.p.at<Run>(s.p.runs);
-  for (int i = 0; i < s.p.n_runs; ++i) {
-    const int64_t y = runs[i].tap[1] * g.dilation[1], x = runs[i].tap[2] * g.dilation[2];
-    const int64_t plane = (runs[i].tap[0] * l.phases_h + y % g.stride[1]) * l.phases_w + x % g.stride[2];
-    offsets[i] = plane * l.plane + (y / g.stride[1] * l.width + x / g.stride[2]) * s.in.c;
-  }
+  for (int i = 0; i < s.p.n_runs; ++i) offsets[i] = tap_offset(s, l, runs[i].tap[0], runs[i].tap[1], runs[i].tap[2]);
 }
 
 void run_band(const Shape& s, int64_t row, int64_t rows, int64_t images, int32_t b0, int32_t b1, uint8_t* scratch) {
@@ -285,7 +318,7 @@ void run_band(const Shape& s, int64_t row, int64_t rows, int64_t images, int32_t
     for (int64_t i = 0; i < images; ++i) fill_planes(s, l, n + i, d, h, planes + i * l.bytes);
     plane_offsets(s, l, offsets);
     t.a = planes, t.a_segment = l.bytes, t.lda = s.in.c;
-    t.rows = (rows - 1) * l.width + s.out.w, t.row_len = l.width, t.row_valid = s.out.w;
+    t.rows = (rows - 1) * l.columns.length + s.out.w, t.row_len = l.columns.length, t.row_valid = s.out.w;
   }
   run_loops(s, t);
 }
@@ -301,12 +334,7 @@ void banded_range(const Shape& s, int64_t begin, int64_t end, int32_t b0, int32_
   }
 }
 
-// How many parts the pixels and the output channels are split into.
-struct Parts {
-  int64_t units, by_unit, by_block;
-};
-
-Parts parts_of(const Shape& s) {
+Cut cut_of(const Shape& s) {
   const bool flat = s.p.mode == kDirect && whole_flat(s);
   const int64_t units = flat ? ceil_div(s.pixels(), kTileRows) : s.rows();
   const int64_t threads = s.call.threads;
@@ -324,10 +352,7 @@ Parts parts_of(const Shape& s) {
 
 }  // namespace
 
-int64_t dense_items(const xq_conv_call& call) {
-  const Parts parts = parts_of(Shape(call));
-  return parts.by_unit * parts.by_block;
-}
+int64_t dense_items(const xq_conv_call& call) { return cut_of(Shape(call)).items(); }
 
 size_t dense_scratch(const xq_conv_call& call) {
   const Shape s(call);
@@ -338,23 +363,19 @@ size_t dense_scratch(const xq_conv_call& call) {
   const Planes l = planes_for(s, band.rows);
   const bool im2col = s.p.mode == kIm2col;
   const int64_t lda = im2col ? im2col_lda(s.p) : s.in.c;
-  int64_t bytes = im2col ? l.bytes + 2 * kMaxPiece + band.images * im2col_bytes(s, band.rows)
-                         : band.images * l.bytes;
+  int64_t bytes = im2col ? l.bytes + 2 * kMaxPiece + bytes_product({band.images, im2col_bytes(s, band.rows)})
+                         : bytes_product({band.images, l.bytes});
   bytes += offsets_bytes(s) + kTileRows * lda + overread(s) + 4 * kAlign;
   return static_cast<size_t>(bytes);
 }
 
 void dense_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
   const Shape s(call);
-  const Parts parts = parts_of(s);
+  const Cut cut = cut_of(s);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t u = item / parts.by_block, b = item % parts.by_block;
-    const int64_t first = u * parts.units / parts.by_unit, last = (u + 1) * parts.units / parts.by_unit;
-    const auto b0 = static_cast<int32_t>(b * s.p.n_blocks / parts.by_block);
-    const auto b1 = static_cast<int32_t>((b + 1) * s.p.n_blocks / parts.by_block);
-    if (first == last || b0 == b1) continue;
-    s.p.mode == kDirect ? direct_range(s, first, last, b0, b1, scratch)
-                        : banded_range(s, first, last, b0, b1, scratch);
+    const CutPiece some = piece_of(cut, item, s.p);
+    if (some.is_empty()) continue;
+    (s.p.mode == kDirect ? direct_range : banded_range)(s, some.first, some.last, some.block_begin, some.block_end, scratch);
   }
 }
 

@@ -38,9 +38,13 @@ bool plain_pixel(const xq_conv& c, const Geometry& g) {
   return true;
 }
 
+// A strip holds all columns from the first tap of some outputs to their last: where these are far apart, it would not stay
+// in a cache.
 bool can_depthwise(const xq_conv& c) {
+  constexpr int64_t kMostColumns = 4096, kOutputs = 6;
+  const int64_t columns = (kOutputs - 1) * c.stride[2] + int64_t{c.kernel[2] - 1} * c.dilation[2] + 1;
   return c.groups > 1 && c.groups == c.in_channels && c.groups == c.out_channels && !c.transposed &&
-         c.kernel[0] == 1 && c.stride[0] == 1 && c.padding[0] == 0;
+         c.kernel[0] == 1 && c.stride[0] == 1 && c.padding[0] == 0 && columns <= kMostColumns;
 }
 
 // One vector of output channels must find its inputs in whole quads within 16 * vector bytes.
@@ -59,9 +63,13 @@ bool can_winograd(const xq_conv& c, int isa) {
   return in % 16 == 0 && in <= 1024;
 }
 
-// The weights of 4 x 4 tiles are eight times as big as they were. With many channels there are seldom tiles enough to
-// make that worth its memory.
-bool worth_winograd4(const xq_conv& c) { return c.in_channels / c.groups <= 256 && c.out_channels / c.groups <= 256; }
+// The weights of 4 x 4 tiles are eight times as big as they were: with many channels they come from beyond L2, which only
+// so many tiles make worth it. With VNNI the other way is quicker, and it takes more of them.
+bool worth_winograd4(const xq_conv& c, int isa) {
+  constexpr int64_t kManyChannels = 256, kLeastPixels = 128, kLeastPixelsVnni = 512;
+  if (c.in_channels / c.groups <= kManyChannels && c.out_channels / c.groups <= kManyChannels) return true;
+  return c.pixels >= (has_vnni(isa) ? kLeastPixelsVnni : kLeastPixels);
+}
 
 // The same convolution by another algorithm than 4 x 4 tiles.
 xq_conv without_winograd4(const xq_conv& conv, int isa) {
@@ -77,7 +85,7 @@ int choose_algo(const xq_conv& c, int isa) {
   // Tiles waste most of a block-diagonal product and are still quicker than permuting.
   if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
   if (can_winograd(c, isa)) {
-    if (worth_winograd4(c)) return XQ_ALGO_WINOGRAD4;
+    if (worth_winograd4(c, isa)) return XQ_ALGO_WINOGRAD4;
     if (!has_vnni(isa)) return XQ_ALGO_WINOGRAD;  // with VNNI bytes are multiplied as quickly as this saves
   }
   return XQ_ALGO_DENSE;
@@ -453,6 +461,9 @@ bool pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   return leaves;
 }
 
+// Offsets within the weights of one output, and the bytes of a row of taps, are 32 bits; sums are right for far fewer.
+constexpr int64_t kMostProducts = int64_t{1} << 28;
+
 bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
 
 bool finite(const float* values, int64_t count) {
@@ -467,9 +478,13 @@ bool conv_valid(const xq_conv& c, int isa) {
   if (isa < XQ_ISA_REFERENCE || isa > XQ_ISA_AMX_INT8) return false;
   if (c.algo < XQ_ALGO_AUTO || c.algo > XQ_ALGO_WINOGRAD4) return false;
   if (c.in_channels < 1 || c.out_channels < 1 || c.groups < 1) return false;
-  if (c.in_channels % c.groups || c.out_channels % c.groups) return false;
-  for (int i = 0; i < 3; ++i)
+  if (c.in_channels % c.groups || c.out_channels % c.groups || c.pixels < 0) return false;
+  int64_t products = c.in_channels / c.groups;  // of one output
+  for (int i = 0; i < 3; ++i) {
     if (c.kernel[i] < 1 || c.stride[i] < 1 || c.dilation[i] < 1 || c.padding[i] < 0) return false;
+    products *= c.kernel[i];
+    if (products > kMostProducts) return false;
+  }
   if (c.algo == XQ_ALGO_DEPTHWISE && (!can_depthwise(c) || isa == XQ_ISA_REFERENCE)) return false;
   if (c.algo == XQ_ALGO_GROUPED && !can_grouped(c, isa)) return false;
   if ((c.algo == XQ_ALGO_WINOGRAD || c.algo == XQ_ALGO_WINOGRAD4) && !can_winograd(c, isa)) return false;
@@ -511,15 +526,37 @@ void place_lut(const uint8_t* lut, int isa, uint8_t* to) {
 
 const Share kAlone = [](int64_t blocks, const std::function<void(int64_t, int64_t)>& body) { body(0, blocks); };
 
+// All but what depends on the values of weights, multipliers and biases.
+void set_head(const Layout& l, const xq_requant& q, Packed& head) {
+  head = l.head;
+  head.in_zp = q.in_zp, head.out_zp = q.out_zp, head.lo = q.lo, head.hi = q.hi;
+  head.residual = q.residual, head.res_zp = q.res_zp, head.res_mult = q.res_mult;
+  head.has_lut = q.lut != nullptr;
+}
+
+// Whether pack_blob may have made `packed` of the same, for another blob behind it or for none.
+bool is_blob_of(const Layout& l, const xq_requant& q, int32_t activation, int64_t for_few, const void* packed) {
+  Packed found, wanted;
+  memcpy(static_cast<void*>(&found), packed, sizeof(found));
+  memset(static_cast<void*>(&wanted), 0, sizeof(wanted));
+  set_head(l, q, wanted);
+  wanted.clamp_float = found.clamp_float, wanted.activation = activation, wanted.for_few = for_few;
+  if (memcmp(&found, &wanted, sizeof(found)) != 0) return false;
+  const char* base = static_cast<const char*>(packed);
+  const auto same_block = [](const Block& a, const Block& b) {
+    return a.a_off == b.a_off && a.out_c == b.out_c && a.count == b.count && a.vecs == b.vecs && a.w_off == b.w_off &&
+           a.w_size == b.w_size && a.s_off == b.s_off;
+  };
+  return std::equal(l.blocks.begin(), l.blocks.end(), reinterpret_cast<const Block*>(base + l.head.blocks), same_block) &&
+         (l.runs.empty() || memcmp(base + l.head.runs, l.runs.data(), l.runs.size() * sizeof(Run)) == 0);
+}
+
 // Writes the blob that `l` lays out.
 void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void* packed, const Share& share) {
   const bool in_blocks = l.head.algo != XQ_ALGO_REFERENCE;
   memset(packed, 0, static_cast<size_t>(in_blocks ? l.head.weights : l.head.size));
   auto* head = static_cast<Packed*>(packed);
-  *head = l.head;
-  head->in_zp = q.in_zp, head->out_zp = q.out_zp, head->lo = q.lo, head->hi = q.hi;
-  head->residual = q.residual, head->res_zp = q.res_zp, head->res_mult = q.res_mult;
-  head->has_lut = q.lut != nullptr;
+  set_head(l, q, *head);
   char* base = static_cast<char*>(packed);
   if (q.lut) place_lut(q.lut, head->isa, reinterpret_cast<uint8_t*>(base + head->lut));
   if (!l.blocks.empty()) memcpy(base + head->blocks, l.blocks.data(), l.blocks.size() * sizeof(Block));
@@ -558,8 +595,14 @@ xq_conv pointwise(const xq_linear& linear) {
   return c;
 }
 
+xq_requant linear_requant(const float* scale, const float* bias) {
+  xq_requant q{};
+  q.mult = scale, q.bias = bias, q.hi = 255;
+  return q;
+}
+
 bool linear_valid(const xq_linear& linear, int isa) {
-  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_SILU &&
+  return linear.activation >= XQ_ACT_NONE && linear.activation <= XQ_ACT_TANH &&
          conv_valid(pointwise(linear), isa);
 }
 
@@ -595,14 +638,26 @@ int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_req
   return XQ_OK;
 }
 
+bool is_packed_for(const xq_conv* conv, int isa, const xq_requant* q, const void* packed) {
+  const Layout l = layout_of(*conv, isa);
+  if (l.head.algo != XQ_ALGO_WINOGRAD4) return is_blob_of(l, *q, 0, 0, packed);
+  const Layout other = layout_of(without_winograd4(*conv, isa), isa);
+  if (is_blob_of(other, *q, 0, 0, packed)) return true;  // as of weights whose sums are too large for it
+  const bool two = conv->algo == XQ_ALGO_AUTO;
+  return is_blob_of(l, *q, 0, two ? l.head.size : 0, packed) &&
+         (!two || is_blob_of(other, *q, 0, 0, static_cast<const char*>(packed) + l.head.size));
+}
+
+bool is_linear_packed_for(const xq_linear* linear, int isa, const void* packed) {
+  return is_blob_of(layout_of(pointwise(*linear), isa, true), linear_requant(nullptr, nullptr), linear->activation, 0, packed);
+}
+
 int pack_linear_shared(const xq_linear* linear, int isa, const int8_t* weight, const float* scale, const float* bias,
                        void* packed, const Share& share) {
   if (!linear || !weight || !scale || !packed) return XQ_BAD_ARGUMENT;
   if (reinterpret_cast<uintptr_t>(packed) % kAlign) return XQ_BAD_ARGUMENT;
   if (!linear_valid(*linear, isa)) return XQ_UNSUPPORTED;
-  xq_requant q{};
-  q.mult = scale, q.bias = bias, q.hi = 255;
-  pack_blob(layout_of(pointwise(*linear), isa, true), weight, q, packed, share);
+  pack_blob(layout_of(pointwise(*linear), isa, true), weight, linear_requant(scale, bias), packed, share);
   static_cast<Packed*>(packed)->activation = linear->activation;
   return XQ_OK;
 }

@@ -4,12 +4,7 @@
 namespace xq {
 namespace {
 
-// How many parts the tiles and the blocks of channels are split into.
-struct Parts {
-  int64_t tiles, by_tile, by_block;
-};
-
-Parts parts_of(const xq_conv_call& call) {
+Cut cut_of(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
   const int64_t tiles = winograd_tiles(p, call.out), threads = call.threads;
   // Sharing out blocks transforms the input once a thread; sharing out tiles reads the weights as often.
@@ -20,10 +15,7 @@ Parts parts_of(const xq_conv_call& call) {
 
 }  // namespace
 
-int64_t winograd_items(const xq_conv_call& call) {
-  const Parts parts = parts_of(call);
-  return parts.by_tile * parts.by_block;
-}
+int64_t winograd_items(const xq_conv_call& call) { return cut_of(call).items(); }
 
 size_t winograd_scratch(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
@@ -34,13 +26,11 @@ size_t winograd_scratch(const xq_conv_call& call) {
 
 void winograd_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
   const auto& p = *static_cast<const Packed*>(call.packed);
-  const Parts parts = parts_of(call);
+  const Cut cut = cut_of(call);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t u = item / parts.by_block, b = item % parts.by_block;
-    kernels_of(p.isa).winograd({&p, &call.in, &call.out, p.residual ? &call.residual : nullptr,
-                                u * parts.tiles / parts.by_tile, (u + 1) * parts.tiles / parts.by_tile,
-                                static_cast<int32_t>(b * p.n_blocks / parts.by_block),
-                                static_cast<int32_t>((b + 1) * p.n_blocks / parts.by_block), scratch});
+    const CutPiece some = piece_of(cut, item, p);
+    kernels_of(p.isa).winograd({&p, &call.in, &call.out, p.residual ? &call.residual : nullptr, some.first, some.last,
+                                some.block_begin, some.block_end, scratch});
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "epilogue.h"
 #include "float_epilogue.h"
+#include "traversal.h"
 
 namespace {
 
@@ -232,18 +233,6 @@ struct Regrouped {
     for (; count > 0; --count, a += a_lda, to += lda) regroup_some<V, 1>(p, block, a, a_lda, t.offsets, to, lda);
   }
 };
-
-// Pixels that all blocks of channels pass over before the next ones. Few, so that their input takes half of L1
-// and their output, which is written once, passes through no more than all of it. But weights that are too big
-// to stay in L2 beside the rest (3/8 of it) should be read once, not once a chunk: then the input of a chunk
-// takes half as much of L2.
-inline int64_t chunk_rows(const xq::DenseTask& t, int64_t tile) {
-  const xq::Packed& p = *t.packed;
-  const int64_t lda = xq::max64(t.lda, 1), weights = p.size - p.weights;
-  if (weights > p.caches.l2 * 3 / 8) return xq::round_up(p.caches.l2 * 3 / 16 / lda, tile) + tile;
-  const int64_t rows = xq::min64(p.caches.l1 / 2 / lda, p.caches.l1 / p.conv.out_channels);
-  return xq::max64((rows + tile / 2) / tile * tile, tile);
-}
 
 // What of the next block's weights the tile number `tile` of a block asks for, a line for two that it reads itself: the
 // first two together ask for all of them, later ones for what has come.

@@ -56,6 +56,8 @@ XQ_INLINE inline typename V::F activate(typename V::F x) {
     return gate<V>(x, V::fma(V::mul(z, V::mul(x, x)), V::setf(0.044715f), z), kTanh);
   }
   if constexpr (ACTIVATION == XQ_ACT_SILU) return gate<V>(x, V::mul(x, V::setf(0.5f)), kTanh);
+  if constexpr (ACTIVATION == XQ_ACT_SIGMOID) return gate<V>(V::setf(1), V::mul(x, V::setf(0.5f)), kTanh);
+  if constexpr (ACTIVATION == XQ_ACT_TANH) return V::fma(gate<V>(V::setf(1), x, kTanh), V::setf(2), V::setf(-1));
   return x;
 }
 
@@ -138,6 +140,8 @@ void put_rows(const FloatEpilogue<V>&, const xq::DenseTask& t, const xq::Block& 
     case XQ_ACT_GELU: return float_rows<V, VECS, XQ_ACT_GELU>(t, b, begin, count, sums, lds);
     case XQ_ACT_GELU_TANH: return float_rows<V, VECS, XQ_ACT_GELU_TANH>(t, b, begin, count, sums, lds);
     case XQ_ACT_SILU: return float_rows<V, VECS, XQ_ACT_SILU>(t, b, begin, count, sums, lds);
+    case XQ_ACT_SIGMOID: return float_rows<V, VECS, XQ_ACT_SIGMOID>(t, b, begin, count, sums, lds);
+    case XQ_ACT_TANH: return float_rows<V, VECS, XQ_ACT_TANH>(t, b, begin, count, sums, lds);
     default: return float_rows<V, VECS, XQ_ACT_NONE>(t, b, begin, count, sums, lds);
   }
 }

@@ -2,6 +2,12 @@
 #define XQ_TARGET "avx2,fma,f16c"
 #include "target.h"
 
+#include "vec256.h"
+
+namespace {
+using Lanes = Vec256<false>;
+}  // namespace
+
 #include "gate_rows.h"
 #include "interaction.h"
 #include "lookup_rows.h"

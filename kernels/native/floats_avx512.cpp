@@ -3,6 +3,12 @@
 #define XQ_FLOATS_AVX512
 #include "target.h"
 
+#include "vec512.h"
+
+namespace {
+using Lanes = Vec512<false, false>;
+}  // namespace
+
 #include "gate_rows.h"
 #include "interaction.h"
 #include "lookup_rows.h"

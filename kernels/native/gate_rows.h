@@ -1,7 +1,6 @@
-// The gates of LSTMs and GRUs over the vector type of float_lanes.h.
+// The gates of LSTMs and GRUs over the vector type `Lanes` of the file that includes this.
 #pragma once
 
-#include "float_lanes.h"
 #include "float_loops.h"
 #include "internal.h"
 #include "unroll.h"
@@ -16,19 +15,19 @@ struct Ratio {
 
 XQ_INLINE inline Ratio tanh_of(Lanes::F x) {
   using F = Lanes::F;
-  const F limit = Lanes::set(9.1f);
-  x = Lanes::max(Lanes::sub(Lanes::set(0), limit), Lanes::min(limit, x));
+  const F limit = Lanes::setf(9.1f);
+  x = Lanes::max(Lanes::sub(Lanes::setf(0), limit), Lanes::min(limit, x));
   const F t = Lanes::mul(x, x);
-  F p = Lanes::set(1.31842109e-08f), q = Lanes::set(7.7026578e-07f);
-  p = Lanes::fma(p, t, Lanes::set(2.04718199e-05f)), q = Lanes::fma(q, t, Lanes::set(0.000327138427f));
-  p = Lanes::fma(p, t, Lanes::set(0.00348658119f)), q = Lanes::fma(q, t, Lanes::set(0.0258419764f));
-  p = Lanes::fma(p, t, Lanes::set(0.133731971f)), q = Lanes::fma(q, t, Lanes::set(0.467064939f));
-  p = Lanes::fma(p, t, Lanes::set(0.999999906f)), q = Lanes::fma(q, t, Lanes::set(1.0f));
+  F p = Lanes::setf(1.31842109e-08f), q = Lanes::setf(7.7026578e-07f);
+  p = Lanes::fma(p, t, Lanes::setf(2.04718199e-05f)), q = Lanes::fma(q, t, Lanes::setf(0.000327138427f));
+  p = Lanes::fma(p, t, Lanes::setf(0.00348658119f)), q = Lanes::fma(q, t, Lanes::setf(0.0258419764f));
+  p = Lanes::fma(p, t, Lanes::setf(0.133731971f)), q = Lanes::fma(q, t, Lanes::setf(0.467064939f));
+  p = Lanes::fma(p, t, Lanes::setf(0.999999906f)), q = Lanes::fma(q, t, Lanes::setf(1.0f));
   return {Lanes::mul(x, p), q};
 }
 
 // sigmoid(x) = (bottom + top) / (2 bottom) of tanh(x / 2).
-XQ_INLINE inline Ratio half_tanh_of(Lanes::F x) { return tanh_of(Lanes::mul(x, Lanes::set(0.5f))); }
+XQ_INLINE inline Ratio half_tanh_of(Lanes::F x) { return tanh_of(Lanes::mul(x, Lanes::setf(0.5f))); }
 XQ_INLINE inline Lanes::F up(Ratio r) { return Lanes::add(r.bottom, r.top); }
 XQ_INLINE inline Lanes::F down(Ratio r) { return Lanes::sub(r.bottom, r.top); }
 XQ_INLINE inline Lanes::F twice(Lanes::F x) { return Lanes::add(x, x); }
@@ -36,8 +35,8 @@ XQ_INLINE inline Lanes::F twice(Lanes::F x) { return Lanes::add(x, x); }
 // The next `count` units of a sequence, fewer than a vector at its end.
 struct Units {
   int64_t count;
-  XQ_INLINE Lanes::F load(const float* p) const { return count == Lanes::kLanes ? Lanes::load(p) : Lanes::load_some(p, count); }
-  XQ_INLINE void store(float* p, Lanes::F v) const { count == Lanes::kLanes ? Lanes::store(p, v) : Lanes::store_some(p, v, count); }
+  XQ_INLINE Lanes::F load(const float* p) const { return count == Lanes::kLanes ? Lanes::loadf(p) : Lanes::load_floats(p, count); }
+  XQ_INLINE void store(float* p, Lanes::F v) const { count == Lanes::kLanes ? Lanes::storef(p, v) : Lanes::store_floats(p, v, count); }
   // The sum of both shares.
   XQ_INLINE Lanes::F sum(const float* own, const float* hidden) const { return Lanes::add(load(own), load(hidden)); }
 };
@@ -57,11 +56,11 @@ void lstm_gates(const xq_lstm_gates& op, int64_t begin, int64_t end) {
       // One division for the cell and one for the state: they take longer than all else.
       const auto both = Lanes::mul(enters.bottom, fresh.bottom), added = Lanes::mul(up(enters), fresh.top);
       const auto kept = Lanes::mul(up(stays), some.load(c));
-      const auto cell = Lanes::ratio(Lanes::fma(kept, both, Lanes::mul(added, stays.bottom)), twice(Lanes::mul(stays.bottom, both)));
+      const auto cell = Lanes::div(Lanes::fma(kept, both, Lanes::mul(added, stays.bottom)), twice(Lanes::mul(stays.bottom, both)));
       some.store(c, cell);
       const Ratio seen = tanh_of(cell);
       some.store(op.h + n * op.h_stride + u,
-                 Lanes::ratio(Lanes::mul(up(leaves), seen.top), twice(Lanes::mul(leaves.bottom, seen.bottom))));
+                 Lanes::div(Lanes::mul(up(leaves), seen.top), twice(Lanes::mul(leaves.bottom, seen.bottom))));
     }
 }
 
@@ -72,11 +71,11 @@ void gru_gates(const xq_gru_gates& op, int64_t begin, int64_t end) {
       const Units some = units_at(u, units);
       const float *own = op.own + n * op.own_stride + u, *hidden = op.hidden + n * op.hidden_stride + u;
       const Ratio gate = half_tanh_of(some.sum(own, hidden)), update = half_tanh_of(some.sum(own + units, hidden + units));
-      const auto reset = Lanes::ratio(up(gate), twice(gate.bottom));
+      const auto reset = Lanes::div(up(gate), twice(gate.bottom));
       const Ratio fresh = tanh_of(Lanes::fma(reset, some.load(hidden + 2 * units), some.load(own + 2 * units)));
       const auto kept = Lanes::mul(up(update), some.load(op.before + n * op.before_stride + u));
       const auto sum = Lanes::fma(kept, fresh.bottom, Lanes::mul(down(update), fresh.top));
-      some.store(op.h + n * op.h_stride + u, Lanes::ratio(sum, twice(Lanes::mul(update.bottom, fresh.bottom))));
+      some.store(op.h + n * op.h_stride + u, Lanes::div(sum, twice(Lanes::mul(update.bottom, fresh.bottom))));
     }
 }
 

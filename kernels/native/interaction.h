@@ -1,7 +1,6 @@
 // Dot products of all pairs of a sample's vectors, and of each with itself.
 #pragma once
 
-#include "float_lanes.h"
 #include "float_loops.h"
 #include "unroll.h"
 
@@ -22,7 +21,7 @@ struct Partial {
       });
     if (k < dim)
       unroll<COUNT>([&](int i) XQ_INLINE {
-        acc[i] = _mm512_fmadd_ps(Lanes::load_some(a[i] + k, dim - k), Lanes::load_some(b[i] + k, dim - k), acc[i]);
+        acc[i] = _mm512_fmadd_ps(Lanes::load_floats(a[i] + k, dim - k), Lanes::load_floats(b[i] + k, dim - k), acc[i]);
       });
     unroll<COUNT>([&](int i) XQ_INLINE {
       out[i] = _mm256_add_ps(_mm512_castps512_ps256(acc[i]), _mm512_extractf32x8_ps(acc[i], 1));
@@ -44,7 +43,7 @@ struct Partial {
       const int64_t left = xq::min64(dim - k, 8);
       __m256* to = half ? high : low;
       unroll<COUNT>([&](int i) XQ_INLINE {
-        to[i] = _mm256_fmadd_ps(Lanes::load_some(a[i] + k, left), Lanes::load_some(b[i] + k, left), to[i]);
+        to[i] = _mm256_fmadd_ps(Lanes::load_floats(a[i] + k, left), Lanes::load_floats(b[i] + k, left), to[i]);
       });
     }
     unroll<COUNT>([&](int i) XQ_INLINE { out[i] = _mm256_add_ps(low[i], high[i]); });

@@ -323,6 +323,30 @@ static inline RowRange range_of(float low, float high, bool finite) {
   return {finite ? scale : __builtin_nanf(""), finite ? 1.0f / scale : 0.0f};
 }
 
+// How a GEMM is cut into items: `by_unit` parts of the units (rows, or tiles of them) times `by_block` parts of the blocks
+// of output channels.
+struct Cut {
+  int64_t units, by_unit, by_block;
+
+  int64_t items() const { return by_unit * by_block; }
+};
+
+struct CutPiece {
+  int64_t first, last;                // units
+  int32_t block_begin, block_end;
+
+  bool is_empty() const { return first >= last || block_begin >= block_end; }
+};
+
+static inline CutPiece piece_of(const Cut& cut, int64_t item, const Packed& p) {
+  // Threads that write to one cache line wait for each other: where there are blocks enough, borders are between lines.
+  const int64_t line = p.weight_sums ? 1 : max64(kAlign / (2 * p.lanes), 1);
+  const int64_t step = p.n_blocks >= cut.by_block * line ? line : 1, steps = ceil_div(p.n_blocks, step);
+  const int64_t u = item / cut.by_block, b = item % cut.by_block;
+  const auto border = [&](int64_t i) { return static_cast<int32_t>(min64(i * steps / cut.by_block * step, p.n_blocks)); };
+  return {u * cut.units / cut.by_unit, (u + 1) * cut.units / cut.by_unit, border(b), border(b + 1)};
+}
+
 // reference.cpp
 void conv_reference(const xq_conv_call& call, int64_t begin, int64_t end);
 void op_reference(const xq_op& op, int64_t begin, int64_t end);

@@ -35,12 +35,7 @@ struct Codes {
   }
 };
 
-// How many parts the tiles of rows and the blocks of outputs are split into.
-struct Parts {
-  int64_t tiles, by_row, by_block;
-};
-
-Parts parts_of(const xq_linear_call& call) {
+Cut cut_of(const xq_linear_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
   const int64_t tiles = ceil_div(call.rows, kRowTile), threads = call.threads;
   // Sharing out outputs reads the rows once a thread; sharing out rows the weights.
@@ -56,6 +51,8 @@ float activate(float x, int32_t activation) {
     case XQ_ACT_GELU: return 0.5f * x * (1 + std::erf(x * 0.707106781f));
     case XQ_ACT_GELU_TANH: return 0.5f * x * (1 + std::tanh(0.797884561f * (x + 0.044715f * x * x * x)));
     case XQ_ACT_SILU: return x / (1 + std::exp(-x));
+    case XQ_ACT_SIGMOID: return 1 / (1 + std::exp(-x));
+    case XQ_ACT_TANH: return std::tanh(x);
     default: return x;
   }
 }
@@ -134,7 +131,7 @@ size_t xq_linear_codes_size(const xq_linear_call* call) {
   return static_cast<size_t>(Codes(sizes).size);
 }
 
-int xq_linear_by_rows(const xq_linear_call* call) { return parts_of(*call).by_block == 1; }
+int xq_linear_by_rows(const xq_linear_call* call) { return cut_of(*call).by_block == 1; }
 
 void xq_linear_quantize(const xq_linear_call* call, int64_t begin, int64_t end) {
   const auto& p = *static_cast<const Packed*>(call->packed);
@@ -145,28 +142,23 @@ void xq_linear_quantize(const xq_linear_call* call, int64_t begin, int64_t end) 
   p.isa == XQ_ISA_REFERENCE ? quantize_reference(t) : kernels_of(p.isa).quantize_rows(t);
 }
 
-int64_t xq_linear_items(const xq_linear_call* call) {
-  const Parts parts = parts_of(*call);
-  return parts.by_row * parts.by_block;
-}
+int64_t xq_linear_items(const xq_linear_call* call) { return cut_of(*call).items(); }
 
 void xq_linear_run(const xq_linear_call* call, int64_t begin, int64_t end) {
   const auto& p = *static_cast<const Packed*>(call->packed);
-  const Parts parts = parts_of(*call);
+  const Cut cut = cut_of(*call);
   const Codes codes(*call);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t r = item / parts.by_block, b = item % parts.by_block;
-    const int64_t first = r * parts.tiles / parts.by_row * kRowTile;
-    const int64_t last = min64((r + 1) * parts.tiles / parts.by_row * kRowTile, call->rows);
-    if (parts.by_block == 1) xq_linear_quantize(call, first, last);
-    multiply(*call, codes, first, last, static_cast<int32_t>(b * p.n_blocks / parts.by_block),
-             static_cast<int32_t>((b + 1) * p.n_blocks / parts.by_block));
+    const CutPiece some = piece_of(cut, item, p);
+    const int64_t first = some.first * kRowTile, last = min64(some.last * kRowTile, call->rows);
+    if (cut.by_block == 1) xq_linear_quantize(call, first, last);
+    multiply(*call, codes, first, last, some.block_begin, some.block_end);
   }
 }
 
 int xq_weight_only_check(const xq_weight_only* op) {
   if (!op || !op->scale || op->rows < 0 || op->in_features < 0 || op->out_features < 0) return XQ_BAD_ARGUMENT;
-  if (op->activation < XQ_ACT_NONE || op->activation > XQ_ACT_SILU) return XQ_BAD_ARGUMENT;
+  if (op->activation < XQ_ACT_NONE || op->activation > XQ_ACT_TANH) return XQ_BAD_ARGUMENT;
   if (op->isa <= XQ_ISA_REFERENCE || op->isa > XQ_ISA_AMX_INT8) return XQ_UNSUPPORTED;
   if (op->rows * op->out_features == 0) return XQ_OK;
   if (!op->out || (op->in_features > 0 && (!op->in || !op->weight))) return XQ_BAD_ARGUMENT;

@@ -1,9 +1,8 @@
-// Lookups over the vector type of float_lanes.h: each bag block of columns by block, whose sums stay in registers.
+// Lookups over the vector type `Lanes` of the file that includes this: each bag block of columns by block, whose sums stay in registers.
 #pragma once
 
 #include <type_traits>
 
-#include "float_lanes.h"
 #include "float_loops.h"
 #include "internal.h"
 #include "unroll.h"
@@ -112,7 +111,7 @@ struct Pool {
 
   XQ_INLINE Pool(const ROWS& t, int64_t first, int64_t of_last)
       : table(t), column(first), count(of_last), whole(VECS > 1 || of_last == Lanes::kLanes) {
-    unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::set(MAX ? -__builtin_inff() : 0.0f); });
+    unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::setf(MAX ? -__builtin_inff() : 0.0f); });
   }
 
   XQ_INLINE void add(int64_t i) {
@@ -124,7 +123,7 @@ struct Pool {
       const float w = table.weights ? table.weights[i] : 1.0f;
       own = {w * own.scale, BITS == 32 ? 0 : w * own.bias};
     }
-    const F scale = Lanes::set(own.scale), bias = Lanes::set(own.bias), one = Lanes::set(1.0f);
+    const F scale = Lanes::setf(own.scale), bias = Lanes::setf(own.bias), one = Lanes::setf(1.0f);
     const uint8_t* codes = table.codes + index * table.stride + column * BITS / 8;
     unroll<VECS>([&](int v) XQ_INLINE {
       const F x = whole ? Lanes::codes<BITS>(codes + v * Lanes::kLanes * BITS / 8) : last_codes<BITS>(codes, count);
@@ -138,13 +137,13 @@ struct Pool {
   XQ_INLINE void finish(int64_t all_rows, bool mean, float* out) {
     if (ROWS::kPlain) rows = all_rows;
     if (mean && rows > 0) {
-      const F share = Lanes::set(1.0f / static_cast<float>(rows));
+      const F share = Lanes::setf(1.0f / static_cast<float>(rows));
       unroll<VECS>([&](int v) XQ_INLINE { acc[v] = Lanes::mul(acc[v], share); });
     }
     unroll<VECS>([&](int v) XQ_INLINE {
-      const F x = MAX && rows == 0 ? Lanes::set(0) : acc[v];
-      if (whole) Lanes::store(out + column + v * Lanes::kLanes, x);
-      else Lanes::store_some(out + column, x, count);
+      const F x = MAX && rows == 0 ? Lanes::setf(0) : acc[v];
+      if (whole) Lanes::storef(out + column + v * Lanes::kLanes, x);
+      else Lanes::store_floats(out + column, x, count);
     });
   }
 };

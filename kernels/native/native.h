@@ -56,6 +56,7 @@ typedef enum xq_status {
   XQ_UNSUPPORTED = 3,     // this algorithm cannot do this op on this ISA
   XQ_NO_PERMISSION = 4,   // the operating system does not let this process use AMX
   XQ_NOT_FINITE = 5,      // a multiplier or a bias is NaN or infinite
+  XQ_TOO_LARGE = 6,       // it would take more working memory than there is
 } xq_status;
 
 XQ_API const char* xq_status_text(int status);
@@ -95,6 +96,7 @@ typedef struct xq_conv {
   int32_t kernel[3], stride[3], padding[3], dilation[3];
   int32_t transposed;
   int32_t algo;           // xq_algo
+  int32_t pixels;         // of the output, in a usual call, of all images together; 0: unknown. Results do not depend on it
 } xq_conv;
 
 typedef struct xq_requant {
@@ -151,6 +153,8 @@ typedef enum xq_activation {
   XQ_ACT_GELU = 2,
   XQ_ACT_GELU_TANH = 3,
   XQ_ACT_SILU = 4,
+  XQ_ACT_SIGMOID = 5,
+  XQ_ACT_TANH = 6,
 } xq_activation;
 
 typedef struct xq_linear {

@@ -65,7 +65,9 @@ bool byte_range(int32_t v) { return v >= 0 && v <= 255; }
 
 bool pool_fits(const xq_op& op) {
   const int64_t in[3] = {op.a.d, op.a.h, op.a.w}, out[3] = {op.out.d, op.out.h, op.out.w};
+  int64_t window = 1;
   for (int i = 0; i < 3; ++i) {
+    if (__builtin_mul_overflow(window, op.kernel[i], &window)) return false;
     if (op.kernel[i] < 1 || op.stride[i] < 1 || op.padding[i] < 0 || op.dilation[i] < 1) return false;
     if (op.kind == XQ_OP_AVG_POOL && op.dilation[i] != 1) return false;
     if (int64_t{2} * op.padding[i] > op.kernel[i]) return false;

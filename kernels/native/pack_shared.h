@@ -21,4 +21,9 @@ XQ_API int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const
 XQ_API int pack_linear_shared(const xq_linear* linear, int isa, const int8_t* weight, const float* scale, const float* bias,
                               void* packed, const Share& share);
 
+// Whether memory of as many bytes as that takes holds what one of the two above has packed for such a call, as far as
+// its head and its tables of blocks and taps say: all but the values of weights, multipliers and biases.
+XQ_API bool is_packed_for(const xq_conv* conv, int isa, const xq_requant* requant, const void* packed);
+XQ_API bool is_linear_packed_for(const xq_linear* linear, int isa, const void* packed);
+
 }  // namespace xq

@@ -19,6 +19,7 @@ struct VecCommon {
   static I load(const void* p) { return XQ_SI(loadu)(static_cast<const I*>(p)); }
   static void store(void* p, I v) { XQ_SI(storeu)(static_cast<I*>(p), v); }
   static F loadf(const float* p) { return XQ_MM(loadu_ps)(p); }
+  static void storef(float* p, F v) { XQ_MM(storeu_ps)(p, v); }
   static I as_bits(F v) { return XQ_BITS(v); }
   static F setf(float v) { return XQ_MM(set1_ps)(v); }
   static I set32(int v) { return XQ_MM(set1_epi32)(v); }

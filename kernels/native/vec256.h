@@ -226,6 +226,22 @@ struct Vec256 : VecCommon {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
   static I pick_quads(I pixel, I at) { return _mm256_permutevar8x32_epi32(pixel, at); }
+
+  // The floats of kLanes codes of BITS bits, as rows of embedding tables hold them; those of 32 are floats.
+  template <int BITS>
+  static F codes(const uint8_t* p) {
+    if constexpr (BITS == 32) {
+      return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    } else if constexpr (BITS == 8) {
+      return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    } else {
+      uint32_t some = 0;
+      memcpy(&some, p, BITS);
+      const __m256i shifts = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(BITS));
+      const __m256i shifted = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(some)), shifts);
+      return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)));
+    }
+  }
 };
 
 }  // namespace

@@ -222,6 +222,25 @@ struct Vec512 : VecCommon {
     return _mm512_permutexvar_epi64(at, load_quads<BYTES>(from));
   }
   static I pick_quads(I pixel, I at) { return _mm512_permutexvar_epi32(at, pixel); }
+
+  // The floats of kLanes codes of BITS bits, as rows of embedding tables hold them; those of 32 are floats.
+  template <int BITS>
+  static F codes(const uint8_t* p) {
+    if constexpr (BITS == 32) return _mm512_loadu_ps(p);
+    if constexpr (BITS == 8)
+      return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    // Few codes are looked up among their floats, by their lowest four bits: no mask, no conversion.
+    if constexpr (BITS == 4) {
+      const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+      const __m512i both = _mm512_mul_epu32(bytes, _mm512_set1_epi64((1 << 28) + 1));
+      return _mm512_permutexvar_ps(both, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    }
+    int32_t four;
+    memcpy(&four, p, 4);
+    const __m512i shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi32(four), shifts),
+                                 _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3));
+  }
 };
 
 }  // namespace

@@ -71,6 +71,8 @@ void weight_only(const xq::WeightOnlyTask& t) {
     case XQ_ACT_GELU: return finish_sums<V, XQ_ACT_GELU>(t);
     case XQ_ACT_GELU_TANH: return finish_sums<V, XQ_ACT_GELU_TANH>(t);
     case XQ_ACT_SILU: return finish_sums<V, XQ_ACT_SILU>(t);
+    case XQ_ACT_SIGMOID: return finish_sums<V, XQ_ACT_SIGMOID>(t);
+    case XQ_ACT_TANH: return finish_sums<V, XQ_ACT_TANH>(t);
     default: return finish_sums<V, XQ_ACT_NONE>(t);
   }
 }

@@ -14,7 +14,9 @@ inline int32_t activation_code(const std::string& name) {
                                                        {"relu", XQ_ACT_RELU},
                                                        {"gelu", XQ_ACT_GELU},
                                                        {"gelu_tanh", XQ_ACT_GELU_TANH},
-                                                       {"silu", XQ_ACT_SILU}};
+                                                       {"silu", XQ_ACT_SILU},
+                                                       {"sigmoid", XQ_ACT_SIGMOID},
+                                                       {"tanh", XQ_ACT_TANH}};
   const auto found = codes.find(name);
   require(found != codes.end(), "there is no activation \"", name, "\"");
   return found->second;

@@ -1,18 +1,18 @@
 #include "arenas.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <mutex>
 #include <numeric>
 #include <set>
 #include <utility>
 
+#include "fork_lock.h"
+
 namespace x86quant::runtime {
 namespace {
 
 struct Pool {
-  std::mutex lock;
+  std::mutex& lock = fork_lock<Pool>();
   std::vector<Buffer> idle;  // the one used last, which the caches know best, at the end
   std::multiset<size_t> claims;
   size_t most_kept = 1;
@@ -23,9 +23,6 @@ struct Pool {
 // Never destroyed: programs may outlive what is static.
 Pool& pool() {
   static Pool& the_pool = *new Pool;
-  // A child that is forked while another thread holds the lock would wait for it forever.
-  [[maybe_unused]] static const int registered = pthread_atfork(
-      [] { pool().lock.lock(); }, [] { pool().lock.unlock(); }, [] { pool().lock.unlock(); });
   return the_pool;
 }
 

@@ -112,7 +112,7 @@ TORCH_LIBRARY_FRAGMENT(x86quant, m) {
       .def("of_parts", [](const ProgramPtr& p, int64_t times) {
         return with_value_errors([&] { return c10::make_intrusive<TorchProgram>(p->steps->of_parts(times)); });
       })
-      .def("check_reach", [](const ProgramPtr& p) { with_value_errors([&] { p->steps->check_reach(); }); });
+      .def("check_reach", [](const ProgramPtr& p) { with_value_errors([&] { p->check_reach(); }); });
   m.def("set_native_cpu(str isa, int l1, int l2) -> str",
         [](std::string isa, int64_t l1, int64_t l2) { return set_native_cpu(isa, l1, l2); });
   m.def("weight_extremes(Tensor rows) -> int[]", [](at::Tensor rows) { return extremes(rows); });

@@ -38,7 +38,7 @@ PackedConvPtr pack_conv(const std::string& kernel, ConvDescription description) 
 }
 
 ConvDescription describe_conv(ConvFields f) {
-  require(f.geometry.size() == 14 && f.codes.size() == 6, "malformed convolution");
+  require((f.geometry.size() == 14 || f.geometry.size() == 15) && f.codes.size() == 6, "malformed convolution");
   require(f.sizes.size() == 5 && f.weight.type == Type::kChar, "weights are int8 of rank 5");
   ConvDescription d;
   xq_conv& c = d.conv;
@@ -57,6 +57,7 @@ ConvDescription describe_conv(ConvFields f) {
   }
   c.groups = small(f.geometry[12], "number of groups");
   c.transposed = f.geometry[13] != 0;
+  if (f.geometry.size() > 14) c.pixels = small(f.geometry[14], "number of pixels");
   c.out_channels = small(f.sizes[0], "number of channels");
   d.in_each = small(f.sizes[1], "number of channels");
   c.in_channels = small(f.sizes[1] * c.groups, "number of channels");

@@ -32,7 +32,7 @@ struct ConvFields {
   std::vector<int64_t> sizes;         // (out, in / groups, kd, kh, kw)
   Table mult;
   std::optional<Table> bias, lut;
-  std::vector<int64_t> geometry;      // kernel, stride, padding and dilation, three entries each; groups, transposed
+  std::vector<int64_t> geometry;      // kernel, stride, padding and dilation, three entries each; groups, transposed; perhaps pixels
   std::vector<int64_t> codes;         // in_zp, out_zp, lo, hi, residual, res_zp
   double res_mult = 0;
 };

@@ -16,7 +16,7 @@ class NativeConv final : public PackedConv {
     const int isa = native_isa();
     const size_t size = xq_conv_packed_size(&d.conv, isa);
     require(size > 0, "the native kernel refuses this convolution");
-    if (fits(d.packed, size)) {
+    if (fits(d.packed, size) && xq::is_packed_for(&d.conv, isa, &d.requant, d.packed->data)) {
       packed_ = *d.packed;
       return;
     }

@@ -16,7 +16,7 @@ namespace x86quant::runtime {
 namespace {
 
 constexpr uint64_t kAlign = 64;
-constexpr char kMagic[8] = {'x', '8', '6', 'q', 'p', 'a', 'c', '2'};
+constexpr char kMagic[8] = {'x', '8', '6', 'q', 'p', 'a', 'c', '3'};
 
 // The file: this, the key, the sizes, then from a multiple of 64 on each the packed weights.
 struct Head {

@@ -16,7 +16,7 @@ inline xq::Share share_of_packing(int64_t weights) {
   return [threads](int64_t blocks, const std::function<void(int64_t, int64_t)>& body) { split(blocks, threads, body); };
 }
 
-// Whether `packed`, which came from elsewhere, can stand for a pack of `size` bytes.
+// Whether `packed`, which came from elsewhere, has the size and the place of a pack of `size` bytes.
 inline bool fits(const std::optional<Table>& packed, size_t size) {
   return packed && packed->count == static_cast<int64_t>(size) && reinterpret_cast<uintptr_t>(packed->data) % 64 == 0;
 }

@@ -50,14 +50,13 @@ void with_team(ThreadBody body);
 // thrown here, once.
 void run_on_threads(int threads, ThreadBody body);
 
-// Runs `body(begin, end)` over [0, items) on up to `threads` threads.
+// Runs `body(begin, end)` over [0, items) on up to `threads` threads, whose shares differ by one item at most.
 template <class Body>
 void split(int64_t items, int threads, const Body& body) {
   if (items <= 0) return;
   if (threads <= 1 || items == 1) return body(int64_t{0}, items);
-  const int64_t each = (items + threads - 1) / threads;
-  const auto share = [&](int thread) { body(thread * each, std::min(items, (thread + 1) * each)); };
-  run_on_threads(static_cast<int>((items + each - 1) / each), share);
+  const int64_t shares = std::min<int64_t>(threads, items);
+  run_on_threads(static_cast<int>(shares), [&](int i) { body(i * items / shares, (i + 1) * items / shares); });
 }
 
 }  // namespace x86quant::runtime

@@ -30,12 +30,10 @@ int64_t Layout::element_size() const {
 }
 
 int64_t Layout::bytes() const {
-  Reach reach;
   Words in_bytes = strides;
   for (int64_t& stride : in_bytes)
     require(!__builtin_mul_overflow(stride, element_size(), &stride) && stride >= 0, "a plan has an impossible tensor");
-  reach.add(0, 0, element_size(), sizes, in_bytes);
-  return reach.ranges().at(0).last;
+  return Reach::range_of({Access::kRead, 0, 0, element_size(), sizes, in_bytes}).last;
 }
 
 int64_t Program::open_inputs() const {
@@ -53,6 +51,7 @@ Program::Stage& Program::open_stage() {
 }
 
 void Program::add(const std::string& kind, const StepFields::Values& fields) {
+  checked_.reset();
   Stage& stage = open_stage();
   stage.steps.push_back(make_step(kind, fields, stage.reach));
   stage.shared_steps += stage.steps.back()->threads() == StepThreads::kShared;
@@ -72,6 +71,7 @@ void Program::keep(const Words& bytes) {
 void Program::repeat(int64_t times, const Words& bytes) {
   require(times >= 1 && !bytes.empty() && bytes.size() == inputs_.size() + outputs_.size() + kept_.size(),
           "the parts of a plan are malformed");
+  checked_.reset();
   Stage& stage = open_stage();
   stage.parts = times;
   stage.advance = bytes;
@@ -101,7 +101,7 @@ std::unique_ptr<Program> Program::of_parts(int64_t times) const {
   other->keep(kept);
   other->stages_ = stages_;
   for (Stage& stage : other->stages_) stage.parts = resized(stage.parts);
-  other->check_reach();
+  other->check_reach(checked_.value_or(Inputs::kRead));
   return other;
 }
 
@@ -112,29 +112,58 @@ int64_t Program::bytes_of(size_t tensor) const {
   return layout.is_open() ? 0 : layout.bytes();  // of an open one no element is sure
 }
 
-void Program::check_reach() const {
+void Program::check_reach(Inputs inputs) {
   require(open_inputs() == 0 || kept_.empty(), "the parts of a plan are malformed");  // both lie behind the outputs
-  for (const Stage& stage : stages_) check_reach(stage);
+  for (const Stage& stage : stages_) check_reach(stage, inputs);
+  require_written_outputs();
+  checked_ = inputs;
 }
 
-void Program::check_reach(const Stage& stage) const {
+void Program::check_reach(const Stage& stage, Inputs inputs) const {
   const auto tensors = static_cast<int64_t>(inputs_.size() + outputs_.size() + kept_.size());
   require(open_inputs() == 0 || stage.advance.empty(), "the parts of a plan are malformed");
   for (const Reach::Open& open : stage.reach.open()) require_own_count(open);
-  for (const auto& [base, range] : stage.reach.ranges()) {
+  for (const auto& [base, touched] : stage.reach.touched()) {
     require(base >= 0 && base <= tensors, "a step of a plan has no base ", base);
-    int64_t size = static_cast<int64_t>(arena_.bytes()), last = range.last;
+    int64_t size = static_cast<int64_t>(arena_.bytes()), last = touched.all.last, moved = 0;
     if (base > 0) {
       const auto index = static_cast<size_t>(base - 1);
       size = bytes_of(index);
-      int64_t moved = 0;
       const int64_t advance = stage.advance.empty() ? 0 : stage.advance[index];
       require(advance >= 0 && !__builtin_mul_overflow(advance, stage.parts - 1, &moved) &&
                   !__builtin_add_overflow(last, moved, &last),
               "the parts of a plan are malformed");
+      const bool may_write = index >= inputs_.size() || (inputs == Inputs::kMayBeUpdated && touched.updated == touched.written);
+      require(touched.written.is_empty() || may_write, "a step of a plan writes to input ", index);
     }
-    require(range.first >= 0 && last <= size, "a step of a plan reaches bytes ", range.first, " to ", last, " of ", size);
+    require(touched.all.first >= 0 && last <= size, "a step of a plan reaches bytes ", touched.all.first, " to ", last, " of ", size);
+    // Parts run side by side, and share all but the arena.
+    const Reach::Range written{touched.written.first, touched.written.last + moved}, index{touched.index.first, touched.index.last + moved};
+    require(base == 0 || stage.parts == 1 || touched.index.is_empty() || touched.written.is_empty() ||
+                written.first >= index.last || index.first >= written.last,
+            "a part of a plan writes over what says where another one reads");
   }
+}
+
+// What a run returns is memory that somebody else has used before.
+void Program::require_written_outputs() const {
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const Layout& layout = outputs_[i];
+    const auto base = static_cast<int64_t>(1 + inputs_.size() + i);
+    __int128 written = 0, bytes = layout.element_size();
+    for (const int64_t size : layout.sizes) bytes *= size;  // which Layout::bytes found possible
+    for (const Stage& stage : stages_)
+      if (const auto found = stage.reach.touched().find(base); found != stage.reach.touched().end())
+        written += static_cast<__int128>(found->second.written_bytes) * stage.parts;
+    require(written >= bytes, "no step of a plan writes all of output ", i);
+  }
+}
+
+bool Program::updates(size_t index) const {
+  return std::any_of(stages_.begin(), stages_.end(), [&](const Stage& stage) {
+    const auto found = stage.reach.touched().find(static_cast<int64_t>(index + 1));
+    return found != stage.reach.touched().end() && !found->second.updated.is_empty();
+  });
 }
 
 void Program::require_own_count(const Reach::Open& open) const {
@@ -203,6 +232,7 @@ void Program::run_steps_timed(const Stage& stage, const Bases& bases, double* mi
 }
 
 void Program::run(const Bases& bases) const {
+  require(checked_.has_value(), "a program runs once check_reach has found it right");
   with_kept(bases, [&](const Bases& all) {
     for (const Stage& stage : stages_)
       for_each_part(stage, all, [&](const Bases& where) { run_steps(stage, where); });
@@ -210,6 +240,7 @@ void Program::run(const Bases& bases) const {
 }
 
 void Program::run_timed(const Bases& bases, std::vector<double>& microseconds) const {
+  require(checked_.has_value(), "a program runs once check_reach has found it right");
   microseconds.clear();
   with_kept(bases, [&](const Bases& all) {
     for (const Stage& stage : stages_) {

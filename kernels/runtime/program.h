@@ -47,8 +47,13 @@ class Program {
   // shared, not copied.
   std::unique_ptr<Program> of_parts(int64_t times) const;
 
-  // Throws a Refused unless all that the steps read and write lies within the arena, the inputs and the outputs.
-  void check_reach() const;
+  // Throws a Refused unless all that the steps read and write lies within the arena, the inputs and the outputs, no input
+  // is written to, but by a step that updates it where that is allowed, and every output is written. A program runs once
+  // it is checked.
+  enum class Inputs { kRead, kMayBeUpdated };
+  void check_reach(Inputs inputs);
+  // Whether a step updates input `index`.
+  bool updates(size_t index) const;
 
   const std::vector<Layout>& inputs() const { return inputs_; }
   const std::vector<Layout>& outputs() const { return outputs_; }
@@ -76,7 +81,8 @@ class Program {
 
   Stage& open_stage();
   // Throws a Refused unless all that the steps of `stage` read and write is there.
-  void check_reach(const Stage& stage) const;
+  void check_reach(const Stage& stage, Inputs inputs) const;
+  void require_written_outputs() const;
   int64_t bytes_of(size_t tensor) const;
   // Throws a Refused unless a step that reads all of an open input looks at the size of that very one.
   void require_own_count(const Reach::Open& open) const;
@@ -98,6 +104,7 @@ class Program {
   Words kept_;
   std::optional<ArenaClaim> kept_claim_;
   std::vector<Stage> stages_;
+  std::optional<Inputs> checked_;  // as what they were found right
 };
 
 }  // namespace x86quant::runtime

@@ -12,11 +12,59 @@ constexpr int64_t kMost = int64_t{1} << 46;
 
 bool is_possible(int64_t value) { return value >= -kMost && value <= kMost; }
 
+int64_t bytes_of(const Extent& extent) {
+  int64_t bytes = extent.element_size;  // at most 2^46 elements, whose size was a tensor's
+  for (const int64_t size : extent.sizes)
+    if (__builtin_mul_overflow(bytes, size, &bytes)) return INT64_MAX;
+  return bytes;
+}
+
+// The bytes of an extent modulo `step`: where they begin, and how far they reach from there, perhaps beyond `step`.
+struct Residues {
+  __int128 first, span;
+};
+
+Residues residues(const Extent& extent, int64_t step) {
+  __int128 first = extent.offset, span = extent.element_size;
+  for (size_t i = 0; i < extent.sizes.size(); ++i) {
+    const __int128 stride = extent.strides[i] % step ? extent.strides[i] : 0, moved = stride * (extent.sizes[i] - 1);
+    if (moved < 0) first += moved;
+    span += moved < 0 ? -moved : moved;
+  }
+  first %= step;
+  return {first < 0 ? first + step : first, span};
+}
+
+// Whether two extents that lie among each other are known to share no byte: as slices of one tensor do, whose steps are
+// the same and whose places within a step are not.
+bool are_slices(const Extent& a, const Extent& b) {
+  for (const Extent* one : {&a, &b})
+    for (size_t i = 0; i < one->sizes.size(); ++i) {
+      const int64_t step = std::abs(one->strides[i]);
+      if (one->sizes[i] == 1 || step < 2) continue;
+      const Residues x = residues(a, step), y = residues(b, step);
+      const __int128 apart = (y.first - x.first + step) % step;
+      if (apart >= x.span && apart + y.span <= step) return true;
+    }
+  return false;
+}
+
+bool may_meet(const Extent& a, const Extent& b) {
+  if (a.base != b.base) return false;
+  const Reach::Range x = Reach::range_of(a), y = Reach::range_of(b);
+  return x.first < y.last && y.first < x.last && !are_slices(a, b);
+}
+
 }  // namespace
 
-void Reach::add(int64_t base, int64_t offset, int64_t element_size, const std::vector<int64_t>& sizes,
-                const std::vector<int64_t>& strides) {
+void Reach::Range::extend(const Range& other) {
+  first = std::min(first, other.first);
+  last = std::max(last, other.last);
+}
+
+Reach::Range Reach::range_of(const Extent& extent) {
   using Wide = __int128;
+  const auto& [access, base, offset, element_size, sizes, strides] = extent;
   Wide first = offset, last = Wide{offset} + element_size, elements = 1;
   bool possible = is_possible(offset) && element_size > 0 && is_possible(element_size) && sizes.size() == strides.size();
   for (size_t i = 0; possible && i < sizes.size(); ++i) {
@@ -27,19 +75,36 @@ void Reach::add(int64_t base, int64_t offset, int64_t element_size, const std::v
     possible = elements <= kMost;
   }
   require(possible && first >= -kMost && last <= kMost, "a tensor of a plan has impossible sizes or strides");
-  add(base, {static_cast<int64_t>(first), static_cast<int64_t>(last)});
+  return {static_cast<int64_t>(first), static_cast<int64_t>(last)};
 }
 
-void Reach::add(const Reach& other) {
-  for (const auto& [base, range] : other.ranges_) add(base, range);
-  open_.insert(open_.end(), other.open_.begin(), other.open_.end());
+void Reach::add(Extent extent) {
+  const Range range = range_of(extent);
+  Touched& touched = touched_[extent.base];
+  touched.all.extend(range);
+  if (extent.is_written()) {
+    touched.written.extend(range);
+    if (__builtin_add_overflow(touched.written_bytes, bytes_of(extent), &touched.written_bytes)) touched.written_bytes = INT64_MAX;
+  }
+  if (extent.access == Access::kUpdate) touched.updated.extend(range);
+  if (extent.access == Access::kIndex) touched.index.extend(range);
+  extents_.push_back(std::move(extent));
 }
 
-void Reach::add(int64_t base, Range range) {
-  const auto [found, is_new] = ranges_.emplace(base, range);
-  if (is_new) return;
-  found->second.first = std::min(found->second.first, range.first);
-  found->second.last = std::max(found->second.last, range.last);
+bool Reach::is_apart() const {
+  for (size_t i = 0; i < extents_.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if ((extents_[i].is_written() || extents_[j].is_written()) && may_meet(extents_[i], extents_[j])) return false;
+  return true;
+}
+
+void Reach::add(const Reach& step) {
+  for (const auto& [base, other] : step.touched_) {
+    Touched& mine = touched_[base];
+    mine.all.extend(other.all), mine.written.extend(other.written), mine.updated.extend(other.updated), mine.index.extend(other.index);
+    if (__builtin_add_overflow(mine.written_bytes, other.written_bytes, &mine.written_bytes)) mine.written_bytes = INT64_MAX;
+  }
+  open_.insert(open_.end(), step.open_.begin(), step.open_.end());
 }
 
 }  // namespace x86quant::runtime

@@ -1,4 +1,4 @@
-// The bytes that steps may touch, of each base: what is held against the memory there is.
+// The bytes that steps touch, of each base, and how: what is held against the memory there is.
 #pragma once
 
 #include <cstdint>
@@ -7,30 +7,61 @@
 
 namespace x86quant::runtime {
 
+// What a step does to a tensor. Of these only an update may go to an input of the program, and only where the program's
+// owner allows it: the cache of a decoder.
+enum class Access {
+  kRead,
+  kWrite,
+  kUpdate,  // reads and writes
+  kIndex,   // reads numbers that say where it reads or writes: checked once, so nobody may write to them meanwhile
+};
+
+// Elements of so many bytes from `offset` on; strides in bytes.
+struct Extent {
+  Access access;
+  int64_t base, offset, element_size;
+  std::vector<int64_t> sizes, strides;
+
+  bool is_written() const { return access == Access::kWrite || access == Access::kUpdate; }
+};
+
 class Reach {
  public:
   struct Range {
-    int64_t first = 0, last = 0;  // bytes, the last one exclusive
+    int64_t first = INT64_MAX, last = 0;  // bytes, the last one exclusive; empty at first
+
+    bool is_empty() const { return first >= last; }
+    bool operator==(const Range&) const = default;
+    void extend(const Range& other);
+  };
+  struct Touched {
+    Range all, written, updated, index;
+    int64_t written_bytes = 0;  // of all writes together, which a step makes to different bytes
   };
 
-  // Elements of so many bytes from `offset` on; strides in bytes. Throws a Refused for sizes and strides that no
-  // memory could have.
-  void add(int64_t base, int64_t offset, int64_t element_size, const std::vector<int64_t>& sizes,
-           const std::vector<int64_t>& strides);
+  // Throws a Refused for sizes and strides that no memory could have.
+  static Range range_of(const Extent& extent);
+
+  void add(Extent extent);
   // All elements of an input that has another number of them in each call, and the int64 that says how many.
   struct Open {
     int64_t base, element_size, count_base, count_offset;
   };
   void add(const Open& open) { open_.push_back(open); }
-  void add(const Reach& other);
 
-  const std::map<int64_t, Range>& ranges() const { return ranges_; }
+  // Of one step: whether it writes over nothing else that it reads or writes. Steps read as they go, so that an index
+  // could change after it was checked.
+  bool is_apart() const;
+
+  // Of several steps.
+  void add(const Reach& step);
+
+  const std::map<int64_t, Touched>& touched() const { return touched_; }
   const std::vector<Open>& open() const { return open_; }
 
  private:
-  void add(int64_t base, Range range);
-
-  std::map<int64_t, Range> ranges_;
+  std::vector<Extent> extents_;  // of one step
+  std::map<int64_t, Touched> touched_;
   std::vector<Open> open_;
 };
 

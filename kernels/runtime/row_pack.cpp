@@ -1,10 +1,12 @@
 #include "row_pack.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <mutex>
 #include <stdexcept>
 
 #include "errors.h"
+#include "fork_lock.h"
 #include "native_cpu.h"
 #include "packing.h"
 #include "parallel.h"
@@ -14,18 +16,17 @@ namespace x86quant::runtime {
 namespace {
 
 // Less work than these is not worth waking a thread for: some microseconds of it.
-constexpr int64_t kFloatsEach = 30'000;
-constexpr int64_t kAttentionProductsEach = 500'000;
+constexpr double kFloatsEach = 30'000, kAttentionProductsEach = 500'000;
 
 // Weights that are too small for a huge page of their own share some with those that are packed next, as the layers of
 // a model are: read one after another, once a token, they come at twice the speed of pages of 4 KiB.
 Buffer among_others(size_t size) {
   constexpr size_t kChunk = size_t{8} << 20, kLeast = size_t{64} << 10, kLine = 64;
   if (size < kLeast || size > kChunk / 2) return Buffer(size);
-  static std::mutex guard;
+  struct Chunk;
   static std::weak_ptr<Buffer> latest;  // gone once nobody has a part of it
   static size_t used = 0;
-  const std::lock_guard<std::mutex> lock(guard);
+  const std::lock_guard<std::mutex> lock(fork_lock<Chunk>());
   std::shared_ptr<Buffer> chunk = latest.lock();
   if (!chunk || chunk->size() - used < size) {
     chunk = std::make_shared<Buffer>(kChunk);
@@ -37,7 +38,16 @@ Buffer among_others(size_t size) {
   return Buffer(size, std::shared_ptr<void>(chunk, mine));
 }
 
-int64_t products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
+double products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
+
+double product_of(std::initializer_list<int64_t> sizes) {
+  double product = 1;
+  for (const int64_t size : sizes) product *= static_cast<double>(size);
+  return product;
+}
+
+// Of any amount of work: an integer could not count it all.
+int64_t shares(double count) { return static_cast<int64_t>(std::min(count, 1e9)); }
 
 }  // namespace
 
@@ -69,7 +79,7 @@ Table RowPack::pack(const RowWeights& weights, int32_t activation, const std::op
                          activation};
   const size_t size = xq_linear_packed_size(&linear, isa_);
   if (size == 0) throw std::runtime_error(joined("the native kernel refuses this linear"));
-  if (fits(before, size)) return *before;
+  if (fits(before, size) && xq::is_linear_packed_for(&linear, isa_, before->data)) return *before;
   const auto fresh = std::make_shared<Buffer>(among_others(size));
   succeed(xq::pack_linear_shared(&linear, isa_, weights.weight, weights.scale, weights.bias, fresh->data(),
                                  share_of_packing(in_ * out_)));
@@ -77,12 +87,12 @@ Table RowPack::pack(const RowWeights& weights, int32_t activation, const std::op
 }
 
 int64_t shares_of_rows(const xq_rows& op, int64_t in_features) {
-  const int64_t products = op.rows * op.features * in_features * (op.up ? 2 : 1);
-  return products / products_each(op.isa) + op.rows * op.features / kFloatsEach;
+  const double floats = product_of({op.rows, op.features}), products = floats * product_of({in_features, op.up ? 2 : 1});
+  return shares(products / products_each(op.isa)) + shares(floats / kFloatsEach);
 }
 
 int64_t shares_of_attention(const xq_attention& op) {
-  return 2 * op.batch * op.heads * op.queries * op.keys * op.size / kAttentionProductsEach;
+  return shares(product_of({2, op.batch, op.heads, op.queries, op.keys, op.size}) / kAttentionProductsEach);
 }
 
 void run_rows(xq_rows& op, int64_t in_features) {

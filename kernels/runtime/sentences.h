@@ -10,7 +10,7 @@ namespace x86quant::runtime {
 class Sentences {
  public:
   Sentences(StepFields& fields, int64_t batch, int64_t tokens) : batch_(batch), tokens_(tokens) {
-    starts_ = fields.address("starts", kSize, {batch + 1}, {kSize});
+    starts_ = fields.rows(Access::kIndex, "starts", sizeof(int64_t), {batch + 1});
   }
 
   // Checked, since what is told says which memory is read and written.
@@ -23,7 +23,6 @@ class Sentences {
   }
 
  private:
-  static constexpr int64_t kSize = sizeof(int64_t);
   int64_t batch_, tokens_;
   Address starts_;
 };

@@ -126,18 +126,40 @@ RowPackPtr StepFields::row_pack(const char* name) {
   return pack;
 }
 
-Address StepFields::address(const char* name, int64_t element_size, const Words& sizes, const Words& strides) {
+const Reach& StepFields::reach() const {
+  require(reach_.is_apart(), "step \"", kind_, "\" of a plan writes over what it reads or writes elsewhere");
+  return reach_;
+}
+
+Words StepFields::adjacent_in_bytes(const char* name, Words strides, int64_t element_size) const {
+  for (int64_t& stride : strides)
+    if (__builtin_mul_overflow(stride, element_size, &stride)) refuse(name, "is too large");
+  strides.push_back(element_size);
+  return strides;
+}
+
+Address StepFields::address(Access access, const char* name, int64_t element_size, const Words& sizes, const Words& strides) {
   const Address found = base_and_offset(name);
   require_whole_elements(name, element_size, found.offset, strides);
-  reach_.add(found.base, found.offset, element_size, sizes, strides);
+  reach_.add({access, found.base, found.offset, element_size, sizes, strides});
   return found;
 }
 
-OpenAddress StepFields::elements(const char* name, const char* count_name, int64_t element_size, int64_t size) {
-  if (!has(count_name)) return {address(name, element_size, {size}, {element_size}), {}};
+Address StepFields::rows(Access access, const char* name, int64_t element_size, const Words& sizes) {
+  Words strides(sizes.size());
+  int64_t step = element_size;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    if (__builtin_mul_overflow(step, sizes[i], &step)) refuse(name, "has an impossible size");
+  }
+  return address(access, name, element_size, sizes, strides);
+}
+
+OpenAddress StepFields::elements(Access access, const char* name, const char* count_name, int64_t element_size, int64_t size) {
+  if (!has(count_name)) return {address(access, name, element_size, {size}, {element_size}), {}};
   const OpenAddress found{base_and_offset(name), base_and_offset(count_name)};
   if (found.first.offset != 0) refuse(name, "is open and does not begin where its input does");
-  reach_.add({found.first.base, element_size, found.count.base, found.count.offset});
+  reach_.add(Reach::Open{found.first.base, element_size, found.count.base, found.count.offset});
   return found;
 }
 
@@ -153,8 +175,11 @@ void StepFields::require_whole_elements(const char* name, int64_t element_size, 
     refuse(name, "does not lie at whole elements of " + std::to_string(element_size) + " bytes");
 }
 
-Place StepFields::place(const char* name, int64_t stride_c, int64_t element_size) {
+Place StepFields::place(Access access, const char* name, int64_t stride_c, int64_t element_size) {
   const Words words = integers(name, 11);
+  // Kernels multiply two of these.
+  for (size_t i = 2; i < 7; ++i)
+    require(words[i] == static_cast<int32_t>(words[i]), "a tensor of a plan has impossible sizes or strides: ", words[i]);
   Place place;
   place.base = static_cast<int32_t>(words[0]);
   if (place.base != words[0] || place.base < 0) refuse(name, "has no base " + std::to_string(words[0]));
@@ -166,7 +191,7 @@ Place StepFields::place(const char* name, int64_t stride_c, int64_t element_size
   t.data = reinterpret_cast<uint8_t*>(uintptr_t{64});
   const Words strides = {t.stride_n, t.stride_d, t.stride_h, t.stride_w, stride_c};
   require_whole_elements(name, element_size, place.offset, strides);
-  reach_.add(words[0], words[1], element_size, {t.n, t.d, t.h, t.w, t.c}, strides);
+  reach_.add({access, words[0], words[1], element_size, {t.n, t.d, t.h, t.w, t.c}, strides});
   return place;
 }
 

@@ -5,6 +5,8 @@
 // or not read by the kind are refused, with the names of the kind and the field.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -53,13 +55,24 @@ class StepFields {
   // A tensor of the plan: base, offset, n, d, h, w, c, and the strides of n, d, h and w in bytes. Base 0 is the
   // arena, then come the inputs, then the outputs. Of codes, whose channels are adjacent, or of reals whose channels
   // are so many bytes apart.
-  Place tensor(const char* name) { return place(name, 1, 1); }
-  Place optional_tensor(const char* name) { return has(name) ? tensor(name) : Place{}; }
-  Place reals(const char* name, int64_t stride_c) { return place(name, stride_c, sizeof(float)); }
+  Place tensor(Access access, const char* name) { return place(access, name, 1, 1); }
+  Place optional_tensor(Access access, const char* name) { return has(name) ? tensor(access, name) : Place{}; }
+  Place reals(Access access, const char* name, int64_t stride_c) { return place(access, name, stride_c, sizeof(float)); }
   // The same without what it looks like: elements of so many bytes, with strides in bytes.
-  Address address(const char* name, int64_t element_size, const Words& sizes, const Words& strides);
+  Address address(Access access, const char* name, int64_t element_size, const Words& sizes, const Words& strides);
+  // The same one behind the other.
+  Address rows(Access access, const char* name, int64_t element_size, const Words& sizes);
+  // The same with strides in elements, all but the last of them in the field `strides_name`: the elements of the last
+  // dimension are adjacent. `to`, an array, receives the strides of the field.
+  template <class Strides>
+  Address strided(Access access, const char* name, const char* strides_name, int64_t element_size, const Words& sizes,
+                  Strides& to) {
+    const Words given = integers(strides_name, sizes.size() - 1);
+    std::copy(given.begin(), given.end(), std::begin(to));
+    return address(access, name, element_size, sizes, adjacent_in_bytes(strides_name, given, element_size));
+  }
   // Elements one behind the other: `size` of them, or all of an input that is open, if there is a field `count_name`.
-  OpenAddress elements(const char* name, const char* count_name, int64_t element_size, int64_t size);
+  OpenAddress elements(Access access, const char* name, const char* count_name, int64_t element_size, int64_t size);
   int64_t integer(const char* name);
   int32_t small(const char* name);  // an integer of 32 bits
   bool flag(const char* name);
@@ -77,12 +90,13 @@ class StepFields {
   [[noreturn]] void refuse(const std::string& name, const std::string& why) const;
   // Throws if there is a field that nobody has read.
   void finish() const;
-  // All that the step may read or write, by its tensors.
-  const Reach& reach() const { return reach_; }
+  // All that the step may read or write, by its tensors. Throws if it would write over what it reads.
+  const Reach& reach() const;
 
  private:
   const Field& get(const char* name);
-  Place place(const char* name, int64_t stride_c, int64_t element_size);
+  Place place(Access access, const char* name, int64_t stride_c, int64_t element_size);
+  Words adjacent_in_bytes(const char* name, Words strides, int64_t element_size) const;
   Address base_and_offset(const char* name);
   void require_whole_elements(const char* name, int64_t element_size, int64_t offset, const Words& strides) const;
   std::vector<double> reals_of(const char* name, size_t count);

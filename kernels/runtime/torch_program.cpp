@@ -5,11 +5,13 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "fork_lock.h"
+
 namespace x86quant::runtime {
 namespace {
 
 struct Handles {
-  std::mutex lock;
+  std::mutex& lock = fork_lock<Handles>();
   std::unordered_map<int64_t, c10::weak_intrusive_ptr<TorchProgram>> programs;
   int64_t last = 0;
 };
@@ -61,6 +63,16 @@ void TorchProgram::release_resources() {
   if (handle_) ProgramHandles::forget(handle_);
 }
 
+TorchProgram::TorchProgram(std::unique_ptr<Program> made) : steps(std::move(made)), inputs_(steps->inputs().size()) {
+  check_reach();
+}
+
+void TorchProgram::check_reach() {
+  steps->check_reach(Program::Inputs::kMayBeUpdated);
+  updated_.clear();
+  for (size_t i = 0; i < inputs_; ++i) updated_.push_back(steps->updates(i));
+}
+
 bool TorchProgram::takes(const std::vector<at::Tensor>& inputs) const {
   const std::vector<Layout>& expected = steps->inputs();
   if (inputs.size() != inputs_ || inputs_ != expected.size()) return false;
@@ -86,12 +98,15 @@ std::vector<at::Tensor> TorchProgram::new_outputs() const {
 TorchProgram::Operands TorchProgram::operands(const std::vector<at::Tensor>& inputs,
                                               const std::vector<at::Tensor>& outputs) const {
   TORCH_CHECK_VALUE(takes(inputs), "x86quant: the plan is for other inputs");
+  TORCH_CHECK_VALUE(updated_.size() == inputs.size(), "x86quant: a program runs once check_reach has found it right");
   Operands found;
   Bases& bases = found.bases;
   bases.reserve(2 + inputs.size() + outputs.size());
   bases.push_back(nullptr);  // the arena
-  for (const at::Tensor& x : inputs) bases.push_back(static_cast<uint8_t*>(x.data_ptr()));
-  for (const at::Tensor& y : outputs) bases.push_back(static_cast<uint8_t*>(y.data_ptr()));
+  for (size_t i = 0; i < inputs.size(); ++i)  // no step writes to the others: see Program::check_reach
+    bases.push_back(updated_[i] ? static_cast<uint8_t*>(inputs[i].mutable_data_ptr())
+                                : static_cast<uint8_t*>(const_cast<void*>(inputs[i].const_data_ptr())));
+  for (const at::Tensor& y : outputs) bases.push_back(static_cast<uint8_t*>(y.mutable_data_ptr()));
   for (size_t i = 0; i < inputs.size(); ++i)
     if (steps->inputs()[i].is_open()) found.sizes.push_back(inputs[i].numel());
   if (!found.sizes.empty()) bases.push_back(reinterpret_cast<uint8_t*>(found.sizes.data()));

@@ -14,10 +14,12 @@ namespace x86quant::runtime {
 class TorchProgram : public torch::CustomClassHolder {
  public:
   TorchProgram(int64_t arena_bytes, int64_t inputs);
-  explicit TorchProgram(std::unique_ptr<Program> made) : steps(std::move(made)), inputs_(steps->inputs().size()) {}
+  explicit TorchProgram(std::unique_ptr<Program> made);
 
   const std::unique_ptr<Program> steps;
 
+  // Throws unless the program keeps to its memory.
+  void check_reach();
   // Whether the program is for inputs like these.
   bool takes(const std::vector<at::Tensor>& inputs) const;
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) const;
@@ -37,6 +39,7 @@ class TorchProgram : public torch::CustomClassHolder {
   std::vector<at::Tensor> new_outputs() const;
 
   size_t inputs_;
+  std::vector<bool> updated_;  // of each input whether a step updates it
   int64_t handle_ = 0;
 };
 

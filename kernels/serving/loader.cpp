@@ -1,5 +1,6 @@
 #include "loader.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -7,6 +8,7 @@
 #include "../runtime/errors.h"
 #include "../runtime/packed_cache.h"
 #include "../runtime/parallel.h"
+#include "../runtime/weight_extremes.h"
 #include "program_file.h"
 #include "this_cpu.h"
 #include "types.h"
@@ -32,7 +34,7 @@ Table kept(const Table& table) {
 class Loader {
  public:
   Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path) {
-    pack(cache, {level, l1_bytes(), l2_bytes(), std::to_string(file_.checksum()) + " " + std::to_string(file_.size())});
+    pack(cache, {level, l1_bytes(), l2_bytes(), cache.empty() ? "" : file_.digest()});
     for (const Json& pack : file_.manifest().at("row_packs").list("the packs of rows")) row_packs_.push_back(row_packed(pack));
   }
 
@@ -78,8 +80,18 @@ class Loader {
     fields.codes = pack.at("codes").integers("a code");
     fields.res_mult = pack.at("res_mult").real("a multiplier");
     runtime::ConvDescription description = runtime::describe_conv(std::move(fields));
+    require_sums_fit(description.weight.as<int8_t>(), description.conv.out_channels, description.products());
     description.packed = std::move(before);
     return runtime::pack_conv("native", std::move(description));
+  }
+
+  // Sums are int32. Whoever exported the file has seen to that; a file may come from anywhere.
+  static void require_sums_fit(const int8_t* weights, int64_t outputs, int64_t products) {
+    constexpr int64_t kMostCode = 255, kAlwaysFit = INT32_MAX / (kMostCode * 128);
+    if (products <= kAlwaysFit) return;
+    const runtime::SumRange sums = runtime::weight_extremes(weights, outputs, products).rows;
+    require(std::max(sums.high, -sums.low) <= INT32_MAX / kMostCode, "sums of ", products, " products do not fit 32 bits with ",
+            "these weights, of which those of one output and one sign sum to ", sums.low, " and ", sums.high);
   }
 
   // One linear, or two whose results are multiplied.
@@ -114,6 +126,7 @@ class Loader {
               "a linear of rows takes a float for each of its ", weight.sizes[0], " results");
       return found;
     };
+    require_sums_fit(weight.table.as<int8_t>(), weight.sizes[0], weight.sizes[1]);
     RowLinear found{weight, floats(json.at("scale")), std::nullopt};
     if (!json.at("bias").is_null()) found.bias = floats(json.at("bias"));
     return found;
@@ -135,7 +148,7 @@ class Loader {
       if (!parts.is_null())
         made->repeat(parts.at("times").integer("a number of parts"), parts.at("bytes").integers("a part"));
     }
-    made->check_reach();
+    made->check_reach(runtime::Program::Inputs::kRead);
     return made;
   }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "../runtime/errors.h"
 #include "../runtime/team.h"
 
 namespace x86quant {
@@ -18,8 +19,8 @@ namespace {
 thread_local Pool* in_use = nullptr;
 thread_local bool inside = false;  // of a loop: what runs there has one thread
 
-// Forks of this process so far: threads do not come along.
-std::atomic<int> forks{0};
+// Forks on the way to this process, and one more: threads do not come along.
+std::atomic<int> forks{1};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { ++forks; });
 
 }  // namespace
@@ -51,18 +52,21 @@ class Pool::Crew {
   // manylinux_2_28.
   void run(int shares, runtime::ThreadBody body) {
     std::atomic_flag failed = ATOMIC_FLAG_INIT;
-    bool out_of_memory = false;
+    bool out_of_memory = false, refused = false;
     std::string error;
     team_.run(shares, [&](int share) {
       try {
         body(share);
       } catch (const std::bad_alloc&) {
         if (!failed.test_and_set()) out_of_memory = true;
+      } catch (const Refused& thrown) {
+        if (!failed.test_and_set()) refused = true, error = thrown.what();
       } catch (const std::exception& thrown) {
         if (!failed.test_and_set()) error = thrown.what();
       }
     });
     if (out_of_memory) throw std::bad_alloc();
+    if (refused) throw Refused(error);
     if (!error.empty()) throw std::runtime_error(error);
   }
 
@@ -76,15 +80,18 @@ Pool::Pool(int threads) : threads_(threads) {}
 Pool::~Pool() = default;
 
 void Pool::run(int shares, runtime::ThreadBody body) {
-  const bool mine = !busy_.test_and_set(std::memory_order_acquire);
+  // A thread of the process that forked this one had it and is not here to give it back.
+  const int here = forks;
+  int user = used_by_.load(std::memory_order_relaxed);
+  const bool mine = user != here && used_by_.compare_exchange_strong(user, here, std::memory_order_acquire);
   inside = true;
   struct Leave {
-    std::atomic_flag* busy;
+    std::atomic<int>* used_by;
     ~Leave() {
       inside = false;
-      if (busy != nullptr) busy->clear(std::memory_order_release);
+      if (used_by != nullptr) used_by->store(0, std::memory_order_release);
     }
-  } leave{mine ? &busy_ : nullptr};
+  } leave{mine ? &used_by_ : nullptr};
   if (!mine) {
     for (int i = 0; i < shares; ++i) body(i);
     return;

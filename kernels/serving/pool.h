@@ -24,7 +24,7 @@ class Pool {
   class Crew;
 
   int threads_;
-  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  std::atomic<int> used_by_{0};  // the process, by its number of forks, one of whose threads has the pool; 0: none
   std::unique_ptr<Crew> crew_;  // made at the first loop, and anew in a forked process
 };
 

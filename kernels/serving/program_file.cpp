@@ -12,8 +12,6 @@
 namespace x86quant::serving {
 namespace {
 
-constexpr int kVersion = 4;
-constexpr std::string_view kMagic = "x86quant-program ";
 constexpr size_t kDigits = 8;
 constexpr size_t kLengthBytes = 8;
 constexpr size_t kMostHeader = size_t{64} << 20;
@@ -62,7 +60,6 @@ void ProgramFile::parse() {
   uint32_t crc = crc32(whole.data(), digits);
   crc = crc32("00000000", kDigits, crc);
   crc = crc32(whole.data() + digits + kDigits, size - digits - kDigits, crc);
-  checksum_ = crc;
   char expected[kDigits + 1];
   std::snprintf(expected, sizeof(expected), "%08x", crc);
   if (whole.substr(digits, kDigits) != expected)

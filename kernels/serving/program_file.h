@@ -8,13 +8,18 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../runtime/table.h"
 #include "../runtime/whole_file.h"
 #include "json.h"
+#include "sha256.h"
 
 namespace x86quant::serving {
+
+constexpr std::string_view kMagic = "x86quant-program ";
+constexpr int kVersion = 4;
 
 class ProgramFile {
  public:
@@ -22,8 +27,8 @@ class ProgramFile {
   explicit ProgramFile(const std::string& path);
 
   const Json& manifest() const { return manifest_; }
-  uint32_t checksum() const { return checksum_; }
-  size_t size() const { return bytes_.size(); }
+  // What no other file has, whoever made it.
+  std::string digest() const { return sha256(bytes_.data(), bytes_.size()); }
 
   struct Tensor {
     runtime::Table table;
@@ -37,7 +42,6 @@ class ProgramFile {
   Tensor described(const Json& entry, size_t first_byte) const;
 
   runtime::WholeFile bytes_;
-  uint32_t checksum_ = 0;
   Json manifest_;
   std::map<std::string, Tensor> tensors_;
 };

@@ -158,6 +158,23 @@ struct x86quant_program {
                   "; export it with this shape as well");
   }
 
+  // A plan is right for memory that nothing else shares: it checks indices before it uses them.
+  static void require_apart(const x86quant_tensor* inputs, size_t input_count, const x86quant_tensor* outputs,
+                            size_t output_count, const Plan& plan) {
+    const auto first = [](const x86quant_tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data); };
+    const auto meet = [&](const x86quant_tensor& a, uint64_t a_bytes, const x86quant_tensor& b, uint64_t b_bytes) {
+      return first(a) < first(b) + b_bytes && first(b) < first(a) + a_bytes;
+    };
+    for (size_t i = 0; i < output_count; ++i) {
+      const uint64_t bytes = plan.outputs[i].told.bytes;
+      for (size_t j = 0; j < input_count; ++j)
+        need(!meet(outputs[i], bytes, inputs[j], inputs[j].bytes), X86QUANT_BAD_ARGUMENT, "output ", i, " lies over input ", j);
+      for (size_t j = 0; j < i; ++j)
+        need(!meet(outputs[i], bytes, outputs[j], plan.outputs[j].told.bytes), X86QUANT_BAD_ARGUMENT, "output ", i,
+             " lies over output ", j);
+    }
+  }
+
   void run(const x86quant_tensor* inputs, size_t input_count, x86quant_tensor* outputs, size_t output_count) const {
     const Plan& plan = plans[find(inputs, input_count)];
     need(outputs != nullptr && output_count == plan.outputs.size(), X86QUANT_BAD_ARGUMENT, "the program has ",
@@ -184,6 +201,7 @@ struct x86quant_program {
       if (output.reorder) planned.emplace_back(output.planned_bytes);
       bases.push_back(output.reorder ? planned.back().data() : static_cast<uint8_t*>(outputs[i].data));
     }
+    require_apart(inputs, input_count, outputs, output_count, plan);
     if (!open_sizes.empty()) bases.push_back(reinterpret_cast<uint8_t*>(open_sizes.data()));
     plan.program->run(bases);
     for (size_t i = 0; i < output_count; ++i) {

@@ -14,15 +14,14 @@ class Attention final : public Step {
     op.isa = native_isa();
     op.batch = fields.integer("batch"), op.queries = fields.integer("queries"), op.keys = fields.integer("keys");
     op.heads = fields.integer("heads"), op.kv_heads = fields.integer("kv_heads"), op.size = fields.integer("size");
-    q_ = heads(fields, "q", "q_strides", op.queries, op.heads, op.q_stride);
-    k_ = heads(fields, "k", "k_strides", op.keys, op.kv_heads, op.k_stride);
-    v_ = heads(fields, "v", "v_strides", op.keys, op.kv_heads, op.v_stride);
-    const int64_t row = op.heads * op.size * kFloat;
-    out_ = fields.address("out", kFloat, {op.batch, op.queries, op.heads * op.size}, {op.queries * row, row, kFloat});
+    q_ = fields.strided(Access::kRead, "q", "q_strides", kFloat, {op.batch, op.queries, op.heads, op.size}, op.q_stride);
+    k_ = fields.strided(Access::kRead, "k", "k_strides", kFloat, {op.batch, op.keys, op.kv_heads, op.size}, op.k_stride);
+    v_ = fields.strided(Access::kRead, "v", "v_strides", kFloat, {op.batch, op.keys, op.kv_heads, op.size}, op.v_stride);
+    out_ = fields.rows(Access::kWrite, "out", kFloat, {op.batch, op.queries, op.heads, op.size});
     if (fields.has("mask")) {
       op.mask_is_bool = fields.flag("mask_is_bool");
-      mask_ = strided(fields, "mask", "mask_strides", op.mask_is_bool ? 1 : kFloat,
-                      {op.batch, op.heads, op.queries, op.keys}, op.mask_stride);
+      mask_ = fields.strided(Access::kRead, "mask", "mask_strides", op.mask_is_bool ? 1 : kFloat,
+                             {op.batch, op.heads, op.queries, op.keys}, op.mask_stride);
     }
     if (fields.has("starts")) read_starts(fields);
     op.causal = fields.flag("causal");
@@ -55,25 +54,6 @@ class Attention final : public Step {
     for (const auto* stride : {op.q_stride, op.k_stride, op.v_stride}) rows &= stride[0] == op.keys * stride[1];
     if (!rows) fields.refuse("starts", "is for rows that lie one behind another");
     sentences_ = Sentences(fields, op.batch, op.keys);
-  }
-
-  Address heads(StepFields& fields, const char* name, const char* strides, int64_t tokens, int64_t count,
-                int64_t (&to)[3]) {
-    return strided(fields, name, strides, kFloat, {op_.batch, tokens, count, op_.size}, to);
-  }
-
-  // Elements of so many bytes whose last dimension is adjacent; the strides of the others are a field.
-  static Address strided(StepFields& fields, const char* name, const char* strides, int64_t size, const Words& sizes,
-                         int64_t (&to)[3]) {
-    const Words given = fields.integers(strides, 3);
-    std::copy(given.begin(), given.end(), to);
-    Words bytes;
-    for (int64_t stride : given) {
-      if (__builtin_mul_overflow(stride, size, &stride)) fields.refuse(strides, "is too large");
-      bytes.push_back(stride);
-    }
-    bytes.push_back(size);
-    return fields.address(name, size, sizes, bytes);
   }
 
   xq_attention op_{};

@@ -25,22 +25,23 @@ class CachedAttention final : public Step {
     op.size = fields.integer("size"), op.scale = fields.real("scale");
     capacity_ = fields.integer("capacity");
     // Batch, token and head, as attention has them; batch, head and token, as they lie in a cache.
-    q_ = strided(fields, "q", "q_strides", kFloat, {op.batch, op.queries, op.heads, op.size}, op.q_stride);
-    k_ = strided(fields, "k", "k_strides", kFloat, {op.batch, op.queries, op.kv_heads, op.size}, new_k_stride_);
-    v_ = strided(fields, "v", "v_strides", kFloat, {op.batch, op.queries, op.kv_heads, op.size}, new_v_stride_);
+    q_ = fields.strided(Access::kRead, "q", "q_strides", kFloat, {op.batch, op.queries, op.heads, op.size}, op.q_stride);
+    const Words fresh = {op.batch, op.queries, op.kv_heads, op.size}, all = {op.batch, op.kv_heads, capacity_, op.size};
+    k_ = fields.strided(Access::kRead, "k", "k_strides", kFloat, fresh, new_k_stride_);
+    v_ = fields.strided(Access::kRead, "v", "v_strides", kFloat, fresh, new_v_stride_);
     codes_ = fields.has("key_scales");
     const int64_t held = codes_ ? 1 : kFloat;
-    keys_ = strided(fields, "keys", "keys_strides", held, {op.batch, op.kv_heads, capacity_, op.size}, op.k_stride);
-    values_ = strided(fields, "values", "values_strides", held, {op.batch, op.kv_heads, capacity_, op.size}, op.v_stride);
+    keys_ = fields.strided(Access::kUpdate, "keys", "keys_strides", held, all, op.k_stride);
+    values_ = fields.strided(Access::kUpdate, "values", "values_strides", held, all, op.v_stride);
     if (codes_) {
-      key_scales_ = strided(fields, "key_scales", "key_scales_strides", kFloat, {op.batch, op.kv_heads, capacity_}, op.k_scale_stride);
-      value_scales_ = strided(fields, "value_scales", "value_scales_strides", kFloat, {op.batch, op.kv_heads, capacity_}, op.v_scale_stride);
+      const Words scales = {op.batch, op.kv_heads, capacity_};
+      key_scales_ = fields.strided(Access::kUpdate, "key_scales", "key_scales_strides", kFloat, scales, op.k_scale_stride);
+      value_scales_ = fields.strided(Access::kUpdate, "value_scales", "value_scales_strides", kFloat, scales, op.v_scale_stride);
     }
     std::swap(op.k_stride[1], op.k_stride[2]), std::swap(op.v_stride[1], op.v_stride[2]);
-    length_ = fields.address("length", kWord, {1}, {kWord});
-    hidden_ = fields.address("hidden", kWord, {op.batch}, {kWord});
-    const int64_t row = op.heads * op.size * kFloat;
-    out_ = fields.address("out", kFloat, {op.batch, op.queries, op.heads * op.size}, {op.queries * row, row, kFloat});
+    length_ = fields.address(Access::kIndex, "length", kWord, {1}, {kWord});
+    hidden_ = fields.address(Access::kIndex, "hidden", kWord, {op.batch}, {kWord});
+    out_ = fields.rows(Access::kWrite, "out", kFloat, {op.batch, op.queries, op.heads, op.size});
     xq_attention trial = op;
     trial.keys = capacity_, trial.threads = 1;
     trial.q = q_.any<const float>(), trial.out = out_.any<float>();
@@ -150,18 +151,6 @@ class CachedAttention final : public Step {
     from += n * from_stride[0] + head * from_stride[2], to += n * to_stride[0] + head * to_stride[2] + length * to_stride[1];
     for (int64_t token = 0; token < op_.queries; ++token)
       std::memcpy(to + token * to_stride[1], from + token * from_stride[1], static_cast<size_t>(op_.size * kFloat));
-  }
-
-  // Elements of so many bytes whose last dimension is adjacent; the strides of the others are a field.
-  template <size_t N>
-  static Address strided(StepFields& fields, const char* name, const char* strides, int64_t size, const Words& sizes,
-                         int64_t (&to)[N]) {
-    Words given = fields.integers(strides, N);
-    std::copy(given.begin(), given.end(), to);
-    for (int64_t& stride : given)
-      if (__builtin_mul_overflow(stride, size, &stride)) fields.refuse(strides, "is too large");
-    given.push_back(size);
-    return fields.address(name, size, sizes, given);
   }
 
   xq_attention op_{};

@@ -10,9 +10,9 @@ class Conv final : public Step {
  public:
   explicit Conv(StepFields& fields)
       : pack_(fields.pack("pack")),
-        in_(fields.tensor("in")),
-        out_(fields.tensor("out")),
-        residual_(fields.optional_tensor("residual")) {
+        in_(fields.tensor(Access::kRead, "in")),
+        out_(fields.tensor(Access::kWrite, "out")),
+        residual_(fields.optional_tensor(Access::kRead, "residual")) {
     pack_->check({in_.view, out_.view, residual_.view});
   }
   void run(const Bases& bases) const override { pack_->run({in_.at(bases), out_.at(bases), residual_.at(bases)}); }

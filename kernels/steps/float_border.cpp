@@ -6,7 +6,7 @@ namespace {
 
 StepPtr quantize(StepFields& fields) {
   const int64_t stride_c = fields.integer("a_stride_c");
-  NativeOp op(XQ_OP_QUANTIZE, fields, fields.reals("a", stride_c), fields.tensor("out"));
+  NativeOp op(XQ_OP_QUANTIZE, fields, fields.reals(Access::kRead, "a", stride_c), fields.tensor(Access::kWrite, "out"));
   op.op.a_stride_c = stride_c;
   op.op.a_mult = fields.real("a_mult");
   op.read_rounding();
@@ -15,7 +15,7 @@ StepPtr quantize(StepFields& fields) {
 
 StepPtr dequantize(StepFields& fields) {
   const int64_t stride_c = fields.integer("out_stride_c");
-  NativeOp op(XQ_OP_DEQUANTIZE, fields, fields.tensor("a"), fields.reals("out", stride_c));
+  NativeOp op(XQ_OP_DEQUANTIZE, fields, fields.tensor(Access::kRead, "a"), fields.reals(Access::kWrite, "out", stride_c));
   op.op.out_stride_c = stride_c;
   op.op.a_zp = fields.small("a_zp");
   op.op.a_mult = fields.real("a_mult");

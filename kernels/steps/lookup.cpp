@@ -108,17 +108,17 @@ class Lookup final : public Step {
     const int64_t size = op.long_indices ? 8 : 4;
     if (fields.has(name("offsets").c_str())) {
       op.last_offset = last_offset;
-      table.offsets = fields.address(name("offsets").c_str(), size, {bags_ + (last_offset ? 1 : 0)}, {size});
-      table.indices = fields.elements(name("indices").c_str(), name("count").c_str(), size, op.index_count);
+      table.offsets = fields.address(Access::kIndex, name("offsets").c_str(), size, {bags_ + (last_offset ? 1 : 0)}, {size});
+      table.indices = fields.elements(Access::kIndex, name("indices").c_str(), name("count").c_str(), size, op.index_count);
     } else {
       table.index_strides = fields.integers(name("strides").c_str(), 2);
       table.apart = table.index_strides != Words{op.each, 1};
       Words bytes;
       for (const int64_t stride : table.index_strides) bytes.push_back(product(fields, name("strides"), stride, size));
-      table.indices.first = fields.address(name("indices").c_str(), size, {bags_, op.each}, bytes);
+      table.indices.first = fields.address(Access::kIndex, name("indices").c_str(), size, {bags_, op.each}, bytes);
     }
     if (fields.has(name("weights").c_str()))
-      table.weights = fields.elements(name("weights").c_str(), name("weight_count").c_str(), kFloat, op.index_count);
+      table.weights = fields.elements(Access::kRead, name("weights").c_str(), name("weight_count").c_str(), kFloat, op.index_count);
     tables_.push_back(std::move(table));
   }
 
@@ -138,7 +138,7 @@ class Lookup final : public Step {
     op.first_stride = fields.integer("dense_stride"), op.in_stride = width_;
     op.out_stride = op.dim + (op.squares ? every : pairs);
     const int64_t dense_bytes = product(fields, "dense_stride", op.first_stride, kFloat);
-    dense_ = fields.address("dense", kFloat, {bags_, op.dim}, {dense_bytes, kFloat});
+    dense_ = fields.address(Access::kRead, "dense", kFloat, {bags_, op.dim}, {dense_bytes, kFloat});
     xq_interaction trial = op;
     trial.first = dense_.any<const float>(), trial.in = dense_.any<const float>(), trial.out = dense_.any<float>();
     refuse_unless_ok(xq_interaction_check(&trial));
@@ -153,7 +153,7 @@ class Lookup final : public Step {
   void read_output(StepFields& fields, int64_t width, int64_t size) {
     out_stride_ = fields.integer("out_stride");
     if (bags_ > 1 && out_stride_ < width) fields.refuse("out_stride", "is less than a row");
-    out_ = fields.address("out", size, {bags_, width}, {product(fields, "out_stride", out_stride_, size), size});
+    out_ = fields.address(Access::kWrite, "out", size, {bags_, width}, {product(fields, "out_stride", out_stride_, size), size});
   }
 
   static void refuse_unless_ok(int status) {

@@ -14,7 +14,7 @@ class NativeOpStep final : public Step {
   NativeOpStep(const xq_op& op, const Place& a, const Place& b, const Place& out, std::vector<Table> kept)
       : op_(op), a_(a), b_(b), out_(out), kept_(std::move(kept)) {
     const xq_tensor& t = out.view;
-    nanoseconds_ = static_cast<double>(t.n * t.d * t.h * t.w * t.c * passes()) / kBytesANanosecond;
+    nanoseconds_ = static_cast<double>(t.n * t.d * t.h * t.w * t.c) * static_cast<double>(passes()) / kBytesANanosecond;
   }
 
   void run(const Bases& bases) const override {
@@ -57,7 +57,7 @@ NativeOp::NativeOp(xq_op_kind kind, StepFields& given, Place from, Place to) : f
 }
 
 void NativeOp::read_b() {
-  b = fields.tensor("b");
+  b = fields.tensor(Access::kRead, "b");
   op.b = b.view;
 }
 

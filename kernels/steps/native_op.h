@@ -8,7 +8,7 @@ namespace x86quant::runtime {
 // Filled by a kind from its fields, then made a step. It starts with tensors "a" and "out", of codes unless given.
 class NativeOp {
  public:
-  NativeOp(xq_op_kind kind, StepFields& fields) : NativeOp(kind, fields, fields.tensor("a"), fields.tensor("out")) {}
+  NativeOp(xq_op_kind kind, StepFields& fields) : NativeOp(kind, fields, fields.tensor(Access::kRead, "a"), fields.tensor(Access::kWrite, "out")) {}
   NativeOp(xq_op_kind kind, StepFields& fields, Place a, Place out);
 
   StepFields& fields;

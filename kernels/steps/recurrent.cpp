@@ -60,14 +60,13 @@ class Recurrent final : public Step {
     if (directions_.empty()) fields.refuse(kForward[0], "is missing");
     const auto count = static_cast<int64_t>(directions_.size());
     const int64_t rows = steps_ * sequences_;
-    x_ = fields.address("x", 1, {rows, features_}, {features_, 1});
-    out_ = fields.address("out", 1, {rows, count * width_}, {count * width_, 1});
-    const auto floats = [&](const char* name, int64_t width) -> std::optional<Address> {
+    x_ = fields.rows(Access::kRead, "x", 1, {rows, features_});
+    out_ = fields.rows(Access::kWrite, "out", 1, {rows, count * width_});
+    const auto floats = [&](Access access, const char* name, int64_t width) -> std::optional<Address> {
       if (!fields.has(name)) return std::nullopt;
-      constexpr auto size = static_cast<int64_t>(sizeof(float));
-      return fields.address(name, size, {count * sequences_, width}, {width * size, size});
+      return fields.rows(access, name, sizeof(float), {count * sequences_, width});
     };
-    h_ = floats("h", width_), c_ = floats("c", units_), last_ = floats("last", units_);
+    h_ = floats(Access::kRead, "h", width_), c_ = floats(Access::kRead, "c", units_), last_ = floats(Access::kWrite, "last", units_);
     if (c_ && !lstm_) fields.refuse("c", "is an LSTM's");
     x_scale_ = SharedScale(fields.real("x_scale"), zero_point(fields, "x_zp"), rows);
     h_zp_ = zero_point(fields, "h_zp");

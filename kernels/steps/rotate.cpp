@@ -18,11 +18,10 @@ class Rotate final : public Step {
     for (int64_t count : {batch_, tokens_, heads_, size_})
       if (count < 0) fields.refuse("batch", "and the other sizes must not be negative");
     if (size_ % 2) fields.refuse("size", "must be even");
-    x_ = place(fields, "x", "x_strides", {batch_, tokens_, heads_, size_}, x_strides_);
-    cos_ = place(fields, "cos", "cos_strides", {batch_, tokens_, size_}, cos_strides_);
-    sin_ = place(fields, "sin", "sin_strides", {batch_, tokens_, size_}, sin_strides_);
-    const int64_t row = heads_ * size_ * kFloat;
-    out_ = fields.address("out", kFloat, {batch_, tokens_, heads_ * size_}, {tokens_ * row, row, kFloat});
+    x_ = fields.strided(Access::kRead, "x", "x_strides", kFloat, {batch_, tokens_, heads_, size_}, x_strides_);
+    cos_ = fields.strided(Access::kRead, "cos", "cos_strides", kFloat, {batch_, tokens_, size_}, cos_strides_);
+    sin_ = fields.strided(Access::kRead, "sin", "sin_strides", kFloat, {batch_, tokens_, size_}, sin_strides_);
+    out_ = fields.rows(Access::kWrite, "out", kFloat, {batch_, tokens_, heads_, size_});
   }
 
   void run(const Bases& bases) const override {
@@ -53,18 +52,8 @@ class Rotate final : public Step {
     }
   }
 
-  // Floats whose last dimension is adjacent; the strides of the others are a field.
-  static Address place(StepFields& fields, const char* name, const char* strides, const Words& sizes, Words& to) {
-    to = fields.integers(strides, sizes.size() - 1);
-    Words bytes = to;
-    for (int64_t& stride : bytes)
-      if (__builtin_mul_overflow(stride, kFloat, &stride)) fields.refuse(strides, "is too large");
-    bytes.push_back(kFloat);
-    return fields.address(name, kFloat, sizes, bytes);
-  }
-
   int64_t batch_, tokens_, heads_, size_;
-  Words x_strides_, cos_strides_, sin_strides_;
+  int64_t x_strides_[3], cos_strides_[2], sin_strides_[2];
   Address x_, cos_, sin_, out_;
 };
 

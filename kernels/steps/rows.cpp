@@ -6,19 +6,14 @@
 namespace x86quant::runtime {
 namespace {
 
-// Contiguous rows: elements of so many bytes.
-Address rows_at(StepFields& fields, const char* name, int64_t size, int64_t rows, int64_t features) {
-  return fields.address(name, size, {rows, features}, {features * size, size});
-}
-
 // Codes, scales and zero points of rows.
 struct CodesAddress {
   Address codes, scale, zp;
 
   // With a prefix before the names of the fields.
-  static CodesAddress of(StepFields& fields, const std::string& prefix, int64_t rows, int64_t features) {
+  static CodesAddress of(StepFields& fields, Access access, const std::string& prefix, int64_t rows, int64_t features) {
     const auto address = [&](const char* name, int64_t size, int64_t each) {
-      return rows_at(fields, (prefix + name).c_str(), size, rows, each);
+      return fields.rows(access, (prefix + name).c_str(), size, {rows, each});
     };
     return {address("codes", 1, features), address("scale", sizeof(float), 1), address("zero_point", sizeof(int32_t), 1)};
   }
@@ -28,23 +23,31 @@ class Rows final : public Step {
  public:
   explicit Rows(StepFields& fields) {
     const int64_t rows = fields.integer("rows"), features = fields.integer("features");
-    const auto floats = [&](const char* name) {
-      return fields.has(name) ? rows_at(fields, name, sizeof(float), rows, features) : Address{};
+    const auto floats = [&](Access access, const char* name) {
+      return fields.has(name) ? fields.rows(access, name, sizeof(float), {rows, features}) : Address{};
     };
     if (fields.has("pack")) {
       pack_ = fields.row_pack("pack");
       op_ = pack_->call(rows);
       if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
-      in_ = CodesAddress::of(fields, "", rows, pack_->in_features());
+      if (fields.has("scale_of_all")) {
+        in_.codes = fields.rows(Access::kRead, "codes", 1, {rows, pack_->in_features()});
+        scale_of_all_.assign(rows, fields.real("scale_of_all"));
+        const int32_t zp = fields.small("zero_point_of_all");
+        if (zp < 0 || zp > 255) fields.refuse("zero_point_of_all", "is no code");
+        zp_of_all_.assign(rows, zp);
+      } else {
+        in_ = CodesAddress::of(fields, Access::kRead, "", rows, pack_->in_features());
+      }
     } else {
       op_.isa = native_isa(), op_.rows = rows, op_.features = features;
-      x_ = rows_at(fields, "x", sizeof(float), rows, features);
+      x_ = fields.rows(Access::kRead, "x", sizeof(float), {rows, features});
     }
-    residual_ = floats("residual");
-    total_ = floats("total");
-    normed_ = floats("normed");
-    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, "out_", rows, features);
-    if (fields.has("count")) count_ = fields.address("count", sizeof(int64_t), {1}, {sizeof(int64_t)});
+    residual_ = floats(Access::kRead, "residual");
+    total_ = floats(Access::kWrite, "total");
+    normed_ = floats(Access::kWrite, "normed");
+    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, Access::kWrite, "out_", rows, features);
+    if (fields.has("count")) count_ = fields.rows(Access::kIndex, "count", sizeof(int64_t), {1});
     read_norm(fields);
     xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });
     op.threads = 1;
@@ -87,6 +90,7 @@ class Rows final : public Step {
       set(codes.codes, from.codes), set(codes.scale, from.scale), set(codes.zp, from.zp);
     };
     set_codes(op.in, in_), set_codes(op.out, out_);
+    if (!scale_of_all_.empty()) op.in.scale = scale_of_all_.data(), op.in.zp = zp_of_all_.data();
     set(op.x, x_), set(op.residual, residual_), set(op.total, total_), set(op.normed, normed_);
     return op;
   }
@@ -95,6 +99,9 @@ class Rows final : public Step {
   std::vector<Table> kept_;  // what op_ points to
   xq_rows op_{};
   CodesAddress in_, out_;
+  // Of rows whose codes all have one scale and zero point. The call reads them through pointers to what is not const.
+  mutable std::vector<float> scale_of_all_;
+  mutable std::vector<int32_t> zp_of_all_;
   Address x_, residual_, total_, normed_;
   Address count_;  // of how many rows, the first ones, are computed; none: of all
 };

@@ -18,8 +18,8 @@ class StridedCopyStep final : public Step {
     const Words sizes = fields.integers("sizes");
     const Words from_strides = fields.integers("from_strides", sizes.size());
     const Words to_strides = fields.integers("to_strides", sizes.size());
-    from_ = fields.address("from", element_size, sizes, from_strides);
-    to_ = fields.address("to", element_size, sizes, to_strides);
+    from_ = fields.address(Access::kRead, "from", element_size, sizes, from_strides);
+    to_ = fields.address(Access::kWrite, "to", element_size, sizes, to_strides);
     return {element_size, sizes, from_strides, to_strides};
   }
 

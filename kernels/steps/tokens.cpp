@@ -21,17 +21,17 @@ struct Batch {
   int64_t rows = 0;
 };
 
-Address numbers(StepFields& fields, const char* name, int64_t count) {
-  return fields.address(name, sizeof(int64_t), {count}, {int64_t{sizeof(int64_t)}});
+Address numbers(StepFields& fields, Access access, const char* name, int64_t count) {
+  return fields.rows(access, name, sizeof(int64_t), {count});
 }
 
 class PresentTokens final : public Step {
  public:
   explicit PresentTokens(StepFields& fields) : batch_(fields), first_(fields.flag("first")) {
-    mask_ = fields.address("mask", 1, {batch_.rows}, {1});
-    places_ = numbers(fields, "places", batch_.rows);
-    starts_ = numbers(fields, "starts", batch_.sentences + 1);
-    seen_ = fields.address("seen", 1, {batch_.rows}, {1});
+    mask_ = fields.rows(Access::kRead, "mask", 1, {batch_.rows});
+    places_ = numbers(fields, Access::kWrite, "places", batch_.rows);
+    starts_ = numbers(fields, Access::kWrite, "starts", batch_.sentences + 1);
+    seen_ = fields.rows(Access::kWrite, "seen", 1, {batch_.rows});
   }
 
   void run(const Bases& bases) const override {
@@ -66,9 +66,9 @@ class MovedTokens : public Step {
  public:
   explicit MovedTokens(StepFields& fields)
       : batch_(fields), features_(fields.integer("features")), sentences_(fields, batch_.sentences, batch_.tokens) {
-    x_ = rows(fields, "x");
-    out_ = rows(fields, "out");
-    places_ = numbers(fields, "places", batch_.rows);
+    x_ = fields.rows(Access::kRead, "x", sizeof(float), {batch_.rows, features_});
+    out_ = fields.rows(Access::kWrite, "out", sizeof(float), {batch_.rows, features_});
+    places_ = numbers(fields, Access::kIndex, "places", batch_.rows);
   }
 
   void run(const Bases& bases) const override {
@@ -101,11 +101,6 @@ class MovedTokens : public Step {
   virtual void move(const float* x, int64_t gathered, int64_t before, int64_t place, float* out) const = 0;
   // No token is present from row `begin` to row `end`.
   virtual void leave_out(int64_t begin, int64_t end, float* out) const = 0;
-
-  Address rows(StepFields& fields, const char* name) const {
-    const int64_t row = features_ * int64_t{sizeof(float)};
-    return fields.address(name, sizeof(float), {batch_.rows, features_}, {row, int64_t{sizeof(float)}});
-  }
 
   Batch batch_;
   int64_t features_;
@@ -142,9 +137,9 @@ class ScatterTokens final : public MovedTokens {
 class TakeTokens final : public Step {
  public:
   explicit TakeTokens(StepFields& fields) : batch_(fields), taken_(fields.integer("taken")), features_(fields.integer("features")) {
-    x_ = rows(fields, "x", batch_.tokens);
-    out_ = rows(fields, "out", taken_);
-    places_ = numbers(fields, "places", taken_);
+    x_ = fields.rows(Access::kRead, "x", sizeof(float), {batch_.sentences, batch_.tokens, features_});
+    out_ = fields.rows(Access::kWrite, "out", sizeof(float), {batch_.sentences, taken_, features_});
+    places_ = numbers(fields, Access::kIndex, "places", taken_);
   }
 
   void run(const Bases& bases) const override {
@@ -160,11 +155,6 @@ class TakeTokens final : public Step {
   }
 
  private:
-  Address rows(StepFields& fields, const char* name, int64_t tokens) const {
-    const int64_t row = features_ * int64_t{sizeof(float)};
-    return fields.address(name, sizeof(float), {batch_.sentences, tokens, features_}, {tokens * row, row, int64_t{sizeof(float)}});
-  }
-
   Batch batch_;
   int64_t taken_, features_;
   Address x_, out_, places_;

@@ -105,10 +105,10 @@ def test_weights_come_from_the_file(net: Case, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Programs, "packed", watched)
     _result(path, x)
-    assert [known for known, _ in given] == [None] * 4
+    assert [known for known, _ in given] == [None] * 3
     given.clear()
     _result(path, x)
-    assert len(given) == 4
+    assert len(given) == 3
     assert all(known.data_ptr() == handle.blob().data_ptr() for known, handle in given)
 
 

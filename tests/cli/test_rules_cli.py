@@ -102,7 +102,8 @@ def test_show_prints_the_table_in_force_or_a_named_one(rules: Any) -> None:
 
 
 def test_check_says_what_is_wrong(rules: Any, tmp_path: Path) -> None:
-    assert rules("check").splitlines() == [f"{name}: ok" for name in shipped_tables()]
+    shipped = rules("check").splitlines()
+    assert [line.partition(": ok")[0] for line in shipped] == list(shipped_tables())
     good, bad, old = (tmp_path / f"{name}.toml" for name in ("good", "bad", "old"))
     good.write_text(MINE)
     bad.write_text(MINE.replace("onednn", "onednm"))

@@ -253,7 +253,7 @@ def test_bad_input_is_refused(kind: type[Int8Linear], x: torch.Tensor, message: 
         ({"weight_scale": torch.ones(8)}, r"weight_scale must be float32 of shape \(9,\)"),
         ({"weight_scale": torch.ones(9).half()}, "weight_scale must be float32"),
         ({"bias": torch.ones(1)}, "bias must be float32"),
-        ({"activation": "tanh"}, "unknown activation 'tanh'"),
+        ({"activation": "elu"}, "unknown activation 'elu'"),
     ],
 )
 def test_bad_weights_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -545,7 +545,6 @@ def test_transformer_encoders_leave_their_float_fast_path(
     ours = to_dynamic(real)
     kinds = {type(module) for module in ours.modules()}
     assert not kinds & {nn.Linear, nn.MultiheadAttention}
-    assert ours.layers[0].linear1.activation == activation
     x = torch.randn(3, 7, 64)
     padding = torch.zeros(3, 7, dtype=torch.bool)
     causal = nn.Transformer.generate_square_subsequent_mask(7)
@@ -562,61 +561,6 @@ def test_a_whole_transformer() -> None:
     torch.manual_seed(0)
     real = nn.Transformer(64, 4, 1, 1, 128).eval()
     close(to_dynamic(real), real, torch.randn(5, 2, 64), torch.randn(6, 2, 64))
-
-
-class Forward(nn.Module):
-    """A linear and a GELU, used as ``body`` says."""
-
-    def __init__(self, body: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.linear, self.act, self.body = nn.Linear(8, 8), nn.GELU(), body
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x, self.linear, self.act)
-
-
-@pytest.mark.parametrize(
-    ("body", "fused"),
-    [
-        (lambda x, linear, act: act(linear(x)), True),
-        (lambda x, linear, act: act(x) + linear(x), False),
-        (lambda x, linear, act: act(linear(x)) + act(x), False),
-        (lambda x, linear, act: act(linear(linear(x))), False),
-        (lambda x, linear, act: act(linear(x) + 1), False),
-        (lambda x, linear, act: act(linear(x)) if x.sum() > 0 else linear(x), False),
-    ],
-)
-@pytest.mark.parametrize("weight_only", [True, False])
-def test_an_activation_is_fused_only_where_it_is_safe(
-    body: Callable[..., torch.Tensor], fused: bool, weight_only: bool
-) -> None:
-    torch.manual_seed(0)
-    real = Forward(body)
-    ours = to_dynamic(real, weight_only=weight_only)
-    assert ours.linear.activation == ("gelu" if fused else None)
-    assert isinstance(ours.act, nn.Identity) is fused
-    for x in (torch.randn(5, 8) + 1, torch.randn(5, 8) - 1):
-        close(ours, real, x)
-
-
-class IndexesWhatItWrote(nn.Module):
-    """Raises an IndexError where no values are there, as in a trace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.relu = nn.Linear(8, 4), nn.ReLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        written = torch.empty(0)
-        torch.sigmoid(self.linear(x), out=written)
-        written[:, [0, 1]] += 1.0
-        return self.relu(written)
-
-
-def test_a_model_that_raises_when_traced_has_nothing_fused() -> None:
-    int8 = x86quant.to_dynamic(IndexesWhatItWrote().eval())
-    assert isinstance(int8.relu, nn.ReLU)
-    assert int8(torch.randn(3, 8)).shape == (3, 4)
 
 
 def test_the_model_itself_is_not_changed_unless_asked() -> None:
@@ -674,22 +618,6 @@ def test_another_computation_stays_in_float(own: Any) -> None:
     kind = type("Own", (nn.Linear,), {"forward": own})
     ours = to_dynamic(nn.Sequential(kind(8, 8), nn.Linear(8, 8)))
     assert [isinstance(module, Int8Linear) for module in ours] == [False, True]
-
-
-def test_modules_called_through_a_child_are_not_fused() -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.act = nn.Linear(8, 8), nn.ReLU()
-            self.heads = nn.ModuleDict({"a": nn.Linear(8, 8), "act": nn.GELU()})
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.heads["act"](self.heads["a"](self.act(self.first(x))))
-
-    real = Heads()
-    ours = to_dynamic(real)
-    assert [ours.first.activation, ours.heads["a"].activation] == ["relu", None]
-    close(ours, real, torch.randn(5, 8))
 
 
 def test_a_shared_linear_stays_shared_and_unfused() -> None:

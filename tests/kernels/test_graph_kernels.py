@@ -42,15 +42,6 @@ SHAPES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "one row": (nn.Linear(128, 64), (1, 128)),
 }
 
-# What a kernel does not take, and how it says so.
-REFUSED = {
-    ("brgemm", "depthwise"): "32 groups: it multiplies dense",
-    ("brgemm", "depthwise 5×5"): "24 groups: it multiplies dense",
-    ("brgemm", "grouped"): "4 groups: it multiplies dense",
-    ("brgemm", "odd channels"): "3 input channels are not a multiple of 4",
-    ("brgemm", "3d"): "3d convolutions are not supported",
-}
-
 ENDS: dict[str, list[nn.Module]] = {
     "plain": [],
     "relu": [nn.ReLU()],
@@ -128,10 +119,6 @@ def halve_weights(module: GraphModule) -> None:
 def test_graph_kernel_of_a_layer(kernel: str, shape: str, end: str) -> None:
     supported(kernel)
     layer, size = SHAPES[shape]
-    if reason := REFUSED.get((kernel, shape)):
-        with pytest.raises(x86quant.UnsupportedError, match=reason):
-            checks(kernel, Convolutions(layer, *ENDS[end]), size)
-        return
     (check,) = checks(kernel, Convolutions(layer, *ENDS[end]), size)
     assert check.steps <= 1, check
 
@@ -167,7 +154,7 @@ def test_graph_kernel_within_concatenations(kernel: str) -> None:
 def test_graph_kernel_on_random_shapes(kernel: str, data: st.DataObject) -> None:
     supported(kernel)
     pick = data.draw
-    groups = pick(st.sampled_from([1] if kernel == "brgemm" else [1, 1, 1, 2, 8]))
+    groups = pick(st.sampled_from([1, 1, 1, 2, 8]))
     inputs, outputs = (groups * 4 * pick(st.integers(1, 20)) for _ in range(2))
     k = (pick(st.integers(1, 5)), pick(st.integers(1, 5)))
     conv = nn.Conv2d(

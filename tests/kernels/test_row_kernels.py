@@ -24,7 +24,7 @@ from x86quant.ops.rows import quantize_rows
 
 DEFINED: Any = rows  # arguments in a star are beyond mypy
 LEVELS = ("reference", *ISAS)
-ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 Array = npt.NDArray[Any]
 
 

@@ -267,10 +267,6 @@ def test_in_compiled_models_an_override_is_a_wish() -> None:
             )
 
 
-def test_an_override_of_a_kernel_that_only_compiled_models_have_leaves_stock_ops_alone() -> None:
-    assert pick(linear(caller="stock"), overrides=[make_override("brgemm")]).rule != "override"
-
-
 @pytest.mark.parametrize(
     "features", [{"op": "conv7d"}, {"group": 1}, {"groups": "x"}, {"op": "linear", "kernel_max": 1}]
 )
@@ -710,13 +706,6 @@ def test_a_table_for_this_hardware_is_found_and_a_broken_one_skipped(
     with pytest.warns(X86QuantWarning, match=r"skipped: .*broken\.toml:1: no name"):
         assert in_force() == "tuned"
     assert in_force(VNNI) == "default"  # said once
-
-
-def test_a_table_measured_with_another_torch_warns(tmp_path: Path) -> None:
-    old = tmp_path / "old.toml"
-    old.write_text('schema = 1\nname = "old"\nextends = "default"\n[provenance]\ntorch = "2.1.0"\n')
-    with pytest.warns(X86QuantWarning, match=r"measured with torch 2\.1\.0"):
-        use_rules(old)
 
 
 def test_overrides_newest_first_and_scoped() -> None:

@@ -570,6 +570,9 @@ def test_copies_move_whole_elements(size: int) -> None:
         "from_strides": [size, 20 * size, 5 * size],
         "to": [2, 0], "to_strides": [12 * size, 4 * size, size],
     }).add_to(program)  # fmt: skip
+    with pytest.raises(ValueError, match="once check_reach has found it right"):
+        torch.ops.x86quant.run_program(program, [x])
+    program.check_reach()
     (copy,) = torch.ops.x86quant.run_program(program, [x])
     assert torch.equal(copy, x.view(3, 4, 5, size).permute(2, 0, 1, 3).reshape(5, 3, 4 * size))
 

@@ -31,6 +31,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "layer_norm": ("weight", "bias"),
     "linear": ("weight", "weight_scales", "bias", "lut"),
     "linear_dynamic": ("weight", "weight_scale", "bias"),
+    "linear_real": ("weight", "weight_scale", "bias"),
     "linear_weight_only": ("weight", "weight_scale", "bias"),
     "lut": ("table",),
     "mul": ("lut",),
@@ -215,5 +216,6 @@ _WITH_TENSORS: dict[str, Callable[[dict[str, Any], _Found], None]] = {
     "layer_norm": _check_layer_norm,
     "linear": _check_linear,
     "linear_dynamic": _check_float_linear,
+    "linear_real": _check_float_linear,
     "linear_weight_only": _check_float_linear,
 }

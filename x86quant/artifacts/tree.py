@@ -35,8 +35,8 @@ from x86quant.compiled.block_graphs import (
 )
 from x86quant.compiled.token_step import TokenStep
 from x86quant.dynamic import note_in_config
-from x86quant.dynamic.convert import leave_fast_path
-from x86quant.dynamic.layers import carry_attributes
+from x86quant.dynamic.convert import adapt_containers
+from x86quant.dynamic.layers import Int8Sequential, carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
 
 _ENTRIES = {
@@ -71,7 +71,7 @@ def write_tree(
                 raise ArtifactError(f"the hooks in {path} have no form in a file: remove them")
             replaced.setdefault(module, []).append(path)
             return
-        classes[path] = type(module).__name__
+        classes[path] = _class_name(module)
         if plain := _plain_values(module):
             values[path] = plain
         if _keeps_state_elsewhere(module):
@@ -93,7 +93,7 @@ def write_tree(
     visit("", model)
     is_known = transformers_models.is_one(model)
     return {
-        "class": type(model).__name__,
+        "class": _class_name(model),
         "config": transformers_models.write(model, classes) if is_known else None,
         "classes": classes,
         "hooks": hooks,
@@ -250,7 +250,7 @@ class _Tree:
             ArtifactError: it is not of the class that was saved, or made with other arguments.
         """
         as_written(model)
-        if type(model).__name__ != self._name:
+        if _class_name(model) != self._name:
             raise ArtifactError(f"model must be a {self._name}, not {type(model).__name__}")
         made: dict[int, nn.Module] = {}
         for path, content in self._replaced.items():
@@ -261,7 +261,7 @@ class _Tree:
             which = "the file has not" if path in found else "the model has not"
             raise self._misfit(f"{which} the module {path!r}")
         for path, module in found.items():
-            if type(module).__name__ != self._classes[path]:
+            if _class_name(module) != self._classes[path]:
                 raise self._misfit(
                     f"{path or 'it'} is a {type(module).__name__}, was {self._classes[path]}"
                 )
@@ -274,8 +274,8 @@ class _Tree:
             own = vars(found[path])
             # Of the same type, so that it cannot become what the code does not expect.
             own.update({k: v for k, v in plain.items() if type(own.get(k)) is type(v)})
+        adapt_containers(model)
         for module in model.modules():
-            leave_fast_path(module)
             if isinstance(vars(module).get("forward"), BlockGraphs):  # of one quantized before
                 del module.forward
         note_in_config(model)
@@ -406,6 +406,11 @@ def _keeps_state_elsewhere(module: nn.Module) -> bool:
         return False  # its code comes with the model's
     own = type(module).get_extra_state is not nn.Module.get_extra_state
     return own or any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
+
+
+def _class_name(module: nn.Module) -> str:
+    """That of the float model: what ``to_dynamic`` made of a sequence is made anew."""
+    return "Sequential" if type(module) is Int8Sequential else type(module).__name__
 
 
 def _hooks(module: nn.Module) -> int:

@@ -248,7 +248,7 @@ def _dlrm_arguments(batch: int, seed: int) -> Arguments:
     from x86quant.bench.recommender import DENSE, ROWS, TABLES
 
     generator = torch.Generator().manual_seed(seed)
-    dense = torch.randn(batch, DENSE, generator=generator)
+    dense = torch.randn(batch, DENSE, generator=generator, dtype=torch.float32)
     return Arguments((dense, torch.randint(0, ROWS, (batch, TABLES), generator=generator)))
 
 

@@ -28,7 +28,9 @@ def images(count: int, size: int, seed: int) -> torch.Tensor:
     White noise looks the same everywhere, and so do the results of a network on it.
     """
     generator = torch.Generator().manual_seed(seed)
-    white = torch.fft.rfft2(torch.randn(count, 3, size, size, generator=generator))
+    white = torch.fft.rfft2(
+        torch.randn(count, 3, size, size, generator=generator, dtype=torch.float32)
+    )
     rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)[None]
     frequency = (rows.square() + columns.square()).sqrt().clamp(min=1 / size)
     pictures: torch.Tensor = torch.fft.irfft2(white / frequency, s=(size, size))

@@ -49,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
 
     check_target(options.out, "--out")
     module = load(options.model, packed_cache=options.packed_cache)
-    calls = [[torch.zeros(shape) for shape in shapes] for shapes in options.shape]
+    calls = [
+        [torch.zeros(shape, dtype=torch.float32) for shape in shapes] for shapes in options.shape
+    ]
     with using_threads(options.threads or torch.get_num_threads()):
         export_program(module, options.out, calls)
     size = options.out.stat().st_size / 1e6

@@ -125,7 +125,7 @@ def random_inputs(shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(sizes, generator=generator) for sizes in shapes)
+    return tuple(torch.randn(sizes, generator=generator, dtype=torch.float32) for sizes in shapes)
 
 
 def inputs_of(options: argparse.Namespace) -> tuple[InputShape, ...]:
@@ -236,6 +236,8 @@ def _convert(model: nn.Module, call: Arguments) -> nn.Module:
         prepared = prepare_fx(copy.deepcopy(model), mapping, call.args)
         generator = torch.Generator().manual_seed(1)
         for _ in range(_CALIBRATION_BATCHES):
-            prepared(*(torch.randn(x.shape, generator=generator) for x in call.args))
+            prepared(
+                *(torch.randn(x.shape, generator=generator, dtype=torch.float32) for x in call.args)
+            )
         converted: nn.Module = convert_fx(prepared)
     return converted

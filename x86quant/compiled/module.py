@@ -25,6 +25,7 @@ from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.lowering.pickled_graph import PlainGraph
 from x86quant.ops.float_type import float_type_after, in_float_type
+from x86quant.ops.gradients import asks_for_gradient, without_gradient
 from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.packed_cache import CachedPrograms, PackedCache
@@ -87,6 +88,12 @@ class CompiledModule(Baked):
         """Run the graph on inputs like those it was compiled for, by position or by name."""
         if torch.compiler.is_compiling():
             return self._traced(inputs, named)
+        if torch.is_grad_enabled():
+            given = [x for x in (*inputs, *named.values()) if isinstance(x, torch.Tensor)]
+            if any(map(asks_for_gradient, given)):
+                with torch.no_grad():
+                    results = self.forward(*inputs, **named)
+                return without_gradient(results, "a compiled model", *given)
         runtime = self._runtime
         if (
             runtime is not None

@@ -39,7 +39,7 @@ def _is_rowwise(node: Node, graph_module: GraphModule, rank: int) -> bool:
         return True  # constants are looked at where they are used
     if is_op(node, *_ALONG_AN_AXIS):
         return node.kwargs["axis"] in (rank - 1, -1)
-    if is_op(node, "linear"):
+    if is_op(node, "linear", "linear_real"):
         return True
     constants = (constant(graph_module, x) for x in node.all_input_nodes)
     return (is_op(node, *_POINTWISE) or node.target in _FUNCTIONS) and all(

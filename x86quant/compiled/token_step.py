@@ -71,7 +71,7 @@ class TokenStep:
         if keep is None or room is None:
             return None
         hidden = _hidden(kwargs.get("attention_mask"), batch, tokens, room)
-        length = torch.tensor([room.held])
+        length = torch.tensor([room.held], dtype=torch.int64)
         positions = _positions(kwargs.get("position_ids"), ids, length)
         if hidden is None or positions is None:
             return None
@@ -199,7 +199,9 @@ class _GrowingRoom(_Room):
             held = keys.shape[2] if isinstance(keys, torch.Tensor) and keys.dim() == 4 else -1
             if not all(_is_part(x, (batch, heads, held, size)) for x in _tensors(cache)):
                 return None
-        buffer = torch.empty(parts, batch, heads, cls._places(held + tokens), size)
+        buffer = torch.empty(
+            parts, batch, heads, cls._places(held + tokens), size, dtype=torch.float32
+        )
         if held:
             for part, tensor in zip(buffer, _tensors(cache), strict=True):
                 part[:, :, :held] = tensor
@@ -238,7 +240,7 @@ class _FixedRoom(_Room):
         initialized = {layer.is_initialized for layer in cache.layers}
         if held + tokens > room or len(initialized) != 1:
             return None
-        buffer = torch.zeros(parts, batch, heads, room, size)
+        buffer = torch.zeros(parts, batch, heads, room, size, dtype=torch.float32)
         if initialized == {True}:
             if not all(_is_part(x, (batch, heads, room, size)) for x in _tensors(cache)):
                 return None
@@ -299,7 +301,7 @@ class _CodesRoom(_GrowingRoom):
                 return None
         places = cls._places(held + tokens)
         buffer = torch.empty(parts, batch, heads, places, size, dtype=torch.int8)
-        scales = torch.empty(parts, batch, heads, places)
+        scales = torch.empty(parts, batch, heads, places, dtype=torch.float32)
         if held:
             for number, layer in enumerate(cache.layers):
                 for whole, pair in zip((buffer, scales), _coded(layer), strict=True):

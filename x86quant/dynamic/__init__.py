@@ -1,8 +1,7 @@
 """Int8 linears on float tensors: the layers, and ``to_dynamic`` that puts them into a model."""
 
 from x86quant.dynamic.convert import (
-    activation_name,
-    fuse_activations,
+    adapt_containers,
     is_linear,
     is_recurrent,
     to_dynamic,
@@ -63,9 +62,8 @@ __all__ = [
     "WeightOnlyEmbedding",
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
-    "activation_name",
+    "adapt_containers",
     "from_table_batched",
-    "fuse_activations",
     "is_linear",
     "is_recurrent",
     "note_in_config",

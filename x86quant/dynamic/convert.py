@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
-import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
@@ -15,40 +12,15 @@ from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
     Int8Linear,
+    Int8Sequential,
     WeightOnlyEmbedding,
     WeightOnlyLinear,
     is_conv1d,
 )
+from x86quant.dynamic.layers import has_hooks as has_hooks
 from x86quant.dynamic.own_linears import computes_linear
 from x86quant.dynamic.recurrent import RECURRENT
 from x86quant.dynamic.transformers_config import note_in_config
-
-#: Activation modules that a linear before them can absorb, by qualified name, so that those of
-#: other packages need no import.
-_ACTIVATION_MODULES = {
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.SiLU": "silu",
-    "transformers.activations.GELUActivation": "gelu",
-    "transformers.activations.NewGELUActivation": "gelu_tanh",
-    "transformers.activations.GELUTanh": "gelu_tanh",
-    "transformers.activations.SiLUActivation": "silu",
-}
-_ACTIVATION_FUNCTIONS: dict[Any, str] = {
-    F.relu: "relu",
-    F.gelu: "gelu",
-    F.silu: "silu",
-    torch.relu: "relu",
-}
-
-
-def activation_name(activation: object) -> str | None:
-    """The name under which a linear can absorb ``activation``, a module or function, or None."""
-    if isinstance(activation, nn.GELU):
-        return {"none": "gelu", "tanh": "gelu_tanh"}[activation.approximate]
-    if isinstance(activation, nn.Module):
-        kind = type(activation)
-        return _ACTIVATION_MODULES.get(f"{kind.__module__}.{kind.__qualname__}")
-    return _ACTIVATION_FUNCTIONS.get(activation)
 
 
 def to_dynamic(
@@ -64,7 +36,7 @@ def to_dynamic(
     Every ``nn.Linear`` (and Hugging Face's ``Conv1D``) becomes a ``DynamicLinear`` and every
     ``nn.MultiheadAttention`` a ``DynamicMultiheadAttention``, every ``nn.LSTM`` and ``nn.GRU`` a
     ``DynamicLSTM`` and ``DynamicGRU``, and so their cells, where that is possible and gains.
-    Activations right behind a linear are fused into it. What stays in float: see ``why_float``.
+    What stays in float: see ``why_float``.
 
     Args:
         model: a float model; it is not changed unless ``inplace``.
@@ -116,17 +88,17 @@ def to_dynamic(
         return done[module]
 
     model = convert("", model)
-    fuse_activations(model)
+    adapt_containers(model)
     note_in_config(model)
     return model
 
 
-def fuse_activations(model: nn.Module) -> None:
-    """Fuse activations into the int8 linears of ``model`` right before them, in place."""
-    users = _times_used(model)
+def adapt_containers(model: nn.Module) -> None:
+    """Let the containers in ``model`` deal with the int8 linears in them, in place."""
     for module in model.modules():
-        _fuse_children(module, users)
-        leave_fast_path(module)
+        _leave_fast_path(module)
+        if type(module) is nn.Sequential and any(isinstance(m, Int8Linear) for m in module):
+            module.__class__ = Int8Sequential
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -206,72 +178,7 @@ def _behaves_as(kind: type, base: type, but: str = "") -> bool:
     )
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something is to be called before or after each call of ``module``."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _times_used(model: nn.Module) -> dict[nn.Module, int]:
-    """In how many places of ``model`` each module stands."""
-    used: dict[nn.Module, int] = {}
-    for module in model.modules():
-        for child in module._modules.values():
-            if child is not None:
-                used[child] = used.get(child, 0) + 1
-    return used
-
-
-def _fuse_children(module: nn.Module, users: dict[nn.Module, int]) -> None:
-    """Fuse activations that ``module`` applies right behind one of its int8 linears."""
-    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        _fuse(module, "linear1", "activation", users)
-        return
-    kinds = [type(child) for child in module.children()]
-    names = [activation_name(child) for child in module.children()]
-    if not any(issubclass(kind, Int8Linear) for kind in kinds) or not any(names):
-        return
-    for linear, activation in _consecutive_children(module):
-        _fuse(module, linear, activation, users)
-
-
-def _fuse(module: nn.Module, linear: str, activation: str, users: dict[nn.Module, int]) -> None:
-    first, second = getattr(module, linear), getattr(module, activation)
-    name = activation_name(second)
-    shared = users.get(first, 0) > 1 or (isinstance(second, nn.Module) and has_hooks(second))
-    if name is None or shared or not isinstance(first, Int8Linear) or first.activation is not None:
-        return
-    first.activation = name
-    setattr(module, activation, nn.Identity())
-
-
-def _consecutive_children(module: nn.Module) -> list[tuple[str, str]]:
-    """Pairs of children such that the second sees the first's result, which nobody else does."""
-    try:
-        graph = _ChildTracer().trace(module)
-    except Exception:  # whatever the module's own code raises without values
-        return []
-    # Called through a child, a module may be one of those that the child itself calls.
-    calls = [n for n in graph.nodes if n.op == "call_module" and "." not in str(n.target)]
-    targets = [node.target for node in calls]
-    return [
-        (str(node.args[0].target), str(node.target))
-        for node in calls
-        if node.args
-        and isinstance(node.args[0], torch.fx.Node)
-        and node.args[0] in calls
-        and len(node.args[0].users) == 1
-        and targets.count(node.target) == targets.count(node.args[0].target) == 1
-    ]
-
-
-class _ChildTracer(torch.fx.Tracer):
-    """Sees a module's children as they are called, and nothing inside of them."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
-
-
-def leave_fast_path(module: nn.Module) -> None:
+def _leave_fast_path(module: nn.Module) -> None:
     """Keep torch's transformer layers from reading float weights that are no longer there."""
     if isinstance(module, nn.TransformerEncoderLayer):
         if any(isinstance(m, Int8Linear) for m in module.modules()):

@@ -23,6 +23,7 @@ from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
+from x86quant.ops.gradients import asks_for_gradient, without_gradient
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Routes
@@ -185,11 +186,15 @@ class Int8Linear(Int8Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., in_features] to [..., out_features]."""
+        return self.activated(x, self.activation)
+
+    def activated(self, x: torch.Tensor, activation: str | None) -> torch.Tensor:
+        """The result for ``x`` with this ``activation`` instead of the layer's own."""
         if self._converts(x):
-            return self.forward(x.float()).to(x.dtype)
+            return self.activated(x.float(), activation).to(x.dtype)
         op = getattr(torch.ops.x86quant, self.op)
-        out: torch.Tensor = op(x, self.int8_weight, self.weight_scale, self.bias, self.activation)
-        return out
+        out: torch.Tensor = op(x, self.int8_weight, self.weight_scale, self.bias, activation)
+        return without_gradient(out, type(self).__name__, x) if asks_for_gradient(x) else out
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -216,36 +221,38 @@ class DynamicLinear(Int8Linear):
         transposed: bool = False,
     ) -> None:
         super().__init__(int8_weight, weight_scale, bias, activation, transposed)
-        self._packed: tuple[Any, Any, Any] | None = None
+        #: By activation: what changes when the pack is out of date, the pack, and its memory.
+        self._packed: dict[str | None, tuple[Any, Any, Any]] = {}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [..., in_features] to [..., out_features]."""
-        if self._converts(x):
-            return self.forward(x.float()).to(x.dtype)
-        if is_plain(x):
-            pack = self.pack()
+    def activated(self, x: torch.Tensor, activation: str | None) -> torch.Tensor:
+        """The result for ``x`` with this ``activation`` instead of the layer's own."""
+        if is_plain(x) and not self._converts(x):
+            pack = self.pack(activation)
             if pack is not None:
                 try:
                     out: torch.Tensor = pack.run(x)
                 except (RuntimeError, ValueError):
                     operands = (self.int8_weight, self.weight_scale, self.bias)
-                    check_operands(self.op, x, *operands, self.activation)
+                    check_operands(self.op, x, *operands, activation)
                     raise
+                if asks_for_gradient(x):
+                    return without_gradient(out, type(self).__name__, x)
                 return out
-        return super().forward(x)
+        return super().activated(x, activation)
 
-    def pack(self) -> Any | None:
-        """The packed weight; None where the extension is missing."""
+    def pack(self, activation: str | None = None) -> Any | None:
+        """The weight packed with ``activation``; None where the extension is missing."""
         tensors, now = self._state()
-        if self._packed is None or self._packed[0] != now:
+        known = self._packed.get(activation)
+        if known is None or known[0] != now:
             self.track_writes()
             tensors, now = self._state()
             check_weight(self.op, *tensors)
-            pack = linear_packs.pack_linear_dynamic(*tensors, self.activation)
+            pack = linear_packs.pack_linear_dynamic(*tensors, activation)
             # While their memory is kept no other tensor can have their addresses.
             memory = [x.untyped_storage() for x in tensors if x is not None]
-            self._packed = (now, pack, memory)
-        return self._packed[1]
+            known = self._packed[activation] = (now, pack, memory)
+        return known[1]
 
     @property
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -263,21 +270,20 @@ class DynamicLinear(Int8Linear):
 
     def pack_again(self) -> None:
         """Let the weight be packed again at the next call, by the rules that are in force then."""
-        self._packed = None
+        self._packed = {}
         linear_packs.forget_packs([self.int8_weight])
 
     def _state(self) -> tuple[tuple[Any, Any, Any], Any]:
         """The tensors that are packed, and what changes when a pack of them is out of date."""
         state: dict[str, Any] = self._buffers  # attribute look-ups of a module are slow
         tensors = (state["int8_weight"], state["weight_scale"], state["bias"])
-        return tensors, (self.activation, linear_packs.stamp(*tensors))
+        return tensors, linear_packs.stamp(*tensors)
 
     @property
     def routes(self) -> Routes:
         """The kernels that run it: what is packed, else what would be packed now."""
-        if self._packed is not None and self._packed[1] is not None:
-            stamp, pack, _ = self._packed
-            if stamp == self._state()[1]:
+        for stamp, pack, _ in self._packed.values():
+            if pack is not None and stamp == self._state()[1]:
                 return Routes.from_json(pack.record())
         return linear_packs.choose_linear_dynamic(self.int8_weight, self.bias, self.activation)
 
@@ -288,7 +294,10 @@ class DynamicLinear(Int8Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights hold for this CPU and these rules only.
-        return {**self.__dict__, "_packed": None}
+        return {**self.__dict__, "_packed": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_packed": {}})
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -304,6 +313,38 @@ class DynamicLinear(Int8Linear):
                 self.int8_weight.chunk(parts), self.weight_scale.chunk(parts), bias, strict=True
             )
         )
+
+
+class Int8Sequential(nn.Sequential):
+    """A sequence of layers that computes each ReLU as one with the int8 linear before it.
+
+    It does so when it is called itself: whoever reads its layers one by one finds them as they are.
+    """
+
+    def forward(self, input: Any) -> Any:
+        """As ``nn.Sequential`` does, with the same results."""
+        if type(input) is not torch.Tensor or not is_plain(input):
+            return super().forward(input)
+        layers = [*self._modules.values()]
+        behind = [*layers[1:], None]
+        fused = False
+        for layer, after in zip(layers, behind, strict=True):
+            if fused:
+                fused = False
+                continue
+            fused = (
+                type(after) is nn.ReLU
+                and isinstance(layer, Int8Linear)
+                and layer.activation is None
+                and not (has_hooks(layer) or has_hooks(after))
+            )
+            input = layer.activated(input, "relu") if fused else layer(input)  # type: ignore
+        return input
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is to be called before or after each call of ``module``."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class WeightOnlyLinear(Int8Linear):

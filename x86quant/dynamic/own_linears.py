@@ -33,14 +33,15 @@ def computes_linear(module: nn.Linear) -> bool:
         return False
     draw = torch.Generator().manual_seed(0)
     drawn: dict[str, Any] = {
-        name: torch.randn(x.shape, generator=draw) for name, x in module.named_parameters()
+        name: torch.randn(x.shape, generator=draw, dtype=torch.float32)
+        for name, x in module.named_parameters()
     }
 
     def answer(x: torch.Tensor) -> Any:
         return torch.func.functional_call(module, drawn, (x,))
 
     for shape in ((3,), (2, 3)):
-        x = torch.randn(*shape, module.in_features, generator=draw)
+        x = torch.randn(*shape, module.in_features, generator=draw, dtype=torch.float32)
         try:
             with torch.no_grad():
                 graph = make_fx(answer)(x).graph

@@ -27,6 +27,7 @@ from x86quant.dynamic.layers import (
 )
 from x86quant.errors import InvalidInputError
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
+from x86quant.ops.gradients import asks_for_gradient, without_gradient
 from x86quant.packing.linear_dynamic import extension_loads, native_in_sequences
 from x86quant.routing.choice import Choice
 
@@ -195,8 +196,10 @@ class DynamicRecurrent(_WithProducts):
             )
         plain = all(map(is_plain, (data, *initial))) and not (self.dropout and self.training)
         if plain and (native := self._native()) is not None:
-            # Gradients do not flow: products are int8.
-            out, *states = native.run(data.detach(), sizes, [x.detach() for x in initial])
+            found = native.run(data.detach(), sizes, [x.detach() for x in initial])
+            if any(map(asks_for_gradient, (data, *initial))):
+                found = without_gradient(found, type(self).__name__, data, *initial)
+            out, *states = found
             return out, states
         last: list[_States] = []
         directions = ("", "_reverse") if self.bidirectional else ("",)
@@ -247,7 +250,7 @@ class DynamicRecurrent(_WithProducts):
         widths = (self.proj_size or self.hidden_size, self.hidden_size)[: self.states]
         shapes = [(count, sequences, width) for width in widths]
         if hx is None:
-            return tuple(torch.zeros(shape) for shape in shapes)
+            return tuple(torch.zeros(shape, dtype=torch.float32, device="cpu") for shape in shapes)
         given = (hx,) if self.states == 1 else tuple(hx)
         if not batched:
             given = tuple(x.unsqueeze(1) if x.dim() == 2 else x for x in given)
@@ -351,7 +354,7 @@ class DynamicCell(_WithProducts):
 
     def _state(self, state: torch.Tensor | None, rows: int) -> torch.Tensor:
         if state is None:
-            return torch.zeros(rows, self.hidden_size)
+            return torch.zeros(rows, self.hidden_size, dtype=torch.float32, device="cpu")
         found = state if state.dim() == 2 else state.unsqueeze(0)
         if tuple(found.shape) != (rows, self.hidden_size):
             raise InvalidInputError(

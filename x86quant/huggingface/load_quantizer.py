@@ -11,7 +11,7 @@ from torch import nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from x86quant.dynamic import fuse_activations, is_linear, why_float
+from x86quant.dynamic import adapt_containers, is_linear, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.native_graphs import give_graphs
@@ -115,7 +115,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         for x in model.parameters():  # one of them would keep all of a mapped file in memory
             x.data = x.data.clone()
-        fuse_activations(model)
+        adapt_containers(model)
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
         give_graphs(model, self.quantization_config.fuse_blocks)
         return model

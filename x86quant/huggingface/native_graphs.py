@@ -92,5 +92,5 @@ def _of_pictures(config: Any) -> list[Call]:
         return []
     generator = torch.Generator().manual_seed(0)
     channels = int(getattr(config, "num_channels", 3))
-    pixels = torch.randn(2, channels, *sides, generator=generator)
+    pixels = torch.randn(2, channels, *sides, generator=generator, dtype=torch.float32)
     return [Call((), {"pixel_values": x}) for x in (pixels, pixels[:1])]

@@ -30,9 +30,11 @@ class UnloadedLayer(nn.Module):
         scales = (shape[0], 1) if by_compressed_tensors else (shape[0],)
         if not by_compressed_tensors:
             # Models that initialize the weights of their layers' layers take it for loaded.
-            self.weight = loaded(torch.empty(shape, device="meta"))
+            self.weight = loaded(torch.empty(shape, device="meta", dtype=torch.float32))
         self.register_buffer(self._codes, torch.empty(shape, dtype=torch.int8, device="meta"))
-        self.register_buffer("weight_scale", torch.empty(scales, device="meta"))
+        self.register_buffer(
+            "weight_scale", torch.empty(scales, device="meta", dtype=torch.float32)
+        )
         self.register_buffer("bias", _bias_of(layer))
         carry_attributes(layer, self)
         self._is_hf_initialized = True
@@ -67,7 +69,7 @@ class UnloadedLayer(nn.Module):
         codes: torch.Tensor = self.get_buffer(self._codes)
         bias: Any = self.bias
         if bias is not None and not getattr(bias, "_is_hf_initialized", False):
-            bias = torch.zeros(bias.shape)
+            bias = torch.zeros(bias.shape, dtype=torch.float32)
         if self._is_table:
             new: nn.Module = WeightOnlyEmbedding(codes, scale, path)
         else:

@@ -171,7 +171,13 @@ def _dequantize_per_tensor(gm: GraphModule, values: dict[str, Any]) -> Node | No
         quantized = isinstance(source, Node) and _carries_qparams(source)
         return gm.graph.call_method("dequantize", (source,)) if quantized else None
     channels = codes.shape[0]
-    return _weight(gm, codes, torch.full((channels,), scale), torch.zeros(channels) + zero_point, 0)
+    return _weight(
+        gm,
+        codes,
+        torch.full((channels,), scale, dtype=torch.float32),
+        torch.zeros(channels, dtype=torch.float32) + zero_point,
+        0,
+    )
 
 
 def _dequantize_per_channel(gm: GraphModule, values: dict[str, Any]) -> Node | None:

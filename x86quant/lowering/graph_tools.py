@@ -310,7 +310,7 @@ def symmetric_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | 
     if weight.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         if weight.q_zero_point() != 0:
             return None
-        return weight.int_repr(), torch.tensor([weight.q_scale()])
+        return weight.int_repr(), torch.tensor([weight.q_scale()], dtype=torch.float32)
     if weight.q_per_channel_zero_points().count_nonzero():
         return None
     return weight.int_repr(), weight.q_per_channel_scales().to(torch.float32)

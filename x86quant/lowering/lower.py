@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from x86quant.lowering.from_fx import from_fx
 from x86quant.lowering.graph_tools import is_op, label
 from x86quant.lowering.passes import PASSES, Report, run_passes
+from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
 from x86quant.lowering.passes.views_on_codes import is_shape_node
 from x86quant.lowering.result_layout import lies_as_in_float
 
@@ -79,6 +80,8 @@ def lower(
     """
     canonical = from_fx(model, example_inputs, writes=writes)
     lowered = _copied(canonical)
+    if isinstance(model, GraphModule):
+        lowered.meta[FLOAT_RESULTS] = model.meta.get(FLOAT_RESULTS)
     reports = run_passes(lowered, passes)
     lowered.delete_all_unused_submodules()
     _drop_unused_buffers(lowered)

@@ -21,7 +21,7 @@ OBSERVER_NAMES: tuple[str, ...] = get_args(ObserverName)
 
 _BINS = 2048
 #: Ranges tried, as shares of the observed one.
-_SHARES = torch.linspace(1.0, 0.02, 50)
+_SHARES = torch.linspace(1.0, 0.02, 50, dtype=torch.float32)
 #: The clipping of a normal distribution, in deviations, that makes the error of 8 bits least.
 _BEST_RANGE = 3.9
 #: Fewer different values than this are taken for all that there are.
@@ -35,8 +35,8 @@ class ExtremesObserver(RangeObserver):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.register_buffer("min_val", torch.tensor(math.inf))
-        self.register_buffer("max_val", torch.tensor(-math.inf))
+        self.register_buffer("min_val", torch.tensor(math.inf, dtype=torch.float32))
+        self.register_buffer("max_val", torch.tensor(-math.inf, dtype=torch.float32))
 
     min_val: torch.Tensor
     max_val: torch.Tensor
@@ -112,7 +112,7 @@ class StreamingHistogramObserver(ExtremesObserver):
             self.counts = torch.zeros_like(self.counts).scatter_add_(
                 0, moved[filled], self.counts[filled]
             )
-        self.place = torch.tensor([exponent, start])
+        self.place = torch.tensor([exponent, start], dtype=torch.int64)
 
     def values(self) -> torch.Tensor:
         """What stands for each bin: its middle, and 0 for the one that starts there."""
@@ -132,7 +132,7 @@ class StreamingHistogramObserver(ExtremesObserver):
         held = (self.counts, self.place, self.min_val, self.max_val)
         key = (*(x.numpy().tobytes() for x in held), self.quant_min, self.quant_max)
         if self._chosen is None or self._chosen[0] != key:
-            low, high = (torch.tensor(bound) for bound in self.range())
+            low, high = (torch.tensor(bound, dtype=torch.float32) for bound in self.range())
             self._chosen = (key, self.qparams(low, high))
         scale, zero_point = self._chosen[1]
         return scale.clone(), zero_point.clone()
@@ -160,8 +160,12 @@ class PercentileObserver(StreamingHistogramObserver):
         share = self.counts.cumsum(0).double() / self.counts.sum()
         tail = 1 - self.percentile / 100
         # The first bin that goes past the lower tail, and the first that reaches the upper one.
-        first = int(torch.searchsorted(share, torch.tensor(tail).double(), right=True))
-        last = int(torch.searchsorted(share, torch.tensor(1 - tail).double() - 1e-12))
+        first = int(
+            torch.searchsorted(share, torch.tensor(tail, dtype=torch.float32).double(), right=True)
+        )
+        last = int(
+            torch.searchsorted(share, torch.tensor(1 - tail, dtype=torch.float32).double() - 1e-12)
+        )
         low, high = ((start + n) * 2.0**exponent for n in (first, last + 1))
         return max(low, float(self.min_val)), min(high, float(self.max_val))
 
@@ -193,7 +197,11 @@ class MSEObserver(StreamingHistogramObserver):
         if int((self.counts > 0).sum()) < _DISCRETE:
             return 1.0  # a mask, say: there is nothing between or beyond its values
         n = int(self.counts.sum())
-        reached = float(torch.special.ndtri(torch.tensor((n - 0.375) / (n + 0.25)).double()))
+        reached = float(
+            torch.special.ndtri(
+                torch.tensor((n - 0.375) / (n + 0.25), dtype=torch.float32).double()
+            )
+        )
         return max(1.0, _BEST_RANGE / reached)
 
     def _best(
@@ -249,7 +257,11 @@ class KLObserver(StreamingHistogramObserver):
         ends = inside.nonzero().flatten()[[0, -1]]
         real[ends[0]] += counts[: ends[0]].sum()
         real[ends[1]] += counts[ends[1] + 1 :].sum()
-        scale, zero = _scale_and_zero(torch.tensor([low]), torch.tensor([high]), self._levels())
+        scale, zero = _scale_and_zero(
+            torch.tensor([low], dtype=torch.float32),
+            torch.tensor([high], dtype=torch.float32),
+            self._levels(),
+        )
         codes = (torch.round(values / scale) + zero).clamp(0, self._levels()).to(torch.int64)
         # Quantized, all bins of one code look alike: what is inside of the range is spread evenly.
         filled = ((counts > 0) & inside).double()

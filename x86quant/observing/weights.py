@@ -16,7 +16,7 @@ WeightObserverName = Literal["minmax", "mse"]
 #: no kernel meets -128. The zero point is 0, the only one that oneDNN computes with.
 LOWEST, HIGHEST = -127, 127
 #: Weights are tried down to half their range: int8 never gains from clipping more.
-_WEIGHT_SHARES = torch.linspace(1.0, 0.5, 26).tolist()
+_WEIGHT_SHARES = torch.linspace(1.0, 0.5, 26, dtype=torch.float32).tolist()
 
 
 class ChannelRangesObserver(RangeObserver):
@@ -30,8 +30,8 @@ class ChannelRangesObserver(RangeObserver):
         kwargs.setdefault("qscheme", scheme)
         super().__init__(**kwargs)
         self.ch_axis = ch_axis
-        self.register_buffer("min_val", torch.tensor([]))
-        self.register_buffer("max_val", torch.tensor([]))
+        self.register_buffer("min_val", torch.tensor([], dtype=torch.float32))
+        self.register_buffer("max_val", torch.tensor([], dtype=torch.float32))
 
     min_val: torch.Tensor
     max_val: torch.Tensor

@@ -15,6 +15,7 @@ where the CPU multiplies matrices of that type; softmax is in float32.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -25,36 +26,18 @@ from x86quant.ops.rows import THREE, RowCodes, new_row_codes, quantize_rows
 _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale"
 
 
-def _attention_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-) -> torch.Tensor:
-    check_attention("attention", q, k, v, mask, scale)
-    return q.new_empty(q.shape)
-
-
-def _attention_native(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-) -> torch.Tensor:
+def _attention_native(*given: Any) -> torch.Tensor | None:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
-    check_attention("attention", q, k, v, mask, scale)
-    if not extension_loads():
-        return attention(q, k, v, mask, causal, scale)
-    out: torch.Tensor = torch.ops.x86quant.native_attention(q, k, v, mask, causal, scale)
-    return out
+    return torch.ops.x86quant.native_attention(*given) if extension_loads() else None
 
 
-@register(_ARGUMENTS, cpu=_attention_native, fake=_attention_fake)
+@register(
+    _ARGUMENTS,
+    checks=[lambda op, q, k, v, mask, scale: check_attention(op, q, k, v, mask, scale)],
+    shapes=lambda q: q.new_empty(q.shape),
+    native=_attention_native,
+)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -68,7 +51,6 @@ def attention(
     ``heads`` divides H: that many heads of queries share a head of keys. Strides are free.
     ``mask`` is bool or float32 [B or 1, H or 1, S or 1, T].
     """
-    check_attention("attention", q, k, v, mask, scale)
     group = q.shape[2] // k.shape[2]
     queries = q.transpose(1, 2)
     keys = k.transpose(1, 2).repeat_interleave(group, 1)
@@ -85,38 +67,18 @@ def attention(
     return (shares @ values).transpose(1, 2).contiguous()
 
 
-def _attention_rows_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-) -> RowCodes:
-    check_attention("attention_rows", q, k, v, mask, scale)
-    batch, queries, heads, size = q.shape
-    return new_row_codes(q, (batch, queries, heads * size))
+def _attention_rows_native(*given: Any) -> RowCodes | None:
+    out = _attention_native(*given)
+    return None if out is None else torch.ops.x86quant.native_quantize_rows(out.flatten(2))
 
 
-def _attention_rows_native(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
-) -> RowCodes:
-    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
-
-    check_attention("attention_rows", q, k, v, mask, scale)
-    if not extension_loads():
-        return attention_rows(q, k, v, mask, causal, scale)
-    out = torch.ops.x86quant.native_attention(q, k, v, mask, causal, scale)
-    rows: RowCodes = torch.ops.x86quant.native_quantize_rows(out.flatten(2))
-    return rows
-
-
-@register(_ARGUMENTS, cpu=_attention_rows_native, fake=_attention_rows_fake, returns=THREE)
+@register(
+    _ARGUMENTS,
+    checks=[lambda op, q, k, v, mask, scale: check_attention(op, q, k, v, mask, scale)],
+    shapes=lambda q: new_row_codes(q, (*q.shape[:2], q.shape[2] * q.shape[3])),
+    native=_attention_rows_native,
+    returns=THREE,
+)
 def attention_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -126,10 +88,8 @@ def attention_rows(
     scale: float,
 ) -> RowCodes:
     """Row codes [B, S, H * D] of ``attention``: the heads of a token are one row."""
-    check_attention("attention_rows", q, k, v, mask, scale)
-    batch, queries, heads, size = q.shape
     out = attention(q, k, v, mask, causal, scale)
-    return quantize_rows(out.reshape(batch, queries, heads * size))
+    return quantize_rows(out.reshape(*q.shape[:2], q.shape[2] * q.shape[3]))
 
 
 def check_attention(
@@ -185,24 +145,11 @@ def _check_mask(op: str, mask: torch.Tensor, scores: tuple[int, ...]) -> None:
         )
 
 
-def _cached_attention_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    layer: int,
-    length: torch.Tensor,
-    hidden: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    check_cache("cached_attention", q, k, v, cache, layer)
-    return q.new_empty(q.shape)
-
-
 @register(
     "Tensor q, Tensor k, Tensor v, Tensor(a!) cache, int layer, Tensor length, Tensor hidden, "
     "float scale",
-    fake=_cached_attention_fake,
+    checks=[lambda op, q, k, v, cache, layer: check_cache(op, q, k, v, cache, layer)],
+    shapes=lambda q: q.new_empty(q.shape),
 )
 def cached_attention(
     q: torch.Tensor,
@@ -221,7 +168,6 @@ def cached_attention(
     one. Then it is ``attention`` to the first ``length`` + S of them, of which nobody sees the
     first ``hidden`` (int64 [B]) ones: padding in front.
     """
-    check_cache("cached_attention", q, k, v, cache, layer)
     before, tokens = int(length), q.shape[1]
     after = before + tokens
     if before < 0 or after > cache.shape[3]:
@@ -242,11 +188,12 @@ def cached_attention(
     return attention(q, keys, values, newest_sees(hidden, q, keys), False, scale)
 
 
-def _newest_sees_fake(hidden: torch.Tensor, new: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    return hidden.new_empty((hidden.shape[0], 1, new.shape[1], held.shape[1]), dtype=torch.bool)
-
-
-@register("Tensor hidden, Tensor new, Tensor held", fake=_newest_sees_fake)
+@register(
+    "Tensor hidden, Tensor new, Tensor held",
+    shapes=lambda hidden, new, held: hidden.new_empty(
+        (hidden.shape[0], 1, new.shape[1], held.shape[1]), dtype=torch.bool
+    ),
+)
 def newest_sees(hidden: torch.Tensor, new: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     """Which keys a decoder's newest tokens see, bool [B, 1, S, T].
 

@@ -36,22 +36,28 @@ def from_cache_codes(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return codes * scales[..., None]
 
 
-def _int8_cached_attention_fake(
+def _check_cache(
+    op: str,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     cache: torch.Tensor,
     scales: torch.Tensor,
     layer: int,
-) -> torch.Tensor:
-    _check_cache(q, k, v, cache, scales, layer)
-    return q.new_empty(q.shape)
+) -> None:
+    check_cache(op, q, k, v, cache, layer, torch.int8)
+    if scales.dtype != torch.float32 or scales.shape != cache.shape[:4]:
+        raise InvalidInputError(
+            f"x86quant::{op}: the scales must be float32 {tuple(cache.shape[:4])}, "
+            f"got {scales.dtype} {tuple(scales.shape)}"
+        )
 
 
 @register(
     "Tensor q, Tensor k, Tensor v, Tensor(a!) cache, Tensor(b!) scales, int layer, Tensor length, "
     "Tensor hidden, float scale",
-    fake=_int8_cached_attention_fake,
+    checks=[_check_cache],
+    shapes=lambda q: q.new_empty(q.shape),
 )
 def int8_cached_attention(
     q: torch.Tensor,
@@ -68,7 +74,6 @@ def int8_cached_attention(
 
     The new tokens attend to the codes of themselves, too.
     """
-    _check_cache(q, k, v, cache, scales, layer)
     before, after = int(length), int(length) + q.shape[1]
     # In floats, of this layer alone; the check of what fits is that of the float op.
     held = from_cache_codes(cache[2 * layer : 2 * layer + 2], scales[2 * layer : 2 * layer + 2])
@@ -79,20 +84,3 @@ def int8_cached_attention(
         cache[number, :, :, before:after] = codes
         scales[number, :, :, before:after] = of_codes
     return out
-
-
-def _check_cache(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: torch.Tensor,
-    scales: torch.Tensor,
-    layer: int,
-) -> None:
-    op = "int8_cached_attention"
-    check_cache(op, q, k, v, cache, layer, torch.int8)
-    if scales.dtype != torch.float32 or scales.shape != cache.shape[:4]:
-        raise InvalidInputError(
-            f"x86quant::{op}: the scales must be float32 {tuple(cache.shape[:4])}, "
-            f"got {scales.dtype} {tuple(scales.shape)}"
-        )

@@ -9,6 +9,10 @@ For both, with all integer sums exact::
     steps += (residual - residual_zp) * float(residual_scale / out_scale)
     code  = clamp(round(steps) + out_zp, lo, hi)                     round half to even
     out   = lut[code]                                                if lut is given
+
+``linear_real`` ends before the codes, as a product of row codes does (``ops/dynamic.py``)::
+
+    out = activation(fma(float(acc), x_scale * weight_scale, bias))  float32
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from x86quant.ops._numerics import (
     like,
 )
 from x86quant.ops._register import CLAMP, LUT, OUT_QPARAMS, X_QPARAMS, register
+from x86quant.ops.dynamic import check_activation, check_weight, row_product
 
 _WEIGHTS = "Tensor weight, Tensor weight_scales, Tensor? bias"
 _RESIDUAL = "Tensor? residual=None, float residual_scale=1.0, int residual_zp=0"
@@ -128,6 +133,70 @@ def linear(
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, [-1])
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
     return codes(steps, out_zp, lo, hi, lut)
+
+
+def _check_linear_real(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zp: int,
+    activation: str | None,
+) -> None:
+    check_codes("linear_real", x=x)
+    check_qparams("linear_real", x_scale, x_zp)
+    check_weight("linear_real", weight, weight_scale, bias)
+    check_activation("linear_real", activation)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise InvalidInputError(
+            f"x86quant::linear_real: expected {weight.shape[1]} input features, "
+            f"got shape {tuple(x.shape)}"
+        )
+
+
+def _linear_real_packed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zp: int,
+    activation: str | None,
+) -> torch.Tensor | None:
+    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
+
+    pack = row_linear((weight, weight_scale, bias), activation)
+    if pack is None:
+        return None
+    scale = weight_scale.new_full(x.shape[:-1], x_scale)
+    zero_point = torch.full_like(scale, x_zp, dtype=torch.int32)
+    out: torch.Tensor = pack.floats(x, scale, zero_point)
+    return out
+
+
+@register(
+    f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, {X_QPARAMS}, "
+    "str? activation=None",
+    checks=[_check_linear_real],
+    shapes=lambda x, weight, weight_scale: weight_scale.new_empty((*x.shape[:-1], weight.shape[0])),
+    native=_linear_real_packed,
+)
+def linear_real(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zp: int,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K] times the transpose of ``weight`` [N, K], not rounded: float32 [..., N]."""
+    rows = x.reshape(x.shape[:-1].numel(), weight.shape[1])
+    scale = weight_scale.new_full((rows.shape[0], 1), x_scale)
+    zero_point = torch.full_like(scale, x_zp)
+    out = row_product(rows, scale, zero_point, weight, weight_scale, bias, activation)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _steps(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -37,6 +38,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 _CODE_MAX = 255
@@ -81,93 +84,6 @@ def row_product(
     if bias is not None:
         v = v + bias.double()
     out = v.to(torch.float32)
-    return out if activation is None else ACTIVATIONS[activation](out)
-
-
-def _linear_dynamic_packed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    """``linear_dynamic`` by weights that were packed when they were first seen."""
-    from x86quant.packing.linear_dynamic import cached_pack  # the ops alone need no kernels
-
-    check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
-    pack = cached_pack(weight, weight_scale, bias, activation)
-    if pack is None:
-        return linear_dynamic(x, weight, weight_scale, bias, activation)
-    out: torch.Tensor = pack.run(x)
-    return out
-
-
-def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    """The shape of a result: arithmetic on rows would ask exporters whether there is only one."""
-    check_operands("linear", x, weight, weight_scale, bias, activation)
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-@register(ARGUMENTS, cpu=_linear_dynamic_packed, fake=_fake)
-def linear_dynamic(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    """``x`` [..., K], quantized row by row, times the transpose of int8 ``weight`` [N, K]."""
-    check_operands("linear_dynamic", x, weight, weight_scale, bias, activation)
-    rows = x.reshape(math.prod(x.shape[:-1]), weight.shape[1])
-    codes, scale, zero_point = row_codes(rows)
-    out = row_product(codes, scale, zero_point, weight, weight_scale, bias, activation)
-    return out.reshape(*x.shape[:-1], weight.shape[0])
-
-
-#: Up to as many rows the native kernel, which reads int8, beats a float product.
-_FEW_ROWS = 16
-
-
-def _linear_weight_only_few(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    """``linear_weight_only`` with the weight read as int8 where there are few rows."""
-    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
-
-    check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
-    rows = math.prod(x.shape[:-1])
-    if not 0 < rows <= _FEW_ROWS or not extension_loads():
-        return linear_weight_only(x, weight, weight_scale, bias, activation)
-    flat = x.reshape(rows, weight.shape[1])
-    out: torch.Tensor = torch.ops.x86quant.weight_only_rows(
-        flat, weight, weight_scale, bias, activation or ""
-    )
-    return out.reshape(*x.shape[:-1], weight.shape[0])
-
-
-@register(ARGUMENTS, cpu=_linear_weight_only_few, fake=_fake)
-def linear_weight_only(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    """``x`` [..., K] times the transpose of int8 ``weight`` [N, K], summed in float32."""
-    check_operands("linear_weight_only", x, weight, weight_scale, bias, activation)
-    out = F.linear(x, weight.to(x.dtype)) * weight_scale
-    if bias is not None:
-        out = out + bias
     return out if activation is None else ACTIVATIONS[activation](out)
 
 
@@ -218,3 +134,70 @@ def check_activation(op: str, activation: str | None) -> None:
             f"x86quant::{op}: unknown activation {activation!r}; use one of "
             f"{', '.join(ACTIVATIONS)}, or None"
         )
+
+
+def _linear_dynamic_packed(x: torch.Tensor, *constant: Any) -> torch.Tensor | None:
+    """``linear_dynamic`` by weights that were packed when they were first seen."""
+    from x86quant.packing.linear_dynamic import cached_pack  # the ops alone need no kernels
+
+    pack = cached_pack(*constant)
+    return None if pack is None else pack.run(x)
+
+
+def _result(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Arithmetic on rows would ask exporters whether there is only one."""
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+@register(ARGUMENTS, checks=[check_operands], shapes=_result, native=_linear_dynamic_packed)
+def linear_dynamic(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K], quantized row by row, times the transpose of int8 ``weight`` [N, K]."""
+    rows = x.reshape(math.prod(x.shape[:-1]), weight.shape[1])
+    codes, scale, zero_point = row_codes(rows)
+    out = row_product(codes, scale, zero_point, weight, weight_scale, bias, activation)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+#: Up to as many rows the native kernel, which reads int8, beats a float product.
+_FEW_ROWS = 16
+
+
+def _linear_weight_only_few(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> torch.Tensor | None:
+    """``linear_weight_only`` with the weight read as int8 where there are few rows."""
+    from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
+
+    rows = math.prod(x.shape[:-1])
+    if not 0 < rows <= _FEW_ROWS or not extension_loads():
+        return None
+    flat = x.reshape(rows, weight.shape[1])
+    out: torch.Tensor = torch.ops.x86quant.weight_only_rows(
+        flat, weight, weight_scale, bias, activation or ""
+    )
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@register(ARGUMENTS, checks=[check_operands], shapes=_result, native=_linear_weight_only_few)
+def linear_weight_only(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """``x`` [..., K] times the transpose of int8 ``weight`` [N, K], summed in float32."""
+    out = F.linear(x, weight.to(x.dtype)) * weight_scale
+    if bias is not None:
+        out = out + bias
+    return out if activation is None else ACTIVATIONS[activation](out)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -114,21 +115,12 @@ _ARGUMENTS = (
 )
 
 
-def _native(
-    rows: Sequence[torch.Tensor],
-    indices: Sequence[torch.Tensor],
-    offsets: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    formats: Sequence[int],
-    names: Sequence[str],
-    include_last_offset: bool = False,
-) -> torch.Tensor:
+def _native(*operands: Any) -> torch.Tensor | None:
     """``embedding_bags`` by the native kernel, which compares every index with its bounds."""
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
-    operands = (rows, indices, offsets, weights, formats, names, include_last_offset)
     if not extension_loads():
-        return embedding_bags(*operands)
+        return None
     try:
         found: torch.Tensor = torch.ops.x86quant.look_up_bags(*operands)
     except ValueError as error:
@@ -136,14 +128,13 @@ def _native(
     return found
 
 
-def _fake(
+def _shapes(
     rows: Sequence[torch.Tensor],
     indices: Sequence[torch.Tensor],
     offsets: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
     formats: Sequence[int],
     names: Sequence[str],
-    include_last_offset: bool = False,
+    include_last_offset: bool,
 ) -> torch.Tensor:
     stacked = len(names) > 1 and len(indices) == 1
     bags = indices[0].shape[int(stacked)]
@@ -153,7 +144,7 @@ def _fake(
     return rows[0].new_empty((bags, sum(formats[::_NUMBERS])), dtype=torch.float32)
 
 
-@register(_ARGUMENTS, cpu=_native, fake=_fake)
+@register(_ARGUMENTS, shapes=_shapes, native=_native)
 def embedding_bags(
     rows: Sequence[torch.Tensor],
     indices: Sequence[torch.Tensor],
@@ -191,21 +182,17 @@ def embedding_bags(
     return torch.cat(found, 1)
 
 
-def _embedding_fake(
-    rows: torch.Tensor, ids: torch.Tensor, form: Sequence[int], name: str
-) -> torch.Tensor:
-    return rows.new_empty((*ids.shape, form[0]), dtype=torch.float32)
-
-
 def _native_embedding(
     rows: torch.Tensor, ids: torch.Tensor, form: Sequence[int], name: str
-) -> torch.Tensor:
-    found = _native([rows], [ids.reshape(-1, 1)], [], [], form, [name])
-    return found.reshape(*ids.shape, found.shape[1])
+) -> torch.Tensor | None:
+    found = _native([rows], [ids.reshape(-1, 1)], [], [], form, [name], False)
+    return None if found is None else found.reshape(*ids.shape, found.shape[1])
 
 
 @register(
-    "Tensor rows, Tensor ids, int[] form, str name", cpu=_native_embedding, fake=_embedding_fake
+    "Tensor rows, Tensor ids, int[] form, str name",
+    shapes=lambda rows, ids, form: rows.new_empty((*ids.shape, form[0]), dtype=torch.float32),
+    native=_native_embedding,
 )
 def embedding_rows(
     rows: torch.Tensor, ids: torch.Tensor, form: Sequence[int], name: str
@@ -265,19 +252,37 @@ def check_bags(table: str, rows: int, indices: torch.Tensor, starts: torch.Tenso
 
 
 def _native_interact(
-    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
-) -> torch.Tensor:
+    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None
+) -> torch.Tensor | None:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
     if not extension_loads():
-        return interact(dense, vectors, places)
-    check_interaction(dense, vectors, places)
+        return None
     squares = _with_squares(vectors.shape[1], places)
     found: torch.Tensor = torch.ops.x86quant.interact_vectors(dense, vectors, squares)
     return _placed(found, dense.shape[1], places)
 
 
-@register("Tensor dense, Tensor vectors, int[]? places=None", cpu=_native_interact)
+def check_interaction(
+    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None
+) -> None:
+    """Raise InvalidInputError unless the operands fit each other."""
+    fits = dense.dim() == 2 and vectors.dim() == 3 and dense.dtype == vectors.dtype == torch.float32
+    if not fits or (dense.shape[0], dense.shape[1]) != (vectors.shape[0], vectors.shape[2]):
+        raise InvalidInputError(
+            "x86quant::interact takes float32 [samples, size] and [samples, vectors, size], got "
+            f"{dense.dtype} {tuple(dense.shape)} and {vectors.dtype} {tuple(vectors.shape)}"
+        )
+    count = pairs_of(vectors.shape[1] + 1) + vectors.shape[1] + 1
+    if places is not None and not all(0 <= place < count for place in places):
+        raise InvalidInputError(f"x86quant::interact: places must be in 0..{count - 1}")
+
+
+@register(
+    "Tensor dense, Tensor vectors, int[]? places=None",
+    checks=[check_interaction],
+    native=_native_interact,
+)
 def interact(
     dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
 ) -> torch.Tensor:
@@ -287,7 +292,6 @@ def interact(
         places: those that are wanted, in this order. Behind the pairs are the products of each
             vector with itself, of ``dense`` first.
     """
-    check_interaction(dense, vectors, places)
     every = torch.cat([dense[:, None], vectors], 1)
     products = every @ every.transpose(1, 2)
     rows, columns = torch.tril_indices(every.shape[1], every.shape[1], -1, device=dense.device)
@@ -314,28 +318,6 @@ def _placed(found: torch.Tensor, dim: int, places: Sequence[int] | None) -> torc
     return found[:, [*range(dim), *(dim + place for place in places)]]
 
 
-def check_interaction(
-    dense: torch.Tensor, vectors: torch.Tensor, places: Sequence[int] | None = None
-) -> None:
-    """Raise InvalidInputError unless the operands fit each other."""
-    fits = dense.dim() == 2 and vectors.dim() == 3 and dense.dtype == vectors.dtype == torch.float32
-    if not fits or (dense.shape[0], dense.shape[1]) != (vectors.shape[0], vectors.shape[2]):
-        raise InvalidInputError(
-            "x86quant::interact takes float32 [samples, size] and [samples, vectors, size], got "
-            f"{dense.dtype} {tuple(dense.shape)} and {vectors.dtype} {tuple(vectors.shape)}"
-        )
-    count = pairs_of(vectors.shape[1] + 1) + vectors.shape[1] + 1
-    if places is not None and not all(0 <= place < count for place in places):
-        raise InvalidInputError(f"x86quant::interact: places must be in 0..{count - 1}")
-
-
-def _interact_bags_fake(
-    dense: torch.Tensor, names: Sequence[str], places: Sequence[int] | None
-) -> torch.Tensor:
-    width = interaction_width(dense.shape[1], len(names), places)
-    return dense.new_empty((dense.shape[0], width), dtype=torch.uint8)
-
-
 def interaction_width(dim: int, vectors: int, places: Sequence[int] | None) -> int:
     """Columns of the result of an interaction."""
     return dim + (pairs_of(vectors + 1) if places is None else len(places))
@@ -343,7 +325,9 @@ def interaction_width(dim: int, vectors: int, places: Sequence[int] | None) -> i
 
 @register(
     f"Tensor dense, {_ARGUMENTS.removesuffix('=False')}, int[]? places, {OUT_QPARAMS}",
-    fake=_interact_bags_fake,
+    shapes=lambda dense, names, places: dense.new_empty(
+        (dense.shape[0], interaction_width(dense.shape[1], len(names), places)), dtype=torch.uint8
+    ),
 )
 def interact_bags(
     dense: torch.Tensor,
@@ -359,6 +343,8 @@ def interact_bags(
     out_zp: int,
 ) -> torch.Tensor:
     """``quantize`` of ``interact`` of ``dense`` and the results of ``embedding_bags``."""
-    found = _native(rows, indices, offsets, weights, formats, names, include_last_offset)
+    found = torch.ops.x86quant.embedding_bags(
+        rows, indices, offsets, weights, formats, names, include_last_offset
+    )
     vectors = found.reshape(found.shape[0], len(names), formats[0])
-    return quantize(_native_interact(dense, vectors, places), out_scale, out_zp)
+    return quantize(torch.ops.x86quant.interact(dense, vectors, places), out_scale, out_zp)

@@ -54,37 +54,6 @@ _ARGUMENTS = (
 )
 
 
-def _fake(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    kind: str,
-    batch_first: bool,
-    h: torch.Tensor | None,
-    c: torch.Tensor | None,
-) -> torch.Tensor:
-    check_recurrent(x, weights, scales, biases, kind, batch_first, h, c)
-    sizes = LayerSizes.of(weights)
-    return x.new_empty((*x.shape[:-1], sizes.directions * sizes.width))
-
-
-def _fake_last(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    kind: str,
-    batch_first: bool,
-    h: torch.Tensor | None,
-    c: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    states = _fake(x, weights, scales, biases, kind, batch_first, h, c)
-    sizes = LayerSizes.of(weights)
-    last = (sizes.directions, *sequences_of(x.shape, batch_first), sizes.units)
-    return states, x.new_empty(last, dtype=torch.float32)
-
-
 class LayerSizes(NamedTuple):
     """What the weights of a layer say: products a direction, directions, units, states' width."""
 
@@ -107,7 +76,75 @@ def sequences_of(sizes: Sequence[int], batch_first: bool) -> tuple[int, ...]:
     return () if len(sizes) == 2 else (sizes[0 if batch_first else 1],)
 
 
-@register(_ARGUMENTS, fake=_fake_last, returns="(Tensor, Tensor)")
+def check_recurrent(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    kind: str,
+    batch_first: bool,
+    h: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> None:
+    """Raise InvalidInputError unless the operands fit each other."""
+    check_codes("recurrent", x=x)
+    counts = (2, 3, 4, 6) if kind == "lstm" else (2, 4)
+    if kind not in GATES or len(weights) not in counts or x.dim() not in (2, 3):
+        raise InvalidInputError(
+            "x86quant::recurrent takes an lstm or a gru, two weights a direction or, of an lstm "
+            "with projections, three, and x of two or three dimensions; got "
+            f"{kind!r}, {len(weights)} and {tuple(x.shape)}"
+        )
+    if not len(weights) == len(scales) == len(biases):
+        raise InvalidInputError("x86quant::recurrent: one scale and one bias for each weight")
+    sizes = LayerSizes.of(weights)
+    rows = GATES[kind] * sizes.units
+    wanted = [(rows, x.shape[-1]), (rows, sizes.width), (sizes.width, sizes.units)]
+    for i, operands in enumerate(zip(weights, scales, biases, strict=True)):
+        check_weight("recurrent", *operands)
+        _check_shape(f"weight {i}", operands[0], wanted[i % sizes.products])
+    before = (sizes.directions, *sequences_of(x.shape, batch_first))
+    for name, state, width in (("h", h, sizes.width), ("c", c, sizes.units)):
+        if state is not None:
+            _check_shape(name, state, (*before, width))
+            if state.dtype != torch.float32 or (name == "c" and kind == "gru"):
+                raise InvalidInputError(
+                    f"x86quant::recurrent: {name} must be float32, and c is an lstm's; got "
+                    f"{state.dtype} for {kind!r}"
+                )
+
+
+def _check_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != wanted:
+        raise InvalidInputError(
+            f"x86quant::recurrent: {name} must be of shape {wanted}, got {tuple(tensor.shape)}"
+        )
+
+
+def _check_qparams(x_scale: float, x_zp: int, out_scale: float, out_zp: int) -> None:
+    check_qparams("recurrent", x_scale, x_zp)
+    check_qparams("recurrent", out_scale, out_zp)
+
+
+def _states(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    sizes = LayerSizes.of(weights)
+    return x.new_empty((*x.shape[:-1], sizes.directions * sizes.width))
+
+
+def _states_and_last(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = LayerSizes.of(weights)
+    last = (sizes.directions, *sequences_of(x.shape, batch_first), sizes.units)
+    return _states(x, weights), x.new_empty(last, dtype=torch.float32)
+
+
+@register(
+    _ARGUMENTS,
+    checks=[check_recurrent, _check_qparams],
+    shapes=_states_and_last,
+    returns="(Tensor, Tensor)",
+)
 def recurrent_last(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
@@ -126,9 +163,6 @@ def recurrent_last(
 
     The last cells or states are in float: [directions, ..., units].
     """
-    check_recurrent(x, weights, scales, biases, kind, batch_first, h, c)
-    check_qparams("recurrent", x_scale, x_zp)
-    check_qparams("recurrent", out_scale, out_zp)
     steps = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if batch_first else x
     if not len(steps):
         raise InvalidInputError("x86quant::recurrent: expected a sequence of at least one step")
@@ -151,7 +185,7 @@ def recurrent_last(
     )
 
 
-@register(_ARGUMENTS, fake=_fake)
+@register(_ARGUMENTS, checks=[check_recurrent, _check_qparams], shapes=_states)
 @functools.wraps(recurrent_last, assigned=())
 def recurrent(*operands: Any, **named: Any) -> torch.Tensor:
     """The codes alone."""
@@ -245,48 +279,3 @@ def gru_gates(own: torch.Tensor, hidden: torch.Tensor, h: torch.Tensor) -> torch
     (rt, rb), (zt, zb) = _tanh((own_r + r) * 0.5), _tanh((own_z + z) * 0.5)
     top, bottom = _tanh(_fma((rb + rt) / (2 * rb), n, own_n))
     return _fma((zb + zt) * h, bottom, (zb - zt) * top) / (2 * (zb * bottom))
-
-
-def check_recurrent(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    kind: str,
-    batch_first: bool,
-    h: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> None:
-    """Raise InvalidInputError unless the operands fit each other."""
-    check_codes("recurrent", x=x)
-    counts = (2, 3, 4, 6) if kind == "lstm" else (2, 4)
-    if kind not in GATES or len(weights) not in counts or x.dim() not in (2, 3):
-        raise InvalidInputError(
-            "x86quant::recurrent takes an lstm or a gru, two weights a direction or, of an lstm "
-            "with projections, three, and x of two or three dimensions; got "
-            f"{kind!r}, {len(weights)} and {tuple(x.shape)}"
-        )
-    if not len(weights) == len(scales) == len(biases):
-        raise InvalidInputError("x86quant::recurrent: one scale and one bias for each weight")
-    sizes = LayerSizes.of(weights)
-    rows = GATES[kind] * sizes.units
-    wanted = [(rows, x.shape[-1]), (rows, sizes.width), (sizes.width, sizes.units)]
-    for i, operands in enumerate(zip(weights, scales, biases, strict=True)):
-        check_weight("recurrent", *operands)
-        _check_shape(f"weight {i}", operands[0], wanted[i % sizes.products])
-    before = (sizes.directions, *sequences_of(x.shape, batch_first))
-    for name, state, width in (("h", h, sizes.width), ("c", c, sizes.units)):
-        if state is not None:
-            _check_shape(name, state, (*before, width))
-            if state.dtype != torch.float32 or (name == "c" and kind == "gru"):
-                raise InvalidInputError(
-                    f"x86quant::recurrent: {name} must be float32, and c is an lstm's; got "
-                    f"{state.dtype} for {kind!r}"
-                )
-
-
-def _check_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != wanted:
-        raise InvalidInputError(
-            f"x86quant::recurrent: {name} must be of shape {wanted}, got {tuple(tensor.shape)}"
-        )

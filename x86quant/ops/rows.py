@@ -50,25 +50,21 @@ NORM_KINDS = ("layer", "rms")
 # --- the ops ---
 
 
-def _quantize_rows_fake(x: torch.Tensor) -> RowCodes:
-    check_floats("quantize_rows", x=x)
-    return new_row_codes(x, x.shape)
-
-
-def _quantize_rows_native(x: torch.Tensor) -> RowCodes:
+def _quantize_rows_native(x: torch.Tensor) -> RowCodes | None:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
-    check_floats("quantize_rows", x=x)
-    if not extension_loads():
-        return quantize_rows(x)
-    out: RowCodes = torch.ops.x86quant.native_quantize_rows(x)
-    return out
+    return torch.ops.x86quant.native_quantize_rows(x) if extension_loads() else None
 
 
-@register("Tensor x", cpu=_quantize_rows_native, fake=_quantize_rows_fake, returns=THREE)
+@register(
+    "Tensor x",
+    checks=[lambda op, x: check_floats(op, x=x)],
+    shapes=lambda x: new_row_codes(x, x.shape),
+    native=_quantize_rows_native,
+    returns=THREE,
+)
 def quantize_rows(x: torch.Tensor) -> RowCodes:
     """Row codes of float32 ``x`` [..., K]."""
-    check_floats("quantize_rows", x=x)
     codes, scale, zero_point = row_codes(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]))
     return (
         codes.to(torch.uint8).reshape(x.shape),
@@ -77,44 +73,58 @@ def quantize_rows(x: torch.Tensor) -> RowCodes:
     )
 
 
-def _linear_rows_fake(
+def _check_linear(
+    op: str,
     codes: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    _check_linear("linear_rows", codes, scale, zero_point, weight, weight_scale, bias)
-    check_activation("linear_rows", activation)
-    return scale.new_empty((*codes.shape[:-1], weight.shape[0]))
+    bias: torch.Tensor | None,
+) -> None:
+    check_weight(op, weight, weight_scale, bias)
+    if codes.dtype != torch.uint8:
+        raise InvalidInputError(
+            f"x86quant::{op}: codes must be uint8, got {codes.dtype}; "
+            "make them with x86quant::quantize_rows"
+        )
+    if codes.dim() == 0 or codes.shape[-1] != weight.shape[1]:
+        raise InvalidInputError(
+            f"x86quant::{op}: expected {weight.shape[1]} input features, "
+            f"got codes of shape {tuple(codes.shape)}"
+        )
+    for name, tensor, dtype in (
+        ("scale", scale, torch.float32),
+        ("zero_point", zero_point, torch.int32),
+    ):
+        if tensor.dtype != dtype or tensor.shape != codes.shape[:-1]:
+            raise InvalidInputError(
+                f"x86quant::{op}: {name} must be {dtype} of shape {tuple(codes.shape[:-1])}, one "
+                f"a row of codes, got {tensor.dtype} {tuple(tensor.shape)}"
+            )
 
 
-def _linear_rows_packed(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
+def _pack(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
     activation: str | None = None,
-) -> torch.Tensor:
+) -> Any:
     from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
 
-    _check_linear("linear_rows", codes, scale, zero_point, weight, weight_scale, bias)
-    check_activation("linear_rows", activation)
-    pack = row_linear((weight, weight_scale, bias), activation)
-    if pack is None:
-        return linear_rows(codes, scale, zero_point, weight, weight_scale, bias, activation)
-    out: torch.Tensor = pack.floats(codes, scale, zero_point)
-    return out
+    return row_linear((weight, weight_scale, bias), activation)
+
+
+def _linear_rows_packed(*given: Any) -> torch.Tensor | None:
+    pack = _pack(*given[3:])
+    return None if pack is None else pack.floats(*given[:3])
 
 
 @register(
     f"{ROW_CODES}, {_WEIGHTS}, str? activation=None",
-    cpu=_linear_rows_packed,
-    fake=_linear_rows_fake,
+    checks=[_check_linear, check_activation],
+    shapes=lambda codes, scale, weight: scale.new_empty((*codes.shape[:-1], weight.shape[0])),
+    native=_linear_rows_packed,
 )
 def linear_rows(
     codes: torch.Tensor,
@@ -126,8 +136,6 @@ def linear_rows(
     activation: str | None = None,
 ) -> torch.Tensor:
     """Row codes [..., K] times the transpose of int8 ``weight`` [N, K]: float32 [..., N]."""
-    _check_linear("linear_rows", codes, scale, zero_point, weight, weight_scale, bias)
-    check_activation("linear_rows", activation)
     out = row_product(
         codes.reshape(math.prod(codes.shape[:-1]), weight.shape[1]),
         scale.reshape(-1, 1),
@@ -140,44 +148,16 @@ def linear_rows(
     return out.reshape(*codes.shape[:-1], weight.shape[0])
 
 
-def _linear_rows_rows_fake(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> RowCodes:
-    _check_linear("linear_rows_rows", codes, scale, zero_point, weight, weight_scale, bias)
-    check_activation("linear_rows_rows", activation)
-    return new_row_codes(scale, (*codes.shape[:-1], weight.shape[0]))
-
-
-def _linear_rows_rows_packed(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> RowCodes:
-    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
-
-    _check_linear("linear_rows_rows", codes, scale, zero_point, weight, weight_scale, bias)
-    check_activation("linear_rows_rows", activation)
-    pack = row_linear((weight, weight_scale, bias), activation)
-    if pack is None:
-        return linear_rows_rows(codes, scale, zero_point, weight, weight_scale, bias, activation)
-    out: RowCodes = pack.codes(codes, scale, zero_point)
-    return out
+def _linear_rows_rows_packed(*given: Any) -> RowCodes | None:
+    pack = _pack(*given[3:])
+    return None if pack is None else pack.codes(*given[:3])
 
 
 @register(
     f"{ROW_CODES}, {_WEIGHTS}, str? activation=None",
-    cpu=_linear_rows_rows_packed,
-    fake=_linear_rows_rows_fake,
+    checks=[_check_linear, check_activation],
+    shapes=lambda codes, scale, weight: new_row_codes(scale, (*codes.shape[:-1], weight.shape[0])),
+    native=_linear_rows_rows_packed,
     returns=THREE,
 )
 def linear_rows_rows(
@@ -190,14 +170,13 @@ def linear_rows_rows(
     activation: str | None = None,
 ) -> RowCodes:
     """``linear_rows`` with its result quantized row by row for the next product."""
-    _check_linear("linear_rows_rows", codes, scale, zero_point, weight, weight_scale, bias)
-    check_activation("linear_rows_rows", activation)
     return quantize_rows(
         linear_rows(codes, scale, zero_point, weight, weight_scale, bias, activation)
     )
 
 
-def _gated_rows_rows_fake(
+def _check_gated(
+    op: str,
     codes: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor,
@@ -207,50 +186,31 @@ def _gated_rows_rows_fake(
     up_weight: torch.Tensor,
     up_scale: torch.Tensor,
     up_bias: torch.Tensor | None,
-    activation: str,
-) -> RowCodes:
-    op = "gated_rows_rows"
+) -> None:
     _check_linear(op, codes, scale, zero_point, gate_weight, gate_scale, gate_bias)
     _check_linear(op, codes, scale, zero_point, up_weight, up_scale, up_bias)
-    check_activation(op, activation)
     if gate_weight.shape[0] != up_weight.shape[0]:
         raise InvalidInputError(
             f"x86quant::{op}: gate_weight and up_weight must have equally many output features, "
             f"got {gate_weight.shape[0]} and {up_weight.shape[0]}"
         )
-    return new_row_codes(scale, (*codes.shape[:-1], up_weight.shape[0]))
 
 
-def _gated_rows_rows_packed(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    gate_weight: torch.Tensor,
-    gate_scale: torch.Tensor,
-    gate_bias: torch.Tensor | None,
-    up_weight: torch.Tensor,
-    up_scale: torch.Tensor,
-    up_bias: torch.Tensor | None,
-    activation: str,
-) -> RowCodes:
+def _gated_rows_rows_packed(*given: Any) -> RowCodes | None:
     from x86quant.packing.row_linears import gated_rows  # the ops alone need no kernels
 
-    given = (codes, scale, zero_point)
-    gate = (gate_weight, gate_scale, gate_bias)
-    up = (up_weight, up_scale, up_bias)
-    _gated_rows_rows_fake(*given, *gate, *up, activation)  # it checks
-    pack = gated_rows(gate, up, activation)
-    if pack is None:
-        return gated_rows_rows(*given, *gate, *up, activation)
-    out: RowCodes = pack.codes(*given)
-    return out
+    pack = gated_rows(given[3:6], given[6:9], given[9])
+    return None if pack is None else pack.codes(*given[:3])
 
 
 @register(
     f"{ROW_CODES}, Tensor gate_weight, Tensor gate_scale, Tensor? gate_bias, "
     "Tensor up_weight, Tensor up_scale, Tensor? up_bias, str activation",
-    cpu=_gated_rows_rows_packed,
-    fake=_gated_rows_rows_fake,
+    checks=[_check_gated, check_activation],
+    shapes=lambda codes, scale, up_weight: new_row_codes(
+        scale, (*codes.shape[:-1], up_weight.shape[0])
+    ),
+    native=_gated_rows_rows_packed,
     returns=THREE,
 )
 def gated_rows_rows(
@@ -267,66 +227,37 @@ def gated_rows_rows(
 ) -> RowCodes:
     """Row codes of ``activation(gate) * up``, where both are products of the same rows."""
     given = (codes, scale, zero_point)
-    gate = (gate_weight, gate_scale, gate_bias)
-    up = (up_weight, up_scale, up_bias)
-    _gated_rows_rows_fake(*given, *gate, *up, activation)  # it checks
-    return quantize_rows(linear_rows(*given, *gate, activation) * linear_rows(*given, *up))
+    gate = linear_rows(*given, gate_weight, gate_scale, gate_bias, activation)
+    return quantize_rows(gate * linear_rows(*given, up_weight, up_scale, up_bias))
 
 
-def _linear_rows_norm_fake(
+def _check_linear_norm(
+    op: str,
     codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
     weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     norm_bias: torch.Tensor | None,
     eps: float,
     kind: str,
     outputs: int,
-) -> NormResult:
-    op = "linear_rows_norm"
-    _check_linear(op, codes, scale, zero_point, weight, weight_scale, bias)
+) -> None:
     shape = (*codes.shape[:-1], weight.shape[0])
     _check_norm(op, shape, residual, norm_weight, norm_bias, eps, kind, outputs)
-    return _new_norm_result(scale, shape, outputs)
 
 
-def _linear_rows_norm_packed(
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    norm_bias: torch.Tensor | None,
-    eps: float,
-    kind: str,
-    outputs: int,
-) -> NormResult:
-    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
-
-    op = "linear_rows_norm"
-    _check_linear(op, codes, scale, zero_point, weight, weight_scale, bias)
-    shape = (*codes.shape[:-1], weight.shape[0])
-    _check_norm(op, shape, residual, norm_weight, norm_bias, eps, kind, outputs)
-    given = (codes, scale, zero_point)
-    norm: tuple[Any, ...] = (residual, norm_weight, norm_bias, eps, kind, outputs)
-    pack = row_linear((weight, weight_scale, bias), None)
-    if pack is None:
-        return linear_rows_norm(*given, weight, weight_scale, bias, *norm)
-    out: NormResult = pack.normed(*given, *norm)
-    return out
+def _linear_rows_norm_packed(*given: Any) -> NormResult | None:
+    pack = _pack(*given[3:6])
+    return None if pack is None else pack.normed(*given[:3], *given[6:])
 
 
 @register(
     f"{ROW_CODES}, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, {_NORM}",
-    cpu=_linear_rows_norm_packed,
-    fake=_linear_rows_norm_fake,
+    checks=[_check_linear, _check_linear_norm],
+    shapes=lambda codes, scale, weight, outputs: _new_norm_result(
+        scale, (*codes.shape[:-1], weight.shape[0]), outputs
+    ),
+    native=_linear_rows_norm_packed,
     returns=_FIVE,
 )
 def linear_rows_norm(
@@ -344,17 +275,14 @@ def linear_rows_norm(
     outputs: int,
 ) -> NormResult:
     """``norm_rows`` of ``linear_rows``: the product, plus ``residual``, normed and quantized."""
-    op = "linear_rows_norm"
-    _check_linear(op, codes, scale, zero_point, weight, weight_scale, bias)
-    shape = (*codes.shape[:-1], weight.shape[0])
-    _check_norm(op, shape, residual, norm_weight, norm_bias, eps, kind, outputs)
     total = linear_rows(codes, scale, zero_point, weight, weight_scale, bias)
     if residual is not None:
         total = total + residual
     return _normed(total, norm_weight, norm_bias, eps, kind, outputs)
 
 
-def _norm_rows_fake(
+def _check_norm_rows(
+    op: str,
     x: torch.Tensor,
     residual: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
@@ -362,39 +290,29 @@ def _norm_rows_fake(
     eps: float,
     kind: str,
     outputs: int,
-) -> NormResult:
-    check_floats("norm_rows", x=x)
-    _check_norm("norm_rows", x.shape, residual, norm_weight, norm_bias, eps, kind, outputs)
+) -> None:
+    check_floats(op, x=x)
+    _check_norm(op, x.shape, residual, norm_weight, norm_bias, eps, kind, outputs)
     if outputs & TOTAL and residual is None:
         raise InvalidInputError(
-            "x86quant::norm_rows: without a residual the total is x itself; do not ask for it"
+            f"x86quant::{op}: without a residual the total is x itself; do not ask for it"
         )
-    return _new_norm_result(x, x.shape, outputs)
 
 
-def _norm_rows_native(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    norm_weight: torch.Tensor | None,
-    norm_bias: torch.Tensor | None,
-    eps: float,
-    kind: str,
-    outputs: int,
-) -> NormResult:
+def _norm_rows_native(*given: Any) -> NormResult | None:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
-    operands = (x, residual, norm_weight, norm_bias, eps, kind, outputs)
-    _norm_rows_fake(*operands)  # it checks
-    if x.numel() == 0 or not extension_loads():
-        return norm_rows(*operands)
-    out: NormResult = torch.ops.x86quant.native_norm_rows(*operands)
+    if given[0].numel() == 0 or not extension_loads():
+        return None
+    out: NormResult = torch.ops.x86quant.native_norm_rows(*given)
     return out
 
 
 @register(
     f"Tensor x, Tensor? residual, {_NORM}",
-    cpu=_norm_rows_native,
-    fake=_norm_rows_fake,
+    checks=[_check_norm_rows],
+    shapes=lambda x, outputs: _new_norm_result(x, x.shape, outputs),
+    native=_norm_rows_native,
     returns=_FIVE,
 )
 def norm_rows(
@@ -407,7 +325,6 @@ def norm_rows(
     outputs: int,
 ) -> NormResult:
     """The norm of ``x`` [..., N] plus ``residual``, over the last dimension, and its row codes."""
-    _norm_rows_fake(x, residual, norm_weight, norm_bias, eps, kind, outputs)  # it checks
     total = x if residual is None else x + residual
     return _normed(total, norm_weight, norm_bias, eps, kind, outputs)
 
@@ -480,37 +397,6 @@ def check_floats(op: str, **tensors: torch.Tensor | None) -> None:
             )
         if tensor.dim() == 0:
             raise InvalidInputError(f"x86quant::{op}: {name} must have a dimension, it is a number")
-
-
-def _check_linear(
-    op: str,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> None:
-    check_weight(op, weight, weight_scale, bias)
-    if codes.dtype != torch.uint8:
-        raise InvalidInputError(
-            f"x86quant::{op}: codes must be uint8, got {codes.dtype}; "
-            "make them with x86quant::quantize_rows"
-        )
-    if codes.dim() == 0 or codes.shape[-1] != weight.shape[1]:
-        raise InvalidInputError(
-            f"x86quant::{op}: expected {weight.shape[1]} input features, "
-            f"got codes of shape {tuple(codes.shape)}"
-        )
-    for name, tensor, dtype in (
-        ("scale", scale, torch.float32),
-        ("zero_point", zero_point, torch.int32),
-    ):
-        if tensor.dtype != dtype or tensor.shape != codes.shape[:-1]:
-            raise InvalidInputError(
-                f"x86quant::{op}: {name} must be {dtype} of shape {tuple(codes.shape[:-1])}, one "
-                f"a row of codes, got {tensor.dtype} {tuple(tensor.shape)}"
-            )
 
 
 def _check_norm(

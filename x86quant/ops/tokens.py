@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -50,43 +51,78 @@ def present_tokens(
     return places, starts, mask.flatten()[places]
 
 
-def _fake_of(op: str) -> Callable[..., torch.Tensor]:
-    def fake(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        _check_rows(op, x, places, starts)
-        return x.new_empty(x.shape)
+def _check_rows(op: str, x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> None:
+    check_floats(op, x=x)
+    if x.dim() != 3:
+        raise InvalidInputError(
+            f"x86quant::{op}: x must have the shape [batch, tokens, features], got {tuple(x.shape)}"
+        )
+    batch, tokens, _ = x.shape
+    _check_told(op, "places", places, torch.int64, batch * tokens)
+    _check_told(op, "starts", starts, torch.int64, batch + 1)
 
-    return fake
+
+def _check_present(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+) -> None:
+    check_attention(op, q, k, v, None, scale)
+    if q.shape[1] != k.shape[1]:
+        raise InvalidInputError(
+            f"x86quant::{op}: q and k must be of the same tokens, "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    _check_told(op, "starts", starts, torch.int64, q.shape[0] + 1)
+    _check_told(op, "seen", seen, torch.bool, q.shape[0] * q.shape[1])
 
 
-@register(_ROWS, fake=_fake_of("gather_tokens"))
+def _check_told(op: str, name: str, told: torch.Tensor, dtype: torch.dtype, count: int) -> None:
+    if told.dtype != dtype or told.dim() != 1 or told.shape[0] != count:
+        raise InvalidInputError(
+            f"x86quant::{op}: {name} must be {dtype} of {count} elements, as "
+            f"x86quant::present_tokens gives it, got {told.dtype} {tuple(told.shape)}"
+        )
+
+
+def _check_taken(op: str, x: torch.Tensor, places: torch.Tensor) -> None:
+    check_floats(op, x=x)
+    if x.dim() != 3 or places.dtype != torch.int64 or places.dim() != 1:
+        raise InvalidInputError(
+            f"x86quant::{op}: x must be [batch, tokens, features] and places int64 [number], "
+            f"got {tuple(x.shape)} and {places.dtype} {tuple(places.shape)}"
+        )
+
+
+@register(_ROWS, checks=[_check_rows], shapes=lambda x: x.new_empty(x.shape))
 def gather_tokens(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """The rows of float32 ``x`` [B, T, N], those of tokens that are present first."""
-    _check_rows("gather_tokens", x, places, starts)
     return x.flatten(0, 1)[places].reshape(x.shape)
 
 
-@register(_ROWS, fake=_fake_of("scatter_tokens"))
+@register(_ROWS, checks=[_check_rows], shapes=lambda x: x.new_empty(x.shape))
 def scatter_tokens(x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Gathered rows ``x`` [B, T, N] in their places; zeros where no token is present."""
-    _check_rows("scatter_tokens", x, places, starts)
     rows = x.flatten(0, 1)
     present = torch.arange(len(rows), device=x.device) < starts[-1]
     found = torch.where(present[:, None], rows, 0.0)
     return torch.zeros_like(rows).index_copy(0, places, found).reshape(x.shape)
 
 
-def _take_tokens_fake(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    _check_taken(x, places)
-    return x.new_empty((x.shape[0], places.shape[0], x.shape[2]))
-
-
-@register("Tensor x, Tensor places", fake=_take_tokens_fake)
+@register(
+    "Tensor x, Tensor places",
+    checks=[_check_taken],
+    shapes=lambda x, places: x.new_empty((x.shape[0], places.shape[0], x.shape[2])),
+)
 def take_tokens(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The rows of float32 ``x`` [B, T, N] at ``places``, int64 [K], of each sentence: [B, K, N].
 
     Places below 0 count from behind.
     """
-    _check_taken(x, places)
     if bool(((places < -x.shape[1]) | (places >= x.shape[1])).any()):
         raise InvalidInputError(
             f"x86quant::take_tokens: of {x.shape[1]} tokens there is no number in {places.tolist()}"
@@ -94,45 +130,17 @@ def take_tokens(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return x[:, places]
 
 
-def _check_taken(x: torch.Tensor, places: torch.Tensor) -> None:
-    check_floats("take_tokens", x=x)
-    if x.dim() != 3 or places.dtype != torch.int64 or places.dim() != 1:
-        raise InvalidInputError(
-            "x86quant::take_tokens: x must be [batch, tokens, features] and places int64 [number], "
-            f"got {tuple(x.shape)} and {places.dtype} {tuple(places.shape)}"
-        )
-
-
-def _present_attention_rows_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts: torch.Tensor,
-    seen: torch.Tensor,
-    scale: float,
-) -> RowCodes:
-    _check_present(q, k, v, starts, seen, scale)
-    return new_row_codes(q, (*q.shape[:2], q.shape[2] * q.shape[3]))
-
-
-def _present_attention_rows_native(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts: torch.Tensor,
-    seen: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> RowCodes:
-    rows = _by_sentence(torch.ops.x86quant.attention.default, q, k, v, starts, seen, causal, scale)
+def _present_attention_rows_native(*given: Any) -> RowCodes:
+    rows = _by_sentence(torch.ops.x86quant.attention.default, *given)
     codes: RowCodes = torch.ops.x86quant.quantize_rows(rows)
     return codes
 
 
 @register(
     "Tensor q, Tensor k, Tensor v, Tensor starts, Tensor seen, bool causal, float scale",
-    cpu=_present_attention_rows_native,
-    fake=_present_attention_rows_fake,
+    checks=[_check_present],
+    shapes=lambda q: new_row_codes(q, (*q.shape[:2], q.shape[2] * q.shape[3])),
+    native=_present_attention_rows_native,
     returns=THREE,
 )
 def present_attention_rows(
@@ -159,7 +167,6 @@ def _by_sentence(
     scale: float,
 ) -> torch.Tensor:
     """Attention of each sentence by itself: [B, T, H * D], zeros behind all of them."""
-    _check_present(q, k, v, starts, seen, scale)
     out = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2] * q.shape[3])
     heads = [x.flatten(0, 1) for x in (q, k, v)]
     bounds = starts.tolist()
@@ -169,44 +176,3 @@ def _by_sentence(
             mask = seen[None, None, None, begin:end]
             out[begin:end] = attend(*mine, mask, causal, scale)[0].flatten(1)
     return out.reshape(*q.shape[:2], out.shape[1])
-
-
-# --- checks ---
-
-
-def _check_rows(op: str, x: torch.Tensor, places: torch.Tensor, starts: torch.Tensor) -> None:
-    check_floats(op, x=x)
-    if x.dim() != 3:
-        raise InvalidInputError(
-            f"x86quant::{op}: x must have the shape [batch, tokens, features], got {tuple(x.shape)}"
-        )
-    batch, tokens, _ = x.shape
-    _check_told(op, "places", places, torch.int64, batch * tokens)
-    _check_told(op, "starts", starts, torch.int64, batch + 1)
-
-
-def _check_present(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts: torch.Tensor,
-    seen: torch.Tensor,
-    scale: float,
-) -> None:
-    op = "present_attention_rows"
-    check_attention(op, q, k, v, None, scale)
-    if q.shape[1] != k.shape[1]:
-        raise InvalidInputError(
-            f"x86quant::{op}: q and k must be of the same tokens, "
-            f"got {tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    _check_told(op, "starts", starts, torch.int64, q.shape[0] + 1)
-    _check_told(op, "seen", seen, torch.bool, q.shape[0] * q.shape[1])
-
-
-def _check_told(op: str, name: str, told: torch.Tensor, dtype: torch.dtype, count: int) -> None:
-    if told.dtype != dtype or told.dim() != 1 or told.shape[0] != count:
-        raise InvalidInputError(
-            f"x86quant::{op}: {name} must be {dtype} of {count} elements, as "
-            f"x86quant::present_tokens gives it, got {told.dtype} {tuple(told.shape)}"
-        )

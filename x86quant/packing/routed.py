@@ -135,7 +135,7 @@ def _facts(weight: torch.Tensor, groups: int = 1, transposed: bool = False) -> W
     zero_points = (
         weight.q_per_channel_zero_points()
         if weight.qscheme() == torch.per_channel_affine
-        else torch.tensor(weight.q_zero_point())
+        else torch.tensor(weight.q_zero_point(), dtype=torch.int64)
     )
     facts: WeightFacts = weight_facts(
         weight.int_repr(),
@@ -161,7 +161,7 @@ def _check_weight(weight: torch.Tensor, dim: int, op: str, layer: str | None) ->
     scales = (
         weight.q_per_channel_scales()
         if weight.qscheme() == torch.per_channel_affine
-        else torch.tensor([weight.q_scale()])
+        else torch.tensor([weight.q_scale()], dtype=torch.float32)
     )
     bad = (~torch.isfinite(scales) | (scales <= 0)).nonzero().flatten().tolist()
     if bad:

@@ -374,15 +374,15 @@ def measure_timer() -> float:
 
 
 def _idle_program(steps: int) -> Any:
-    """A program that copies one byte ``steps`` times."""
-    program = torch.classes.x86quant.Program(0, 1)
+    """A program that copies one byte ``steps`` times, and returns nothing."""
+    program = torch.classes.x86quant.Program(1, 1)
     program.expect([1], [1], "uint8")
-    program.add_output([1], [1], "uint8")
     for _ in range(steps):
         NativeStep("strided_copy", {
             "element_size": 1, "sizes": [1], "from": [1, 0], "from_strides": [1],
-            "to": [2, 0], "to_strides": [1],
+            "to": [0, 0], "to_strides": [1],
         }).add_to(program)  # fmt: skip
+    program.check_reach()
     return program
 
 

@@ -131,7 +131,9 @@ def _convolution(channels: int, kernel: tuple[int, int]) -> Segment:
         "conv",
         x=x,
         weight=add_constant(root, graph, "weight", weight),
-        weight_scales=add_constant(root, graph, "scales", torch.full((channels,), 1e-3)),
+        weight_scales=add_constant(
+            root, graph, "scales", torch.full((channels,), 1e-3, dtype=torch.float32)
+        ),
         bias=None,
         stride=[1, 1],
         padding=[size // 2 for size in kernel],

@@ -53,7 +53,9 @@ class BiasCorrection:
         actual, _ = channel_sums(rounded, seen)
         expected, count = channel_sums(layer, x)
         path = str(node.target)
-        self._sums[path] = self._sums.get(path, torch.zeros(())) + (actual - expected)
+        self._sums[path] = self._sums.get(path, torch.zeros((), dtype=torch.float32)) + (
+            actual - expected
+        )
         self._counts[path] = self._counts.get(path, 0) + count
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import add_constant, attribute
+from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
 from x86quant.lowering.rounded import (
     FusedLayer,
     Int8Weight,
@@ -102,6 +103,7 @@ def converted(
         if node.op in ("get_attr", "call_module") and str(node.target) not in root:
             root[str(node.target)] = attribute(source, str(node.target))
     result = GraphModule(root, graph).eval()
+    result.meta[FLOAT_RESULTS] = True
     if result.graph.eliminate_dead_code():
         result.recompile()
     return result
@@ -149,7 +151,9 @@ def rounded_products(node: Node, layer: Any, weights: WeightObservers) -> Produc
         weight = getattr(layer, f"weight_{name}").detach()
         bias = getattr(layer, f"bias_{name}", None)  # projections have none
         found[0].append(Int8Weight(*int8_codes(weight, weights(node, layer)), 0))
-        found[1].append(torch.zeros(len(weight)) if bias is None else bias.detach())
+        found[1].append(
+            torch.zeros(len(weight), dtype=torch.float32) if bias is None else bias.detach()
+        )
     return found
 
 

@@ -105,6 +105,11 @@ def quantize(
     """
     if max_drop is not None and metric is None:
         raise InvalidInputError("max_drop needs a metric: metric(model) -> float, higher is better")
+    if metric is not None and not callable(metric):
+        raise InvalidInputError(
+            f"metric must be a function, metric(model) -> float, not {metric!r}: x86quant does not "
+            "know which data, and which of the results, a score of this name would be of"
+        )
     if max_drop is not None and not max_drop >= 0:
         raise InvalidInputError(f"max_drop must not be negative, got {max_drop}")
     if is_exported(model):  # which refuses calls of other sizes than it was exported for

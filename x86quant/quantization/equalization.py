@@ -5,6 +5,10 @@ divided by ``s[c]`` in the first layer's weight and bias and multiplied again in
 weight: the function stays the same. One scale serves all channels of an int8 activation, so a
 channel much narrower than the widest one loses its bits, unless it is widened first.
 
+A clamp from 0 to a limit, such as ReLU6, commutes where it cuts nothing off: channels that reached
+the limit in calibration stay as they are, others are widened at most so far that what was seen, and
+some more, stays below it. What lies beyond is cut off, as beyond the end of any range.
+
 The first layer's weight has a scale a channel, so it loses nothing. What is weighed is the
 activation against the second layer's weight: ``s = a^alpha / w^(1 - alpha)``, with the ``alpha``
 for which the estimated noise of the second layer's output is least, or nothing at all.
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +43,11 @@ _COMMUTING_FUNCTIONS = (
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)
 #: Scales beyond this help no more: such a channel is as good as dead.
 _LARGEST_SCALE = 2.0**12
+#: By how much values that were seen stay below a clamp's limit: others may be larger.
+_ROOM = 2.0
+#: How far a channel is widened in front of a clamp at most: what calibration hardly showed of a
+#: channel says little about its range.
+_LEAST = 1 / 16
 #: Below this share of the noise it is worth the change: the estimate is a rough one.
 _WORTH = 0.5
 
@@ -62,11 +72,18 @@ class Equalized:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pair:
-    """Two layers, by path, with only scale-commuting ops between, and the node of the second."""
+    """Two layers, by path, with only scale-commuting ops between.
+
+    Attributes:
+        first, second: the layers.
+        node: that of the second.
+        limit: what a clamp between them cuts off.
+    """
 
     first: str
     second: str
     node: Node
+    limit: float = math.inf
 
 
 class ChannelRanges:
@@ -117,34 +134,37 @@ def find_pairs(gm: GraphModule) -> Iterator[Pair]:
     for node in gm.graph.nodes:
         if node.op != "call_module" or not _is_layer(modules[str(node.target)]):
             continue
-        second = _follow(node, modules)
+        second, limit = _follow(node, modules)
         if second is None:
             continue
         a, b = modules[str(node.target)], modules[str(second.target)]
         if calls[id(a)] == calls[id(b)] == 1 and a is not b and _fits(a, b):
-            yield Pair(str(node.target), str(second.target), second)
+            yield Pair(str(node.target), str(second.target), second, limit)
 
 
 def _is_layer(module: nn.Module) -> bool:
     return type(module) in (nn.Linear, *_CONVS)
 
 
-def _follow(node: Node, modules: dict[str, nn.Module]) -> Node | None:
-    """The layer that alone reads ``node``, through scale-commuting ops."""
-    flattened = False
+def _follow(node: Node, modules: dict[str, nn.Module]) -> tuple[Node | None, float]:
+    """The layer that alone reads ``node``, through scale-commuting ops, and a clamp's limit."""
+    flattened, limit = False, math.inf
     while len(node.users) == 1:
         (user,) = node.users
         if not user.args or user.args[0] is not node:
-            return None
+            break
         module = modules.get(str(user.target)) if user.op == "call_module" else None
         if module is not None and _is_layer(module):
-            return user if not flattened or isinstance(module, nn.Linear) else None
+            fits = not flattened or isinstance(module, nn.Linear)
+            return (user if fits else None), limit
         if _flattens(user):
             flattened = True
+        elif type(module) is nn.ReLU6 or user.target is F.relu6:
+            limit = 6.0
         elif type(module) not in _COMMUTING_MODULES and user.target not in _COMMUTING_FUNCTIONS:
-            return None
+            break
         node = user
-    return None
+    return None, limit
 
 
 def _flattens(node: Node) -> bool:
@@ -188,7 +208,7 @@ def worthwhile(
             continue
         largest, squares = ranges.largest[pair].double(), ranges.squares[pair]
         columns = _columns(ranges.module.get_submodule(pair.second), len(largest))
-        best = _best_scales(largest, squares, columns, 1.0 if always else _WORTH)
+        best = _best_scales(largest, squares, columns, pair.limit, 1.0 if always else _WORTH)
         if best is not None:
             scales, noise = best
             found.append(Equalized(part, pair.first, pair.second, scales.float(), noise))
@@ -243,7 +263,11 @@ class _Weight:
 
 
 def _best_scales(
-    largest: torch.Tensor, squares: torch.Tensor, columns: torch.Tensor, worth: float
+    largest: torch.Tensor,
+    squares: torch.Tensor,
+    columns: torch.Tensor,
+    limit: float,
+    worth: float,
 ) -> tuple[torch.Tensor, float] | None:
     """Scales [C] and the share of noise left with them, or None if they are not worth it."""
     weight = _Weight.of(columns)
@@ -256,6 +280,9 @@ def _best_scales(
     for alpha in _ALPHAS:
         log = alpha * largest.clamp(min=1e-30).log() - (1 - alpha) * width.clamp(min=1e-30).log()
         scales = _with_dead((log - log[live].mean()).exp(), largest, width, live)
+        if limit < math.inf:  # the widest channel stays as it is
+            scales = scales / scales[live].amax()
+            scales = torch.maximum(scales, largest * _ROOM / limit).clamp(_LEAST, 1.0)
         scales = scales.clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
         noise = _noise(largest, squares, weight, scales)
         if noise < least:

@@ -37,7 +37,8 @@ PRODUCTS: tuple[Any, ...] = (*WEIGHTED_FUNCTIONS, torch.matmul, torch.bmm)
 
 _SEEN: tuple[Any, ...] = (
     *WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, torch.matmul,
-    nn.ELU, nn.LeakyReLU, nn.Hardswish, F.elu, F.leaky_relu, F.hardswish,
+    nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Hardswish,
+    F.elu, F.leaky_relu, F.prelu, torch.prelu, F.hardswish,
     nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, F.group_norm, F.instance_norm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, *LAYERS,
     # Averages of many values span a small part of their range.
@@ -77,11 +78,11 @@ ORIGINS: dict[Any, Origin] = {kind: origin for origin, kinds in _TABLES for kind
 #: What makes one tensor of several.
 JOINS: frozenset[Any] = frozenset({*_OPERANDS, torch.cat, torch.stack})
 
-#: What a ReLU behind is computed as one with.
-BEFORE_RELU: frozenset[Any] = frozenset(
+#: What a clamp behind is computed as one with: what it cuts off takes no codes.
+BEFORE_CLAMP: frozenset[Any] = frozenset(
     {*_PLAIN_LAYERS, *_PLAIN_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
 )
-RELUS: tuple[Any, ...] = (nn.ReLU, F.relu)
+CLAMPS: tuple[Any, ...] = (nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh)
 
 
 def kind_of(node: Node, module: nn.Module | None) -> Any:

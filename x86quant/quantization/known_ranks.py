@@ -161,7 +161,7 @@ def _has_proxy(value: Any) -> bool:
 
 
 class _CutByProxies(TorchFunctionMode):
-    """Records how tensors that are no proxies are cut by sizes that are: ``x[:, : y.size(1)]``.
+    """Records how tensors that are no proxies are cut by sizes: ``buffer[:, : x.size(1)]``.
 
     ``torch.Tensor.__getitem__`` cannot be set for the time of a trace as a method can: that would
     make every tensor a sequence to Python's C API, for as long as the process lives.

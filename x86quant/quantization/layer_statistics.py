@@ -19,6 +19,7 @@ from x86quant.compiled.guarded import graph_of
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
+from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.observation import fused
@@ -191,17 +192,22 @@ class _ValueRecorder(Interpreter):
 
 
 def _float_source(node: Node) -> str | None:
-    return node.meta.get("float_source") if is_op(node) and "qparams" in node.meta else None
+    of_int8 = "qparams" in node.meta or is_op(node, "linear_real")
+    return node.meta.get("float_source") if is_op(node) and of_int8 else None
 
 
 def _real(node: Node, codes: torch.Tensor) -> torch.Tensor:
+    if "qparams" not in node.meta:
+        return codes  # which are floats
     qparams = qparams_of(node)
     real: torch.Tensor = op("dequantize")(codes, x_scale=qparams.scale, x_zp=qparams.zero_point)
     return real
 
 
-def _ends(node: Node) -> tuple[float, float]:
-    """The real values that the codes of ``node`` reach, to half a step beyond."""
+def _ends(node: Node) -> tuple[float, float] | None:
+    """The real values that the codes of ``node`` reach, to half a step beyond; None of floats."""
+    if "qparams" not in node.meta:
+        return None
     scale, zero_point = qparams_of(node).scale, qparams_of(node).zero_point
     return (-0.5 - zero_point) * scale, (255.5 - zero_point) * scale
 
@@ -235,7 +241,7 @@ def _dynamic(
             exact, actual = _first(result), _first(layer(*args, **kwargs))
             activation = getattr(layer, "activation", None)
             if activation is not None:
-                exact = _ACTIVATIONS[activation](exact)
+                exact = ACTIVATIONS[activation](exact)
             sums[name].add(exact, actual, None)
 
         handles.append(
@@ -249,14 +255,6 @@ def _dynamic(
         for handle in handles:
             handle.remove()
     yield from (s.result() for s in sums.values())
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": nn.functional.relu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "silu": nn.functional.silu,
-}
 
 
 def _first(result: Any) -> torch.Tensor:

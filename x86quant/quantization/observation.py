@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
@@ -14,10 +16,10 @@ from x86quant.lowering.rounded import FusedLayer
 from x86quant.observing.fixed import FixedRangeObserver
 from x86quant.observing.observer import RangeObserver
 from x86quant.quantization.int8_forms import (
-    BEFORE_RELU,
+    BEFORE_CLAMP,
+    CLAMPS,
     KNOWN,
     ORIGINS,
-    RELUS,
     kind_of,
     operands,
 )
@@ -53,7 +55,7 @@ def observed(
 
 
 def fused(gm: GraphModule) -> GraphModule:
-    """``gm`` with each ReLU that alone follows a layer in one module with it, at the layer's path.
+    """``gm`` with each clamp that alone follows a layer in one module with it, at the layer's path.
 
     A module that is called more than once is fused where that holds of every call.
     """
@@ -71,14 +73,14 @@ def fused(gm: GraphModule) -> GraphModule:
         if path in read:
             continue  # its weight would have another path
         layer = modules[path]
-        relus = [_relu_behind(node, modules) for node in nodes]
-        if type(layer) not in BEFORE_RELU or None in relus:
+        clamps = [clamp for node in nodes if (clamp := _clamp_behind(node, modules)) is not None]
+        bounds = {_bounds(clamp, modules) for clamp in clamps}
+        if type(layer) not in BEFORE_CLAMP or len(clamps) < len(nodes) or len(bounds) > 1:
             continue
-        found.set_submodule(path, FusedLayer(layer, nn.ReLU()))
-        for node, relu in zip(nodes, relus, strict=True):
-            assert relu is not None
-            relu.replace_all_uses_with(node)
-            found.graph.erase_node(relu)
+        found.set_submodule(path, FusedLayer(layer, _clamp(*bounds.pop())))
+        for node, clamp in zip(nodes, clamps, strict=True):
+            clamp.replace_all_uses_with(node)
+            found.graph.erase_node(clamp)
         stale = True
     if stale:
         found.recompile()
@@ -100,14 +102,35 @@ def _copied(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, graph).eval()
 
 
-def _relu_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None:
-    """The ReLU that alone reads ``node``."""
+def _clamp_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None:
+    """The ReLU, or its like, that alone reads ``node``."""
     if len(node.users) != 1:
         return None
     (user,) = node.users
     module = modules.get(str(user.target)) if user.op == "call_module" else None
-    is_relu = kind_of(user, module) in RELUS and user.op != "call_method"
-    return user if is_relu and user.all_input_nodes == [node] else None
+    is_clamp = kind_of(user, module) in CLAMPS and user.op != "call_method"
+    return user if is_clamp and user.all_input_nodes == [node] else None
+
+
+def _bounds(clamp: Node, modules: dict[str, nn.Module]) -> tuple[float, float]:
+    """Between which values ``clamp`` keeps what it reads."""
+    module: Any = modules[str(clamp.target)] if clamp.op == "call_module" else None
+    kind = kind_of(clamp, module)
+    if kind in (nn.ReLU, F.relu):
+        return 0.0, math.inf
+    if kind in (nn.ReLU6, F.relu6):
+        return 0.0, 6.0
+    if module is not None:
+        return float(module.min_val), float(module.max_val)
+    given = dict(zip(("input", "min_val", "max_val"), clamp.args, strict=False)) | clamp.kwargs
+    return float(given.get("min_val", -1.0)), float(given.get("max_val", 1.0))  # type: ignore[arg-type]
+
+
+def _clamp(low: float, high: float) -> nn.Module:
+    """A module that keeps values between ``low`` and ``high``."""
+    if low == 0.0 and high in (6.0, math.inf):
+        return nn.ReLU() if high == math.inf else nn.ReLU6()
+    return nn.Hardtanh(low, high)
 
 
 class _Observing:
@@ -143,19 +166,19 @@ class _Observing:
                 continue
             if origin == "codes" and sources[0] not in self._observers:
                 continue
-            relu = _relu_behind(node, self._modules) if kind in BEFORE_RELU else None
-            if relu is not None and relu.name in self._in_float:
+            clamp = _clamp_behind(node, self._modules) if kind in BEFORE_CLAMP else None
+            if clamp is not None and clamp.name in self._in_float:
                 continue  # one step with it
             self._int8.add(node.name)
             for source in sources:
                 self._observe_input(node, source)
-            if relu is not None:
-                followers.add(relu)  # one step with it: its results alone are observed
+            if clamp is not None:
+                followers.add(clamp)  # one step with it: its results alone are observed
                 continue
             self._observe(states_of(node, module), self._output(node, kind, origin))
         self._gm.recompile()
         self._gm.graph.lint()
-        unfinished = {relu.all_input_nodes[0].name for relu in followers}
+        unfinished = {clamp.all_input_nodes[0].name for clamp in followers}
         return Observation(self._gm, frozenset(self._int8), frozenset(unfinished))
 
     def _module(self, node: Node) -> nn.Module | None:

@@ -185,6 +185,8 @@ class _Simulation(Interpreter):
         assert observer is not None
         if is_recurrent_layer(self._part.module(node)):
             return self._compute(n, node)  # whose states are rounded
+        if self._part.gives_floats(node):
+            return self._compute(n, node)
         return fake_activation(observer, self._compute(n, node), self._chosen)
 
     def _compute(self, n: Node, node: Node) -> Any:

@@ -18,6 +18,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.forms.call_form import Structure
+from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
 from x86quant.observing.observer import RangeObserver
@@ -208,6 +209,14 @@ class StaticPart:
             if (observer := self.observer_of(user)) is not None:
                 return observer
         return None
+
+    def gives_floats(self, node: Node) -> bool:
+        """Whether ``node`` is a linear whose result leaves the part, and so is not rounded."""
+        kind = kind_of(node, self.module(node))
+        readers = [reader for user in node.users for reader in user.users]
+        return kind in (nn.Linear, torch.nn.functional.linear) and all(
+            reader.op == "output" for reader in readers
+        )
 
     @functools.cached_property
     def float_graph(self) -> Graph:
@@ -473,6 +482,8 @@ def _name_float_sources(compiled: GraphModule, reference: GraphModule) -> None:
         source = node.meta.get("source")
         if "qparams" in node.meta and source in floats:
             node.meta["float_source"] = floats[source]
+        elif is_op(node, "linear_real"):
+            node.meta["float_source"] = floats.get(source, source)
 
 
 def _kind(module: nn.Module) -> str:

@@ -295,7 +295,7 @@ def _check_noise(
         given = (case.ids, case.positions, case.past, case.hidden, case.keep)
         room = torch.cat([case.past, case.past.new_zeros((*case.past.shape[:3], 16, step.size))], 3)
         (logits,) = step.compiled.run(
-            (*given[:2], room, *given[3:], torch.tensor([case.past.shape[3]]))
+            (*given[:2], room, *given[3:], torch.tensor([case.past.shape[3]], dtype=torch.int64))
         )
         tokens = case.mask.shape[1]
         # What padding leaves in the cache is nobody's.

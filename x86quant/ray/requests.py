@@ -51,7 +51,7 @@ def read_sample(values: Mapping[str, Any], inputs: Sequence[Input]) -> Sample:
 def _read(value: Any, one: Input) -> torch.Tensor:
     wanted, dims = dtype_of(str(one.dtype)), len(one.shape or ()) - 1
     try:
-        given = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+        given = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidInputError(
             f"{one.name!r} is no number, nor lists of numbers of equal lengths"

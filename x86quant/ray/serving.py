@@ -207,7 +207,9 @@ def example(inputs: tuple[Input, ...]) -> Sample:
     for one in inputs:
         dtype, shape = dtype_of(str(one.dtype)), (one.shape or ())[1:]
         values = (
-            torch.randn(shape, generator=make) if dtype.is_floating_point else torch.ones(shape)
+            torch.randn(shape, generator=make, dtype=torch.float32)
+            if dtype.is_floating_point
+            else torch.ones(shape, dtype=torch.float32)
         )
         found[one.name] = values.to(dtype)
     return found

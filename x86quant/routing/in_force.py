@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import os
 import threading
 import warnings
@@ -45,8 +46,12 @@ VARIABLE = "X86QUANT_RULES"
 T = TypeVar("T")
 
 
+#: Of settings, in the order in which they were made.
+_numbers = itertools.count()
+
+
 class _Stack(Generic[T]):
-    """Settings in force: those of the process, below those of this context."""
+    """Settings in force: those of the process, and those of this context."""
 
     def __init__(self, name: str) -> None:
         self._lock = threading.Lock()
@@ -54,8 +59,8 @@ class _Stack(Generic[T]):
         self._scoped: ContextVar[tuple[Setting[T], ...]] = ContextVar(name, default=())
 
     def newest_first(self) -> tuple[T, ...]:
-        settings = self._process + self._scoped.get()
-        return tuple(setting.value for setting in reversed(settings))
+        settings = sorted(self._process + self._scoped.get(), key=lambda s: -s.number)
+        return tuple(setting.value for setting in settings)
 
     def push(self, setting: Setting[T]) -> None:
         with self._lock:
@@ -84,6 +89,7 @@ class Setting(Generic[T]):
 
     def __init__(self, stack: _Stack[T], value: T) -> None:
         self.value = value
+        self.number = next(_numbers)
         self._stack = stack
         stack.push(self)
 
@@ -136,7 +142,6 @@ def use_rules(name_or_path: str | os.PathLike[str] | RuleTable) -> Setting[RuleT
         table.check_kernels(known)
     else:
         table = read_table(find_any_table(name_or_path), known)
-    warn_if_stale(table)
     return Setting(_tables, table)
 
 
@@ -210,7 +215,6 @@ def _table_of_environment() -> RuleTable | None:
         table = read_table(find_any_table(wanted), kernel_names())
     except RuleError as error:
         raise RuleError(f"{VARIABLE}={wanted}: {error}") from None
-    warn_if_stale(table)
     return table
 
 
@@ -253,17 +257,11 @@ def _readable(paths: Iterable[Path]) -> Iterator[RuleTable]:
             _tell(f"broken {path}", f"rule table skipped: {error}")
 
 
-def warn_if_stale(table: RuleTable) -> None:
-    """Say once that a table that the user named was measured with other versions.
-
-    It may be slow, never wrong. Of tables that nobody named, ``x86quant info`` says so.
-    """
-    if note := stale(table):
-        _tell(f"stale {table.path or table.name}", f"rule table {table.name!r} {note}")
-
-
 def stale(table: RuleTable) -> str | None:
-    """In which versions the table's measurements differ from what is installed, and the remedy."""
+    """In which versions the table's measurements differ from what is installed, and the remedy.
+
+    Such a table may be slow, never wrong: ``x86quant info`` and ``x86quant rules check`` say so.
+    """
     differ = [
         f"{name} {measured}, not {installed}"
         for name, measured, installed in _versions(table)

@@ -21,6 +21,9 @@ from x86quant.spec import OpSpec, WeightFacts
 
 _DIMS = 3
 
+#: Channels from which on how a convolution is packed depends on the number of its pixels.
+_WIDE = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
@@ -85,14 +88,16 @@ class Packs:
         key = op.ranges.key(op.spec, sizes, self._routing.cpu)
         packed = op.packed.get(key)
         if packed is None:
-            packed = op.packed[key] = self._packed(node, self._routing.choose(sizes.of(op.spec)))
+            packed = op.packed[key] = self._packed(
+                node, self._routing.choose(sizes.of(op.spec)), sizes.rows
+            )
         return packed
 
-    def _packed(self, node: Node, choice: Choice) -> Packed:
+    def _packed(self, node: Node, choice: Choice, pixels: int) -> Packed:
         kernel = self.programs.kernel(choice.kernel)
         key = (node, kernel)
         if key not in self._handles:
-            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node))
+            self._handles[key] = self.programs.pack(kernel, self._layer_weights(node, pixels))
         return Packed(choice, self._handles[key])
 
     def _tensor(self, node: Node, name: str) -> torch.Tensor | None:
@@ -146,7 +151,7 @@ class Packs:
             **common,
         )
 
-    def _layer_weights(self, node: Node) -> LayerWeights:
+    def _layer_weights(self, node: Node, pixels: int) -> LayerWeights:
         kwargs: Any = node.kwargs
         weight = self.weight(node)
         convolution = op_name(node) == "conv"
@@ -161,6 +166,10 @@ class Packs:
         geometry = [*kernel_size]
         for values, missing in zip(lists, (1, 0, 1), strict=True):
             geometry += [missing] * (_DIMS - len(values)) + list(values)
+        geometry += [groups, int(transposed)]
+        if convolution and max(weight.shape[:2]) > _WIDE:
+            # Rounded, so that a size near this one finds the same packed weights in a cache.
+            geometry.append(1 << pixels.bit_length() - 1 if pixels else 0)
         scales = self._tensor(node, "weight_scales")
         assert scales is not None
         out_scale = kwargs["out_scale"]
@@ -172,7 +181,7 @@ class Packs:
             mult.expand(weight.shape[0]).contiguous(),
             _bias_in_steps(self._tensor(node, "bias"), mult, out_scale),
             self._tensor(node, "lut"),
-            [*geometry, groups, int(transposed)],
+            geometry,
             [
                 kwargs["x_zp"],
                 kwargs["out_zp"],

@@ -22,7 +22,8 @@ class LayerWeights:
         weight: int8, (out, in / groups, depth, height, width).
         mult, bias: float32, one an output channel, in steps of the output.
         lut: 256 codes.
-        geometry: kernel, stride, padding and dilation, three entries each; groups; transposed.
+        geometry: kernel, stride, padding and dilation, three entries each; groups; transposed; of
+            wide convolutions, about how many pixels a call has.
         codes: the input's and the output's zero point, bounds, whether there is a residual, its
             zero point.
         residual_mult: steps of the output for a step of the residual.

@@ -65,7 +65,10 @@ class LookupOperands:
     def quantized_weight(self) -> Tensor:
         """The table as the stock prepack takes it."""
         rows = len(self.codes)
-        scales, zeros = torch.full((rows,), self._scale), torch.full((rows,), float(self._zero))
+        scales, zeros = (
+            torch.full((rows,), self._scale, dtype=torch.float32),
+            torch.full((rows,), float(self._zero), dtype=torch.float32),
+        )
         made: Tensor = torch.quantize_per_channel(self.weight, scales, zeros, 0, _DTYPES[self.bits])
         return made
 
@@ -81,7 +84,7 @@ class LookupOperands:
         bags, each = self.spec.rows or 1, self.spec.each or 1
         if tuple(y.shape) != (bags, self.spec.out_channels):
             return f"the result has shape {tuple(y.shape)}"
-        compared = torch.linspace(0, bags - 1, min(bags, _COMPARED)).long()
+        compared = torch.linspace(0, bags - 1, min(bags, _COMPARED), dtype=torch.float32).long()
         indices = self.call(0)[0].view(bags, each)[compared]
         want = self.weight[indices].double().sum(1)
         worst = float((y[compared] - want).abs().max() / want.abs().max().clamp(min=1e-6))

@@ -114,7 +114,7 @@ def model_shapes(
 
 def _tensors(inputs: Sequence[int] | Sequence[Tensor]) -> list[Tensor]:
     if all(isinstance(size, int) for size in inputs):
-        return [torch.zeros(*inputs)]
+        return [torch.zeros(*inputs, dtype=torch.float32)]
     return list(inputs)  # type: ignore[arg-type]
 
 

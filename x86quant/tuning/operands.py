@@ -118,13 +118,20 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     rows = x.view(shape[0], -1) if spec.dynamic and shape[1] > 1 else x.view(1, -1)
     rows[:, 0], rows[:, -1] = 0, 255
     x = channels_last(x)
-    scales = torch.rand(spec.out_channels if spec.per_channel else 1, generator=generator) + 0.5
+    scales = (
+        torch.rand(
+            spec.out_channels if spec.per_channel else 1, generator=generator, dtype=torch.float32
+        )
+        + 0.5
+    )
     facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
     fan_in = spec.in_channels // spec.groups * math.prod(spec.kernel)
     # Three standard deviations of the sums reach the ends of 0..255.
     typical = float(weight.float().square().mean().sqrt())
     spread = math.sqrt(fan_in) * typical * 255 / math.sqrt(12)
-    bias = torch.randn(spec.out_channels, generator=generator) * spread * X_SCALE
+    bias = (
+        torch.randn(spec.out_channels, generator=generator, dtype=torch.float32) * spread * X_SCALE
+    )
     residual = None
     if spec.post_op == "add":
         residual = channels_last(
@@ -152,7 +159,7 @@ def _weight(spec: OpSpec, weights: tuple[int, int], generator: torch.Generator) 
     shape = weight_shape(spec)
     if weights != FULL:
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int8)
-    bell = torch.randn(shape, generator=generator)
+    bell = torch.randn(shape, generator=generator, dtype=torch.float32)
     outputs = 1 if spec.transposed else 0
     others = [axis for axis in range(bell.dim()) if axis != outputs]
     bell *= -low / bell.abs().amax(others, keepdim=True)

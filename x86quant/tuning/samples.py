@@ -16,7 +16,7 @@ from typing import Any
 from x86quant.errors import MeasurementError
 from x86quant.hardware.cpu import Cpu
 from x86quant.hardware.isa import LEVELS
-from x86quant.kernels import kernels_for
+from x86quant.kernels import FORMER_KERNELS, kernels_for
 from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
 from x86quant.spec import OpSpec
@@ -71,7 +71,8 @@ def samples(measured: MeasurementSet) -> tuple[Sample, ...]:
     found: list[Sample] = []
     for case, candidates in cases.items():
         shape = (case.caller, shape_of(case.spec))
-        found += _of_case(case, [m for m in candidates if (*shape, m.kernel_name) not in wrong])
+        usable = [m for m in candidates if m.kernel_name not in FORMER_KERNELS]
+        found += _of_case(case, [m for m in usable if (*shape, m.kernel_name) not in wrong])
     return tuple(found)
 
 

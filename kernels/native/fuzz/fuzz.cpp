@@ -63,12 +63,17 @@ xq_conv random_conv(Random& r) {
   c.transposed = r.one_in(4);
   if (c.transposed && r.one_in(2))  // axes along which only the output padding makes a difference
     for (int i = 0; i < 3; ++i) c.kernel[i] = 1, c.padding[i] = 0, c.stride[i] = r.one_in(2) ? 1 : c.stride[i];
+  if (!c.transposed && r.one_in(8)) {  // taps, or pixels, far apart
+    const int i = r.upto(2);
+    c.stride[i] = r.upto(500);
+    if (r.one_in(2)) c.dilation[i] = r.upto(200), c.padding[i] = c.dilation[i] * (c.kernel[i] - 1);
+  }
   if (r.one_in(5)) {  // of Winograd's kind
     c.groups = r.one_in(2) ? 1 : r.upto(4), c.transposed = 0;
     c.in_channels = c.groups * 16 * r.upto(5), c.out_channels = c.groups * r.upto(40);
     for (int i = 0; i < 3; ++i) c.kernel[i] = i ? 3 : 1, c.stride[i] = c.dilation[i] = 1, c.padding[i] = i ? r.upto(3) - 1 : 0;
     const int algos[3] = {XQ_ALGO_AUTO, XQ_ALGO_WINOGRAD, XQ_ALGO_WINOGRAD4};
-    c.algo = algos[r.upto(3) - 1];
+    c.algo = algos[r.upto(3) - 1], c.pixels = r.one_in(2) ? 0 : 1000;
   }
   return c;
 }

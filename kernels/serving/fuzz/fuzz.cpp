@@ -19,11 +19,14 @@
 #include <vector>
 
 #include "../crc32.h"
+#include "../program_file.h"
 #include "x86quant/runtime.h"
 
 namespace {
 
 constexpr unsigned kSeconds = 3;
+// Of the changed files, at least so many of 100 should be read, and run: else this tests the first check alone.
+constexpr long kLeastRead = 50, kLeastRun = 2;
 
 using Random = std::mt19937_64;
 
@@ -35,7 +38,8 @@ std::string number(Random& random, const std::string& before) {
                                      "9223372036854775807", "-9223372036854775808", "9223372036854775808", "1e300", "0.5"};
   const auto value = static_cast<unsigned long long>(std::strtoll(before.c_str(), nullptr, 10));  // which may wrap
   const auto signed_text = [](unsigned long long number) { return std::to_string(static_cast<long long>(number)); };
-  switch (below(random, 4)) {
+  switch (below(random, 5)) {
+    case 4: return "";  // that of another number
     case 0: return signed_text(value + 1);
     case 1: return signed_text(value - 1);
     case 2: return signed_text(value * (2 + below(random, 30)));
@@ -43,22 +47,37 @@ std::string number(Random& random, const std::string& before) {
   }
 }
 
-// Some number of the text, from `first` on, replaced by another.
-void change_number(Random& random, std::string& text, size_t first) {
+struct Place {
+  size_t begin, length;
+};
+
+// Of some number of the text from `first` on; of length 0 where none was found.
+Place number_in(Random& random, const std::string& text, size_t first) {
   size_t at = first + below(random, text.size() - first);
   while (at < text.size() && !std::isdigit(static_cast<unsigned char>(text[at]))) ++at;
-  if (at == text.size()) return;
   size_t begin = at, end = at;
   while (begin > first && (std::isdigit(static_cast<unsigned char>(text[begin - 1])) || text[begin - 1] == '-')) --begin;
   while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end]))) ++end;
-  text.replace(begin, end - begin, number(random, text.substr(begin, end - begin)));
+  return {begin, end - begin};
+}
+
+// Some number of the text, from `first` on, replaced by another.
+void change_number(Random& random, std::string& text, size_t first) {
+  const Place place = number_in(random, text, first);
+  if (place.length == 0) return;
+  std::string other = number(random, text.substr(place.begin, place.length));
+  if (other.empty()) {
+    const Place from = number_in(random, text, first);
+    other = from.length == 0 ? "0" : text.substr(from.begin, from.length);
+  }
+  text.replace(place.begin, place.length, other);
 }
 
 std::string changed(const std::string& file, Random& random) {
   uint64_t length;
   std::memcpy(&length, file.data(), sizeof(length));
   std::string header = file.substr(8, length), tensors = file.substr(8 + length);
-  static const std::string magic = "x86quant-program 2 ";
+  static const std::string magic = std::string(x86quant::serving::kMagic) + std::to_string(x86quant::serving::kVersion) + " ";
   const size_t digits = header.find(magic) + magic.size();
   for (size_t times = 1 + below(random, 3); times > 0; --times) {
     switch (below(random, 8)) {
@@ -77,15 +96,19 @@ std::string changed(const std::string& file, Random& random) {
   return all;
 }
 
-// 0: it ran. 1: it was refused.
-int attempt(const std::string& file, const char* isa) {
+// What a process ends with, or was ended for.
+enum Outcome { kRan, kRefused, kNotRead, kLong, kOutcomes };
+
+Outcome attempt(const std::string& file, const char* isa) {
   const int memory = memfd_create("program", 0);
   if (write(memory, file.data(), file.size()) != static_cast<ssize_t>(file.size())) std::abort();
   const std::string path = "/proc/self/fd/" + std::to_string(memory);
   const x86quant_options options{1, isa, nullptr};
   x86quant_program* program = nullptr;
-  if (x86quant_load(path.c_str(), &options, &program) != X86QUANT_OK) return 1;
-  int refused = 0;
+  const int status = x86quant_load(path.c_str(), &options, &program);
+  if (status == X86QUANT_DAMAGED || status == X86QUANT_WRONG_VERSION) return kNotRead;
+  if (status != X86QUANT_OK) return kRefused;
+  bool refused = false;
   for (size_t plan = 0; plan < x86quant_plans(program); ++plan) {
     // Memory of the very size, so that the sanitizer sees the byte behind it.
     std::vector<x86quant_tensor> inputs(x86quant_inputs(program)), outputs(x86quant_outputs(program));
@@ -102,7 +125,7 @@ int attempt(const std::string& file, const char* isa) {
     for (const auto& tensor : outputs) std::free(tensor.data);
   }
   x86quant_free(program);
-  return refused;
+  return refused ? kRefused : kRan;
 }
 
 }  // namespace
@@ -113,11 +136,11 @@ int main(int argc, char** argv) {
   const std::string file((std::istreambuf_iterator<char>(stream)), {});
   std::vector<const char*> isas(argv + 4, argv + argc);
   if (isas.empty()) isas.push_back(nullptr);
-  if (attempt(file, isas[0]) != 0) {
+  if (attempt(file, isas[0]) != kRan) {
     std::fprintf(stderr, "the file as it is does not run: %s\n", x86quant_error());
     return 1;
   }
-  long counts[3] = {};
+  long counts[kOutcomes] = {};
   for (long seed = std::atol(argv[2]); seed < std::atol(argv[3]); ++seed) {
     std::fflush(stdout);
     const pid_t child = fork();
@@ -129,14 +152,18 @@ int main(int argc, char** argv) {
     int status = 0;
     waitpid(child, &status, 0);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
-      ++counts[2];
-    } else if (WIFEXITED(status) && WEXITSTATUS(status) <= 1) {
+      ++counts[kLong];
+    } else if (WIFEXITED(status) && WEXITSTATUS(status) <= kNotRead) {
       ++counts[WEXITSTATUS(status)];
     } else {
       std::fprintf(stderr, "seed %ld ended with status %d\n", seed, status);
       return 1;
     }
   }
-  std::printf("%ld changed files ran, %ld were refused, %ld took long\n", counts[0], counts[1], counts[2]);
-  return 0;
+  const long read = counts[kRan] + counts[kRefused] + counts[kLong], all = read + counts[kNotRead];
+  std::printf("%ld changed files: %ld were read, of which %ld ran, %ld were refused and %ld took long\n", all, read, counts[kRan],
+              counts[kRefused], counts[kLong]);
+  if (100 * read >= kLeastRead * all && 100 * counts[kRan] >= kLeastRun * all) return 0;
+  std::fprintf(stderr, "too few were read, or ran, for the others to tell anything\n");
+  return 1;
 }

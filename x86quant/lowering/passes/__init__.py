@@ -23,6 +23,7 @@ from x86quant.lowering.passes import (
     fuse_residual,
     fuse_table,
     hoist_quantize,
+    keep_float_results,
     lay_out_results,
     lower_affine,
     lower_binary,
@@ -32,6 +33,7 @@ from x86quant.lowering.passes import (
     lower_linear,
     lower_mean,
     lower_pool,
+    lower_prelu,
     lower_residual,
     lower_unary,
     lower_upsample,
@@ -58,10 +60,12 @@ PASSES: tuple[ModuleType, ...] = (
     lower_mean,
     lower_upsample,
     lower_cat,
+    keep_float_results,
     views_on_codes,
     remove_float_pairs,
     # Clamps before tables: a clamp that an op can do itself needs no table.
     fuse_clamp,
+    lower_prelu,
     lower_unary,
     sink_permutes,
     # Epilogues, in the order they run within an op: scale and bias, residual, table.

@@ -15,9 +15,9 @@ aten = torch.ops.aten
 def run(gm: GraphModule) -> int:
     """Apply the pass to ``gm``; returns the number of activations fused."""
     changed = 0
-    for linear in nodes_of(gm, "linear_dynamic", "linear_weight_only"):
+    for linear in nodes_of(gm, "linear_dynamic", "linear_real", "linear_weight_only"):
         user = sole_user(linear)
-        activation = None if user is None else _activation(user)
+        activation = None if user is None else activation_of(user)
         if user is None or activation is None or linear.kwargs["activation"] is not None:
             continue
         set_kwargs(linear, activation=activation)
@@ -27,14 +27,20 @@ def run(gm: GraphModule) -> int:
     return finish(gm, changed)
 
 
-def _activation(node: Node) -> str | None:
+_PLAIN = {
+    aten.relu.default: "relu",
+    aten.sigmoid.default: "sigmoid",
+    aten.silu.default: "silu",
+    aten.tanh.default: "tanh",
+}
+
+
+def activation_of(node: Node) -> str | None:
     """The name under which a linear knows what ``node`` computes of its first argument."""
     bounds: tuple[Any, ...] = (*node.args[1:], *node.kwargs.values())
     if node.target is aten.clamp.default and bounds in ((0,), (0, None)):
         return "relu"
-    if node.target is aten.silu.default:
-        return "silu"
     if node.target is aten.gelu.default:
         spelling = str(node.kwargs.get("approximate", (*node.args[1:], "none")[0]))
         return {"none": "gelu", "tanh": "gelu_tanh"}[spelling]
-    return "relu" if node.target is aten.relu.default else None
+    return _PLAIN.get(node.target)

@@ -49,7 +49,8 @@ def _join(gm: GraphModule, products: list[Node]) -> bool:
         scale = _joined(gm, "joined_weight_scale", scales)
         if any(b is not None for b in biases):
             whole = [
-                torch.zeros(n) if b is None else b for b, n in zip(biases, lengths, strict=True)
+                torch.zeros(n, dtype=torch.float32) if b is None else b
+                for b, n in zip(biases, lengths, strict=True)
             ]
             bias = _joined(gm, "joined_bias", whole)
         kwargs = {**first.kwargs, "weight": weight, "weight_scale": scale, "bias": bias}

@@ -21,6 +21,7 @@ from x86quant.runtime.plan import Value
 
 Results = tuple[Value | None, ...]
 
+_WEIGHTS = ("weight", "weight_scale", "bias")
 #: The types of codes, scales and zero points.
 CODE_TYPES = (torch.uint8, torch.float32, torch.int32)
 
@@ -122,7 +123,7 @@ def _weights(draft: Draft, node: Node, weight: str, scale: str, bias: str) -> We
 
 def _linear(draft: Draft, node: Node, activation: str | None) -> tuple[Any, dict[str, Any]]:
     """The pack of a linear, and what its step says of it."""
-    weights = _weights(draft, node, "weight", "weight_scale", "bias")
+    weights = _weights(draft, node, *_WEIGHTS)
     pack = _pack(draft.packs.programs.row_linear(weights, activation))
     return pack, _facts(draft, node, [weights])
 
@@ -175,6 +176,23 @@ def _linear_rows(draft: Draft, node: Node) -> Value:
     out = draft.output_of(node, range(len(draft.shapes[node])), torch.float32)
     fields = {"rows": rows, "features": _features(node, draft), "pack": pack, "total": out, **read}
     add_rows(draft, node, fields, [*read.values()], [out], op_name(node), **facts)
+    return out
+
+
+def _linear_real(draft: Draft, node: Node) -> Value:
+    activation: Any = node.kwargs["activation"]
+    x = contiguous(draft, node, "x", torch.uint8)
+    rows = math.prod(x.shape[:-1])
+    pack = _pack(draft.packs.programs.row_linear(_weights(draft, node, *_WEIGHTS), activation))
+    out = draft.output_of(node, range(len(draft.shapes[node])), torch.float32)
+    features = _features(node, draft)
+    fields = {"rows": rows, "features": features, "pack": pack, "total": out, "codes": x}
+    of_all: Any = {"scale_of_all": node.kwargs["x_scale"], "zero_point_of_all": node.kwargs["x_zp"]}
+    count = features * x.shape[-1]
+    add_rows(
+        draft, node, {**fields, **of_all}, [x], [out], op_name(node),
+        multiply_adds=rows * count, weight_bytes=count,
+    )  # fmt: skip
     return out
 
 
@@ -262,6 +280,11 @@ def _product(known: KnownSizes, kwargs: Any, weight: Node) -> Sequence[int] | No
     return (*codes[:-1], sizes[0]) if fits else None
 
 
+def _real_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x, weight = known.size(kwargs["x"]), known.size(kwargs["weight"])
+    return (*x[:-1], weight[0]) if len(x) > 1 and x[-1] == weight[1] else None
+
+
 def _product_codes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
     sizes = _product(known, kwargs, kwargs["weight"])
     return None if sizes is None else code_sizes(sizes)
@@ -317,6 +340,7 @@ FORMS = (
     NativeForm(
         "linear_rows", _product_sizes, _linear_rows, has_constants, None, gives=torch.float32
     ),
+    NativeForm("linear_real", _real_sizes, _linear_real, has_constants, gives=torch.float32),
     _form("quantize_rows", _quantize_rows, _as_x),
     _form("linear_rows_rows", _linear_rows_rows, _product_codes),
     _form("gated_rows_rows", _gated_rows_rows, _gated_codes),

@@ -104,7 +104,7 @@ def _broadcast(known: KnownSizes, kwargs: Any) -> Sequence[int]:
     if a == b:
         return a
     # torch.broadcast_shapes would import sympy, which takes longer than planning.
-    both = (torch.empty(size, device="meta") for size in (a, b))
+    both = (torch.empty(size, device="meta", dtype=torch.float32) for size in (a, b))
     joined: torch.Tensor = torch.broadcast_tensors(*both)[0]  # type: ignore[no-untyped-call]
     return joined.shape
 

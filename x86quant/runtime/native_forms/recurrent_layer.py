@@ -103,7 +103,9 @@ def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 def _results(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
     x = known.size(kwargs["x"])
-    weights = [torch.empty(known.size(w), device="meta") for w in kwargs["weights"]]
+    weights = [
+        torch.empty(known.size(w), device="meta", dtype=torch.float32) for w in kwargs["weights"]
+    ]
     if len(x) not in (2, 3) or x[-1] != weights[0].shape[1]:
         return None
     layer = LayerSizes.of(weights)
@@ -115,7 +117,7 @@ def _results(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:
     states = (*x[:-1], layer.directions * layer.width)
     return (
         torch.empty(states, dtype=torch.uint8, device="meta"),
-        torch.empty((*before, layer.units), device="meta"),
+        torch.empty((*before, layer.units), device="meta", dtype=torch.float32),
     )
 
 

@@ -57,7 +57,7 @@ def _source_step(size_in: int, size_out: int, factor: float | None, align: bool)
 
 
 def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int]:
-    real = torch.empty(known.size(kwargs["x"]), device="meta")
+    real = torch.empty(known.size(kwargs["x"]), device="meta", dtype=torch.float32)
     size = map_arg(kwargs["size"], known.values.__getitem__)
     names = ("scale_factor", "mode", "align_corners")
     return F.interpolate(real, size, *(kwargs[name] for name in names)).shape

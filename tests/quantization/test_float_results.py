@@ -1,0 +1,87 @@
+"""Results of ``quantize`` are floats, not codes: nothing is rounded on its way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from x86quant.lowering.graph_tools import is_op
+
+
+def network(*tail: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 300),
+        *tail,
+    ).eval()  # fmt: skip
+
+
+def quantized(model: nn.Module, *x: torch.Tensor) -> Any:
+    return x86quant.quantize(model, [x, x], mode="static", speed_check=False, progress=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("tail", "least"),
+    [
+        ((), 45),
+        ((nn.ReLU(),), 45),
+        ((nn.Sigmoid(),), 55),
+        ((nn.Tanh(),), 45),
+        ((nn.GELU(),), 40),
+        ((nn.Softmax(1),), 55),
+        ((nn.Unflatten(1, (10, 30)), nn.Softmax(2)), 55),
+    ],
+)
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_last_linear(tail: tuple[nn.Module, ...], least: float, images: int) -> None:
+    model, x = network(*tail), torch.randn(4, 3, 12, 12)
+    ours = quantized(model, x)
+    exact, found = model(x[:images]), ours(x[:images])
+    assert found.dtype is torch.float32
+    assert found.shape == exact.shape
+    noise = 10 * torch.log10(exact.square().mean() / (exact - found).square().mean())
+    assert float(noise) > least
+    assert found.unique().numel() > exact.unique().numel() // 2
+    assert torch.allclose(found, ours.graph_module(x[:images]), atol=1e-4)
+
+
+def test_an_activation_is_part_of_the_linear() -> None:
+    ours = quantized(network(nn.Sigmoid()), torch.randn(4, 3, 12, 12))
+    assert not ours.float_nodes
+
+
+@torch.no_grad()
+def test_a_value_that_is_result_and_input_has_codes_once() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.a(x)
+            return y, self.b(y)
+
+    torch.manual_seed(0)
+    ours = quantized(Both().eval(), torch.randn(32, 16))
+    kinds = [n.target for n in ours.graph_module.graph.nodes if is_op(n, "linear", "linear_real")]
+    assert [k._schema.name for k in kinds] == ["x86quant::linear", "x86quant::linear_real"]
+
+
+@torch.no_grad()
+def test_saved_and_loaded(tmp_path: Any) -> None:
+    x = torch.randn(4, 3, 12, 12)
+    ours = quantized(network(nn.Sigmoid()), x)
+    x86quant.save(ours, tmp_path / "net.x86q")
+    assert torch.equal(x86quant.load(tmp_path / "net.x86q")(x), ours(x))
+
+
+def test_a_zero_point_that_is_no_code_is_refused() -> None:
+    x = torch.zeros(2, 4, dtype=torch.uint8)
+    weight, scale = torch.ones(3, 4, dtype=torch.int8), torch.ones(3)
+    with pytest.raises(ValueError, match="zero"):
+        torch.ops.x86quant.linear_real(x, weight, scale, None, 1.0, 256)
