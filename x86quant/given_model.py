@@ -180,11 +180,10 @@ def form_of(model: nn.Module) -> Form:
     from torch.fx import GraphModule
 
     from x86quant.compiled import CompiledModule
-    from x86quant.dynamic import Int8Linear, WeightOnlyEmbedding
+    from x86quant.ops.float_type import Int8Module
     from x86quant.stock.pack_sites import pack_sites
 
-    kinds = (CompiledModule, Int8Linear, WeightOnlyEmbedding)
-    if any(isinstance(module, kinds) for module in model.modules()):
+    if any(isinstance(module, CompiledModule | Int8Module) for module in model.modules()):
         return "compiled"
     quantizes = isinstance(model, GraphModule) and any(
         node.target is torch.quantize_per_tensor for node in model.graph.nodes

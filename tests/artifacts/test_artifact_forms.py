@@ -24,9 +24,10 @@ from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.structures import Named
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import GuardedModule
-from x86quant.compiled.guarded import Guard
 from x86quant.dynamic import DynamicGRU
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
+from x86quant.forms.guard import Guard
+from x86quant.forms.size_conditions import parse
 
 
 class Encoder(nn.Module):
@@ -406,7 +407,9 @@ def test_a_guarded_part_has_its_float_module_if_sizes_may_need_it() -> None:
     assert alone.a.in_channels == 3  # what parents may read
     with pytest.raises(InvalidInputError, match="does not hold for this call"):
         alone(x, 0.5)
-    model.guard = Guard(model.guard.inputs, ("s[0][0] <= 3", "(s[0][2] - s[0][3]) == 0"))
+    model.guard = Guard(
+        model.guard.inputs, (parse("s[0][0] <= 3"), parse("(s[0][2] - s[0][3]) == 0"))
+    )
     model._prepare()
     loaded = loaded_from(guarded_bytes(model), Scaled())
     assert loaded.guard == model.guard
@@ -589,7 +592,7 @@ def test_damage_of_each_entry_is_refused_or_harmless(
         data, skeleton = classy()[2], Classy()
     elif form == "guarded":
         model = guarded()
-        model.guard = Guard(model.guard.inputs, ("s[0][0] <= 3",))
+        model.guard = Guard(model.guard.inputs, (parse("s[0][0] <= 3"),))
         data, skeleton = guarded_bytes(model), Scaled()
     elif form == "on_copy":
         data = to_bytes(writes()[0])

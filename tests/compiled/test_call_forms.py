@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from x86quant.compiled.structure import CallForm
+from x86quant.forms.call_form import CallForm
 
 X, Y = torch.ones(2), torch.zeros(3)
 

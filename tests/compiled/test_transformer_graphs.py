@@ -19,9 +19,9 @@ from torch import nn
 import x86quant
 from x86quant.compiled import CompiledModule, block_graphs
 from x86quant.compiled.block_graphs import BlockGraphs
-from x86quant.compiled.structure import CallForm
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import X86QuantWarning
+from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.profiling.recorder import record

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from x86quant.compiled.structure import CallForm
 from x86quant.dynamic import to_dynamic
+from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.quantization.exported import ops_from_export

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +25,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(module: str, path: Path, known: set[str]) -> Iterator[str]:
+def imported(module: str, path: Path, known: set[str], *, typing: bool = True) -> Iterator[str]:
     """What ``module`` imports of this project, at its top or in a function or for types only."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if not typing else ():
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -80,6 +85,39 @@ def circles(graph: dict[str, dict[str, str]]) -> list[list[str]]:
 
 def test_no_package_imports_one_that_imports_it() -> None:
     assert not circles(package_graph())
+
+
+def packages_in_order() -> list[str]:
+    """The packages as docs/architecture.md lists them, from those that everything may use."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`(\w+)/`", row)]
+
+
+def test_a_package_imports_only_from_packages_further_up() -> None:
+    order = {name: place for place, name in enumerate(packages_in_order())}
+    graph = package_graph()
+    folders = {path.parent.name for path in (ROOT / "x86quant").glob("*/__init__.py")}
+    assert {*order} == folders | {"kernels"}
+    wrong = [
+        example
+        for package, targets in graph.items()
+        for target, example in targets.items()
+        if {package, target} <= order.keys() and order[target] > order[package]
+    ]
+    assert not wrong
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """At their top or in a function; what is for types only does not count."""
+    known = modules()
+    graph = {
+        module: {t for t in imported(module, path, set(known), typing=False) if t in known}
+        for module, path in known.items()
+    }
+    pairs = {frozenset((a, b)) for a, found in graph.items() for b in found - {a} if a in graph[b]}
+    # A package and its own modules are one thing.
+    assert not [p for p in map(sorted, pairs) if not p[1].startswith(f"{p[0]}.")]
 
 
 def test_only_the_command_line_imports_the_root_package() -> None:

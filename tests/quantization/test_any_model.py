@@ -19,8 +19,10 @@ import x86quant
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.guarded import Guard, GuardedInput, GuardedModule
+from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.forms.size_conditions import parse
 from x86quant.quantization import equalization, speed
 from x86quant.quantization import outcome as outcome_module
 
@@ -268,16 +270,16 @@ def test_sizes_that_halve_stay_free():
 @pytest.mark.parametrize("condition", ["__import__('os')", "s[0][0].real", "exec(s)", "s[0] == 1"])
 def test_conditions_are_about_sizes_alone(condition):
     with pytest.raises(UnsupportedError, match="cannot be checked"):
-        Guard((), (condition,))
-    Guard((), ("(max(1, s[0][3] // 4)*max(1, s[0][2] // 4)) != 1",))
+        parse(condition)
+    x = GuardedInput("x", torch.float32, 4)
+    Guard((x,), (parse("(max(1, s[0][3] // 4)*max(1, s[0][2] // 4)) != 1"),))
 
 
 def test_a_condition_that_divides_by_a_size_of_zero_does_not_hold():
-    guard = Guard((GuardedInput("x", torch.float32, 2),), ("s[0][0] % s[0][1] == 0",))
-    code = guard.compiled()
-    assert guard.refusal([torch.zeros(4, 2)], code) is None
+    guard = Guard((GuardedInput("x", torch.float32, 2),), (parse("s[0][0] % s[0][1] == 0"),))
+    assert guard.refusal([torch.zeros(4, 2)]) is None
     for shape in ((4, 3), (4, 0)):
-        assert "do not meet" in guard.refusal([torch.zeros(shape)], code)
+        assert "do not meet" in guard.refusal([torch.zeros(shape)])
 
 
 def test_strict_guards_raise():

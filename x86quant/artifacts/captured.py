@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.artifacts import size_conditions
 from x86quant.artifacts.export_try import ExportTry
 from x86quant.artifacts.resized_calls import compare, resizings, shapes_of, with_ones
 from x86quant.artifacts.saved import SavedBySizes, SavedModule
@@ -24,6 +23,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.calling.state import settle, state_kept
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
+from x86quant.forms import size_conditions
 from x86quant.terminal.silence import silent
 
 #: Graphs for other branches that a model takes by its sizes.

@@ -22,9 +22,9 @@ from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.tree import read_tree, write_tree
 from x86quant.artifacts.typed import check_keys, typed
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.compiled.guarded import Guard
-from x86quant.compiled.structure import CallForm, Structure
 from x86quant.errors import ArtifactError
+from x86quant.forms.call_form import CallForm, Structure
+from x86quant.forms.guard import Guard
 
 #: Modules within modules within modules; a graph in a tree is two.
 _MAX_DEPTH = 8

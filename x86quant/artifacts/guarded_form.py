@@ -6,7 +6,6 @@ these. The caller of ``load`` passes a module of that class; without it such cal
 
 from __future__ import annotations
 
-import ast
 import copy
 import inspect
 from collections.abc import Callable
@@ -14,16 +13,17 @@ from typing import Any
 
 from torch import nn
 
-from x86quant.artifacts import container, size_conditions
+from x86quant.artifacts import container
 from x86quant.artifacts.content import Content
 from x86quant.artifacts.stored_tensors import TensorWriter
 from x86quant.artifacts.structures import Leaf, fill, leaves_of, split
-from x86quant.artifacts.typed import check_keys, typed
+from x86quant.artifacts.typed import check_keys, read_conditions, typed
 from x86quant.artifacts.values import decode, encode
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.compiled.guarded import Guard, GuardedInput
-from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import ArtifactError, UnsupportedError
+from x86quant.forms.call_form import CallForm, Structure, take_apart
+from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.forms.size_conditions import sizes_in
 
 Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 Read = Callable[[object], Content]
@@ -56,7 +56,7 @@ def write_call(form: CallForm, results: Structure, guard: Guard) -> dict[str, An
         "result": _structure(results, "its result"),
         "guard": {
             "inputs": [_input(x) for x in guard.inputs],
-            "conditions": [_condition(text) for text in guard.conditions],
+            "conditions": list(guard.conditions),
         },
     }
 
@@ -160,21 +160,6 @@ def _input(x: GuardedInput) -> list[Any]:
     return [x.name, dtype, x.rank, [list(pair) for pair in x.fixed], single]
 
 
-def _condition(text: str) -> size_conditions.Condition:
-    found = size_conditions.parse(text, _place_of)
-    if found is None:
-        raise ArtifactError(f"a condition on its sizes has no form in a file: {text[:200]}")
-    return found
-
-
-def _place_of(node: ast.AST) -> int | None:
-    """The number of the input that a guard calls ``s[3]``."""
-    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Constant):
-        return None
-    number = node.slice.value
-    return number if isinstance(node.value, ast.Name) and type(number) is int else None
-
-
 def _read_guard(content: object, count: int) -> Guard:
     found = typed(dict, content, "a guard")
     check_keys("a guard", found, {"inputs", "conditions"})
@@ -182,15 +167,12 @@ def _read_guard(content: object, count: int) -> Guard:
     if len(rows) != count:
         raise ArtifactError(f"a guard of a graph with {count} inputs is for {len(rows)}")
     inputs = tuple(_read_input(row) for row in rows)
-    conditions = size_conditions.check(found["conditions"], count)
-    spelled = tuple(
-        size_conditions.text(c, lambda number, dim: f"s[{number}][{dim}]") for c in conditions
-    )
+    conditions = read_conditions(found["conditions"], count)
     for condition in conditions:
-        for number, dim in size_conditions.sizes_in(condition):
+        for number, dim in sizes_in(condition):
             if dim >= inputs[number].rank:
                 raise ArtifactError(f"a condition is on dimension {dim} of input {number}")
-    return Guard(inputs, spelled)
+    return Guard(inputs, conditions)
 
 
 def _read_input(row: object) -> GuardedInput:

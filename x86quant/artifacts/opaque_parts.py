@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 
 from x86quant.artifacts.structures import fill, split
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.structure import is_tensor
 from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
+from x86quant.forms.call_form import is_tensor
 
 #: The parts of the model that is being exported in this thread, and what its result looked like.
 SEEN = threading.local()

@@ -21,7 +21,7 @@ from x86quant.artifacts.saved import SavedBySizes
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule
-from x86quant.errors import ArtifactError, UnsupportedError
+from x86quant.errors import ArtifactError, InvalidInputError, UnsupportedError
 from x86quant.lowering.from_export import flat
 
 _REMEDY = (
@@ -77,11 +77,26 @@ def ready(
     if transformers_models.is_one(model):
         return None, transformers_models.why_given(model)
     try:
-        return _traced(model, example, quantized)
+        graph, missing = _traced(model, example, quantized)
+        return graph, missing or _other_forms(model, graph)
     except ArtifactError as error:
         if not quantized:
             raise
         return None, str(error)
+
+
+def _other_forms(model: nn.Module, graph: nn.Module) -> str:
+    """Which calls that ``model`` was quantized for ``graph`` does not take, by their arguments."""
+    signature = getattr(
+        graph.first if isinstance(graph, SavedBySizes) else graph, "signature", None
+    )
+    for call in getattr(getattr(model, "quantization", None), "other_calls", ()):
+        try:
+            if signature is not None:
+                signature.bind(call.args, call.kwargs)
+        except InvalidInputError as error:
+            return f"its graph is for one form of calls, and calibration showed others ({error})"
+    return ""
 
 
 def was_quantized(model: nn.Module) -> bool:

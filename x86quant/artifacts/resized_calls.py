@@ -10,9 +10,9 @@ from torch import nn
 
 from x86quant.artifacts.saved import SavedModule
 from x86quant.artifacts.signatures import split_result
-from x86quant.artifacts.size_conditions import excludes_one
 from x86quant.calling.call import dense
 from x86quant.errors import ArtifactError, InvalidInputError, X86QuantError
+from x86quant.forms.size_conditions import excludes_one, size_of
 
 
 def compare(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Tensor]) -> None:
@@ -58,12 +58,10 @@ def with_ones(model: nn.Module, saved: SavedModule, leaves: Sequence[torch.Tenso
     """
     for condition in filter(excludes_one, saved.signature.conditions):
         _, number, dim = condition[1]
-        size = leaves[number].shape[dim]
-        tried = [_resized(x, {dim}, size, 1) for x in leaves]
+        before = leaves[number].shape[dim]
+        tried = [_resized(x, {dim}, before, 1) for x in leaves]
         # Sizes that must be equal become one together.
-        ones = [
-            ["size", i, d] for i, x in enumerate(tried) for d, n in enumerate(x.shape) if n == 1
-        ]
+        ones = [size_of(i, d) for i, x in enumerate(tried) for d, n in enumerate(x.shape) if n == 1]
         wider = saved.with_ones(ones)
         if not wider.takes(tried):
             continue

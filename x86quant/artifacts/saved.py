@@ -12,10 +12,10 @@ from torch import nn
 from torch.fx import GraphModule
 
 from x86quant.artifacts.signatures import Signature
-from x86quant.artifacts.size_conditions import Condition, excludes_one
 from x86quant.artifacts.structures import fill
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
+from x86quant.forms.size_conditions import Condition, excludes_one
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 
@@ -72,12 +72,12 @@ class SavedModule(CompiledModule):
 
     def with_ones(self, sizes: Sequence[Condition]) -> SavedModule:
         """The same for more sizes: ``sizes`` may also be one."""
-        wider = tuple(
-            [">=", c[1], 1] if excludes_one(c) and c[1] in sizes else c
+        wider = dict.fromkeys(
+            (">=", c[1], 1) if excludes_one(c) and c[1] in sizes else c
             for c in self.signature.conditions
         )
         other = copy.copy(self)
-        other.signature = dataclasses.replace(self.signature, conditions=wider)
+        other.signature = dataclasses.replace(self.signature, conditions=tuple(wider))
         return other
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from x86quant.artifacts import size_conditions
-from x86quant.artifacts.size_conditions import Condition
 from x86quant.artifacts.structures import (
     PLAIN,
     Leaf,
@@ -22,10 +20,13 @@ from x86quant.artifacts.structures import (
     match,
     split,
 )
+from x86quant.artifacts.typed import read_conditions
 from x86quant.artifacts.values import decode, encode
 from x86quant.compiled import GuardedModule
-from x86quant.compiled.structure import is_tensor
 from x86quant.errors import ArtifactError, InvalidInputError
+from x86quant.forms import size_conditions
+from x86quant.forms.call_form import is_tensor
+from x86quant.forms.size_conditions import Condition
 
 _ENTRIES = {"parameters", "positional", "given", "defaults", "result", "conditions"}
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -97,6 +98,13 @@ class Signature:
         return (*plain, *self.defaults)
 
     @functools.cached_property
+    def _all_hold(self) -> Callable[[size_conditions.Shapes], bool]:
+        return size_conditions.evaluator(self.conditions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_all_hold"}
+
+    @functools.cached_property
     def inputs(self) -> int:
         """How many tensors a call has."""
         return len(leaves_of(dict(self.given)))
@@ -114,16 +122,19 @@ class Signature:
     def check_sizes(self, leaves: Sequence[Any]) -> None:
         """Raise InvalidInputError unless the graph holds for inputs of these sizes."""
         shapes = [tuple(x.shape) if isinstance(x, torch.Tensor) else () for x in leaves]
+        if self._all_hold(shapes):
+            return
+        names = self.names
         for condition in self.conditions:
             if not size_conditions.holds(condition, shapes):
-                names = self.names
+                wanted = size_conditions.text(condition, names.__getitem__)
                 given = ", ".join(
                     f"{name} {shape}" for name, shape in zip(names, shapes, strict=True)
                 )
                 raise InvalidInputError(
-                    f"this file holds the model for inputs with "
-                    f"{_spelled(condition, names)}, got {given}; save the model "
-                    "with example_inputs of such sizes, or give its class to load(path, model=...)"
+                    f"this file holds the model for inputs with {wanted}, got {given}; save the "
+                    "model with example_inputs of such sizes, or give its class to "
+                    "load(path, model=...)"
                 )
 
     def example(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -169,7 +180,7 @@ class Signature:
             raise ArtifactError(f"the arguments of its signature are not its {inputs} inputs")
         if sorted(set(leaves_of(result))) != list(range(outputs)):
             raise ArtifactError(f"the result of its signature is not its {outputs} outputs")
-        conditions = size_conditions.check(plain["conditions"], inputs)
+        conditions = read_conditions(plain["conditions"], inputs)
         return cls(tuple(parameters), positional, given, defaults, result, conditions)
 
 
@@ -210,10 +221,6 @@ def call_of(
 def _is_same(one: Any, other: Any) -> bool:
     """Whether they are equal constants: True is not 1."""
     return type(one) is type(other) and bool(one == other)
-
-
-def _spelled(condition: Condition, names: Sequence[str]) -> str:
-    return size_conditions.text(condition, lambda number, dim: f"{names[number]}.size({dim})")
 
 
 def split_result(value: Any) -> tuple[Any, list[Any]]:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from x86quant.compiled.structure import STANDS_FOR_NAME
 from x86quant.errors import ArtifactError, InvalidInputError
+from x86quant.forms.call_form import STANDS_FOR_NAME
 
 #: Constants that a call can be compared with.
 PLAIN = (type(None), bool, int, float, str)

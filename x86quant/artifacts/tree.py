@@ -21,6 +21,7 @@ from x86quant.artifacts.modules import hooks_within
 from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.token_step_form import read_token_step, write_token_step
 from x86quant.artifacts.typed import check_keys, typed
+from x86quant.artifacts.values import decode, encode
 from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
@@ -60,7 +61,7 @@ def write_tree(
     replaced: dict[nn.Module, list[str]] = {}
     state: dict[str, str] = {}
     graphs: list[Any] = []
-    values: dict[str, dict[str, bool | int | float]] = {}
+    values: dict[str, dict[str, Any]] = {}
 
     def visit(path: str, module: nn.Module) -> None:
         if count := _hooks(module):
@@ -141,10 +142,10 @@ def read_tree(
     config = content["config"]
     values = typed(dict, content["values"], "values")
     for path, plain in values.items():
-        if path not in classes or not all(
-            type(value) in (bool, int, float) for value in typed(dict, plain, "values").values()
-        ):
-            raise ArtifactError("the values of a tree are no numbers of its modules")
+        found = {name: decode(x, ()) for name, x in typed(dict, plain, "values").items()}
+        if path not in classes or not all(map(_is_plain, found.values())):
+            raise ArtifactError("the values of a tree are no plain values of its modules")
+        values[path] = found
     tokens = content["tokens"]
     step = None if tokens is None else read_token_step(tokens, read)
     tree = _Tree(name, classes, hooks, replaced, state, stored, blocks, values, step)
@@ -233,7 +234,7 @@ class _Tree:
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
         blocks: dict[str, list[BlockGraph]],
-        values: dict[str, dict[str, bool | int | float]],
+        values: dict[str, dict[str, Any]],
         step: TokenStep | None,
     ) -> None:
         self._step = step
@@ -375,13 +376,28 @@ class _Tree:
         )
 
 
-def _plain_values(module: nn.Module) -> dict[str, bool | int | float]:
-    """Numbers among the attributes of ``module``, which a call may have changed."""
+#: A list of more values is data, which belongs into buffers.
+_MOST_VALUES = 1024
+
+
+def _plain_values(module: nn.Module) -> dict[str, Any]:
+    """Numbers, strings and lists of them among the attributes of ``module``, as JSON.
+
+    They say how the model was made, or are what a call has changed.
+    """
     return {
-        name: value
+        name: encode(value, {})
         for name, value in vars(module).items()
-        if type(value) in (bool, int, float) and name not in _TORCHS_OWN and math.isfinite(value)
+        if name not in _TORCHS_OWN and _is_plain(value)
     }
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return len(value) <= _MOST_VALUES and all(map(_is_plain, value))
+    if type(value) is str:
+        return len(value) <= _MOST_VALUES
+    return type(value) in (bool, int, float) and math.isfinite(value)
 
 
 def _keeps_state_elsewhere(module: nn.Module) -> bool:

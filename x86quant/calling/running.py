@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import HOOKS
-from x86quant.compiled.structure import take_apart
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
+from x86quant.forms.call_form import take_apart
 
 
 @contextlib.contextmanager

@@ -15,21 +15,20 @@ import operator
 import types
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant import extension
-from x86quant.compiled.guarded import Guard
 from x86quant.compiled.module import CompiledModule
-from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.token_step import TokenStep
+from x86quant.compiled.traced import only_watched
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, X86QuantWarning
+from x86quant.forms.call_form import CallForm, Structure
+from x86quant.forms.guard import Guard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,33 +50,16 @@ class BlockGraph:
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """The inputs of the graph, or None if it does not hold for this call."""
         tensors = self.form.tensors(args, kwargs)
-        if tensors is None or not all(map(_is_memory, tensors)) or not _only_watched():
+        if tensors is None or not all(map(_is_memory, tensors)) or not only_watched():
             return None
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return None
-        return tensors if self.guard.refusal(tensors, self._code) is None else None
-
-    @property
-    def _code(self) -> CodeType | None:
-        if "code" not in self.__dict__:
-            self.__dict__["code"] = self.guard.compiled()
-        found: CodeType | None = self.__dict__["code"]
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "code"}
+        return tensors if self.guard.refusal(tensors) is None else None
 
 
 def _is_memory(x: torch.Tensor) -> bool:
     """Whether ``x`` is a tensor of real numbers, and not what a tracer stands in for one."""
     return type(x) is torch.Tensor and torch._C._get_tracing_state() is None and not x.is_neg()
-
-
-def _only_watched() -> bool:
-    """Whether every dispatch mode in force, if there is one, wants to see what really runs."""
-    if not torch._C._len_torch_dispatch_stack():
-        return True
-    return all(getattr(mode, "only_watches", False) for mode in _get_current_dispatch_mode_stack())
 
 
 class BlockGraphs:
@@ -109,7 +91,7 @@ class BlockGraphs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if self.token_step is not None and self._may_run() and _only_watched() and self._holds():
+        if self.token_step is not None and self._may_run() and only_watched() and self._holds():
             if len(args) == 1 and self._takes_ids and _IDS not in kwargs:
                 (ids,) = args
                 answer = self.token_step.answer(self.module.config, (), {_IDS: ids, **kwargs})
@@ -129,7 +111,7 @@ class BlockGraphs:
                 reason, _, _ = str(error).partition("\n")
             else:
                 return graph.results.fill(results)
-        answer = type(self.module).forward(self.module, *args, **kwargs)
+        answer = self._by_layers(args, kwargs)
         if reason is not None:
             warnings.warn(
                 f"the fused graph of {type(self.module).__name__} does not take this call, so "
@@ -138,6 +120,16 @@ class BlockGraphs:
                 stacklevel=4,
             )
         return answer
+
+    def _by_layers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the module's own code returns, which may write to caches of its own."""
+        watched = self._watch_of_copy() if self.graphs or self.token_step is not None else None
+        held = watched is not None and watched.holds()
+        try:
+            return type(self.module).forward(self.module, *args, **kwargs)
+        finally:
+            if held and watched is not None:
+                watched.accept_caches()
 
     def graph_for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -168,15 +160,10 @@ class BlockGraphs:
 
     def _holds(self) -> bool:
         """Whether the module is as it was when the graphs were made; if not, they go."""
-        if self._watch is None and _fingerprint_of(self.module) == self._copied_from:
-            try:
-                self._watch = _BlockWatch(self.module)
-            except ExtensionError:  # a copy where there are no native kernels
-                self._forget()
-                return False
-        if self._watch is not None and self._watch.wants_layers():
+        watched = self._watch_of_copy()
+        if watched is not None and watched.wants_layers():
             return False
-        if self._watch is not None and self._watch.holds():
+        if watched is not None and watched.holds():
             return True
         if self.graphs or self.token_step is not None:
             warnings.warn(
@@ -187,6 +174,17 @@ class BlockGraphs:
             )
         self._forget()
         return False
+
+    def _watch_of_copy(self) -> _BlockWatch | None:
+        """The watch, which a copy makes when it is first called; None if it was changed by then."""
+        if self._watch is None and self._copied_from is not None:
+            copied_from, self._copied_from = self._copied_from, None
+            if _fingerprint_of(self.module) == copied_from:
+                try:
+                    self._watch = _BlockWatch(self.module)
+                except ExtensionError:  # a copy where there are no native kernels
+                    self.graphs, self.token_step = (), None
+        return self._watch
 
     def __getstate__(self) -> dict[str, Any]:
         # What a copy is changed into before its first call must not be taken for what was copied.
@@ -251,11 +249,14 @@ class _BlockWatch:
         self._config = vars(module).get("config")
         self._settings = _settings(self._config)
         self._variables = [vars(m) for m in inner]
-        plain = [(vars(m), _plain_values(m)) for m in self._modules]
-        self._plain = [(d, operator.itemgetter(*names)) for d, names in plain if names]
+        self._plain = _getters((vars(m), _plain_values(m)) for m in self._modules)
         self._values = [get(d) for d, get in self._plain]
+        self._objects = _objects_in(self._modules)
+        self._private = _getters((vars(m), _private_values(m)) for m in self._modules)
+        self._caches = self._caches_now()
         dictionaries = [
             *map(vars, self._modules),
+            *map(vars, self._objects),
             *self._hooks,
             getattr(self._config, "__dict__", {}),
         ]
@@ -291,13 +292,48 @@ class _BlockWatch:
 
     def _attributes_hold(self) -> bool:
         try:
-            return [get(variables) for variables, get in self._plain] == self._values
+            return [
+                get(variables) for variables, get in self._plain
+            ] == self._values and self._caches_now() == self._caches
         except KeyError:
             return False
+
+    def _caches_now(self) -> list[Any]:
+        """What the module's own code may change as it runs: private attributes, and objects'."""
+        fields = [_settings(x) for x in self._objects]
+        return [*fields, *(get(variables) for variables, get in self._private)]
+
+    def accept_caches(self) -> None:
+        """Take what the module's own code has just written for what it was made with."""
+        with contextlib.suppress(KeyError):  # then it counts as changed
+            self._caches = self._caches_now()
 
     def _only_known_hooks(self) -> bool:
         """transformers puts hooks of its own on modules, which do nothing unless it asks."""
         return all(map(is_known_hook, (hook for d in self._hooks for hook in d.values())))
+
+
+def _getters(
+    named: Iterable[tuple[dict[str, Any], Mapping[str, Any]]],
+) -> list[tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]]:
+    """For each dictionary what reads the entries named off it."""
+    return [(d, operator.itemgetter(*names)) for d, names in named if names]
+
+
+def _objects_in(modules: Sequence[nn.Module]) -> list[Any]:
+    """Configurations and the like among the attributes of ``modules``, whose fields are read."""
+    found: dict[int, Any] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in _TORCHS_OWN and hasattr(value, "__dict__") and not _is_code(value):
+                found[id(value)] = value
+    return list(found.values())
+
+
+def _is_code(value: object) -> bool:
+    """Whether ``value`` computes, rather than being read."""
+    kinds = (nn.Module, torch.Tensor, type, types.ModuleType, BlockGraphs)
+    return isinstance(value, kinds) or callable(value)
 
 
 def _is_replaced(variables: Mapping[str, Any]) -> bool:
@@ -309,7 +345,8 @@ def _fingerprint_of(module: nn.Module) -> int:
     """A checksum of the module's layers, attributes and tensors."""
     found = 0
     for name, inner in module.named_modules():
-        values = {k: getattr(v, "__qualname__", v) for k, v in _plain_values(inner).items()}
+        plain = {**_plain_values(inner), **_private_values(inner)}
+        values = {k: getattr(v, "__qualname__", v) for k, v in plain.items()}
         replaced = inner is not module and _is_replaced(vars(inner))
         text = f"{name} {type(inner).__module__} {type(inner).__qualname__} {replaced}"
         found = zlib.crc32(repr(sorted(values.items())).encode(), found)
@@ -319,7 +356,8 @@ def _fingerprint_of(module: nn.Module) -> int:
                 codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
                 found = zlib.crc32(f"{key} {tuple(tensor.shape)}".encode(), found)
                 found = zlib.crc32(codes.numpy().tobytes(), found)
-    return zlib.crc32(repr(_settings(vars(module).get("config"))).encode(), found)
+    objects = [vars(module).get("config"), *_objects_in(list(module.modules()))]
+    return zlib.crc32(repr(list(map(_settings, objects))).encode(), found)
 
 
 def is_known_hook(hook: object) -> bool:
@@ -336,15 +374,26 @@ _TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
 def _plain_values(module: nn.Module) -> dict[str, Any]:
-    """The attributes of ``module`` that are numbers, functions and the like.
+    """The public attributes of ``module`` that are numbers, functions and the like.
 
-    Private ones are caches more often than not, but for the type that int8 layers take.
+    With them the type that int8 layers take.
     """
+    found = _plain_attributes(module).items()
+    return {k: v for k, v in found if not k.startswith("_") or k == "_float_type"}
+
+
+def _private_values(module: nn.Module) -> dict[str, Any]:
+    """The private ones, of the user's modules; ours have nothing but caches there."""
+    if type(module).__module__.startswith("x86quant."):
+        return {}
+    return {k: v for k, v in _plain_attributes(module).items() if k.startswith("_")}
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
         if name not in _TORCHS_OWN
-        and (not name.startswith("_") or name == "_float_type")
         and (
             type(value) in _PLAIN
             or (type(value) is tuple and all(type(v) in _PLAIN for v in value))

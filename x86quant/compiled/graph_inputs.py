@@ -70,6 +70,8 @@ class GraphInput:
             return value
         if self.dtype.is_floating_point and value.dtype in taken_types(float_type):
             return value.to(self.dtype)
+        if self.dtype is torch.int64 and value.dtype is torch.int32:  # ids, to torch alike
+            return value.to(torch.int64)
         raise InvalidInputError(
             f"input {self.name!r} must be {self.dtype}, got {value.dtype}; "
             f"convert it with .to({self.dtype})"

@@ -8,116 +8,25 @@ outside runs the float model, or is refused; it never gets a wrong answer.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import re
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from x86quant.compiled.baked import Baked
+from x86quant.compiled.baked import Aside, Baked
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.outside_graphs import outside_graphs
 from x86quant.compiled.row_rank import as_in, as_rank
-from x86quant.compiled.structure import CallForm, Structure
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
+from x86quant.forms.call_form import CallForm, Structure
+from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.lowering import FloatNode
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
-
-#: What a condition on sizes may be made of.
-_CONDITION = re.compile(r"(s\[\d+\]\[\d+\]|\d+|//|[-+*%(),<>=!\s]|\b(?:and|or|not|min|max)\b)*")
-_FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "min": min, "max": max}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GuardedInput:
-    """What one tensor of a call must be.
-
-    Attributes:
-        name: what it is called in messages.
-        dtype: its type.
-        rank: how many dimensions it has.
-        fixed: dimensions that have only one size, and that.
-        single: the other dimensions in which size 1 was verified; None if it need not be.
-    """
-
-    name: str
-    dtype: torch.dtype
-    rank: int
-    fixed: tuple[tuple[int, int], ...] = ()
-    single: frozenset[int] | None = None
-
-    def refusal(self, x: Any) -> str | None:
-        """Why ``x`` is not such a tensor, or None."""
-        if x.dtype is not self.dtype:
-            return f"{self.name} is {x.dtype}, not {self.dtype}"
-        if x.dim() != self.rank:
-            return f"{self.name} has {x.dim()} dimensions, not {self.rank}"
-        if x.layout is not torch.strided or x.device.type != "cpu":
-            return f"{self.name} is not a dense tensor on the CPU"
-        shape = x.shape
-        for dim, size in self.fixed:
-            if shape[dim] != size:
-                return f"{self.name} has size {shape[dim]} in dimension {dim}, not {size}"
-        if self.single is not None:
-            fixed = [dim for dim, _ in self.fixed]
-            for dim, size in enumerate(shape):
-                if size < 2 and dim not in fixed and (size == 0 or dim not in self.single):
-                    return f"{self.name} has size {size} in dimension {dim}"
-        return None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Guard:
-    """Which tensors a graph holds for.
-
-    Attributes:
-        inputs: what each tensor must be.
-        conditions: relations between sizes, of ``s[input][dimension]``.
-    """
-
-    inputs: tuple[GuardedInput, ...]
-    conditions: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for condition in self.conditions:
-            if _CONDITION.fullmatch(condition) is None:
-                raise UnsupportedError(f"a condition that cannot be checked: {condition}")
-
-    @property
-    def is_trivial(self) -> bool:
-        """Whether it asks for types and ranks alone."""
-        return not self.conditions and all(not x.fixed and x.single is None for x in self.inputs)
-
-    def compiled(self) -> CodeType | None:
-        """The conditions as one piece of code."""
-        if not self.conditions:
-            return None
-        return compile(" and ".join(f"({c})" for c in self.conditions), "<guard>", "eval")
-
-    def refusal(self, tensors: Sequence[Any], code: CodeType | None) -> str | None:
-        """Why the graph does not hold for ``tensors``, or None."""
-        for spec, x in zip(self.inputs, tensors, strict=True):
-            if (reason := spec.refusal(x)) is not None:
-                return reason
-        if code is not None:
-            sizes = [x.shape for x in tensors]
-            if not _holds(code, sizes):
-                wrong = next(c for c in self.conditions if not _holds(c, sizes))
-                return f"sizes {[tuple(s) for s in sizes]} do not meet {wrong}"
-        return None
-
-
-def _holds(condition: str | CodeType, sizes: Sequence[torch.Size]) -> bool:
-    try:
-        return bool(eval(condition, _FUNCTIONS, {"s": sizes}))
-    except ZeroDivisionError:  # what it asks about has no meaning at such sizes
-        return False
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -140,7 +49,6 @@ class GuardedModule(Baked, Int8Module):
         results: the structure of its result.
         guard: which tensors the compiled part holds for.
         strict: whether other calls raise; if not, the float module runs.
-        outside: how many calls the float module has answered.
         quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``.
     """
 
@@ -160,25 +68,34 @@ class GuardedModule(Baked, Int8Module):
         self.results = results
         self.guard = guard
         self.strict = strict
-        self.outside = 0
+        self._outside = 0
         self.quantization: Any = None
         # Not a submodule: its weights are no part of the int8 model's.
-        self.__dict__["_original"] = None if original is None else _Aside(original)
+        self.__dict__["_original"] = None if original is None else Aside(original)
         self._made = _fingerprint(compiled)
         self._prepare()
         self.eval()
 
     def _prepare(self) -> None:
-        self._code = self.guard.compiled()
         self._unchanged: Callable[[], bool] | None = None
         self._row_rank = (
             self.compiled.row_rank if isinstance(self.compiled, CompiledModule) else None
         )
 
     @property
+    def outside(self) -> int:
+        """How many calls the float module has answered."""
+        return self._outside
+
+    @property
+    def float_nodes(self) -> tuple[FloatNode, ...]:
+        """The nodes of the graph that still run as torch float ops, each with its reason."""
+        return self.compiled.float_nodes if isinstance(self.compiled, CompiledModule) else ()
+
+    @property
     def original(self) -> nn.Module | None:
         """The float module that answers calls outside of the guard."""
-        aside: _Aside | None = self.__dict__["_original"]
+        aside: Aside | None = self.__dict__["_original"]
         return None if aside is None else aside.module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -198,9 +115,10 @@ class GuardedModule(Baked, Int8Module):
             reason: str | None = "its arguments are not those that were given in calibration"
         else:
             tensors = [
-                self._as_given(*pair) for pair in zip(self.guard.inputs, tensors, strict=True)
+                x if x.dtype is spec.dtype else self._as_given(spec, x)
+                for spec, x in zip(self.guard.inputs, tensors, strict=True)
             ]
-            reason = self.guard.refusal(tensors, self._code)
+            reason = self.guard.refusal(tensors)
         if reason is not None:
             return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
         assert tensors is not None
@@ -232,14 +150,14 @@ class GuardedModule(Baked, Int8Module):
                 "model answer it, which has other weights since the int8 ones were changed: change "
                 "the float model instead and quantize it again"
             )
-        if not self.outside:
+        if not self._outside:
             warnings.warn(
                 f"a call runs in float, since the int8 graph does not hold for it: {reason}; "
                 "calibrate with such inputs, or set strict=True to have it raise",
                 X86QuantWarning,
                 stacklevel=4,
             )
-        vars(self)["outside"] += 1  # nn.Module takes longer than the rest of this
+        vars(self)["_outside"] += 1  # nn.Module takes longer than the rest of this
         if any(map(self._converts, leaves)):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
@@ -265,14 +183,14 @@ class GuardedModule(Baked, Int8Module):
             original = self.__dict__.get("_original")
             if original is None or name.startswith("__"):
                 raise
-            return getattr(original.module, name)
+            return self._answer(original.module, name)
 
     def extra_repr(self) -> str:
         """What ``quantize`` did."""
         return "" if self.quantization is None else str(self.quantization)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_code": None, "_unchanged": None}
+        return {**super().__getstate__(), "_unchanged": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -295,13 +213,6 @@ def _untraceable() -> Exception:
     return torch.fx.proxy.TraceError(
         "torch.fx cannot trace a GuardedModule, whose conditions are about real tensors"
     )
-
-
-class _Aside:
-    """Holds a module that is no submodule."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
 
 
 def graph_of(module: nn.Module) -> nn.Module:

@@ -18,11 +18,12 @@ from x86quant.compiled import traced
 from x86quant.compiled.baked import Baked
 from x86quant.compiled.graph_inputs import GraphInputs
 from x86quant.compiled.row_rank import as_in, as_rank, row_rank
-from x86quant.compiled.structure import is_transformed
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
+from x86quant.forms.call_form import is_transformed
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
+from x86quant.lowering.pickled_graph import PlainGraph
 from x86quant.ops.float_type import float_type_after, in_float_type
 from x86quant.ops.gradients import asks_for_gradient, without_gradient
 from x86quant.packing.linear_dynamic import forget_packs
@@ -104,7 +105,7 @@ class CompiledModule(Baked):
             results = runtime.whole.run_again(inputs)
             if results is not None:
                 return results[0]
-        if _get_tracing_state() is not None:
+        if _get_tracing_state() is not None or not traced.only_watched():
             return self._traced(inputs, named)
         if self._holds_rows_of_another_rank(inputs, named):
             return self._by_rows(inputs[0])
@@ -288,11 +289,29 @@ class CompiledModule(Baked):
     def __getstate__(self) -> dict[str, Any]:
         # Packed weights and plans belong to this process; a copy makes its own.
         own = {"_lock": None, "_runtime": None, "_handle": None, "_packed_cache": None}
-        return {**self.__dict__, **own}
+        return {**super().__getstate__(), **own}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self.__getstate__()
+        modules = {**state["_modules"], "graph_module": PlainGraph.of(self.graph_module)}
+        return _unpickled, (type(self), {**state, "_modules": modules})
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._start()
+
+
+def _unpickled(kind: type[CompiledModule], state: dict[str, Any]) -> CompiledModule:
+    modules = {
+        **state["_modules"],
+        "graph_module": state["_modules"]["graph_module"].graph_module(),
+    }
+    found = kind.__new__(kind)
+    found.__setstate__({**state, "_modules": modules})
+    return found
 
 
 class _Runtime:

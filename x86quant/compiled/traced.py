@@ -5,7 +5,8 @@ an eager call would. The model is named by a handle that no other process and no
 that a graph from a cache on disk cannot meet the wrong one.
 
 ``torch.export`` and ``torch.jit.trace`` get the graph's ops one by one, in plain torch: what they
-make is to work where this model is not. It is slow until it is compiled again.
+make is to work where this model is not. It is slow until it is compiled again. So do
+``make_fx`` and whatever else sees ops by a dispatch mode.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import attribute
@@ -38,6 +40,16 @@ def register(model: Any) -> str:
     handle = uuid.uuid4().hex
     _MODELS[handle] = model
     return handle
+
+
+def only_watched() -> bool:
+    """Whether every dispatch mode in force, if there is one, wants to see what really runs.
+
+    Others record ops, or stand in for tensors: to them native code is empty memory.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return True
+    return all(getattr(mode, "only_watches", False) for mode in _get_current_dispatch_mode_stack())
 
 
 def run_compiled() -> torch._ops.OpOverload:

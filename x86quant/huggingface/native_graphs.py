@@ -17,11 +17,10 @@ from x86quant.calling.call import Call
 from x86quant.calling.wording import alone
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import first_line
-from x86quant.packing.linear_dynamic import extension_loads
-from x86quant.quantization.fused_blocks import ENOUGH_WEIGHTS, weights_of, with_block_graphs
+from x86quant.quantization import given_graphs
+from x86quant.quantization.given_graphs import wants_graphs
 from x86quant.quantization.settings import Switch
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.token_steps import with_token_step
 
 _log = logging.getLogger("x86quant.huggingface")
 
@@ -37,11 +36,9 @@ def give_graphs(model: Any, fuse_blocks: Switch) -> None:
     What was done is in its attribute ``quantization``. What has no graph runs layer by layer.
     """
     notes: tuple[str, ...] = ()
-    if _wants_graphs(model, fuse_blocks):
+    if wants_graphs(model, fuse_blocks):
         with alone():
-            notes = with_token_step(model)
-            if not notes:
-                notes = _with_blocks(model, timed=fuse_blocks == "auto")
+            notes = _noted(model, fuse_blocks)
     layers = tuple(n for n, m in model.named_modules() if isinstance(m, DynamicLinear))
     model.quantization = Summary(
         "dynamic", "as its weights were loaded", {}, 0, None, layers, {}, notes=notes
@@ -49,22 +46,15 @@ def give_graphs(model: Any, fuse_blocks: Switch) -> None:
     _log.info("%s", model.quantization)
 
 
-def _wants_graphs(model: Any, fuse_blocks: Switch) -> bool:
-    if not extension_loads():
-        return False
-    weights = weights_of(model)
-    return weights >= ENOUGH_WEIGHTS if fuse_blocks == "auto" else bool(weights and fuse_blocks)
-
-
-def _with_blocks(model: Any, timed: bool) -> tuple[str, ...]:
+def _noted(model: Any, fuse_blocks: Switch) -> tuple[str, ...]:
     calls = usual_calls(model)
-    if not calls:
-        return ("layers run one by one: how it is called is known from data alone",)
     try:
-        notes = with_block_graphs(model, calls, timed=timed)
+        notes = given_graphs.give_graphs(model, calls, fuse_blocks)
     except Exception as error:  # the model's own code may raise anything at made-up inputs
         _log.info("no graphs: %s", first_line(error))
         return (f"layers run one by one: {first_line(error)}",)
+    if not calls and not notes:
+        return ("layers run one by one: how it is called is known from data alone",)
     return notes or ("layers run one by one: no block of it could be traced and fused",)
 
 

@@ -29,6 +29,7 @@ from torch.fx.node import map_arg
 
 from x86quant.errors import UnsupportedError
 from x86quant.lowering.functional_forms import IN_PLACE_OPERATORS, NodeCall, functional_forms, tried
+from x86quant.lowering.pickled_graph import PlainGraph
 from x86quant.lowering.reshaped import without_reshapes
 from x86quant.lowering.tensor_memory import (
     Geometry,
@@ -59,6 +60,16 @@ class OnCopy(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """The first input, after the write that the others take part in."""
         return self.write(*inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _on_copy, (PlainGraph.of(self.write),)
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+
+def _on_copy(write: PlainGraph) -> OnCopy:
+    return OnCopy(write.graph_module()).eval()
 
 
 class InPlaceTracer(Tracer):

@@ -22,7 +22,7 @@ from torch import nn
 from torch.fx import Node
 
 from x86quant.lowering.builder import Builder
-from x86quant.lowering.float_forms import (
+from x86quant.lowering.emitted_layers import (
     FunctionConverter,
     ModuleConverter,
     convolution,

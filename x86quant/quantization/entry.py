@@ -8,12 +8,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 from torch import nn
+from torch.export import ExportedProgram
 
 from x86quant.calling.wording import alone
+from x86quant.compiled import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
+from x86quant.quantization.exported_programs import is_exported, with_layers, without_hook
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
@@ -28,7 +31,7 @@ _MAX_DROP = 0.01
 
 
 def quantize(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     calibration: Data | None = None,
     *,
     mode: Mode = "auto",
@@ -53,7 +56,7 @@ def quantize(
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
 
     Args:
-        model: any float module on the CPU; it is not changed.
+        model: any float module on the CPU, or an exported program; it is not changed.
         calibration: typical inputs, without which static ranges cannot be chosen: a DataLoader or
             any iterable of batches, each a tensor, a tuple of inputs (targets behind them are left
             out) or a mapping of keyword arguments; or one tensor of samples. For a model of
@@ -109,6 +112,9 @@ def quantize(
         )
     if max_drop is not None and not max_drop >= 0:
         raise InvalidInputError(f"max_drop must not be negative, got {max_drop}")
+    if is_exported(model):  # which refuses calls of other sizes than it was exported for
+        model, strict = with_layers(model), True
+    assert not isinstance(model, ExportedProgram)
     settings = Settings(
         mode=mode,
         observer=observer,
@@ -134,6 +140,8 @@ def quantize(
             outcome = outcome.searched(search(prepared, scored, drop, kept, max_trials).result)
         with failing_batches_named(prepared.reference, prepared.sample):
             found: nn.Module = checked(outcome, settings)
+    if isinstance(found, GuardedModule):
+        without_hook(found)
     _log.info("%s", found.quantization)
     return found
 

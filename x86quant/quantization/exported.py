@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,9 +20,10 @@ from torch.fx import GraphModule, Node
 from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.trace_limits import TraceLimits
 from x86quant.calling.wording import quiet
-from x86quant.compiled.guarded import Guard, GuardedInput
-from x86quant.compiled.structure import CallForm, Structure, take_apart
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, Structure, take_apart
+from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.forms.size_conditions import Condition, parse, size_of
 from x86quant.lowering.from_export import exported_layer, flat
 from x86quant.lowering.functional import functionalized
 from x86quant.lowering.mutation import without_mutations
@@ -36,6 +36,9 @@ _LAYERS: dict[Any, tuple[tuple[type[nn.Module], ...], int]] = {
     aten.conv1d.default: ((nn.Conv1d,), 1),
     aten.conv2d.default: ((nn.Conv2d,), 1),
     aten.conv3d.default: ((nn.Conv3d,), 1),
+    aten.conv1d.padding: ((nn.Conv1d,), 1),
+    aten.conv2d.padding: ((nn.Conv2d,), 1),
+    aten.conv3d.padding: ((nn.Conv3d,), 1),
     aten.conv_transpose1d.default: ((nn.ConvTranspose1d,), 1),
     aten.conv_transpose2d.input: ((nn.ConvTranspose2d,), 1),
     aten.conv_transpose3d.input: ((nn.ConvTranspose3d,), 1),
@@ -316,9 +319,6 @@ def _batch_and_tokens(leaves: Sequence[torch.Tensor]) -> Any:
 #: What torch.export raises where the code depends on values: no choice of free sizes mends that.
 _DATA_DEPENDENT = "GuardOnDataDependentSymNode"
 
-#: How the guards of an exported ``_FlatForm`` spell a size, and how ours do.
-_SIZE = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
-
 
 def _guard(program: torch.export.ExportedProgram, form: CallForm, leaves: Sequence[Any]) -> Guard:
     """What export assumed about sizes."""
@@ -327,40 +327,40 @@ def _guard(program: torch.export.ExportedProgram, form: CallForm, leaves: Sequen
         for node in program.graph.nodes
         if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
     ]
-    conditions = [_SIZE.sub(r"s[\1][\2]", code) for code in program._guards_code]
+    conditions = list(map(parse, program._guards_code))
     known = {str(name): bounds for name, bounds in program.range_constraints.items()}
     inputs = []
-    first: dict[str, str] = {}
+    first: dict[str, Condition] = {}
     for number, (name, x, shape) in enumerate(zip(form.names, leaves, shapes, strict=True)):
         fixed = []
         for dim, size in enumerate(shape):
-            here, text = f"s[{number}][{dim}]", str(size)
+            here, text = size_of(number, dim), str(size)
             if text.isdigit():  # a number, or a symbol that became one
                 fixed.append((dim, int(text)))
             elif text in known:
                 conditions += _range(here, known[text])
                 if text in first:
-                    conditions.append(f"{here} == {first[text]}")
+                    conditions.append(("==", here, first[text]))
                 first.setdefault(text, here)
             else:  # an expression of other sizes
                 raise UnsupportedError(f"{name} has size {text} in dimension {dim}")
         inputs.append(GuardedInput(name, x.dtype, x.dim(), tuple(fixed), frozenset()))
     if len(conditions) > _MOST_CONDITIONS:
         raise UnsupportedError(f"{len(conditions)} conditions on sizes")
-    return Guard(tuple(inputs), tuple(dict.fromkeys(conditions)))
+    return Guard(tuple(inputs), tuple(conditions))
 
 
 #: With more than these, an export with fewer free sizes is the better one.
 _MOST_CONDITIONS = 64
 
 
-def _range(size: str, bounds: Any) -> list[str]:
+def _range(size: Condition, bounds: Any) -> list[Condition]:
     """The bounds that are numbers; a size below 2 is judged by what was verified."""
     found = []
     if bounds.lower.is_Integer and int(bounds.lower) > 2:
-        found.append(f"{size} >= {int(bounds.lower)}")
+        found.append((">=", size, int(bounds.lower)))
     if bounds.upper.is_Integer:
-        found.append(f"{size} <= {int(bounds.upper)}")
+        found.append(("<=", size, int(bounds.upper)))
     return found
 
 
@@ -386,7 +386,13 @@ def _convert(gm: GraphModule, model: nn.Module, node: Node) -> None:
     node.meta["scope"] = exported_layer(node).removeprefix("inner").removeprefix(".")
     if node.target in _LAYERS and (path := _layer(model, node)):
         _call_layer(gm, model, node, path)
-    elif node.target is aten.dropout.default:  # in evaluation mode
+    else:
+        spelled_as_function(node)
+
+
+def spelled_as_function(node: Node) -> None:
+    """Let ``node``, a call of an aten op, call the function that stock quantization knows."""
+    if node.target is aten.dropout.default:  # in evaluation mode
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
     elif node.target is aten.sym_size.int:
         node.op, node.target = "call_method", "size"
@@ -433,9 +439,10 @@ def _arguments_of(layer: Any, path: str) -> list[Any]:
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         names = ("weight", "bias", "running_mean", "running_var")
         return [_ANY, *map(own, names), _ANY, layer.eps]
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+    if layer.padding_mode != "zeros":
         return [None]  # it is more than the op
-    sizes = [_ANY, own("weight"), own("bias"), list(layer.stride), list(layer.padding)]
+    padding = layer.padding if isinstance(layer.padding, str) else list(layer.padding)
+    sizes = [_ANY, own("weight"), own("bias"), list(layer.stride), padding]
     if layer.transposed:
         return [*sizes, list(layer.output_padding), layer.groups, list(layer.dilation)]
     return [*sizes, list(layer.dilation), layer.groups]
@@ -451,9 +458,7 @@ def _defaults(node: Node) -> list[Any]:
     """The default of every argument of the op, sizes as long as the op's are."""
     target: Any = node.target
     arguments = target._schema.arguments
-    dims = {aten.conv1d.default: 1, aten.conv_transpose1d.default: 1}
-    dims |= {aten.conv2d.default: 2, aten.conv_transpose2d.input: 2}
-    length = dims.get(target, 3)
+    length = next((n for n in (1, 2) if f"{n}d" in target.name()), 3)
     found = []
     for argument in arguments:
         value = argument.default_value

@@ -8,21 +8,19 @@ takes none. Whether they are what the model computes with is for the proof to te
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.compiled.guarded import Guard
-from x86quant.compiled.structure import CallForm
+from x86quant.forms.call_form import CallForm
+from x86quant.forms.guard import Guard
+from x86quant.forms.size_conditions import renumbered
 from x86quant.quantization.exported import Exported
 
 #: What a model of transformers computes with where such an argument is not given.
 _VALUES = {"attention_mask": 1, "token_type_ids": 0}
 #: The argument whose sizes they have.
 _IDS = "input_ids"
-
-_SIZE = re.compile(r"s\[(\d+)\]")
 
 
 def filled(exported: Exported, form: CallForm, fewer: CallForm) -> Exported | None:
@@ -100,11 +98,8 @@ def _without(guard: Guard, form: CallForm, left_out: frozenset[str]) -> Guard:
         if name not in left_out:
             numbers[name] = len(numbers)
     places = [numbers.get(name, numbers[_IDS]) for name in form.names]
-    conditions = tuple(
-        _SIZE.sub(lambda found: f"s[{places[int(found[1])]}]", condition)
-        for condition in guard.conditions
-    )
+    conditions = tuple(renumbered(condition, places) for condition in guard.conditions)
     inputs = tuple(
         spec for name, spec in zip(form.names, guard.inputs, strict=True) if name not in left_out
     )
-    return dataclasses.replace(guard, inputs=inputs, conditions=tuple(dict.fromkeys(conditions)))
+    return dataclasses.replace(guard, inputs=inputs, conditions=conditions)

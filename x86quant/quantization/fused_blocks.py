@@ -23,9 +23,9 @@ from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, is_known_hook
-from x86quant.compiled.structure import CallForm, take_apart
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, take_apart
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows

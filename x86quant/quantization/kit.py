@@ -18,9 +18,9 @@ from torch import nn
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed_parts, outputs, run
 from x86quant.calling.state import deep_copy, state_kept
-from x86quant.compiled.structure import take_apart
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
+from x86quant.forms.call_form import take_apart
 from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.bias_correction import BiasCorrection
 from x86quant.quantization.float_results import FloatResults

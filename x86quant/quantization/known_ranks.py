@@ -18,15 +18,15 @@ from torch.fx import Graph, Interpreter, Node, Proxy
 from torch.fx.proxy import Attribute
 from torch.overrides import TorchFunctionMode
 
+from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
+from x86quant.quantization.counted_sizes import batch_sizes, count_of
 
 if TYPE_CHECKING:
     from x86quant.quantization.known_sizes import SizesAskedFor
 
 #: Ops whose result may have another rank for other sizes.
 BY_SIZE = frozenset(["squeeze", "squeeze_", "squeeze_copy"])
-#: A dimension of an input, by the input's number.
-Place = tuple[int, int]
 
 #: What makes a tensor of sizes, and takes no proxy for one.
 _FACTORIES = ("arange", "eye", "full", "linspace", "ones", "zeros")
@@ -48,12 +48,12 @@ class RankedTracer(InPlaceTracer):
         self._sizes: SizesAskedFor | None = None
 
     @property
-    def fixed(self) -> dict[tuple[int, int], int]:
+    def fixed(self) -> dict[Place, int]:
         """The sizes that the graph holds for, by input and dimension."""
         return {} if self._sizes is None else self._sizes.fixed
 
     @property
-    def conditions(self) -> tuple[str, ...]:
+    def conditions(self) -> tuple[Condition, ...]:
         """What else must hold of the sizes of inputs."""
         return () if self._sizes is None else self._sizes.conditions
 
@@ -140,28 +140,6 @@ class RankedTracer(InPlaceTracer):
         if self._values is None:
             self._values = _Values(self, self._example)
         return self._values.of(node)
-
-
-def batch_sizes(example: Sequence[torch.Tensor]) -> set[Place]:
-    """Where inputs have the size of a batch: in front, or, of indices of many tables, behind it."""
-    rows = next((len(x) for x in example if x.dim()), None)
-    found: set[Place] = set()
-    for i, x in enumerate(example):
-        stacked = not x.is_floating_point() and x.dim() > 1 and len(x) != rows
-        dims = range(1, x.dim()) if stacked else range(min(1, x.dim()))
-        found.update((i, dim) for dim in dims)
-    return found
-
-
-def count_of(value: Any) -> int | None:
-    """How many parts or rows ``value`` has, or the number that it is; None if it has neither."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | torch.SymInt):
-        return int(value)
-    if isinstance(value, torch.Tensor):
-        return int(value.shape[0]) if value.dim() else None
-    return len(value) if isinstance(value, tuple | list) else None
 
 
 def _with_more_rows(example: Sequence[torch.Tensor]) -> list[torch.Tensor]:

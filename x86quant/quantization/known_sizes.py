@@ -25,7 +25,8 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from x86quant.calling.op_watch import OpWatch
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.known_ranks import Place, batch_sizes, count_of
+from x86quant.forms.size_conditions import Condition, Place, parse, sizes_in
+from x86quant.quantization.counted_sizes import batch_sizes, count_of
 from x86quant.terminal.silence import silent
 
 
@@ -47,14 +48,14 @@ class SizesAskedFor(Interpreter):
 
     Attributes:
         fixed: the sizes of inputs that what was asked for depends on.
-        conditions: what else must hold of sizes, which are ``s[input][dimension]``.
+        conditions: what else must hold of sizes.
         running: whether what is called now is not traced, but run.
     """
 
     def __init__(self, root: nn.Module, graph: Graph, example: Sequence[torch.Tensor]) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
         self.fixed: dict[Place, int] = {}
-        self.conditions: tuple[str, ...] = ()
+        self.conditions: tuple[Condition, ...] = ()
         self.running = False
         self._sizes = {(i, d): n for i, x in enumerate(example) for d, n in enumerate(x.shape)}
         self._batches = batch_sizes(example)
@@ -98,15 +99,13 @@ class SizesAskedFor(Interpreter):
         finally:
             self.running = False
         fixed, conditions = self._assumed()
-        batches = [f"s[{i}][{dim}]" for i, dim in self._batches]
-        if found is None or any(size in text for size in batches for text in conditions):
-            return None
-        if self._batches & fixed.keys():
+        needed = fixed.keys() | {place for c in conditions for place in sizes_in(c)}
+        if found is None or self._batches & needed:
             return None
         self.fixed, self.conditions = fixed, conditions
         return found
 
-    def _assumed(self) -> tuple[dict[Place, int], tuple[str, ...]]:
+    def _assumed(self) -> tuple[dict[Place, int], tuple[Condition, ...]]:
         """The sizes that were taken for numbers so far, and what else must be equal to one."""
         now = {place: self._shapes.replace(symbol) for place, symbol in self._symbols.items()}
         fixed = {place: self._sizes[place] for place, size in now.items() if size.is_number}
@@ -116,8 +115,8 @@ class SizesAskedFor(Interpreter):
             equation = self._shapes.replace(guard.expr)
             sides = getattr(equation, "args", ())
             if isinstance(equation, Eq) and any(side.is_number for side in sides):
-                conditions.append(PythonPrinter().doprint(equation.xreplace(names)))
-        return fixed, tuple(dict.fromkeys(conditions))
+                conditions.append(parse(PythonPrinter().doprint(equation.xreplace(names))))
+        return fixed, tuple(conditions)
 
 
 def _symbolic(size: Any) -> Any:

@@ -23,24 +23,19 @@ from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
-from x86quant.compiled.structure import Structure, take_apart
 from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
-from x86quant.packing.linear_dynamic import extension_loads
+from x86quant.forms.call_form import Structure, take_apart
 from x86quant.quantization import speed
-from x86quant.quantization.fused_blocks import (
-    ENOUGH_WEIGHTS,
-    weights_of,
-    with_block_graphs,
-)
+from x86quant.quantization.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
 from x86quant.quantization.memory_reads import sees_other_memory
+from x86quant.quantization.part_search import of_other_forms
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.proof import smallest, variants
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.token_steps import with_token_step
 from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
@@ -136,6 +131,7 @@ class Choices:
             notes=(*prepared.notes, *self.notes),
             search=self.search,
             example=prepared.sample[0] if prepared.sample else None,
+            other_calls=tuple(of_other_forms(prepared.reference, prepared.sample)),
         )
 
 
@@ -157,10 +153,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     note_in_config(model, settings.fuse_blocks)
     result: Any = model.eval()
     if sample and _wants_graphs(outcome, result, settings):
-        timed = settings.fuse_blocks == "auto"
-        for note in with_block_graphs(result, variants(sample), timed=timed):
-            outcome = outcome.noting(note)
-        for note in with_token_step(result):
+        for note in give_graphs(result, variants(sample), settings.fuse_blocks):
             outcome = outcome.noting(note)
     result.quantization = outcome.summary()
     return result
@@ -168,11 +161,10 @@ def checked(outcome: Choices, settings: Settings) -> Any:
 
 def _wants_graphs(outcome: Choices, model: nn.Module, settings: Settings) -> bool:
     """Whether blocks of dynamic layers are to run as graphs."""
-    if not (outcome.prepared.scheme.dynamic and outcome.int8_layers and extension_loads()):
-        return False  # without native kernels there is nothing to gain
-    if settings.fuse_blocks == "auto":
-        return settings.speed_check and weights_of(model) >= ENOUGH_WEIGHTS
-    return settings.fuse_blocks
+    if settings.fuse_blocks == "auto" and not settings.speed_check:
+        return False
+    dynamic = outcome.prepared.scheme.dynamic and outcome.int8_layers
+    return bool(dynamic) and wants_graphs(model, settings.fuse_blocks)
 
 
 # --- it runs ---

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -22,9 +23,9 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import State, deep_copy, state_kept
 from x86quant.calling.wording import listed
-from x86quant.compiled.structure import CallForm, Structure, is_transformed
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, Structure, is_transformed
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.proof import OTHER_SEED, Observed, elements, observe, prove
 from x86quant.quantization.recurrent_layers import LAYERS
@@ -238,13 +239,13 @@ def _only_for(part: FoundPart, seen: Sequence[Observed]) -> str | None:
 def _with_other_forms(first: Called, model: nn.Module, calls: Sequence[Call]) -> Called:
     """What the first of ``calls`` calls, and how often the rest is by those of other forms."""
     counts = dict(first.counts)
-    for call in _of_other_forms(model, calls):
+    for call in of_other_forms(model, calls):
         with contextlib.suppress(Exception), state_kept(model):  # sizes that it may not take
             counts = {**calls_of(model, call).counts, **counts}
     return dataclasses.replace(first, counts=counts)
 
 
-def _of_other_forms(model: nn.Module, calls: Sequence[Call]) -> Iterator[Call]:
+def of_other_forms(model: nn.Module, calls: Sequence[Call]) -> Iterator[Call]:
     """A call of each form that is not that of the first: with another string, say."""
     forms: list[Structure] = []
     for call in calls:
@@ -265,6 +266,14 @@ def _shown(path: str) -> str:
 _NEVER_CALLED = (nn.ParameterList, nn.ParameterDict)
 
 
+def _has_own_call(module: nn.Module) -> bool:
+    """Whether calls of ``module`` do something else than its forward and its hooks."""
+    own = type(module).__call__
+    # Of graph modules it is torch.fx's, for the places of errors.
+    is_torchs = isinstance(module, GraphModule) and own.__module__ == GraphModule.__module__
+    return own is not nn.Module.__call__ and not is_torchs
+
+
 def _outside(
     path: str, module: nn.Module, changed: Collection[str], differentiated: Collection[str]
 ) -> str | None:
@@ -277,7 +286,7 @@ def _outside(
             return f"{_shown(inside)} changes its own attributes or buffers at each call"
         if "forward" in vars(inner) and type(inner).__module__.startswith("torch."):
             return f"the forward of {_shown(inside)} was replaced on the object"
-        if type(inner).__call__ is not nn.Module.__call__ and not isinstance(inner, _NEVER_CALLED):
+        if _has_own_call(inner) and not isinstance(inner, _NEVER_CALLED):
             return f"{type(inner).__name__} has a __call__ of its own"
         if isinstance(inner, torch.jit.ScriptModule):
             return f"{_shown(inside)} is a ScriptModule"
@@ -324,7 +333,7 @@ def _find(
 def _example(traced: Traced, seen: Sequence[Observed]) -> Call:
     for one in seen:
         tensors = traced.form.tensors(one.call.args, one.call.kwargs)
-        if tensors and traced.guard.refusal(tensors, traced.guard.compiled()) is None:
+        if tensors and traced.guard.refusal(tensors) is None:
             return one.call
     raise UnsupportedError("no calibration batch meets what the graph had to assume")
 

@@ -20,9 +20,9 @@ from torch import nn
 from x86quant.calling.call import Call, dense
 from x86quant.calling.running import hooks_set_aside, run, run_drawing
 from x86quant.calling.state import State, state_kept
-from x86quant.compiled.guarded import Guard
-from x86quant.compiled.structure import is_transformed, take_apart
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import is_transformed, take_apart
+from x86quant.forms.guard import Guard
 from x86quant.quantization.caught_errors import errors_are_caught_near
 from x86quant.quantization.float_results import FloatResults
 from x86quant.quantization.tracing import Traced

@@ -16,8 +16,8 @@ from x86quant.calling.call import Call
 from x86quant.calling.wording import quiet
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
-from x86quant.compiled.structure import Structure
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
+from x86quant.forms.call_form import Structure
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName

@@ -35,6 +35,7 @@ class Summary:
         notes: what else a user should know.
         search: how float layers were chosen to hold a metric.
         example: the arguments of one call, out of the calibration data; None without data.
+        other_calls: one of each other form that was among the data: with another argument, say.
     """
 
     mode: str
@@ -51,6 +52,7 @@ class Summary:
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     example: Call | None = dataclasses.field(default=None, repr=False, compare=False)
+    other_calls: tuple[Call, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def line(self) -> str:
         """The essence in one line."""

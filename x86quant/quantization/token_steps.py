@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,9 +26,9 @@ from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import give_token_step
-from x86quant.compiled.structure import CallForm
 from x86quant.compiled.token_step import TokenStep
-from x86quant.errors import UnsupportedError, first_line
+from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
+from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, nodes_of
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
@@ -36,6 +37,7 @@ from x86quant.quantization.fused_blocks import drop_packs, rows_left_float
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.proof import Observed, prove
 from x86quant.quantization.tracing import Traced
+from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -60,6 +62,12 @@ def with_token_step(model: nn.Module) -> tuple[str, ...]:
     try:
         step = _token_step(model)
     except Exception as error:  # the model's own code may raise anything
+        if is_own(error):
+            warnings.warn(
+                f"each new token runs layer by layer: {described(error)}",
+                X86QuantWarning,
+                stacklevel=2,
+            )
         _log.info("no token step: %s", first_line(error))
         return ()
     give_token_step(model, step)

@@ -16,14 +16,15 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import deep_copy
-from x86quant.compiled.guarded import Guard, GuardedInput
-from x86quant.compiled.structure import CallForm, Structure, is_tensor, take_apart
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, Structure, is_tensor, take_apart
+from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.caught_errors import errors_are_caught
 from x86quant.quantization.constant_products import spell_as_linears
 from x86quant.quantization.exported import from_export
+from x86quant.quantization.exported_programs import FIXED_SIZES
 from x86quant.quantization.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.recommenders import recognise_recommender
 from x86quant.quantization.recurrent_layers import part_recurrent
@@ -81,7 +82,7 @@ class Traced:
         tensors = self.form.tensors(call.args, call.kwargs)
         if tensors is None:
             raise UnsupportedError("a call with other arguments")
-        reason = self.guard.refusal(tensors, self.guard.compiled())
+        reason = self.guard.refusal(tensors)
         if reason is not None:
             raise UnsupportedError(reason)
         return tensors
@@ -137,8 +138,11 @@ def by_fx(module: nn.Module, example: Call, small: Call | None = None) -> Traced
 def _guard(form: CallForm, leaves: Sequence[torch.Tensor], tracer: RankedTracer) -> Guard:
     """What ``tracer`` had to assume of inputs such as ``leaves``."""
     fixed: list[list[tuple[int, int]]] = [[] for _ in leaves]
+    for number, sizes in enumerate(_fixed_by_export(tracer.root, len(leaves))):
+        fixed[number] += sizes
     for (number, dim), size in sorted(tracer.fixed.items()):
-        fixed[number].append((dim, size))
+        if (dim, size) not in fixed[number]:
+            fixed[number].append((dim, size))
     inputs = tuple(
         GuardedInput(name, x.dtype, x.dim(), tuple(sizes))
         for name, x, sizes in zip(form.names, leaves, fixed, strict=True)
@@ -146,10 +150,17 @@ def _guard(form: CallForm, leaves: Sequence[torch.Tensor], tracer: RankedTracer)
     return Guard(inputs, tracer.conditions)
 
 
+def _fixed_by_export(root: object, inputs: int) -> list[tuple[tuple[int, int], ...]]:
+    """The sizes that ``root`` was exported for alone, if it was."""
+    nodes = root.graph.find_nodes(op="placeholder") if isinstance(root, GraphModule) else ()
+    found = [node.meta.get(FIXED_SIZES, ()) for node in nodes]
+    return found if len(found) == inputs else []
+
+
 def _held_for(form: CallForm, guard: Guard, call: Call) -> list[torch.Tensor] | None:
     """The tensors of ``call``, if a graph with this guard holds for them."""
     tensors = form.tensors(call.args, call.kwargs)
-    if tensors is None or guard.refusal(tensors, guard.compiled()) is not None:
+    if tensors is None or guard.refusal(tensors) is not None:
         return None
     return tensors
 

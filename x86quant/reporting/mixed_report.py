@@ -26,7 +26,7 @@ from x86quant.reporting.facts import (
     facts_of,
     with_precision,
 )
-from x86quant.reporting.model_report import compiled_layers
+from x86quant.reporting.step_layers import compiled_layers
 
 
 def mixed_report(

@@ -9,17 +9,14 @@ from torch import nn
 
 from x86quant.compiled import CompiledModule
 from x86quant.explaining.int8_proof import compute_ops
-from x86quant.profiling import Profile, profile
-from x86quant.profiling.recorder import record
-from x86quant.profiling.run_step import RunStep
+from x86quant.profiling import Profile
 from x86quant.reporting.facts import (
-    LayerFacts,
     ModelReport,
     Precision,
     duration,
     facts_of,
-    with_precision,
 )
+from x86quant.reporting.step_layers import compiled_layers
 
 
 def model_report(
@@ -57,32 +54,6 @@ def model_report(
     if timed is not None:
         facts |= _times(timed)
     return ModelReport(title, facts, layers, tuple(notes))
-
-
-def compiled_layers(
-    compiled: CompiledModule,
-    inputs: Sequence[Any],
-    precision: Mapping[str, Precision],
-    runs: int,
-    kwargs: Mapping[str, Any] | None = None,
-) -> tuple[tuple[LayerFacts, ...], Profile | None]:
-    """A row for each step of a compiled model, and its profile unless ``runs`` is 0."""
-    timed = profile(compiled, inputs, kwargs=kwargs, runs=runs) if runs else None
-    if timed is None:
-        steps, times = record(compiled, inputs, kwargs)[0], None
-    else:
-        steps = tuple(step.step for step in timed.steps)
-        times = [step.microseconds for step in timed.steps]
-    layers = tuple(
-        _layer(step, None if times is None else times[i], precision.get(step.layer))
-        for i, step in enumerate(steps)
-    )
-    return layers, timed
-
-
-def _layer(step: RunStep, microseconds: float | None, precision: Precision | None) -> LayerFacts:
-    facts = LayerFacts(step.layer, step.kind, step.kernel, step.rule, step.reason, microseconds)
-    return with_precision(facts, precision)
 
 
 def _times(timed: Profile) -> dict[str, str]:

@@ -254,11 +254,12 @@ class CallForm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every parameter is positional and gets a tensor."""
+        """Whether every parameter is positional, must be given, and gets a tensor."""
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return all(p.kind in positional for p in self.signature.parameters.values()) and all(
-            part.kind is None for part in self.arguments.parts
-        )
+        return all(
+            p.kind in positional and p.default is p.empty
+            for p in self.signature.parameters.values()
+        ) and all(part.kind is None for part in self.arguments.parts)
 
 
 def _has_default(parameter: inspect.Parameter, given: Mapping[str, Any]) -> bool:

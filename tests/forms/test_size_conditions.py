@@ -1,0 +1,72 @@
+"""Conditions on sizes: read, printed, checked and held against sizes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from x86quant.errors import UnsupportedError
+from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.forms.size_conditions import (
+    check,
+    evaluator,
+    holds,
+    parse,
+    renumbered,
+    sizes_in,
+    text,
+)
+
+#: What torch's tracers write, with a function of the sizes of two inputs that means the same.
+WRITTEN = {
+    "s[0][1] == 4": lambda a, b: a[1] == 4,
+    "L['tensors'][1].size()[0] <= s[0][0]": lambda a, b: b[0] <= a[0],
+    "2 <= L['leaves'][0].size()[1] < 9": lambda a, b: 2 <= a[1] < 9,
+    "max(1, s[0][1] // 4)*min(2, s[1][0]) > 1": lambda a, b: max(1, a[1] // 4) * min(2, b[0]) > 1,
+    "not (s[0][0] % 3 == 1 or s[1][0] > 5)": lambda a, b: not (a[0] % 3 == 1 or b[0] > 5),
+    "s[0][0]**2 - -s[1][0] >= 9 and s[0][1] != 5": lambda a, b: a[0] ** 2 + b[0] >= 9 and a[1] != 5,
+}  # fmt: skip
+
+SHAPES = [((a, b), (c,)) for a in (1, 2, 3, 7) for b in (1, 4, 5, 9) for c in (1, 2, 6)]
+
+
+@pytest.mark.parametrize("code", WRITTEN)
+def test_a_condition_means_what_its_code_means(code: str) -> None:
+    condition = parse(code)
+    hold = evaluator([condition])
+    assert {WRITTEN[code](*shapes) for shapes in SHAPES} == {True, False}
+    for shapes in SHAPES:
+        assert hold(shapes) is holds(condition, shapes) is WRITTEN[code](*shapes)
+
+
+@pytest.mark.parametrize("code", WRITTEN)
+def test_what_is_printed_and_stored_reads_as_the_same(code: str) -> None:
+    condition = parse(code)
+    printed = text(condition, lambda number: f"s[{number}]")
+    assert all(holds(parse(printed), x) == holds(condition, x) for x in SHAPES)
+    assert check([list(condition)], 2) == (condition,)
+    guard = Guard(tuple(GuardedInput(n, torch.float32, 2) for n in "ab"), (condition, condition))
+    assert guard.conditions == (condition,)
+    assert pickle.loads(pickle.dumps(guard)) == guard
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["__import__('os')", "s[0][0].real", "exec(s)", "s[0] == 1", "s[0][0]**99 == 1", "(" * 9],
+)
+def test_anything_else_is_refused(code: str) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be checked"):
+        parse(code)
+
+
+def test_what_has_no_meaning_at_some_sizes_does_not_hold() -> None:
+    assert not holds(parse("s[0][0] % s[0][1] == 0"), [(4, 0)])
+    assert not holds(parse("s[0][3] != 7"), [(4, 2)])
+
+
+def test_inputs_can_be_left_out() -> None:
+    condition = renumbered(parse("s[0][1] == s[2][1] + s[1][0]"), [0, 0, 1])
+    assert condition == parse("s[0][1] == s[1][1] + s[0][0]")
+    assert set(sizes_in(condition)) == {(0, 1), (1, 1), (0, 0)}

@@ -1,0 +1,116 @@
+"""Models that are graphs already: what torch.fx traced and what torch.export exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import x86quant
+from tests.quantization.test_any_model import sqnr
+from x86quant.errors import InvalidInputError
+
+NET = nn.Sequential(
+    nn.Conv2d(3, 16, 3),
+    nn.BatchNorm2d(16),
+    nn.ReLU(),
+    nn.Dropout(),
+    nn.Conv2d(16, 16, 3, stride=2, groups=4),
+    nn.ReLU6(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(16, 10),
+)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return NET.eval()
+
+
+def images(batch: int = 4) -> torch.Tensor:
+    return torch.randn(batch, 3, 16, 16)
+
+
+def exported(free: bool = True) -> Any:
+    shapes = ({0: Dim.DYNAMIC},) if free else None
+    return torch.export.export(net(), (images(),), dynamic_shapes=shapes)
+
+
+ARRIVALS = {
+    "fx": lambda: torch.fx.symbolic_trace(net()),
+    "program": exported,
+    "module": lambda: exported().module(),
+    "module without checks": lambda: exported().module(check_guards=False),
+}
+
+
+def quantized(model: Any, **options: Any) -> Any:
+    batches = [images() for _ in range(4)]
+    return x86quant.quantize(model, batches, speed_check=False, progress=False, **options)
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_a_graph_is_quantized_as_the_module_that_it_was_made_of(
+    arrival: str, tmp_path: Path
+) -> None:
+    result = quantized(ARRIVALS[arrival]())
+    assert set(result.quantization.traced_by) == {""}, "one graph"
+    assert len(result.quantization.int8_layers) == 4
+    x = images(7)
+    expected = net()(x)
+    assert sqnr(expected, result(x)) > 25
+    path = tmp_path / "graph.x86q"
+    x86quant.save(result, path)
+    assert torch.equal(x86quant.load(path)(x), result(x))
+
+
+def test_layers_of_a_program_have_their_names() -> None:
+    layers = quantized(exported(), float_layers=["8"]).quantization.int8_layers
+    assert {"0", "4"} < {*layers}
+    assert "8" not in layers
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_a_program_of_fixed_sizes_stays_one(mode: Any) -> None:
+    result = quantized(exported(free=False).module(), mode=mode)
+    x = images()
+    assert sqnr(net()(x), result(x)) > 25
+    with pytest.raises(InvalidInputError, match=r"size|dimension"):
+        result(images(7))
+
+
+class Tied(nn.Module):
+    """Calls one layer twice, and takes a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 16)
+        self.a = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, ids: torch.Tensor, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.a(torch.relu(self.a(self.words(ids))))
+        return {"out": self.norm(x) * scale}
+
+
+def test_a_program_with_keywords_and_nested_results() -> None:
+    model = Tied().eval()
+
+    def call() -> dict[str, torch.Tensor]:
+        return {"ids": torch.randint(20, (4, 6)), "scale": torch.rand(4, 1, 1) + 1}
+
+    program = torch.export.export(
+        model, (), call(), dynamic_shapes={"ids": {0: Dim.AUTO}, "scale": {0: Dim.AUTO}}
+    )
+    for mode in ("static", "dynamic"):
+        result = x86quant.quantize(
+            program, [call() for _ in range(4)], mode=mode, speed_check=False, progress=False
+        )
+        given = call()
+        assert sqnr(model(**given)["out"], result(**given)["out"]) > 20
+        assert "a" in str(result.quantization.int8_layers)

@@ -1,0 +1,1 @@
+"""How a graph is called, and which calls it holds for: as values that compare, print and pickle."""

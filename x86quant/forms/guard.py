@@ -1,0 +1,94 @@
+"""``Guard``: which tensors a graph holds for.
+
+A graph holds for the calls that it was traced with: for ranks, types, and what the tracer had to
+assume about sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from x86quant.forms import size_conditions
+from x86quant.forms.size_conditions import Condition, Shapes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GuardedInput:
+    """What one tensor of a call must be.
+
+    Attributes:
+        name: what it is called in messages.
+        dtype: its type.
+        rank: how many dimensions it has.
+        fixed: dimensions that have only one size, and that.
+        single: the other dimensions in which size 1 was verified; None if it need not be.
+    """
+
+    name: str
+    dtype: torch.dtype
+    rank: int
+    fixed: tuple[tuple[int, int], ...] = ()
+    single: frozenset[int] | None = None
+
+    def refusal(self, x: Any) -> str | None:
+        """Why ``x`` is not such a tensor, or None."""
+        if x.dtype is not self.dtype:
+            return f"{self.name} is {x.dtype}, not {self.dtype}"
+        if x.dim() != self.rank:
+            return f"{self.name} has {x.dim()} dimensions, not {self.rank}"
+        if x.layout is not torch.strided or x.device.type != "cpu":
+            return f"{self.name} is not a dense tensor on the CPU"
+        shape = x.shape
+        for dim, size in self.fixed:
+            if shape[dim] != size:
+                return f"{self.name} has size {shape[dim]} in dimension {dim}, not {size}"
+        if self.single is not None:
+            fixed = [dim for dim, _ in self.fixed]
+            for dim, size in enumerate(shape):
+                if size < 2 and dim not in fixed and (size == 0 or dim not in self.single):
+                    return f"{self.name} has size {size} in dimension {dim}"
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """Which tensors a graph holds for.
+
+    Attributes:
+        inputs: what each tensor must be.
+        conditions: relations between their sizes.
+    """
+
+    inputs: tuple[GuardedInput, ...]
+    conditions: tuple[Condition, ...] = ()
+    _all_hold: Callable[[Shapes], bool] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked = size_conditions.check(self.conditions, len(self.inputs))
+        object.__setattr__(self, "conditions", checked)
+        object.__setattr__(self, "_all_hold", size_conditions.evaluator(checked))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guard, (self.inputs, self.conditions)  # functions cannot be pickled
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether it asks for types and ranks alone."""
+        return not self.conditions and all(not x.fixed and x.single is None for x in self.inputs)
+
+    def refusal(self, tensors: Sequence[Any]) -> str | None:
+        """Why the graph does not hold for ``tensors``, or None."""
+        for spec, x in zip(self.inputs, tensors, strict=True):
+            if (reason := spec.refusal(x)) is not None:
+                return reason
+        if self.conditions:
+            shapes = [x.shape for x in tensors]
+            if not self._all_hold(shapes):
+                wrong = next(c for c in self.conditions if not size_conditions.holds(c, shapes))
+                wanted = size_conditions.text(wrong, lambda number: self.inputs[number].name)
+                return f"sizes {[tuple(s) for s in shapes]} do not meet {wanted}"
+        return None
