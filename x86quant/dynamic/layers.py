@@ -81,8 +81,9 @@ def _codes_of_torchao(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
         or (zero_point is not None and bool(zero_point.any()))
     ):
         raise UnsupportedError(
-            f"the weight of shape {tuple(weight.shape)} is torchao's {type(weight).__name__}, whose "
-            "codes are no int8 with a scale a row: give the float model, without torchao's quantize_"
+            f"the weight of shape {tuple(weight.shape)} is torchao's {type(weight).__name__}, "
+            "whose codes are no int8 with a scale a row: give the float model, as it was before "
+            "torchao's quantize_"
         )
     scales = scale.detach().flatten().to(torch.float32).expand(codes.shape[0])
     return codes.detach().clone(), scales.clone()
