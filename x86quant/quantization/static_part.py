@@ -355,7 +355,7 @@ class StaticPart:
             if self.output_observer(node) is None or not self._is_known(node):
                 continue
             groups[node] = [node]
-            for source in map(self._unobserved, node.all_input_nodes):
+            for source in self._sources(node):
                 group = groups.get(source, groups[node])
                 if group is not groups[node]:
                     group += groups[node]
@@ -380,7 +380,7 @@ class StaticPart:
         for node in self.prepared.graph.nodes:
             if node not in int8 or node in feeding or kind_of(node, self.module(node)) not in JOINS:
                 continue
-            sources = map(self._unobserved, node.all_input_nodes)
+            sources = self._sources(node)
             if any(x.op != "placeholder" and (x not in int8 or x in found) for x in sources):
                 found.append(node)
         return found
@@ -431,6 +431,14 @@ class StaticPart:
 
     def _unobserved(self, node: Node) -> Node:
         return node if self.observer_of(node) is None else node.all_input_nodes[0]
+
+    def _sources(self, node: Node) -> Iterator[Node]:
+        """What ``node``, or the function that it ends, reads, without observers."""
+        for source in map(self._unobserved, node.all_input_nodes):
+            if source.name in self._observation.inside:
+                yield from self._sources(source)
+            else:
+                yield source
 
     def _with_fused(self, names: Collection[str]) -> set[str]:
         """The functions named, and those that are computed as one with them."""
