@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
-from x86quant.observing.observer import RangeObserver
+from x86quant.observing.observer import RangeObserver, named
 from x86quant.observing.weights import (
     CHANNEL_OBSERVERS,
     ChannelRangesObserver,
@@ -80,21 +80,15 @@ class Ranges:
         if self.observer == "histogram":
             histogram: RangeObserver = _stock_histogram(codes)
             return histogram
-        found: RangeObserver = _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
+        found: RangeObserver = named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
         return found
 
     def weight_kind(self) -> type[ChannelRangesObserver]:
         """The class of observers of weights."""
-        found: type[ChannelRangesObserver] = _named(
+        found: type[ChannelRangesObserver] = named(
             CHANNEL_OBSERVERS, "weight_observer", self.weight_observer
         )
         return found
-
-
-def _named(table: Mapping[str, Any], argument: str, name: str) -> Any:
-    if name not in table:
-        raise InvalidInputError(f"{argument} must be one of {', '.join(table)}, not {name!r}")
-    return table[name]
 
 
 def _stock_histogram(codes: dict[str, int]) -> Any:
