@@ -16,6 +16,7 @@ from x86quant.kernels import kernel_names
 from x86quant.routing import in_force as active_rules
 from x86quant.routing.in_force import current_rules
 from x86quant.spec import OpSpec
+from x86quant.tables.likeness import likeness
 from x86quant.tables.table_reader import read_table
 from x86quant.tuning import quick, user_table
 from x86quant.tuning.cases import LAYERS, PROBES, read_shapes
@@ -136,6 +137,25 @@ def test_the_command_prints_the_gain_and_the_file(
     assert told["cases"] == 16
     assert told["gain"] >= 1.0
     assert (told["installed"] is not None) == (told["gain"] > 1.015)
+
+
+def test_that_nothing_is_better_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = quick.evaluate(slow_kernel("fbgemm", 3.0), HERE)
+    assert found is not None
+    evaluated = dataclasses.replace(found, gain=1.0)
+    monkeypatch.setattr(quick, "measure_few", lambda *_, **__: None)
+    monkeypatch.setattr(quick, "evaluate", lambda *_: evaluated)
+    monkeypatch.setattr("x86quant.hardware.cpu.cpu", lambda: HERE)
+    assert cli.main(["tune", "--quick"]) == 0
+    assert "nothing is better" in capsys.readouterr().out
+    table = user_table.users_table(HERE)
+    assert table.base is not None
+    assert table.base.name == found.before.name
+    assert not table.rules
+    assert likeness(table, HERE).degree == "same"
+    assert "tune --quick" not in str(likeness(table, HERE))
 
 
 def test_options_parse() -> None:

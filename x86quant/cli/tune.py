@@ -133,6 +133,7 @@ def run(options: argparse.Namespace) -> int:
 def _quick(options: argparse.Namespace) -> int:
     """Measure for a minute, and install a table if it is better than the one in force."""
     from x86quant.hardware.cpu import cpu
+    from x86quant.tables.shipped import shipped_tables
     from x86quant.tuning import quick, user_table
 
     start = time.monotonic()
@@ -147,18 +148,20 @@ def _quick(options: argparse.Namespace) -> int:
         print("nothing to choose: one kernel alone runs each of the layers that were measured")
         return 0
     installed = None
-    if found.worth_it and not quick.keeps_own_rules(found.before):
+    replaces = found.worth_it and not quick.keeps_own_rules(found.before)
+    if replaces or found.before.name in shipped_tables():
         installed = user_table.install(quick.as_user_table(found, here), here)
     if options.json:
         print(json.dumps(_quick_as_json(found, installed), indent=2))
         return 0
     print(found)
+    if not found.worth_it:
+        print(f"{found.before.name} stays in force: nothing is better by more than noise")
     if installed:
-        print(f"{installed}: installed; delete it to undo")
+        what = "installed" if found.worth_it else "remembers that"
+        print(f"{installed}: {what}; delete it to undo")
     elif found.worth_it:
         print(f"your own table {found.before.path} stays; to replace it, delete it first")
-    else:
-        print(f"{found.before.name} stays in force: nothing is better by more than noise")
     return 0
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 from x86quant.ops.gradients import asks_for_gradient, without_gradient
@@ -34,7 +34,12 @@ _WEIGHT_MAX = 127
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weight`` [N, K] as int8 codes in -127..127 and one float32 scale a row."""
+    """``weight`` [N, K] as int8 codes in -127..127 and one float32 scale a row.
+
+    Of a weight that torchao has quantized so these are its own codes and scales.
+    """
+    if (known := _codes_of_torchao(weight)) is not None:
+        return known
     if weight.dtype != torch.float32:
         raise InvalidInputError(
             f"the weight of shape {tuple(weight.shape)} is {weight.dtype}, expected float32; "
@@ -51,6 +56,37 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
     # In its own order, whatever that of the float weight: kernels read it row by row.
     return codes.to(torch.int8).contiguous(), scale
+
+
+def is_torchao(weight: torch.Tensor) -> bool:
+    """Whether ``weight`` is one of torchao's tensors, which few functions of torch take."""
+    return type(weight).__module__.startswith("torchao.")
+
+
+def _codes_of_torchao(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The int8 codes and scales of torchao's ``Int8Tensor``; None of an ordinary weight.
+
+    Raises:
+        UnsupportedError: it is another tensor of torchao's.
+    """
+    if not is_torchao(weight):
+        return None
+    codes, scale = getattr(weight, "qdata", None), getattr(weight, "scale", None)
+    zero_point = getattr(weight, "zero_point", None)
+    if (
+        codes is None
+        or scale is None
+        or codes.dtype != torch.int8
+        or scale.numel() not in (1, codes.shape[0])
+        or (zero_point is not None and bool(zero_point.any()))
+    ):
+        raise UnsupportedError(
+            f"the weight of shape {tuple(weight.shape)} is torchao's {type(weight).__name__}, "
+            "whose codes are no int8 with a scale a row: give the float model, as it was before "
+            "torchao's quantize_"
+        )
+    scales = scale.detach().flatten().to(torch.float32).expand(codes.shape[0])
+    return codes.detach().clone(), scales.clone()
 
 
 def float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -293,6 +293,13 @@ def add_constant(root: torch.nn.Module, graph: Graph, hint: str, tensor: torch.T
     return graph.create_node("get_attr", name)
 
 
+def drop_unused_buffers(gm: GraphModule) -> None:
+    """Let go of the constants of ``gm`` that no node reads any more."""
+    used = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    for name in [name for name, _ in gm.named_buffers(recurse=False) if name not in used]:
+        delattr(gm, name)
+
+
 def why(node: Node, reason: str) -> None:
     """Record why ``node`` stays a float op; the first reason stands."""
     node.meta.setdefault("why", reason)

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.from_fx import from_fx
-from x86quant.lowering.graph_tools import is_op, label
+from x86quant.lowering.graph_tools import drop_unused_buffers, is_op, label
 from x86quant.lowering.passes import PASSES, Report, run_passes
 from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
 from x86quant.lowering.passes.views_on_codes import is_shape_node
@@ -84,7 +84,7 @@ def lower(
         lowered.meta[FLOAT_RESULTS] = model.meta.get(FLOAT_RESULTS)
     reports = run_passes(lowered, passes)
     lowered.delete_all_unused_submodules()
-    _drop_unused_buffers(lowered)
+    drop_unused_buffers(lowered)
     return Lowering(canonical, lowered, tuple(reports))
 
 
@@ -93,12 +93,6 @@ def _copied(canonical: GraphModule) -> GraphModule:
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(canonical.graph, val_map={}))
     return GraphModule(canonical, graph, class_name="LoweredGraph").eval()
-
-
-def _drop_unused_buffers(gm: GraphModule) -> None:
-    used = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
-    for name in [name for name, _ in gm.named_buffers(recurse=False) if name not in used]:
-        delattr(gm, name)
 
 
 def computes_in_float(node: Node) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.from_export import exported_layer
-from x86quant.lowering.graph_tools import attribute, own_call
+from x86quant.lowering.graph_tools import attribute, drop_unused_buffers, own_call
 from x86quant.lowering.passes import Report, run_passes
 from x86quant.lowering.row_passes import ROW_PASSES
 from x86quant.lowering.row_passes.leave_out_padding import PADDING_UNREAD
@@ -25,7 +25,7 @@ def lower_rows(
     gm = _flat_copy(exported)
     gm.meta[PADDING_UNREAD] = padding_unread
     reports = run_passes(gm, ROW_PASSES)
-    _drop_unused(gm)
+    drop_unused_buffers(gm)
     return gm, tuple(reports)
 
 
@@ -62,9 +62,3 @@ def _mapped(value: Any, values: dict[Node, Node]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_mapped(x, values) for x in value)
     return value
-
-
-def _drop_unused(gm: GraphModule) -> None:
-    used = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
-    for name in [name for name, _ in gm.named_buffers(recurse=False) if name not in used]:
-        delattr(gm, name)

@@ -80,6 +80,19 @@ def normalized(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return None if rule is None else _applied(rule, args, kwargs)
 
 
+def normalized_node(node: Node, module: nn.Module | None) -> Call | None:
+    """The canonical form of what ``node`` calls: a function, a method, or ``module``."""
+    if module is not None:
+        if type(module) not in MODULES:
+            return None
+        function, named = MODULES[type(module)](module)
+        if any(isinstance(value, torch.Tensor) for value in named.values()):
+            return None
+        return normalized(function, node.args, {**named, **node.kwargs})
+    target = getattr(torch, str(node.target), None) if node.op == "call_method" else node.target
+    return normalized(target, node.args, node.kwargs) if node.op.startswith("call_") else None
+
+
 def _applied(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
     """What ``rule`` makes of these arguments, if they are ones that it knows."""
     signature = inspect.signature(rule)
@@ -275,6 +288,12 @@ def _hardshrink(input: Any, lambd: float = 0.5) -> Call:
     return aten.hardshrink.default, (input, lambd)
 
 
+@_rule(torch.pow, operator.pow, aten.pow.Tensor_Scalar)
+def _pow(input: Any, exponent: Any) -> Call | None:
+    fits = isinstance(input, Node) and isinstance(exponent, int | float)
+    return (aten.pow.Tensor_Scalar, (input, exponent)) if fits else None
+
+
 @_rule(F.prelu, torch.prelu, aten.prelu.default)
 def _prelu(input: Any, weight: Any) -> Call:
     return aten.prelu.default, (input, weight)
@@ -292,11 +311,17 @@ UNARY: frozenset[object] = frozenset(
         aten.softplus.default,
         aten.hardshrink.default,
         aten.prelu.default,
+        aten.pow.Tensor_Scalar,
         aten.add.Scalar,
         aten.sub.Scalar,
         aten.mul.Scalar,
         aten.div.Scalar,
     }
+)
+
+#: Overloads that act on two values element by element.
+JOINS: frozenset[object] = frozenset(
+    {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 )
 
 # --- two operands ----------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+
+from x86quant.errors import InvalidInputError
 
 #: Said by an observer that has nothing to choose a range by.
 NO_DATA = "an observer saw no data: run calibration batches through the prepared model"
@@ -15,6 +18,17 @@ LARGEST = 1e30
 
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 _EPS = torch.finfo(torch.float32).eps
+
+
+def named(table: Mapping[str, Any], argument: str, name: str) -> Any:
+    """The observer called ``name`` in ``table``.
+
+    Raises:
+        InvalidInputError: there is none; the message says whose ``argument`` that is.
+    """
+    if name not in table:
+        raise InvalidInputError(f"{argument} must be one of {', '.join(table)}, not {name!r}")
+    return table[name]
 
 
 class RangeObserver(nn.Module):

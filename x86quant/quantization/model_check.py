@@ -10,6 +10,7 @@ from torch import nn
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import Int8Linear
+from x86quant.dynamic.layers import is_torchao
 from x86quant.errors import InvalidInputError
 
 #: Where stock PyTorch keeps its quantized layers.
@@ -47,6 +48,11 @@ def check_model(model: Any) -> nn.Module:
             raise InvalidInputError(f"{name} has no size yet: call the model once, on an example")
         if tensor.device.type != "cpu":
             raise InvalidInputError(f"{name} is on {tensor.device}: call model.cpu() first")
+        if is_torchao(tensor):
+            raise InvalidInputError(
+                f"{name} is torchao's {type(tensor).__name__}, quantized already: "
+                "x86quant.to_dynamic(model) takes over its codes, or give the float model"
+            )
     parameters = [pair for pair in model.named_parameters() if pair[1].is_floating_point()]
     others = [pair for pair in parameters if pair[1].dtype != torch.float32]
     matrices = [sum(x.dim() > 1 for _, x in pairs) for pairs in (others, parameters)]

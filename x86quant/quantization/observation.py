@@ -24,6 +24,7 @@ from x86quant.quantization.int8_forms import (
     operands,
 )
 from x86quant.quantization.recurrent_layers import states_of
+from x86quant.quantization.spelled_out import spelled_out
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,11 +35,13 @@ class Observation:
         graph_module: the graph; its layers are those of the float one.
         int8: the names of the steps that become int8.
         unfinished: those of them that are computed as one with the activation behind.
+        inside: the names of steps inside a function that is spelled out, which is one int8 step.
     """
 
     graph_module: GraphModule
     int8: frozenset[str]
     unfinished: frozenset[str]
+    inside: frozenset[str]
 
 
 def observed(
@@ -148,11 +151,18 @@ class _Observing:
         """The graph with observers."""
         followers: set[Node] = set()
         made_here: set[Node] = set()
+        functions = spelled_out(self._gm, self._modules)
+        inside = {step for last, steps in functions.items() for step in steps if step is not last}
         for node in list(self._gm.graph.nodes):
             if not node.op.startswith("call_") or node.name in self._in_float:
                 continue
             if made_here.issuperset(node.all_input_nodes):  # of numbers alone, such as arange
                 made_here.add(node)
+                continue
+            if node in inside:
+                continue
+            if node in functions:
+                self._observe_function(node, functions[node])
                 continue
             module = self._module(node)
             kind = kind_of(node, module)
@@ -179,7 +189,19 @@ class _Observing:
         self._gm.recompile()
         self._gm.graph.lint()
         unfinished = {clamp.all_input_nodes[0].name for clamp in followers}
-        return Observation(self._gm, frozenset(self._int8), frozenset(unfinished))
+        names = frozenset(node.name for node in inside)
+        return Observation(self._gm, frozenset(self._int8), frozenset(unfinished), names)
+
+    def _observe_function(self, last: Node, steps: Collection[Node]) -> None:
+        """Observe what a function that is spelled out reads and gives."""
+        if any(step.name in self._in_float for step in steps):
+            return
+        for step in steps:
+            for source in step.all_input_nodes:
+                if source not in steps:
+                    self._observe_input(step, source)
+        self._int8.add(last.name)
+        self._observe(last, self._make())
 
     def _module(self, node: Node) -> nn.Module | None:
         return core(self._modules[str(node.target)]) if node.op == "call_module" else None

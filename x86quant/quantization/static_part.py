@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ from x86quant.forms.call_form import Structure
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
-from x86quant.observing.observer import RangeObserver
+from x86quant.observing.observer import RangeObserver, named
 from x86quant.observing.weights import (
     CHANNEL_OBSERVERS,
     ChannelRangesObserver,
@@ -80,21 +80,15 @@ class Ranges:
         if self.observer == "histogram":
             histogram: RangeObserver = _stock_histogram(codes)
             return histogram
-        found: RangeObserver = _named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
+        found: RangeObserver = named(ACTIVATION_OBSERVERS, "observer", self.observer)(**codes)
         return found
 
     def weight_kind(self) -> type[ChannelRangesObserver]:
         """The class of observers of weights."""
-        found: type[ChannelRangesObserver] = _named(
+        found: type[ChannelRangesObserver] = named(
             CHANNEL_OBSERVERS, "weight_observer", self.weight_observer
         )
         return found
-
-
-def _named(table: Mapping[str, Any], argument: str, name: str) -> Any:
-    if name not in table:
-        raise InvalidInputError(f"{argument} must be one of {', '.join(table)}, not {name!r}")
-    return table[name]
 
 
 def _stock_histogram(codes: dict[str, int]) -> Any:
@@ -355,7 +349,7 @@ class StaticPart:
             if self.output_observer(node) is None or not self._is_known(node):
                 continue
             groups[node] = [node]
-            for source in map(self._unobserved, node.all_input_nodes):
+            for source in self._sources(node):
                 group = groups.get(source, groups[node])
                 if group is not groups[node]:
                     group += groups[node]
@@ -380,7 +374,7 @@ class StaticPart:
         for node in self.prepared.graph.nodes:
             if node not in int8 or node in feeding or kind_of(node, self.module(node)) not in JOINS:
                 continue
-            sources = map(self._unobserved, node.all_input_nodes)
+            sources = self._sources(node)
             if any(x.op != "placeholder" and (x not in int8 or x in found) for x in sources):
                 found.append(node)
         return found
@@ -431,6 +425,14 @@ class StaticPart:
 
     def _unobserved(self, node: Node) -> Node:
         return node if self.observer_of(node) is None else node.all_input_nodes[0]
+
+    def _sources(self, node: Node) -> Iterator[Node]:
+        """What ``node``, or the function that it ends, reads, without observers."""
+        for source in map(self._unobserved, node.all_input_nodes):
+            if source.name in self._observation.inside:
+                yield from self._sources(source)
+            else:
+                yield source
 
     def _with_fused(self, names: Collection[str]) -> set[str]:
         """The functions named, and those that are computed as one with them."""

@@ -13,8 +13,8 @@ eligible for that layer. So neither the CPU nor ``torch.backends.quantized.engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
@@ -40,6 +40,7 @@ from torch.ao.quantization.backend_config import BackendConfig, get_native_backe
 from torch.ao.quantization.observer import default_placeholder_observer
 
 from x86quant.errors import InvalidInputError
+from x86quant.observing.observer import named
 from x86quant.stock.observers import (
     OBSERVERS,
     WEIGHT_OBSERVERS,
@@ -101,10 +102,10 @@ def get_default_qconfig_mapping(
             "mse" or "kl" (``x86quant.stock.observers``).
         weight_observer: "minmax", or "mse" to clip weights where that lowers their error.
     """
-    activation = _named(OBSERVERS, "observer", observer).with_args(
+    activation = named(OBSERVERS, "observer", observer).with_args(
         **_activation_range(activation_bits)
     )
-    weight = _named(WEIGHT_OBSERVERS, "weight_observer", weight_observer)
+    weight = named(WEIGHT_OBSERVERS, "weight_observer", weight_observer)
     mapping = _stock_mapping("x86")
     _set_ops(
         mapping,
@@ -169,13 +170,6 @@ def get_backend_config() -> BackendConfig:
     Not the stock x86 one either: it is the native one without quantized layer norm.
     """
     return get_native_backend_config()
-
-
-def _named(table: Mapping[str, Any], argument: str, name: str) -> Any:
-    """The observer class called ``name``."""
-    if name not in table:
-        raise InvalidInputError(f"{argument} must be one of {', '.join(table)}, not {name!r}")
-    return table[name]
 
 
 def _activation_range(bits: int) -> dict[str, object]:

@@ -155,7 +155,12 @@ def evaluate(measured: MeasurementSet, cpu: Cpu) -> Quick | None:
 
 
 def as_user_table(quick: Quick, cpu: Cpu) -> RuleTable:
-    """What is installed: the corrections, or nothing, above the shipped table that fits best."""
+    """What is installed: the corrections, or nothing, above the shipped table that fits best.
+
+    Where none is better than the one in force, this says that it has been tried on this CPU.
+    """
+    if not quick.worth_it:
+        return _above(quick.before, (), cpu)
     return quick.table if quick.corrections else _above(quick.table, (), cpu)
 
 

@@ -38,13 +38,14 @@ def quantized_operands(gm: GraphModule, node: Node, repeat: int) -> dict[str, An
     return {
         "x": codes,
         "weight": weight.kwargs["weight"],
-        "weight_scales": _scales(gm, weight, repeat),
+        "weight_scales": scales_of(gm, weight, repeat),
         "bias": bias,
         **scale_and_zp("x", codes),
     }
 
 
-def _scales(gm: GraphModule, weight: Node, repeat: int) -> Node:
+def scales_of(gm: GraphModule, weight: Node, repeat: int) -> Node:
+    """The scales of a ``dequantize_weight`` node, one a channel of the output."""
     node = weight.kwargs["weight_scales"]
     scales, codes = constant(gm, node), constant(gm, weight.kwargs["weight"])
     assert isinstance(node, Node)
