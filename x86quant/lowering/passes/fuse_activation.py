@@ -27,7 +27,7 @@ def run(gm: GraphModule) -> int:
     return finish(gm, changed)
 
 
-_PLAIN = {
+_PLAIN: dict[Any, str] = {
     aten.relu.default: "relu",
     aten.sigmoid.default: "sigmoid",
     aten.silu.default: "silu",
@@ -43,4 +43,4 @@ def activation_of(node: Node) -> str | None:
     if node.target is aten.gelu.default:
         spelling = str(node.kwargs.get("approximate", (*node.args[1:], "none")[0]))
         return {"none": "gelu", "tanh": "gelu_tanh"}[spelling]
-    return _PLAIN.get(node.target)
+    return _PLAIN.get(node.target)  # type: ignore[call-overload,no-any-return]
