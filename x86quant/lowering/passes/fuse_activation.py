@@ -43,4 +43,4 @@ def activation_of(node: Node) -> str | None:
     if node.target is aten.gelu.default:
         spelling = str(node.kwargs.get("approximate", (*node.args[1:], "none")[0]))
         return {"none": "gelu", "tanh": "gelu_tanh"}[spelling]
-    return _PLAIN.get(node.target)  # type: ignore[call-overload,no-any-return]
+    return _PLAIN.get(node.target)
