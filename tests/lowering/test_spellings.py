@@ -189,6 +189,7 @@ def test_every_spelling_means_what_torch_says(case: tuple[str, Any]) -> None:
         marked: dict[str, list[Any]] = {
             "input": [X],
             "other": [X, Marker("vector"), 2, -0.5, True],
+            "exponent": [2, 3, 0.5, -1.5, X],
             "tensors": [[X, X], (X, Marker("same"))],
             "weight": [Marker("weight"), Marker("transposed")],
             "bias": [Marker("bias")],

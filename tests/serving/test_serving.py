@@ -802,7 +802,7 @@ TAGGED = torch.zeros(3, 9, 20)
     ("change", "message"),
     [
         (lambda m: m.pop("row_packs"), 'lacks "row_packs"'),
-        (lambda m: m["row_packs"].pop(), "no pack 7"),
+        (lambda m: m["row_packs"].pop(), "no pack 8"),
         (lambda m: m["row_packs"][0].update(activation="x"), 'no activation "x"'),
         (lambda m: m["row_packs"][0].update(linears=[]), "has 0 linears"),
         (lambda m: m["row_packs"][0]["linears"][0].update(weight="t99"), "no tensor t99"),

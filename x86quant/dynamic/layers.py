@@ -272,7 +272,7 @@ class DynamicLinear(Int8Linear):
                     check_operands(self.op, x, *operands, activation)
                     raise
                 if asks_for_gradient(x):
-                    return without_gradient(out, type(self).__name__, x)
+                    out = without_gradient(out, type(self).__name__, x)
                 return out
         return super().activated(x, activation)
 
@@ -333,7 +333,7 @@ class DynamicLinear(Int8Linear):
         return {**self.__dict__, "_packed": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_packed": {}})
+        super().__setstate__({**state, "_packed": {}})  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
@@ -360,7 +360,7 @@ class Int8Sequential(nn.Sequential):
     def forward(self, input: Any) -> Any:
         """As ``nn.Sequential`` does, with the same results."""
         if type(input) is not torch.Tensor or not is_plain(input):
-            return super().forward(input)
+            return super().forward(input)  # type: ignore[no-untyped-call]
         layers = [*self._modules.values()]
         behind = [*layers[1:], None]
         fused = False

@@ -7,15 +7,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from typing import Any, Literal
 
 from torch import nn
 
 from x86quant.dynamic.layers import (
     Int8Linear,
+    Int8Sequential,
     WeightOnlyEmbedding,
     WeightOnlyLinear,
 )
+from x86quant.errors import UnsupportedError
 
 
 def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto") -> None:
@@ -26,7 +30,7 @@ def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto
     for module in model.modules():
         if not _is_pretrained(module):
             continue
-        layers = [m for m in module.modules() if type(m).__module__.startswith("x86quant.")]
+        layers = [m for m in module.modules() if _is_layer(m)]
         if layers:
             config: Any = module.config
             config.quantization_config = {
@@ -38,6 +42,20 @@ def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto
                 "fuse_blocks": fuse_blocks,
                 "checkpoint": "x86quant",
             }
+            _let_transformers_load()
+
+
+def _let_transformers_load() -> None:
+    """Make the method known to transformers, so that this process can load what it saves."""
+    # By name: that package is built on this one. A transformers too old for it cannot load anyway.
+    with contextlib.suppress(ImportError, UnsupportedError):
+        importlib.import_module("x86quant.huggingface")
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether ``module`` stands for one of a float layer, rather than for a sequence of them."""
+    kind = type(module)
+    return kind.__module__.startswith("x86quant.") and kind is not Int8Sequential
 
 
 def _scheme(layers: list[nn.Module]) -> str:

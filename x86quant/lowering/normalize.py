@@ -59,6 +59,7 @@ METHODS: dict[str, Any] = {
     "mean": torch.mean,
     "mul": torch.mul,
     "multiply": torch.mul,
+    "pow": torch.pow,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
     "sub": torch.sub,
@@ -89,7 +90,7 @@ def normalized_node(node: Node, module: nn.Module | None) -> Call | None:
         if any(isinstance(value, torch.Tensor) for value in named.values()):
             return None
         return normalized(function, node.args, {**named, **node.kwargs})
-    target = getattr(torch, str(node.target), None) if node.op == "call_method" else node.target
+    target = METHODS.get(str(node.target)) if node.op == "call_method" else node.target
     return normalized(target, node.args, node.kwargs) if node.op.startswith("call_") else None
 
 

@@ -12,7 +12,12 @@ from x86quant.errors import UnsupportedError
 
 def asks_for_gradient(x: Any) -> bool:
     """Whether a float model would keep what it needs for the gradient of ``x``."""
-    return x.requires_grad and torch.is_grad_enabled()
+    return (
+        isinstance(x, torch.Tensor)  # a proxy of torch.fx is none
+        and x.requires_grad
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
 
 
 def without_gradient(results: Any, name: str, *inputs: torch.Tensor) -> Any:

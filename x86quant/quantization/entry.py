@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -105,6 +106,11 @@ def quantize(
     """
     if max_drop is not None and metric is None:
         raise InvalidInputError("max_drop needs a metric: metric(model) -> float, higher is better")
+    if torch.is_autocast_enabled("cpu"):
+        raise InvalidInputError(
+            "quantize was called under torch.autocast, where the float model computes in "
+            f"{torch.get_autocast_dtype('cpu')}: call it outside of that context"
+        )
     if metric is not None and not callable(metric):
         raise InvalidInputError(
             f"metric must be a function, metric(model) -> float, not {metric!r}: x86quant does not "

@@ -27,7 +27,7 @@ def run(gm: GraphModule) -> int:
     return finish(gm, changed)
 
 
-_PLAIN = {
+_PLAIN: dict[Any, str] = {
     aten.relu.default: "relu",
     aten.sigmoid.default: "sigmoid",
     aten.silu.default: "silu",
