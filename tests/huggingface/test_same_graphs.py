@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import x86quant
-import x86quant.huggingface
 from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.torchvision_import import import_torchvision
 
@@ -25,7 +24,8 @@ def test_a_decoder_that_was_loaded_has_the_graphs_of_one_that_was_quantized(tmp_
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).eval()
     model.save_pretrained(tmp_path)
-    kind = x86quant.huggingface.X86QuantConfig
+    from x86quant.huggingface import X86QuantConfig as kind  # noqa: N813
+
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=kind(fuse_blocks=True)
     )
