@@ -72,7 +72,7 @@ class Baked(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = type(self).__new__(type(self))
         memo[id(self)] = new
-        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         if "_skeleton" in self.__dict__:
             new.__dict__["_skeleton"] = self.__dict__["_skeleton"]
         return new

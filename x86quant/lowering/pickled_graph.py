@@ -83,7 +83,7 @@ class PlainGraph:
         for node in gm.graph.nodes:
             target = node.target
             if isinstance(target, torch._ops.OpOverload):
-                target = OpName(target.name())
+                target = OpName(str(target._schema.name) + "." + target._overloadname)
             elif isinstance(target, types.BuiltinFunctionType):
                 name = _get_qualified_name(target)
                 target = TorchName(name) if name.startswith("torch.") else target

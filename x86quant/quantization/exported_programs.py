@@ -229,7 +229,7 @@ def _layer_norm(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module:
 def _embedding(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
     if given["scale_grad_by_freq"] or given["sparse"]:
         return None
-    return nn.Embedding(*weight.shape, device="meta")
+    return nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
 
 
 def _batch_norm(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
