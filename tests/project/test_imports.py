@@ -28,9 +28,9 @@ def modules() -> dict[str, Path]:
 def imported(module: str, path: Path, known: set[str], *, typing: bool = True) -> Iterator[str]:
     """What ``module`` imports of this project, at its top or in a function or for types only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body if not typing else ():
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
+    for block in tree.body if not typing else ():
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            block.body = [ast.Pass()]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
