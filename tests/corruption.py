@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from x86quant.artifacts import container
+from x86quant.artifacts.file import container
 
 _LENGTH = 8
 _PREFIX = "x86quant-artifact 2 "

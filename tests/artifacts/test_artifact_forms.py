@@ -17,11 +17,13 @@ from torch import nn
 import x86quant
 from tests.corruption import JUNK, assembled, parts, places
 from tests.models import bert
-from x86quant.artifacts import container, describe, forms
+from x86quant.artifacts import describe
+from x86quant.artifacts.capture.saved import SavedBySizes
+from x86quant.artifacts.capture.structures import Named
+from x86quant.artifacts.file import container
+from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.reader import from_bytes
-from x86quant.artifacts.saved import SavedBySizes
-from x86quant.artifacts.stored_tensors import TensorReader, TensorWriter
-from x86quant.artifacts.structures import Named
+from x86quant.artifacts.records import forms
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import GuardedModule
 from x86quant.dynamic import DynamicGRU

@@ -22,7 +22,8 @@ from benchmarks.fuzz_artifacts import outcome
 from tests import isa
 from tests.artifact_models import FORMS, mixed, stock
 from tests.corruption import assembled, content, corrupted, corrupted_anywhere, parts
-from x86quant.artifacts import container, describe
+from x86quant.artifacts import describe
+from x86quant.artifacts.file import container
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import CompiledModule

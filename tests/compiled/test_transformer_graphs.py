@@ -25,8 +25,8 @@ from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.profiling.recorder import record
-from x86quant.quantization.exported import ops_from_export
-from x86quant.quantization.fused_blocks import comparable, rows_left_float
+from x86quant.quantization.graphs.fused_blocks import comparable, rows_left_float
+from x86quant.quantization.tracing.exported import ops_from_export
 from x86quant.torchvision_import import import_torchvision
 
 Made = tuple[nn.Module, dict[str, Any]]

@@ -613,7 +613,7 @@ def test_values_that_were_guessed_wrong_are_not_taken(
     classifier: Any, runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the call is traced as it is."""
-    from x86quant.quantization import filled_forms
+    from x86quant.quantization.tracing import filled_forms
 
     monkeypatch.setitem(filled_forms._VALUES, "token_type_ids", 1)
     model, folder, _ = classifier

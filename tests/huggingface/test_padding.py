@@ -23,7 +23,7 @@ from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.lowering.row_passes import leave_out_padding
-from x86quant.quantization.exported import ops_from_export
+from x86quant.quantization.tracing.exported import ops_from_export
 
 ops = torch.ops.x86quant
 

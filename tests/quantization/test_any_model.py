@@ -23,8 +23,9 @@ from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.forms.size_conditions import parse
-from x86quant.quantization import equalization, speed
 from x86quant.quantization import outcome as outcome_module
+from x86quant.quantization import speed
+from x86quant.quantization.kit import equalization
 
 Forward = Callable[[Any, torch.Tensor], Any]
 

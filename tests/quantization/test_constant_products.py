@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tests.models import quantized, rows
-from x86quant.quantization import part_search
-from x86quant.quantization.tracing import Way, by_export, by_fx
+from x86quant.quantization.static import part_search
+from x86quant.quantization.tracing.tracing import Way, by_export, by_fx
 
 DATA = [rows(16, seed=seed) for seed in range(2)]
 

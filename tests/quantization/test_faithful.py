@@ -17,12 +17,12 @@ from x86quant.calling import trace_limits
 from x86quant.calling.call import Call
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.lowering.mutation import without_mutations
-from x86quant.quantization.float_results import FloatResults
-from x86quant.quantization.part_search import find_parts
-from x86quant.quantization.proof import elements, observe, prove, takes, variants
 from x86quant.quantization.scheme import decide
-from x86quant.quantization.static_part import Ranges
-from x86quant.quantization.tracing import by_fx
+from x86quant.quantization.static.part_search import find_parts
+from x86quant.quantization.static.static_part import Ranges
+from x86quant.quantization.tracing.float_results import FloatResults
+from x86quant.quantization.tracing.proof import elements, observe, prove, takes, variants
+from x86quant.quantization.tracing.tracing import by_fx
 
 
 class Between(nn.Module):
@@ -222,7 +222,7 @@ def test_writes_are_looked_for_in_the_smallest_call_that_the_graph_holds_for(
         seen.append(tuple(inputs[0].shape))
         return without_mutations(gm, inputs, **options)
 
-    monkeypatch.setattr("x86quant.quantization.tracing.without_mutations", watched)
+    monkeypatch.setattr("x86quant.quantization.tracing.tracing.without_mutations", watched)
     x = torch.randn(1, 3, LARGE, LARGE)
     model = kind(iadd).eval()
     int8 = x86quant.quantize(model, [x], speed_check=False, progress=False)

@@ -18,7 +18,9 @@ from benchmarks.fuzz.programs import Program
 from benchmarks.fuzz.shrinking import shrunk
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.graph_tools import is_op
-from x86quant.quantization import outcome, part_search, proof, static_part, tracing
+from x86quant.quantization import outcome
+from x86quant.quantization.static import part_search, static_part
+from x86quant.quantization.tracing import proof, tracing
 
 SHAPE = (2, 8, 6)
 

@@ -14,8 +14,9 @@ import x86quant
 from tests.models import Residual
 from x86quant.calling.running import outputs
 from x86quant.errors import X86QuantWarning
-from x86quant.quantization import harm, simulation
+from x86quant.quantization import harm
 from x86quant.quantization.batches import Calibration
+from x86quant.quantization.kit import simulation
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings

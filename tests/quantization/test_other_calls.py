@@ -14,7 +14,7 @@ import x86quant
 from tests.quantization.test_any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import X86QuantWarning
-from x86quant.quantization import token_steps
+from x86quant.quantization.graphs import token_steps
 from x86quant.torchvision_import import import_torchvision
 
 

@@ -19,11 +19,11 @@ from x86quant.compiled import CompiledModule
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention, WeightOnlyLinear
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.quantization import statistics
-from x86quant.quantization.observation import int8_codes
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.scheme import decide
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.tracing import fold_batch_norms
+from x86quant.quantization.static.observation import int8_codes
+from x86quant.quantization.tracing.tracing import fold_batch_norms
 from x86quant.terminal.counted import counted
 
 
@@ -299,7 +299,7 @@ def test_weights_are_rounded_once(conv_net, monkeypatch):
         rounded.append(weight)
         return int8_codes(weight, observer)
 
-    monkeypatch.setattr("x86quant.quantization.conversion.int8_codes", watched)
+    monkeypatch.setattr("x86quant.quantization.static.conversion.int8_codes", watched)
     calls = [images(seed=seed) for seed in range(4)]
     prepared = prepare(conv_net, calls, Settings(progress=False, equalize=False))
     (part,) = prepared.parts

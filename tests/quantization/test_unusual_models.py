@@ -17,7 +17,7 @@ from tests.models import quantized, rows, sqnr
 from x86quant.calling.call import Call
 from x86quant.calling.running import tensors_in
 from x86quant.errors import UnsupportedError, X86QuantWarning
-from x86quant.quantization.tracing import by_export
+from x86quant.quantization.tracing.tracing import by_export
 
 
 class Net(nn.Module):

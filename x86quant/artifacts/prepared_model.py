@@ -12,12 +12,12 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Tracer
 
-from x86quant.artifacts import transformers_models
-from x86quant.artifacts.captured import capture
-from x86quant.artifacts.forms import is_replaced
-from x86quant.artifacts.modules import KINDS, hooks_within
-from x86quant.artifacts.resized_calls import same_results
-from x86quant.artifacts.saved import SavedBySizes
+from x86quant.artifacts.capture.captured import capture
+from x86quant.artifacts.capture.resized_calls import same_results
+from x86quant.artifacts.capture.saved import SavedBySizes
+from x86quant.artifacts.records import transformers_models
+from x86quant.artifacts.records.forms import is_replaced
+from x86quant.artifacts.records.modules import KINDS, hooks_within
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.artifacts import container, forms
-from x86quant.artifacts.content import Content
-from x86quant.artifacts.stored_tensors import TensorReader
-from x86quant.artifacts.typed import check_keys, typed
+from x86quant.artifacts.file import container
+from x86quant.artifacts.file.content import Content
+from x86quant.artifacts.file.stored_tensors import TensorReader
+from x86quant.artifacts.file.typed import check_keys, typed
+from x86quant.artifacts.records import forms
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.errors import ArtifactError

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from x86quant.artifacts import container, forms
-from x86quant.artifacts.guarded_form import takes_others
+from x86quant.artifacts.capture.saved import SavedBySizes, SavedModule
+from x86quant.artifacts.file import container
+from x86quant.artifacts.file.stored_tensors import TensorWriter
 from x86quant.artifacts.prepared_model import (
     Example,
     example_of,
@@ -24,8 +25,8 @@ from x86quant.artifacts.prepared_model import (
     was_quantized,
 )
 from x86quant.artifacts.reader import from_bytes
-from x86quant.artifacts.saved import SavedBySizes, SavedModule
-from x86quant.artifacts.stored_tensors import TensorWriter
+from x86quant.artifacts.records import forms
+from x86quant.artifacts.records.guarded_form import takes_others
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled import GuardedModule

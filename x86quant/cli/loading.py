@@ -209,7 +209,7 @@ def _quantized(model: nn.Module, call: Arguments, reason: Exception) -> nn.Modul
 def _is_worth_fusing(model: nn.Module) -> bool:
     """Whether ``quantize`` would fuse blocks of ``model`` by itself, if it timed them."""
     from x86quant.dynamic import is_linear
-    from x86quant.quantization.fused_blocks import ENOUGH_WEIGHTS
+    from x86quant.quantization.graphs.fused_blocks import ENOUGH_WEIGHTS
 
     weights = (m.get_parameter("weight") for m in model.modules() if is_linear(m))
     return sum(weight.numel() for weight in weights) >= ENOUGH_WEIGHTS

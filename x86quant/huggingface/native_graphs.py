@@ -17,8 +17,8 @@ from x86quant.calling.call import Call
 from x86quant.calling.wording import alone
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import first_line
-from x86quant.quantization import given_graphs
-from x86quant.quantization.given_graphs import wants_graphs
+from x86quant.quantization.graphs import given_graphs
+from x86quant.quantization.graphs.given_graphs import wants_graphs
 from x86quant.quantization.settings import Switch
 from x86quant.quantization.summary import Summary
 

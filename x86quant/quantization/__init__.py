@@ -8,10 +8,10 @@ should stay in float.
 
 from x86quant.quantization.entry import quantize
 from x86quant.quantization.layer_statistics import LayerStatistics, statistics
-from x86quant.quantization.qat import convert_qat, prepare_qat
 from x86quant.quantization.search import SearchResult, Trial
 from x86quant.quantization.sensitivity_ranking import LayerSensitivity, Sensitivity, sensitivity
 from x86quant.quantization.summary import Summary
+from x86quant.quantization.training.qat import convert_qat, prepare_qat
 
 __all__ = [
     "LayerSensitivity",

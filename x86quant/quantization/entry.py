@@ -17,13 +17,13 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
 from x86quant.quantization.batches import Data
-from x86quant.quantization.exported_programs import is_exported, with_layers, without_hook
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
 from x86quant.quantization.settings import Settings, Switch
+from x86quant.quantization.tracing.exported_programs import is_exported, with_layers, without_hook
 from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")

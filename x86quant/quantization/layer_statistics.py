@@ -20,12 +20,12 @@ from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
 from x86quant.ops.dynamic import ACTIVATIONS
-from x86quant.quantization import equalization, smoothing
 from x86quant.quantization.batches import Calibration, Data
-from x86quant.quantization.observation import fused
-from x86quant.quantization.part_search import FoundPart, trace_part
+from x86quant.quantization.kit import equalization, smoothing
+from x86quant.quantization.static.observation import fused
+from x86quant.quantization.static.part_search import FoundPart, trace_part
 from x86quant.quantization.summary import Summary
-from x86quant.quantization.tracing import WAYS
+from x86quant.quantization.tracing.tracing import WAYS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

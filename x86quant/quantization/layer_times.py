@@ -17,7 +17,7 @@ from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import graph_of
 from x86quant.profiling import profile
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.static_part import StaticPart
+from x86quant.quantization.static.static_part import StaticPart
 
 _ROUNDS = 5
 #: Without the compiled extension there is no int8 time: int8 is taken to be this much faster.

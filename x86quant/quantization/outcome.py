@@ -27,15 +27,15 @@ from x86quant.dynamic import note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import Structure, take_apart
 from x86quant.quantization import speed
-from x86quant.quantization.given_graphs import give_graphs, wants_graphs
+from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
-from x86quant.quantization.memory_reads import sees_other_memory
-from x86quant.quantization.part_search import of_other_forms
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.proof import smallest, variants
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
+from x86quant.quantization.static.part_search import of_other_forms
 from x86quant.quantization.summary import Summary
+from x86quant.quantization.tracing.memory_reads import sees_other_memory
+from x86quant.quantization.tracing.proof import smallest, variants
 from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")

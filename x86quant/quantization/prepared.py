@@ -17,13 +17,13 @@ from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import InvalidInputError
-from x86quant.quantization.equalization import Equalized
-from x86quant.quantization.float_results import FloatResults
-from x86quant.quantization.proof import takes
+from x86quant.quantization.kit.equalization import Equalized
+from x86quant.quantization.kit.simulation import FloatValues, simulated
+from x86quant.quantization.kit.smoothing import Smoothed
 from x86quant.quantization.scheme import Scheme
-from x86quant.quantization.simulation import FloatValues, simulated
-from x86quant.quantization.smoothing import Smoothed
-from x86quant.quantization.static_part import Layer, StaticPart
+from x86quant.quantization.static.static_part import Layer, StaticPart
+from x86quant.quantization.tracing.float_results import FloatResults
+from x86quant.quantization.tracing.proof import takes
 
 AS_ASKED = "as asked"
 

@@ -25,22 +25,22 @@ from x86quant.errors import (
     first_line,
 )
 from x86quant.quantization.batches import Calibration, Data
-from x86quant.quantization.equalization import Equalized
-from x86quant.quantization.float_results import FloatResults
-from x86quant.quantization.kit import (
+from x86quant.quantization.kit.accuracy_kit import (
     Halves,
     calibrated_parts,
     correct_biases,
     smoothed_model,
     smoothing_helps,
 )
+from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.model_check import check_model
-from x86quant.quantization.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
-from x86quant.quantization.proof import difference, takes, variants
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.static_part import Ranges, StaticPart
+from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
+from x86quant.quantization.static.static_part import Ranges, StaticPart
+from x86quant.quantization.tracing.float_results import FloatResults
+from x86quant.quantization.tracing.proof import difference, takes, variants
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from x86quant.dynamic import is_linear, is_recurrent, why_float
-from x86quant.quantization.recurrent_layers import LAYERS
+from x86quant.quantization.tracing.recurrent_layers import LAYERS
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")

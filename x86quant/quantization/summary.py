@@ -10,9 +10,9 @@ from x86quant.calling.wording import listed
 
 if TYPE_CHECKING:
     from x86quant.calling.call import Call
-    from x86quant.quantization.equalization import Equalized
+    from x86quant.quantization.kit.equalization import Equalized
+    from x86quant.quantization.kit.smoothing import Smoothed
     from x86quant.quantization.search import SearchResult
-    from x86quant.quantization.smoothing import Smoothed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.artifacts.capture.saved import SavedBySizes
 from x86quant.artifacts.reader import Input, from_bytes
-from x86quant.artifacts.saved import SavedBySizes
 from x86quant.compiled import CompiledModule
 from x86quant.ray.cores import CoreLease, lease
 

@@ -1,0 +1,1 @@
+"""A model as graphs that a file can hold, by torch.export."""

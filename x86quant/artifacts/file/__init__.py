@@ -1,0 +1,1 @@
+"""The file: its container, its tensors, and plain values in it."""

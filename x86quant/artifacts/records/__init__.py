@@ -1,0 +1,1 @@
+"""What a module can be in a file: how each form is recognized, written and read."""

@@ -1,0 +1,314 @@
+"""From a model with dynamic int8 layers to one whose blocks run as fused graphs of them.
+
+The outermost modules that torch.export can follow are traced with their int8 layers in them. A
+graph is proved with the rounding of rows left out of both sides, where equal computations give
+equal results; then passes fuse it, and its int8 results are compared with those of the layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from x86quant.calling.call import Call
+from x86quant.calling.op_watch import OpWatch
+from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.state import state_kept
+from x86quant.calling.wording import listed
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, is_known_hook
+from x86quant.dynamic.layers import DynamicLinear
+from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm, take_apart
+from x86quant.lowering.graph_tools import is_op
+from x86quant.lowering.lower import FloatNode, computes_in_float
+from x86quant.lowering.lower_rows import lower_rows
+from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.quantization import speed
+from x86quant.quantization.harm import sqnr_between
+from x86quant.quantization.sentences import hides_padding
+from x86quant.quantization.tracing.exported import Exported, ops_from_export
+from x86quant.quantization.tracing.filled_forms import filled
+from x86quant.quantization.tracing.proof import Observed, observe, prove
+from x86quant.quantization.tracing.tracing import Traced
+from x86quant.runtime.supported import runner
+
+_log = logging.getLogger("x86quant.quantization")
+
+#: Tracing takes seconds; fewer weights than these are not worth it unless it is asked for.
+ENOUGH_WEIGHTS = 1 << 22
+#: A model is called with and without a mask, say; of more forms each would cost as much again.
+_MOST_FORMS = 3
+#: Parts are proved on so many calls of the whole.
+_CALLS_OF_PARTS = 6
+#: What fusing may cost against the layers one by one, in dB.
+_ALLOWED_LOSS = 3.0
+#: Ops that show that fusing gained something.
+_FUSED = (
+    "attention",
+    "attention_rows",
+    "gated_rows_rows",
+    "linear_rows_norm",
+    "linear_rows_rows",
+    "norm_rows",
+)
+
+
+def weights_of(module: nn.Module) -> int:
+    """How many int8 weights the dynamic layers in ``module`` have."""
+    return sum(m.int8_weight.numel() for m in module.modules() if isinstance(m, DynamicLinear))
+
+
+def with_block_graphs(
+    model: nn.Module, calls: Sequence[Call], *, timed: bool = False
+) -> tuple[str, ...]:
+    """Give the outermost modules of ``model`` that can have them graphs; returns notes on it.
+
+    Args:
+        model: a model with dynamic int8 layers; it is changed.
+        calls: of it, on which graphs are proved; the forms that give most come first, since
+            others may be had by theirs.
+        timed: whether graphs that are slower than the layers are left out.
+    """
+    search = _BlockSearch(model, calls, timed)
+    with state_kept(model), comparable(model):
+        seen = observe(model, [""], calls)[""]
+    search.try_module("", seen)
+    if not search.found:
+        return ()
+    drop_packs(model)
+    names = listed([path or "the whole model" for path in search.found])
+    return (f"blocks run as fused graphs: {names}",)
+
+
+def drop_packs(model: nn.Module) -> None:
+    """Drop what ran the layers of ``model`` one by one so far; most calls need it no more."""
+    for module in model.modules():
+        if isinstance(module, DynamicLinear):
+            module.pack_again()
+
+
+class _BlockSearch:
+    """Goes from the whole model to what is in it, wherever no graph can be had."""
+
+    def __init__(self, model: nn.Module, calls: Sequence[Call], timed: bool) -> None:
+        self._model, self._calls, self._timed = model, calls, timed
+        self._padding_unread = hides_padding(model)
+        self._refused: set[type] = set()
+        self.found: list[str] = []
+
+    def try_module(self, path: str, seen: Sequence[Observed]) -> None:
+        """Give the module at ``path`` graphs, or else modules in it."""
+        module = self._model.get_submodule(path)
+        if not seen or not self._is_worth(path):
+            return
+        if type(module) not in self._refused:
+            try:
+                with state_kept(module), hooks_set_aside(module):
+                    graphs = _graphs(module, seen, self._padding_unread)
+                    if self._timed:
+                        _check_speed(module, graphs[0], seen)
+            except UnsupportedError as error:
+                _log.info("%s has no graph: %s", path or "the model", error)
+                self._refused.add(type(module))  # others of its class cost as long to refuse
+            else:
+                BlockGraphs(module, graphs).attach()
+                self.found.append(path)
+                return
+        inner = [name for name in _next(module, path) if self._is_worth(name)]
+        if not inner:
+            return
+        # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
+        with state_kept(self._model), comparable(self._model):
+            # sentence-transformers calls the forward of a module, and not the module.
+            calls = self._calls[:_CALLS_OF_PARTS]
+            inside = observe(self._model, inner, calls, of_forward=True)
+        for name in inner:
+            self.try_module(name, inside[name])
+
+    def _is_worth(self, path: str) -> bool:
+        """Whether the module at ``path`` holds what could be fused."""
+        layers = self._model.get_submodule(path).modules()
+        return sum(isinstance(m, DynamicLinear) for m in layers) > 1
+
+
+def _next(module: nn.Module, path: str) -> Iterator[str]:
+    """The nearest modules in ``module`` that have a forward, by path."""
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _next(child, inner)
+        else:
+            yield inner
+
+
+def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -> list[BlockGraph]:
+    """Graphs of ``module``, one for each form that it is called in.
+
+    Raises:
+        UnsupportedError: not even the first form has one; says why.
+    """
+    if "forward" in vars(module):
+        raise UnsupportedError("its forward was replaced on the object")
+    for name, inner in module.named_modules():
+        hooks = (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values())
+        if inner is not module and not all(map(is_known_hook, hooks)):
+            raise UnsupportedError(f"{name} has hooks")
+    found: list[BlockGraph] = []
+    tried: list[CallForm] = []
+    traced: list[tuple[CallForm, Exported]] = []
+    for one in seen:
+        known = any(f.tensors(one.call.args, one.call.kwargs) is not None for f in tried)
+        if known or len(tried) == _MOST_FORMS:
+            continue
+        try:
+            form, leaves = CallForm.of(module, one.call.args, one.call.kwargs)
+            tried.append(form)
+            found.append(_graph(module, form, leaves, seen, padding_unread, traced))
+        except (UnsupportedError, TypeError) as error:
+            if not found:
+                raise UnsupportedError(first_line(error)) from error
+            _log.info("one form of its calls has no graph: %s", first_line(error))
+    return found
+
+
+def _graph(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    seen: Sequence[Observed],
+    padding_unread: bool,
+    others: list[tuple[CallForm, Exported]],
+) -> BlockGraph:
+    """The graph of calls of ``form``; ``others`` are what was traced so far, and gets more."""
+    mine = [o for o in seen if form.tensors(o.call.args, o.call.kwargs) is not None]
+    take_apart(mine[0].result)  # before the seconds that tracing takes
+    for more, exported in others:
+        known = filled(exported, more, form)
+        if known is not None:
+            with contextlib.suppress(UnsupportedError):
+                return _proved(module, form, known, leaves, mine, padding_unread)
+    exported = ops_from_export(module, form, leaves)
+    others.append((form, exported))
+    return _proved(module, form, exported, leaves, mine, padding_unread)
+
+
+def _proved(
+    module: nn.Module,
+    form: CallForm,
+    exported: Exported,
+    leaves: Sequence[torch.Tensor],
+    mine: Sequence[Observed],
+    padding_unread: bool,
+) -> BlockGraph:
+    traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
+    with comparable(module):
+        traced = prove(module, traced, mine)
+    if padding_unread:
+        # Data with padding show what is left out: then it is computed.
+        with contextlib.suppress(UnsupportedError):
+            return _fused(module, traced, leaves, mine, padding_unread=True)
+    return _fused(module, traced, leaves, mine)
+
+
+def _fused(
+    module: nn.Module,
+    traced: Traced,
+    leaves: Sequence[torch.Tensor],
+    seen: Sequence[Observed],
+    *,
+    padding_unread: bool = False,
+) -> BlockGraph:
+    lowered, reports = lower_rows(traced.graph_module, padding_unread=padding_unread)
+    inputs = [node for node in lowered.graph.nodes if node.op == "placeholder"]
+    for node, x in zip(inputs, leaves, strict=True):
+        node.meta.update(shape=tuple(x.shape), input_dtype=x.dtype)  # to be explained with
+    if not any(is_op(node, *_FUSED) for node in lowered.graph.nodes):
+        raise UnsupportedError("there is nothing to fuse in it")
+    left = [n for n in lowered.graph.nodes if computes_in_float(n) and runner(n) == "torch"]
+    float_nodes = [FloatNode.of(lowered, n) for n in left]
+    compiled = CompiledModule(lowered, reports, tuple(float_nodes))
+    graph = BlockGraph(compiled, traced.form, traced.results, traced.guard)
+    _check_noise(module, graph, seen)
+    return graph
+
+
+def _check_noise(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed]) -> None:
+    """Raise UnsupportedError if ``graph`` is clearly noisier than the layers one by one."""
+    exact: list[torch.Tensor] = []
+    layers: list[torch.Tensor] = []
+    fused: list[torch.Tensor] = []
+    for one in seen:
+        tensors = graph.tensors(one.call.args, one.call.kwargs)
+        if tensors is None:
+            continue
+        exact += _floats(one.result)
+        layers += _floats(run(module, one.call))
+        fused += _floats(graph.results.fill(graph.compiled.run(tuple(tensors))))
+    if not exact:
+        return
+    before, after = sqnr_between(exact, layers), sqnr_between(exact, fused)
+    if not after >= before - _ALLOWED_LOSS:
+        raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")
+
+
+def _check_speed(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed]) -> None:
+    """Raise UnsupportedError if ``graph`` is clearly slower than the layers one by one."""
+
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        return graph.compiled.run(tuple(graph.tensors(args, kwargs) or ()))
+
+    held = (o.call for o in seen if graph.tensors(o.call.args, o.call.kwargs) is not None)
+    loss = speed.slower(module, fused, next(held))
+    if loss is not None:
+        raise UnsupportedError(f"fused it takes {loss:.2f} times as long as layer by layer")
+
+
+def _floats(result: Any) -> list[torch.Tensor]:
+    return [x for x in take_apart(result)[1] if x.is_floating_point()]
+
+
+class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
+    """Computes dynamic linears without rounding their inputs."""
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, a linear with its inputs as they are."""
+        if func is not torch.ops.x86quant.linear_dynamic.default:
+            return func(*args, **kwargs)
+        given = dict(zip(("x", "weight", "weight_scale", "bias", "activation"), args, strict=False))
+        given.update(kwargs)
+        weight = given["weight"].float() * given["weight_scale"][:, None]
+        out = F.linear(given["x"], weight, given.get("bias"))
+        activation = given.get("activation")
+        return out if activation is None else ACTIVATIONS[activation](out)
+
+
+@contextlib.contextmanager
+def comparable(model: nn.Module) -> Iterator[None]:
+    """A block in which ``model`` computes as a graph of it does that torch runs.
+
+    Rows are left in float. Static parts run in torch: native kernels may come out one code apart.
+    """
+    with contextlib.ExitStack() as parts:
+        for module in model.modules():
+            if isinstance(module, CompiledModule):
+                parts.enter_context(module.running(module.graph_module))
+        with rows_left_float():
+            yield
+
+
+@contextlib.contextmanager
+def rows_left_float() -> Iterator[None]:
+    """A block in which dynamic linears multiply their int8 weights with float inputs.
+
+    What they compute is then continuous: two ways to the same values agree within rounding, where
+    otherwise an input that falls on the other side of a code's edge would change a result.
+    """
+    with _RowsLeftFloat():  # type: ignore[no-untyped-call]
+        yield

@@ -1,0 +1,255 @@
+"""The accuracy kit: each step keeps the float model's function, and is kept where it helps.
+
+Whether a step helps is judged on calls that it was not fitted to, where there are enough of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from x86quant.calling.call import Call
+from x86quant.calling.running import feed_parts, outputs, run
+from x86quant.calling.state import deep_copy, state_kept
+from x86quant.dynamic import to_dynamic
+from x86quant.errors import InvalidInputError, UnsupportedError, first_line
+from x86quant.forms.call_form import take_apart
+from x86quant.quantization.harm import sqnr_between
+from x86quant.quantization.kit import equalization, smoothing
+from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.simulation import simulated
+from x86quant.quantization.scheme import Scheme
+from x86quant.quantization.settings import Settings
+from x86quant.quantization.static.part_search import FoundPart, Parts
+from x86quant.quantization.static.static_part import Ranges, StaticPart
+from x86quant.quantization.tracing.float_results import FloatResults
+from x86quant.quantization.tracing.proof import difference, shared_rows
+
+_log = logging.getLogger("x86quant.quantization")
+
+
+#: A single batch is taken apart into so many; up to so many are judged one by one.
+_PIECES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Halves:
+    """Calls that steps are fitted to, and others to judge them by; the same if there is one.
+
+    Attributes:
+        seen: what steps are fitted to.
+        unseen: what they are judged by.
+        held_back: the last of these: ranges are judged by them when all others are known.
+    """
+
+    seen: tuple[Call, ...]
+    unseen: tuple[Call, ...]
+    held_back: tuple[Call, ...] = ()
+
+    @staticmethod
+    def of(calls: tuple[Call, ...]) -> Halves:
+        """Every other call is to judge by, and of those the last quarter of all is held back."""
+        if len(calls) < 2:
+            return Halves(calls, calls)
+        unseen = calls[1::2]
+        return Halves(calls[::2], unseen, unseen[-max(1, len(calls) // 4) :])
+
+    @staticmethod
+    def of_rows(model: nn.Module, calls: tuple[Call, ...]) -> Halves:
+        """The same; a single batch is taken apart, if ``model`` computes each row by itself."""
+        rows = shared_rows(calls[0]) if len(calls) == 1 else 0
+        if rows < 2:
+            return Halves.of(calls)
+        count = min(rows, _PIECES)
+        parts = [slice(n, None, count) for n in range(count)]
+        pieces = tuple(calls[0].mapped(operator.itemgetter(part)) for part in parts)
+        with state_kept(model):
+            try:
+                whole = take_apart(run(model, calls[0]))[1]
+                for part, piece in zip(parts, pieces, strict=True):
+                    if difference([x[part] for x in whole], take_apart(run(model, piece))[1]):
+                        return Halves.of(calls)
+            except Exception:  # a model may raise anything at another number of rows
+                return Halves.of(calls)
+        return Halves.of(pieces)
+
+    def folds(self) -> tuple[Halves, ...]:
+        """Themselves, or of a few calls each in turn to judge by what the others make."""
+        calls = self.calls
+        if self.seen is self.unseen or len(calls) > _PIECES:
+            return (self,)
+        return tuple(Halves((*calls[:n], *calls[n + 1 :]), (calls[n],)) for n in range(len(calls)))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """All of them, those held back at the end."""
+        if self.seen is self.unseen:
+            return self.seen
+        return (*self.seen, *self.unseen)
+
+
+def smoothed_model(
+    model: nn.Module, scheme: Scheme, halves: Halves, settings: Settings
+) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
+    """``model`` with its layer norms smoothed, if that is wanted and helps, and what was done."""
+    wanted = settings.smooth_quant
+    if wanted is False or scheme.weight_only:
+        return model, ()
+    if not halves.seen:
+        if wanted is True:
+            raise InvalidInputError("smooth_quant=True needs calibration data")
+        return model, ()
+    if not any(isinstance(m, nn.LayerNorm) for m in model.modules()):
+        return model, ()
+    folds = halves.folds()
+    fitted = halves.seen if len(folds) == 1 else halves.calls
+
+    def smooth(calls: Sequence[Call]) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
+        changed = deep_copy(model)
+        with state_kept(changed):
+            done = smoothing.smooth(changed, calls, per_token=scheme.dynamic, always=wanted is True)
+        return changed, done
+
+    changed, done = smooth(fitted)
+    if not done or not _same_function(model, changed, halves.unseen):
+        return model, ()
+    if wanted == "auto" and scheme.dynamic:
+        plain = to_dynamic(model)
+        exact: list[torch.Tensor] = []
+        without: list[torch.Tensor] = []
+        with_it: list[torch.Tensor] = []
+        for fold in folds:
+            other = changed if fold.seen is fitted else smooth(fold.seen)[0]
+            for one, found in ((model, exact), (plain, without), (to_dynamic(other), with_it)):
+                with state_kept(one):
+                    found += outputs(one, fold.unseen)
+        if sqnr_between(exact, with_it) < sqnr_between(exact, without):
+            return model, ()
+    return changed, done
+
+
+def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -> bool:
+    """Whether both compute the same: a weight, say, may also be used elsewhere."""
+    for call in calls:
+        with state_kept(before), state_kept(after):
+            exact, changed = (list(outputs(model, [call])) for model in (before, after))
+        reason = difference(exact, changed)
+        if reason is not None:
+            _log.info("a step of the accuracy kit is left out: %s", reason)
+            return False
+    return True
+
+
+def calibrated_parts(
+    exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
+) -> tuple[tuple[StaticPart, ...], tuple[equalization.Equalized, ...]]:
+    """``parts`` calibrated on the calls seen; what was equalized, where it is wanted and helps."""
+    plain = tuple(part.static(ranges) for part in parts.found)
+    watched = () if settings.equalize is False else plain
+    seen = {part: equalization.ChannelRanges(part.float_module) for part in watched}
+    with contextlib.ExitStack() as stack:
+        for part, found in seen.items():
+            stack.enter_context(found.watching(part.prepared))
+        _calibrate(exact, plain, halves)
+    always = settings.equalize is True
+    pairs = {
+        part.path: equalization.worthwhile(found, part.path, always=always)
+        for part, found in seen.items()
+    }
+    done = tuple(itertools.chain.from_iterable(pairs.values()))
+    if not done:
+        return plain, ()
+    changed = tuple(_equalized(part, pairs[part.path]) for part in parts.found)
+    if not all(_same_graph(a, b) for a, b in zip(parts.found, changed, strict=True)):
+        return plain, ()
+    try:
+        equalized = tuple(part.static(ranges) for part in changed)
+    except UnsupportedError:
+        if always:
+            raise
+        return plain, ()
+    _calibrate(exact, equalized, halves)
+    if not always:
+        after, before = (_simulated_noise(exact, x, halves.unseen) for x in (equalized, plain))
+        if after < before:
+            return plain, ()
+    return equalized, done
+
+
+def _equalized(part: FoundPart, pairs: Sequence[equalization.Equalized]) -> FoundPart:
+    """A copy of ``part`` with ``pairs`` of its layers rescaled."""
+    graph = deep_copy(part.traced.graph_module)
+    for pair in pairs:
+        equalization.apply(graph, pair)
+    traced = dataclasses.replace(part.traced, graph_module=graph)
+    return dataclasses.replace(part, traced=traced, prepared=None)
+
+
+def _same_graph(before: FoundPart, after: FoundPart) -> bool:
+    results = [run(part.traced.graph_module, part.example) for part in (before, after)]
+    return difference(*results) is None
+
+
+def _calibrate(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> None:
+    """Show ``parts`` the calls seen."""
+    feed_parts(exact.model, halves.seen, {part: part.calibrate for part in parts})
+
+
+def _static_noise(exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves) -> float:
+    """Signal to noise with all of ``parts`` as if in int8, with ranges from the calls seen."""
+    try:
+        static = [StaticPart(p.path, p.traced, p.example, ranges) for p in parts.found]
+    except UnsupportedError:
+        return -torch.inf
+    _calibrate(exact, static, halves)
+    return _simulated_noise(exact, static, halves.unseen)
+
+
+def _simulated_noise(
+    exact: FloatResults, parts: Sequence[StaticPart], calls: Sequence[Call]
+) -> float:
+    """Signal to noise with all of ``parts``, which are calibrated, as if in int8."""
+    layers = {part: [layer.name for layer in part.layers] for part in parts}
+    with simulated(exact.model, layers) as rounded:
+        try:
+            actual = list(outputs(rounded, calls))
+        except Exception as error:  # the model's own code may not take what rounding makes
+            _log.info("with all in int8 the model fails: %s", first_line(error))
+            return -torch.inf
+    return sqnr_between([exact.flat(call) for call in calls], actual)
+
+
+def smoothing_helps(
+    plain: tuple[FloatResults, Parts],
+    smoothed: tuple[FloatResults, Parts],
+    ranges: Ranges,
+    halves: Halves,
+) -> bool:
+    """Whether static parts have less noise with smoothed layer norms, on calls not seen."""
+    after, before = (_static_noise(*one, ranges, halves) for one in (smoothed, plain))
+    return after >= before
+
+
+def correct_biases(
+    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
+) -> None:
+    """Measure what rounding adds to each channel, and take it off where that helps."""
+    if settings.bias_correction is False:
+        return
+    corrections = {part: BiasCorrection(part) for part in parts}
+    feed_parts(exact.model, halves.seen, {part: seen.observe for part, seen in corrections.items()})
+    found = {part: seen.corrections() for part, seen in corrections.items()}
+    judged = settings.bias_correction == "auto" and halves.seen is not halves.unseen
+    before = _simulated_noise(exact, parts, halves.unseen) if judged else -torch.inf
+    for part in parts:
+        part.corrections = found[part]
+    if judged and _simulated_noise(exact, parts, halves.unseen) < before:
+        for part in parts:
+            part.corrections = {}

@@ -1,0 +1,267 @@
+"""Observers in a float graph: before and behind every step that becomes int8."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from x86quant.lowering.rounded import FusedLayer
+from x86quant.observing.fixed import FixedRangeObserver
+from x86quant.observing.observer import RangeObserver
+from x86quant.quantization.static.int8_forms import (
+    BEFORE_CLAMP,
+    CLAMPS,
+    KNOWN,
+    ORIGINS,
+    kind_of,
+    operands,
+)
+from x86quant.quantization.static.spelled_out import spelled_out
+from x86quant.quantization.tracing.recurrent_layers import states_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Observation:
+    """A float graph with observers.
+
+    Attributes:
+        graph_module: the graph; its layers are those of the float one.
+        int8: the names of the steps that become int8.
+        unfinished: those of them that are computed as one with the activation behind.
+        inside: the names of steps inside a function that is spelled out, which is one int8 step.
+    """
+
+    graph_module: GraphModule
+    int8: frozenset[str]
+    unfinished: frozenset[str]
+    inside: frozenset[str]
+
+
+def observed(
+    gm: GraphModule, observer: Callable[[], RangeObserver], in_float: Collection[str]
+) -> Observation:
+    """``gm`` with an ``observer`` for every value that int8 steps read or write.
+
+    Args:
+        gm: a float graph; it is not changed.
+        observer: makes one.
+        in_float: the names of the nodes that stay in float.
+    """
+    return _Observing(fused(gm), observer, in_float).result()
+
+
+def fused(gm: GraphModule) -> GraphModule:
+    """``gm`` with each clamp that alone follows a layer in one module with it, at the layer's path.
+
+    A module that is called more than once is fused where that holds of every call.
+    """
+    found = _copied(gm)
+    stale = False
+    modules = dict(found.named_modules(remove_duplicate=False))
+    calls: dict[str, list[Node]] = {}
+    read: set[str] = set()
+    for node in found.graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(str(node.target), []).append(node)
+        elif node.op == "get_attr":
+            read.add(str(node.target).rpartition(".")[0])
+    for path, nodes in calls.items():
+        if path in read:
+            continue  # its weight would have another path
+        layer = modules[path]
+        clamps = [clamp for node in nodes if (clamp := _clamp_behind(node, modules)) is not None]
+        bounds = {_bounds(clamp, modules) for clamp in clamps}
+        if type(layer) not in BEFORE_CLAMP or len(clamps) < len(nodes) or len(bounds) > 1:
+            continue
+        found.set_submodule(path, FusedLayer(layer, _clamp(*bounds.pop())))
+        for node, clamp in zip(nodes, clamps, strict=True):
+            clamp.replace_all_uses_with(node)
+            found.graph.erase_node(clamp)
+        stale = True
+    if stale:
+        found.recompile()
+    return found
+
+
+def core(module: nn.Module) -> nn.Module:
+    """``module``, or the layer in it if an activation is fused behind one."""
+    if isinstance(module, FusedLayer):
+        first: nn.Module = module[0]
+        return first
+    return module
+
+
+def _copied(gm: GraphModule) -> GraphModule:
+    """A copy whose graph and structure may change; layers are shared."""
+    graph = Graph()
+    graph.output(graph.graph_copy(gm.graph, val_map={}))
+    return GraphModule(gm, graph).eval()
+
+
+def _clamp_behind(node: Node, modules: dict[str, nn.Module]) -> Node | None:
+    """The ReLU, or its like, that alone reads ``node``."""
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    module = modules.get(str(user.target)) if user.op == "call_module" else None
+    is_clamp = kind_of(user, module) in CLAMPS and user.op != "call_method"
+    return user if is_clamp and user.all_input_nodes == [node] else None
+
+
+def _bounds(clamp: Node, modules: dict[str, nn.Module]) -> tuple[float, float]:
+    """Between which values ``clamp`` keeps what it reads."""
+    module: Any = modules[str(clamp.target)] if clamp.op == "call_module" else None
+    kind = kind_of(clamp, module)
+    if kind in (nn.ReLU, F.relu):
+        return 0.0, math.inf
+    if kind in (nn.ReLU6, F.relu6):
+        return 0.0, 6.0
+    if module is not None:
+        return float(module.min_val), float(module.max_val)
+    given = dict(zip(("input", "min_val", "max_val"), clamp.args, strict=False)) | clamp.kwargs
+    return float(given.get("min_val", -1.0)), float(given.get("max_val", 1.0))  # type: ignore[arg-type]
+
+
+def _clamp(low: float, high: float) -> nn.Module:
+    """A module that keeps values between ``low`` and ``high``."""
+    if low == 0.0 and high in (6.0, math.inf):
+        return nn.ReLU() if high == math.inf else nn.ReLU6()
+    return nn.Hardtanh(low, high)
+
+
+class _Observing:
+    """Goes through a graph once, in order, and puts observers where they belong."""
+
+    def __init__(
+        self, gm: GraphModule, observer: Callable[[], RangeObserver], in_float: Collection[str]
+    ) -> None:
+        self._gm, self._make, self._in_float = gm, observer, in_float
+        self._modules = dict(gm.named_modules(remove_duplicate=False))
+        self._observers: dict[Node, Any] = {}
+        self._int8: set[str] = set()
+
+    def result(self) -> Observation:
+        """The graph with observers."""
+        followers: set[Node] = set()
+        made_here: set[Node] = set()
+        functions = spelled_out(self._gm, self._modules)
+        inside = {step for last, steps in functions.items() for step in steps if step is not last}
+        for node in list(self._gm.graph.nodes):
+            if not node.op.startswith("call_") or node.name in self._in_float:
+                continue
+            if made_here.issuperset(node.all_input_nodes):  # of numbers alone, such as arange
+                made_here.add(node)
+                continue
+            if node in inside:
+                continue
+            if node in functions:
+                self._observe_function(node, functions[node])
+                continue
+            module = self._module(node)
+            kind = kind_of(node, module)
+            if node in followers:
+                self._observe(node, self._make())
+                self._int8.add(node.name)
+                continue
+            origin = ORIGINS.get(kind)
+            sources = operands(node)
+            if origin is None or not sources:
+                continue
+            if origin == "codes" and sources[0] not in self._observers:
+                continue
+            clamp = _clamp_behind(node, self._modules) if kind in BEFORE_CLAMP else None
+            if clamp is not None and clamp.name in self._in_float:
+                continue  # one step with it
+            self._int8.add(node.name)
+            for source in sources:
+                self._observe_input(node, source)
+            if clamp is not None:
+                followers.add(clamp)  # one step with it: its results alone are observed
+                continue
+            self._observe(states_of(node, module), self._output(node, kind, origin))
+        self._gm.recompile()
+        self._gm.graph.lint()
+        unfinished = {clamp.all_input_nodes[0].name for clamp in followers}
+        names = frozenset(node.name for node in inside)
+        return Observation(self._gm, frozenset(self._int8), frozenset(unfinished), names)
+
+    def _observe_function(self, last: Node, steps: Collection[Node]) -> None:
+        """Observe what a function that is spelled out reads and gives."""
+        if any(step.name in self._in_float for step in steps):
+            return
+        for step in steps:
+            for source in step.all_input_nodes:
+                if source not in steps:
+                    self._observe_input(step, source)
+        self._int8.add(last.name)
+        self._observe(last, self._make())
+
+    def _module(self, node: Node) -> nn.Module | None:
+        return core(self._modules[str(node.target)]) if node.op == "call_module" else None
+
+    def _output(self, node: Node, kind: Any, origin: str) -> nn.Module:
+        """The observer of the results of ``node``."""
+        sources = operands(node)
+        if origin == "known":
+            scale, zero_point = KNOWN[kind]
+            return FixedRangeObserver(scale, zero_point, self._make)
+        # What a number makes of a tensor may be a thousand times smaller.
+        if origin in ("seen", "operands"):
+            return self._make()
+        shared: nn.Module = self._observers[sources[0]]
+        for source in sources[1:]:  # a join: all that comes in gets the codes that go out
+            self._observers[source] = shared
+            self._gm.set_submodule(str(source.target), shared)
+        return shared
+
+    def _observe_input(self, node: Node, source: Node) -> None:
+        if source in self._observers:
+            return
+        for user in source.users:  # another step's input
+            if user in self._observers:
+                node.replace_input_with(source, user)
+                return
+        with self._gm.graph.inserting_before(node):
+            node.replace_input_with(source, self._call(source, self._make()))
+
+    def _observe(self, node: Node, observer: nn.Module) -> None:
+        with self._gm.graph.inserting_after(node):
+            new = self._call(node, observer)
+        node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+    def _call(self, source: Node, observer: nn.Module) -> Node:
+        path = f"activation_post_process_{len(self._observers)}"
+        self._gm.add_submodule(path, observer)
+        node = self._gm.graph.call_module(path, (source,))
+        self._observers[node] = observer
+        return node
+
+
+def is_observer(module: object) -> bool:
+    """Whether ``module`` is an observer: ours or, for "histogram", stock PyTorch's."""
+    return hasattr(module, "calculate_qparams")
+
+
+def qparams_of_observer(observer: Any) -> tuple[float, int]:
+    """The scale and zero point that ``observer`` chooses."""
+    scale, zero_point = observer.calculate_qparams()
+    return float(scale), int(zero_point)
+
+
+def int8_codes(weight: torch.Tensor, observer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of ``weight`` and their scales, as the weight ``observer`` says."""
+    observer(weight.detach())
+    scales, _ = observer.calculate_qparams()
+    shape = [1] * weight.dim()
+    if observer.ch_axis is not None:
+        shape[observer.ch_axis] = -1
+    low, high = int(observer.quant_min), int(observer.quant_max)
+    codes = (weight.detach() * (1.0 / scales).reshape(shape)).round_().clamp_(low, high)
+    return codes.to(torch.int8), scales

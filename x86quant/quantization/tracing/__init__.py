@@ -1,0 +1,1 @@
+"""From a float module to one graph of tensors, proved to be the module."""

@@ -1,0 +1,123 @@
+"""Tracing code whose steps are counted by a size: the graph is for that size then.
+
+``for step in x.unbind(1)`` and ``range(x.size(1))`` need a number. What was traced so far is run on
+fake tensors whose sizes are symbols: a number that depends on none of these is the same for all
+inputs, and otherwise the sizes of inputs that it depends on are fixed, and the graph is guarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sympy import Eq, Symbol  # type: ignore[import-untyped]
+from torch import nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils._sympy.printers import PythonPrinter
+
+from x86quant.calling.op_watch import OpWatch
+from x86quant.errors import UnsupportedError
+from x86quant.forms.size_conditions import Condition, Place, parse, sizes_in
+from x86quant.quantization.tracing.counted_sizes import batch_sizes, count_of
+from x86quant.terminal.silence import silent
+
+
+class _NoOtherShapes(OpWatch):  # type: ignore[no-untyped-call]
+    """Refuses what gives a tensor itself another shape.
+
+    Torch ends the process where that shape is of symbols (``squeeze_`` of a dimension does).
+    """
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``."""
+        if torch.Tag.inplace_view in func.tags:
+            raise UnsupportedError(f"{func} of symbols")
+        return func(*args, **kwargs)
+
+
+class SizesAskedFor(Interpreter):
+    """Runs a graph that is being traced on fake tensors.
+
+    Attributes:
+        fixed: the sizes of inputs that what was asked for depends on.
+        conditions: what else must hold of sizes.
+        running: whether what is called now is not traced, but run.
+    """
+
+    def __init__(self, root: nn.Module, graph: Graph, example: Sequence[torch.Tensor]) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.fixed: dict[Place, int] = {}
+        self.conditions: tuple[Condition, ...] = ()
+        self.running = False
+        self._sizes = {(i, d): n for i, x in enumerate(example) for d, n in enumerate(x.shape)}
+        self._batches = batch_sizes(example)
+        self._shapes = ShapeEnv(
+            duck_shape=False,
+            specialize_zero_one=False,
+            allow_scalar_outputs=False,
+            allow_dynamic_output_shape_ops=False,
+        )
+        self._mode = FakeTensorMode(shape_env=self._shapes, allow_non_fake_inputs=True)
+        fakes = [self._fake(x, f"x{number}") for number, x in enumerate(example)]
+        self._symbols = {
+            (i, d): n.node.expr
+            for i, x in enumerate(fakes)
+            for d, n in enumerate(map(_symbolic, x.shape))
+            if n is not None
+        }
+        self.args_iter = iter(fakes)
+
+    def _fake(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self._mode.from_tensor(
+            x,
+            source=ConstantSource(name),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim()),
+        )
+
+    def number(self, wanted: Node) -> int | None:
+        """How many parts or rows ``wanted`` has, or the number that it is; None if none is known.
+
+        The size of a batch is not fixed, and so no number that depends on it is known.
+        """
+        self.running = True
+        try:
+            with silent(), self._mode, _NoOtherShapes(), torch.no_grad():  # type: ignore[no-untyped-call]
+                for node in self.graph.nodes:
+                    if node not in self.env:
+                        self.env[node] = self.run_node(node)
+                found = count_of(self.env[wanted])
+        except Exception:  # of whatever is called
+            return None
+        finally:
+            self.running = False
+        fixed, conditions = self._assumed()
+        needed = fixed.keys() | {place for c in conditions for place in sizes_in(c)}
+        if found is None or self._batches & needed:
+            return None
+        self.fixed, self.conditions = fixed, conditions
+        return found
+
+    def _assumed(self) -> tuple[dict[Place, int], tuple[Condition, ...]]:
+        """The sizes that were taken for numbers so far, and what else must be equal to one."""
+        now = {place: self._shapes.replace(symbol) for place, symbol in self._symbols.items()}
+        fixed = {place: self._sizes[place] for place, size in now.items() if size.is_number}
+        names = {symbol: Symbol(f"s[{i}][{d}]") for (i, d), symbol in self._symbols.items()}
+        conditions = []
+        for guard in self._shapes.guards:
+            equation = self._shapes.replace(guard.expr)
+            sides = getattr(equation, "args", ())
+            if isinstance(equation, Eq) and any(side.is_number for side in sides):
+                conditions.append(parse(PythonPrinter().doprint(equation.xreplace(names))))
+        return fixed, tuple(conditions)
+
+
+def _symbolic(size: Any) -> Any:
+    return size if isinstance(size, torch.SymInt) else None
