@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import x86quant
 from tests.quantization.test_any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.block_graphs import _plain_values, _private_values
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.given_model import form_of
 
@@ -223,3 +224,13 @@ def test_tensors_of_the_model_are_not_answered_for() -> None:
     layer = quantized(nn.Conv2d(3, 8, 3))
     assert layer.stride == (1, 1)
     assert not hasattr(layer, "weight")
+
+
+def test_a_call_in_float_changes_nothing_that_fused_graphs_watch() -> None:
+    """Its count was a public attribute, and one such call cost all graphs around the module."""
+    result = quantized(Branches())
+    before = _plain_values(result), _private_values(result)
+    with pytest.warns(X86QuantWarning, match="runs in float"):
+        result(images(size=40))
+    assert result.outside == 1
+    assert (_plain_values(result), _private_values(result)) == before

@@ -61,6 +61,12 @@ def test_anything_else_is_refused(code: str) -> None:
         parse(code)
 
 
+def test_a_guard_does_not_take_one_call_for_another() -> None:
+    guard = Guard((GuardedInput("x", torch.float32, 2),), (parse("s[0][0] < 3"),))
+    for rows in (2, 2, 3, 3, 2, 1, 4):
+        assert (guard.refusal([torch.zeros(rows, 4)]) is None) == (rows < 3)
+
+
 def test_what_has_no_meaning_at_some_sizes_does_not_hold() -> None:
     assert not holds(parse("s[0][0] % s[0][1] == 0"), [(4, 0)])
     assert not holds(parse("s[0][3] != 7"), [(4, 2)])

@@ -66,6 +66,10 @@ class Guard:
     inputs: tuple[GuardedInput, ...]
     conditions: tuple[Condition, ...] = ()
     _all_hold: Callable[[Shapes], bool] = dataclasses.field(init=False, repr=False, compare=False)
+    #: The sizes of the latest call for which they hold: most calls are like the one before.
+    _latest: list[Any] = dataclasses.field(
+        default_factory=lambda: [None], init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         checked = size_conditions.check(self.conditions, len(self.inputs))
@@ -87,8 +91,17 @@ class Guard:
                 return reason
         if self.conditions:
             shapes = [x.shape for x in tensors]
-            if not self._all_hold(shapes):
+            if not self._hold_for(shapes):
                 wrong = next(c for c in self.conditions if not size_conditions.holds(c, shapes))
                 wanted = size_conditions.text(wrong, lambda number: self.inputs[number].name)
                 return f"sizes {[tuple(s) for s in shapes]} do not meet {wanted}"
         return None
+
+    def _hold_for(self, shapes: list[Any]) -> bool:
+        if torch.compiler.is_compiling():  # sizes are symbols, and no call is to be remembered
+            return self._all_hold(shapes)
+        if shapes != self._latest[0]:
+            if not self._all_hold(shapes):
+                return False
+            self._latest[0] = shapes
+        return True

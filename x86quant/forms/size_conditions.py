@@ -183,7 +183,8 @@ def _parsed(node: ast.AST) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return ("-", 0, _parsed(node.operand))
+        value = _parsed(node.operand)
+        return -value if isinstance(value, int) else ("-", 0, value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return ("not", _parsed(node.operand))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
