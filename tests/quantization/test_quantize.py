@@ -561,6 +561,23 @@ def test_class_numbers_are_targets_and_what_may_be_either_is_told() -> None:
     x86quant.quantize(model, [(x, torch.rand(8))], example_inputs=(x,), progress=False)
 
 
+class Conditioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.classes = nn.Linear(16, 16), nn.Embedding(8, 16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return self.linear(x if y is None else x + self.classes(y))
+
+
+def test_classes_that_may_be_a_condition_are_told_of() -> None:
+    model, x, y = Conditioned().eval(), torch.randn(8, 16), torch.arange(8)
+    with pytest.warns(X86QuantWarning, match="for targets; if the next one is y, give example_in"):
+        x86quant.quantize(model, [(x, y)], progress=False)
+    int8 = x86quant.quantize(model, [(x, y)], example_inputs=(x, y), progress=False, strict=True)
+    assert torch.allclose(int8(x, y), model(x, y), atol=0.1)
+
+
 def test_nothing_of_a_model_is_kept_when_it_is_gone() -> None:
     model = nn.Sequential(nn.Linear(16, 123), nn.ReLU(), nn.Linear(123, 4)).eval()
     x86quant.quantize(model, [torch.randn(8, 16)], progress=False)

@@ -20,6 +20,8 @@ from x86quant.terminal.counted import counted
 
 #: Names of optional arguments that are targets.
 _TARGET = re.compile("target|label|^y$")
+#: Names of those that may be classes to condition on: of these somebody has to be told.
+_CONDITION = re.compile("^(y|c|cond.*|class.*)$")
 #: What ``calibration`` and ``data`` arguments may be.
 Data: TypeAlias = torch.Tensor | Iterable[Any]
 
@@ -214,6 +216,8 @@ def _is_meant_for(parameter: inspect.Parameter, element: Any) -> bool:
 
 def _is_target(parameter: inspect.Parameter, element: Any) -> bool:
     """Whether ``element`` is clearly a target: by the parameter's name or kind, or as classes."""
+    if _CONDITION.search(parameter.name):
+        return False
     if not isinstance(element, torch.Tensor):
         return bool(_TARGET.search(parameter.name))
     classes = element.dim() == 1 and not element.is_floating_point()
