@@ -22,6 +22,10 @@ os.environ["X86QUANT_TRACEBACK"] = "1"
 import numpy as np
 import torch
 
+from x86quant.torchvision_import import import_torchvision
+
+import_torchvision()  # transformers and torchao import it where it is installed
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own() -> Iterator[None]:

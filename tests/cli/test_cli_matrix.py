@@ -14,7 +14,6 @@ import pytest
 import x86quant
 from tests.bench_samples import measure_in_this_process
 from x86quant.cli import main
-from x86quant.torchvision_import import import_torchvision
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("as_in_use")]
 
@@ -43,8 +42,6 @@ def lstm():
     return Tagger()
 
 def bert():
-    from x86quant.torchvision_import import import_torchvision
-    import_torchvision()
     import transformers
     return transformers.BertModel(transformers.BertConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
@@ -135,7 +132,6 @@ def test_saved_models_know_their_inputs(folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_folder_of_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import_torchvision()
     pytest.importorskip("transformers")
     import torch
 

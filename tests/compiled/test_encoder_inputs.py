@@ -12,7 +12,6 @@ import torch
 import x86quant
 from tests.zoo import floats, sqnr
 from x86quant.compiled.block_graphs import blocks_of
-from x86quant.torchvision_import import import_torchvision
 
 TOKENS, WORDS, WIDTH = 12, 200, 64
 _BERT = {
@@ -98,7 +97,6 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=_ENCODERS)
 def models(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """An encoder in float, and in int8 with fused graphs."""
-    import_torchvision()
     t = pytest.importorskip("transformers")
     config, sizes = _ENCODERS[request.param]
     torch.manual_seed(0)

@@ -495,10 +495,14 @@ def test_an_encoder_takes_an_empty_batch() -> None:
         assert model(torch.randn(0, 3, 8)).shape == (0, 3, 8)
 
 
-def test_results_carry_no_gradient(module: CompiledModule, x: torch.Tensor) -> None:
+def test_a_gradient_is_refused_where_it_is_asked_for(
+    module: CompiledModule, x: torch.Tensor
+) -> None:
     out = module(x.requires_grad_())
-    assert not out.requires_grad
     assert torch.equal(out, module(x.detach()))
+    with pytest.raises(UnsupportedError, match="no gradient flows through"):
+        out.sum().backward()
+    assert not module(x.detach()).requires_grad
 
 
 class Around(nn.Module):
@@ -515,7 +519,9 @@ class Around(nn.Module):
 
 def test_no_part_of_a_gradient_is_passed_on(x: torch.Tensor) -> None:
     module = x86quant.compile(stock(Around(), x), (x,))
-    assert not module(x.requires_grad_()).requires_grad
+    with pytest.raises(UnsupportedError, match="no gradient flows through"):
+        module(x.requires_grad_()).sum().backward()
+    assert x.grad is None
 
 
 def test_autocast_changes_no_result(module: CompiledModule, x: torch.Tensor) -> None:

@@ -15,9 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import x86quant
 from x86quant import extension
 from x86quant.compiled.block_graphs import BlockGraphs
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 from benchmarks.greedy_agreement import agreement, decoder  # noqa: E402

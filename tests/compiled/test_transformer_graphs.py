@@ -27,14 +27,12 @@ from x86quant.lowering.lower_rows import lower_rows
 from x86quant.profiling.recorder import record
 from x86quant.quantization.graphs.fused_blocks import comparable, rows_left_float
 from x86quant.quantization.tracing.exported import ops_from_export
-from x86quant.torchvision_import import import_torchvision
 
 Made = tuple[nn.Module, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    import_torchvision()
     return pytest.importorskip("transformers")
 
 

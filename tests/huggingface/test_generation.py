@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 import x86quant
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 from benchmarks.greedy_agreement import agreement, decoder  # noqa: E402

@@ -19,9 +19,7 @@ import x86quant
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.compiled.token_step import TokenStep
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages

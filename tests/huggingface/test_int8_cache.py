@@ -12,9 +12,7 @@ import torch
 
 import x86quant
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 from benchmarks.greedy_agreement import decoder  # noqa: E402

@@ -11,7 +11,6 @@ import x86quant
 from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import X86QuantWarning
 from x86quant.lowering.graph_tools import is_op
-from x86quant.torchvision_import import import_torchvision
 
 IDS = torch.randint(0, 500, (8, 20), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(20) < torch.tensor([20, 3, 11, 1, 8, 19, 5, 2])[:, None]).long()
@@ -20,7 +19,6 @@ MASK = (torch.arange(20) < torch.tensor([20, 3, 11, 1, 8, 19, 5, 2])[:, None]).l
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any]:
     """A classifier that reads the first token, in float and in int8."""
-    import_torchvision()
     t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = t.BertConfig(

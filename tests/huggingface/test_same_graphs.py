@@ -10,9 +10,7 @@ import torch
 
 import x86quant
 from x86quant.compiled.compiled_parts import compiled_parts
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 
 

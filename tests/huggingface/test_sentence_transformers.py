@@ -18,9 +18,7 @@ import x86quant
 from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # transformers imports torchvision where that is installed
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("sentence_transformers")
 

@@ -77,6 +77,45 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, dim: int = -1)
 
 # --- row codes and products ---
 
+SPELLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu by tanh": lambda x: (
+        0.5 * x * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    ),
+    "gelu by erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+    "silu": lambda x: x / (1.0 / torch.sigmoid(x)),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_activations_that_are_spelled_out_end_a_product(spelling: str) -> None:
+    activation = SPELLINGS[spelling]
+    found = lowered(lambda m, x: m.down(activation(m.up(x))))
+    assert found == {"quantize_rows": 1, "linear_rows_rows": 1, "linear_rows": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.044715 * torch.pow(x, 3.0)))),
+        lambda x: x * torch.tanh(F.softplus(x)),
+        lambda x: x * 0.5 * (1.0 + torch.erf(x / 1.5)),
+    ],
+    ids=["another factor", "mish", "another width"],
+)
+def test_what_is_like_an_activation_stays_what_it_is(function: Callable[..., Any]) -> None:
+    found = lowered(lambda m, x: m.down(function(m.up(x))))
+    assert "linear_rows_rows" not in found
+
+
+def test_a_spelled_activation_whose_steps_others_read_stays() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.up(x)
+        inner = torch.erf(y / math.sqrt(2.0))
+        result: torch.Tensor = m.down(0.5 * y * (1.0 + inner)) + inner.mean()
+        return result
+
+    assert "linear_rows_rows" not in lowered(forward)
+
 
 def test_readers_of_one_value_share_its_codes_and_are_one_product() -> None:
     assert lowered(lambda m, x: (m.q(x), m.k(x), m.up(x))) == {"quantize_rows": 1, "linear_rows": 1}

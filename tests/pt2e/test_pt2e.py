@@ -13,9 +13,7 @@ import x86quant
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.torchvision_import import import_torchvision
 
-import_torchvision()  # torchao imports torchvision where that is installed
 pytest.importorskip("torchao", reason="torchao is not installed: pip install x86quant[pt2e]")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's export and torchao

@@ -530,7 +530,6 @@ def test_what_the_direct_call_does_not_take_runs_all_the_same() -> None:
         module(x.double())
     with pytest.raises(x86quant.InvalidInputError, match="takes 1 inputs"):
         module(x, x)
-    assert not module(x.requires_grad_()).requires_grad
 
 
 def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
@@ -662,7 +661,15 @@ def test_every_kind_of_step_is_made_by_some_form() -> None:
     """The kinds the extension has: an op's of its name, and those that forms name otherwise."""
     extension.load()
     by_name = {op for op in FORMS if "rows" not in op and "bags" not in op}
-    by_name -= {"linear", "cat", "join", "upsample", "recurrent_last", "int8_cached_attention"}
+    by_name -= {
+        "linear",
+        "linear_real",
+        "cat",
+        "join",
+        "upsample",
+        "recurrent_last",
+        "int8_cached_attention",
+    }
     others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear", "rows", "lookup"}
     assert set(torch.ops.x86quant.step_kinds()) == by_name | others
 

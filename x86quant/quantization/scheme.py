@@ -57,10 +57,10 @@ def decide(model: nn.Module, mode: str) -> Scheme:
     """The plan for ``model``: what was asked for, or by its layers if that is "auto"."""
     if mode != "auto":
         return Scheme(mode == "static", mode == "dynamic", mode == "weight_only", "as asked")
-    convolutions = any(isinstance(m, _CONVOLUTIONS) for m in model.modules())
+    convolutions = any(map(_is_convolution, model.modules()))
     recurrent = any(is_recurrent(m) for m in model.modules())
     if not recurrent and not is_transformer(model):
-        return Scheme(True, False, False, "no attention: static int8 from end to end")
+        return Scheme(True, False, False, "neither a transformer nor recurrent: static int8")
     kind = "recurrent network" if recurrent else "transformer"
     if not convolutions:
         return Scheme(False, True, False, f"a {kind}: its linears quantize each token as it comes")
@@ -74,13 +74,24 @@ def is_transformer(model: nn.Module) -> bool:
     kinds = [type(m) for m in model.modules()]
     if any(issubclass(kind, nn.MultiheadAttention) for kind in kinds):
         return True
-    convolutions = any(issubclass(kind, _CONVOLUTIONS) for kind in kinds)
+    convolutions = any(map(_is_convolution, model.modules()))
     if not any(_is_norm(m) for m in model.modules()):
         # Some norm by functions (OLMo), or by nothing but a scale (MobileBERT).
         return not convolutions and any(_has_queries(m) for m in model.modules())
     if convolutions:
         return any(_is_attention(m) for m in model.modules())
     return any(is_linear(m) for m in model.modules())
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    """Whether ``module`` is a convolution that does a part of the work.
+
+    A depthwise one over a sequence, as in Mamba, only mixes tokens, whose linears do the work.
+    """
+    if not isinstance(module, _CONVOLUTIONS):
+        return False
+    mixes_tokens = isinstance(module, nn.Conv1d) and module.groups == module.in_channels > 1
+    return not mixes_tokens
 
 
 def _is_norm(module: nn.Module) -> bool:
