@@ -95,20 +95,22 @@ sys.executable = os.environ.get("{_LAUNCHER}", sys.executable)
 
 def environment(cpu: str, folder: Path) -> dict[str, str]:
     """The environment of a run on this CPU; what it takes goes into ``folder``."""
+    # OpenBLAS is to look at the CPU that is shown, whatever it was told of this one.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
     quiet = {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",  # what was written before a process ended is not lost
         _LAUNCHER: sys.executable,
     }
     if cpu not in QEMU:
-        return {**os.environ, **masked_cpu.environment(cpu, folder), **quiet}
+        return {**own, **masked_cpu.environment(cpu, folder), **quiet}
     launcher = folder / "python"
     launcher.write_text(f'#!/bin/sh\nexec qemu-x86_64 "{sys.executable}" "$@"\n')
     launcher.chmod(0o755)
     (folder / "sitecustomize.py").write_text(_START_UP)
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {
-        **os.environ,
+        **own,
         **quiet,
         "QEMU_CPU": QEMU[cpu],
         "PYTHONPATH": path,

@@ -69,7 +69,8 @@ def _saturated(layer: LayerFacts) -> float:
 
 def _times(layers: Sequence[LayerFacts]) -> Iterator[str]:
     """What takes the time: by kind of step, and the longest steps."""
-    timed = sorted((x for x in layers if x.microseconds is not None), key=_microseconds)[::-1]
+    timed = [layer for layer in layers if layer.microseconds is not None]
+    timed.sort(key=_microseconds, reverse=True)
     kinds: dict[str, list[LayerFacts]] = {}
     for layer in timed:
         kinds.setdefault(layer.op, []).append(layer)
