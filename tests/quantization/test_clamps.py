@@ -11,8 +11,11 @@ from torch import nn
 
 import x86quant
 from tests.quantization.test_accuracy_kit import equalized, images, sqnr
+from x86quant.calling.call import Call
+from x86quant.quantization.kit.equalization import find_pairs
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
+from x86quant.quantization.tracing.tracing import trace
 
 
 class Function(nn.Module):
@@ -98,6 +101,22 @@ def test_channels_below_the_limit_are_widened_and_the_others_stay() -> None:
     torch.testing.assert_close(graph(x), (model(x),), rtol=1e-4, atol=1e-5)
     # Values half as large again are still told apart.
     torch.testing.assert_close(graph(1.5 * x), (model(1.5 * x),), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("between", "pairs"),
+    [
+        ((nn.ReLU6(), nn.MaxPool2d(2)), 1),
+        ((nn.AvgPool2d(2), nn.ReLU6()), 1),
+        ((nn.ReLU6(), nn.AvgPool2d(2)), 0),
+        ((nn.ReLU6(), nn.AdaptiveAvgPool2d(1)), 0),
+        ((nn.ReLU(), nn.AvgPool2d(2)), 1),
+    ],
+)
+def test_an_average_hides_what_a_clamp_cuts_off(between: tuple[nn.Module, ...], pairs: int) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), *between, nn.Conv2d(8, 8, 1)).eval()
+    graph = trace(model, Call((features(),))).graph_module
+    assert len(list(find_pairs(graph))) == pairs
 
 
 def test_equalizing_below_a_limit_gains_signal_on_data_not_seen() -> None:

@@ -28,18 +28,18 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_COMMUTING_MODULES = (
-    nn.ReLU, nn.LeakyReLU,
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+_AVERAGES: frozenset[Any] = frozenset({
+    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-)  # fmt: skip
-_COMMUTING_FUNCTIONS = (
-    F.relu, F.leaky_relu, F.max_pool1d, F.max_pool2d, F.max_pool3d,
-    torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
     F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
-)  # fmt: skip
+})  # fmt: skip
+_COMMUTING: frozenset[Any] = _AVERAGES | {
+    nn.ReLU, nn.LeakyReLU, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
+    F.relu, F.leaky_relu, F.max_pool1d, F.max_pool2d, F.max_pool3d,
+    torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
+}  # fmt: skip
 _ALPHAS = (0.25, 0.5, 0.75, 1.0)
 #: Scales beyond this help no more: such a channel is as good as dead.
 _LARGEST_SCALE = 2.0**12
@@ -157,12 +157,13 @@ def _follow(node: Node, modules: dict[str, nn.Module]) -> tuple[Node | None, flo
         if module is not None and _is_layer(module):
             fits = not flattened or isinstance(module, nn.Linear)
             return (user if fits else None), limit
+        kind = type(module) if module is not None else user.target
         if _flattens(user):
             flattened = True
-        elif type(module) is nn.ReLU6 or user.target is F.relu6:
+        elif kind in (nn.ReLU6, F.relu6):
             limit = 6.0
-        elif type(module) not in _COMMUTING_MODULES and user.target not in _COMMUTING_FUNCTIONS:
-            break
+        elif kind not in _COMMUTING or (limit < math.inf and kind in _AVERAGES):
+            break  # behind an average nobody sees whether a clamp has cut something off
         node = user
     return None, limit
 
