@@ -13,15 +13,14 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Tracer
 
 from x86quant.artifacts.capture.captured import capture
-from x86quant.artifacts.capture.resized_calls import same_results
-from x86quant.artifacts.capture.saved import SavedBySizes
 from x86quant.artifacts.records import transformers_models
 from x86quant.artifacts.records.forms import is_replaced
 from x86quant.artifacts.records.modules import KINDS, hooks_within
 from x86quant.calling.call import Call
+from x86quant.calling.differences import SAME_ARITHMETIC, difference
 from x86quant.calling.running import run
-from x86quant.compiled import CompiledModule
-from x86quant.errors import ArtifactError, InvalidInputError, UnsupportedError
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering.from_export import flat
 
 _REMEDY = (
@@ -54,14 +53,16 @@ def example_of(
 
 def ready(
     model: nn.Module | ExportedProgram, example: Example | None
-) -> tuple[CompiledModule | SavedBySizes | None, str]:
+) -> tuple[CompiledModule | GuardedModule | None, str]:
     """A graph for all of ``model``, or one for each range of sizes, or None; and, unless that graph
     does all that the model does, why its class is needed.
 
     Raises:
         ArtifactError: there is no graph, nor would the class help.
     """
-    if isinstance(model, CompiledModule | SavedBySizes):
+    if isinstance(model, CompiledModule) or (
+        isinstance(model, GuardedModule) and model.original is None and model.strict
+    ):
         if hooks_within(model):
             raise ArtifactError("its hooks have no form in an artifact: remove them first")
         return model, ""
@@ -87,15 +88,13 @@ def ready(
 
 def _other_forms(model: nn.Module, graph: nn.Module) -> str:
     """Which calls that ``model`` was quantized for ``graph`` does not take, by their arguments."""
-    signature = getattr(
-        graph.first if isinstance(graph, SavedBySizes) else graph, "signature", None
-    )
     for call in getattr(getattr(model, "quantization", None), "other_calls", ()):
-        try:
-            if signature is not None:
-                signature.bind(call.args, call.kwargs)
-        except InvalidInputError as error:
-            return f"its graph is for one form of calls, and calibration showed others ({error})"
+        if (
+            isinstance(graph, GuardedModule)
+            and graph.form.tensors(call.args, dict(call.kwargs)) is None
+        ):
+            reason = graph.form.refusal(call.args, call.kwargs)
+            return f"its graph is for one form of calls, and calibration showed others ({reason})"
     return ""
 
 
@@ -108,7 +107,7 @@ def was_quantized(model: nn.Module) -> bool:
 
 def _traced(
     model: nn.Module, example: Example | None, quantized: bool
-) -> tuple[CompiledModule | SavedBySizes, str]:
+) -> tuple[CompiledModule | GuardedModule, str]:
     """``model`` as a graph, by torch.fx, or by torch.export where that cannot."""
     parameters = inspect.signature(model.forward).parameters.values()
     if example is None:
@@ -176,6 +175,6 @@ def gives_the_same(model: nn.Module, other: nn.Module, example: Example) -> bool
     if type(one) is not type(two):
         return None
     try:
-        return same_results(one, two)
-    except ArtifactError:  # of a class that cannot be looked into
+        return difference(one, two, SAME_ARITHMETIC) is None
+    except UnsupportedError:  # of a class that cannot be looked into
         return None

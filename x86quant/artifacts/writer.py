@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from x86quant.artifacts.capture.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorWriter
 from x86quant.artifacts.prepared_model import (
@@ -26,7 +25,7 @@ from x86quant.artifacts.prepared_model import (
 )
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.records import forms
-from x86quant.artifacts.records.guarded_form import takes_others
+from x86quant.artifacts.records.calls import is_constant, takes_others
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled import GuardedModule
@@ -108,8 +107,10 @@ def _takes_more(model: nn.Module, whole: nn.Module | None) -> bool:
     """
     if isinstance(model, GuardedModule):
         return not model.strict and takes_others(model.form)
-    first = whole.models[0] if isinstance(whole, SavedBySizes) else whole
-    return isinstance(first, SavedModule) and bool(first.signature.fixed) and was_quantized(model)
+    constants = isinstance(whole, GuardedModule) and any(
+        map(is_constant, whole.form.arguments.parts)
+    )
+    return constants and was_quantized(model)
 
 
 def _with_class(

@@ -253,14 +253,13 @@ def _dlrm_arguments(batch: int, seed: int) -> Arguments:
 
 
 def _saved_inputs(model: nn.Module, name: str) -> tuple[InputShape, ...]:
-    from x86quant.compiled import CompiledModule
     from x86quant.profiling.recorder import example_call
 
-    if not isinstance(model, CompiledModule):
+    if (known := example_call(model)) is None:
         raise InvalidInputError(
             f"say what {name!r} takes: --shape 1,3,224,224 or --input ids=1x9:int64"
         )
-    args, kwargs = example_call(model)
+    args, kwargs = known
 
     def told(x: torch.Tensor, key: str | None) -> InputShape:
         return InputShape(tuple(x.shape), str(x.dtype).removeprefix("torch."), key)

@@ -139,12 +139,11 @@ def arguments_for(options: argparse.Namespace, model: nn.Module) -> Arguments:
     Raises:
         InvalidInputError: nothing describes them.
     """
-    from x86quant.compiled import CompiledModule
     from x86quant.profiling.recorder import example_call
 
     inputs = inputs_of(options)
-    if not inputs and isinstance(model, CompiledModule):
-        args, kwargs = example_call(model)
+    if not inputs and (known := example_call(model)) is not None:
+        args, kwargs = known
         return Arguments(tuple(args), dict(kwargs))
     if not inputs:
         raise InvalidInputError("give the model's inputs: --shape 1,3,224,224 or --input 1x9:int64")

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from x86quant.compiled.block_graphs import blocks_of, token_step_of
-from x86quant.compiled.guarded import GuardedModule
+from x86quant.compiled.guarded import GuardedModule, graph_of
 from x86quant.compiled.module import CompiledModule
+from x86quant.errors import InvalidInputError
+
+
+def whole_graph(model: object) -> CompiledModule | None:
+    """The graph that does all that ``model`` does, for calls like its example; or None."""
+    graph = graph_of(model) if isinstance(model, nn.Module) else None
+    return graph if isinstance(graph, CompiledModule) else None
+
+
+def as_graph_call(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[CompiledModule, tuple[Any, ...], Mapping[str, Any]] | None:
+    """The one graph that answers a call of ``model``, with its own arguments; None if none does.
+
+    Raises:
+        InvalidInputError: the model is one that has nothing but graphs, and none holds.
+    """
+    if isinstance(model, CompiledModule):
+        return model, tuple(args), kwargs
+    if not isinstance(model, GuardedModule):
+        return None
+    try:
+        graph, tensors = model.graph_call(args, kwargs)
+    except InvalidInputError:
+        if model.original is None:
+            raise
+        return None
+    return (graph, tensors, {}) if isinstance(graph, CompiledModule) else None
 
 
 def compiled_parts(model: nn.Module) -> tuple[tuple[str, CompiledModule], ...]:
@@ -32,7 +61,8 @@ def _parts(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, 
         yield path, module
         inner = module.graph_module
     elif isinstance(module, GuardedModule):
-        yield from _parts(module.compiled, path, seen)
+        for graph in (module, *module.others):
+            yield from _parts(graph.compiled, path, seen)
         return
     if (blocks := blocks_of(module)) is not None:
         for graph in blocks.graphs:

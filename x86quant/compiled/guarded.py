@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from x86quant.forms.call_form import CallForm, Structure
 from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.lowering import FloatNode
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
+
+_OTHER_ARGUMENTS = "its arguments are not those that were given in calibration"
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -48,6 +50,7 @@ class GuardedModule(Baked, Int8Module):
         form: how the module is called.
         results: the structure of its result.
         guard: which tensors the compiled part holds for.
+        others: the same for tensors of sizes that the guard refuses, in the order of trying.
         strict: whether other calls raise; if not, the float module runs.
         quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``.
     """
@@ -61,9 +64,11 @@ class GuardedModule(Baked, Int8Module):
         guard: Guard,
         *,
         strict: bool = False,
+        others: Sequence[GuardedModule] = (),
     ) -> None:
         super().__init__()
         self.compiled = compiled
+        self.others = nn.ModuleList(others)
         self.form = form
         self.results = results
         self.guard = guard
@@ -72,11 +77,12 @@ class GuardedModule(Baked, Int8Module):
         self.quantization: Any = None
         # Not a submodule: its weights are no part of the int8 model's.
         self.__dict__["_original"] = None if original is None else Aside(original)
-        self._made = _fingerprint(compiled)
+        self._made = None if original is None else _fingerprint(compiled)
         self._prepare()
         self.eval()
 
     def _prepare(self) -> None:
+        self.__signature__ = self.form.signature
         self._unchanged: Callable[[], bool] | None = None
         self._row_rank = (
             self.compiled.row_rank if isinstance(self.compiled, CompiledModule) else None
@@ -107,25 +113,73 @@ class GuardedModule(Baked, Int8Module):
                 "torch.jit.trace cannot record what this model checks at every call; use "
                 "torch.export, or trace its .compiled, which holds for such inputs as calibrated"
             )
+        tensors, reason = self._taken(args, kwargs)
+        if tensors is not None:
+            return self._run(tensors)
+        for other in self.others:
+            assert isinstance(other, GuardedModule)
+            if (taken := other._taken(args, kwargs)[0]) is not None:
+                return other._run(taken)
+        return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
+
+    def _taken(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any] | None, str]:
+        """The tensors of a call that the graph holds for, or None and why it does not."""
         tensors = self.form.tensors(args, kwargs)
-        rows = None if tensors is None else self._rows_of_another_rank(tensors)
-        if rows is not None:
-            tensors = [as_rank(rows, self.guard.inputs[0].rank)]
         if tensors is None:
-            reason: str | None = "its arguments are not those that were given in calibration"
+            return None, _OTHER_ARGUMENTS
+        if (rows := self._rows_of_another_rank(tensors)) is not None:
+            spec = self.guard.inputs[0]
+            refusal = self.guard.refusal([self._as_given(spec, as_rank(rows, spec.rank))])
         else:
-            tensors = [
-                x if x.dtype is spec.dtype else self._as_given(spec, x)
-                for spec, x in zip(self.guard.inputs, tensors, strict=True)
-            ]
-            reason = self.guard.refusal(tensors)
-        if reason is not None:
-            return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
-        assert tensors is not None
+            tensors = list(map(self._as_given, self.guard.inputs, tensors))
+            refusal = self.guard.refusal(tensors)
+        return (tensors, "") if refusal is None else (None, refusal)
+
+    def _run(self, tensors: Sequence[Any]) -> Any:
+        """The result for tensors that the graph holds for."""
+        rows = self._rows_of_another_rank(tensors)
+        if rows is not None:
+            spec = self.guard.inputs[0]
+            tensors = [self._as_given(spec, as_rank(rows, spec.rank))]
         found = self.compiled(*tensors)
         if rows is not None:
             found = as_in(rows, found)
         return self.results.fill(in_float_type(found, self._float_type))
+
+    def graph_call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+        """The graph that answers a call, and its inputs.
+
+        Raises:
+            InvalidInputError: no graph holds for the call.
+        """
+        for graph in (self, *self.others):
+            assert isinstance(graph, GuardedModule)
+            tensors, _ = graph._taken(args, kwargs)
+            if tensors is not None:
+                return graph.compiled, tuple(tensors)
+        raise self._refused(self._taken(args, kwargs)[1], args, kwargs)
+
+    def _refused(self, reason: str, args: Any, kwargs: Any) -> InvalidInputError:
+        remedy = "calibrate with such inputs"
+        if self.original is None:
+            remedy = (
+                "save it with example_inputs like these, or give the model's class to "
+                "load(path, model=...)"
+            )
+        told = self._told(reason, args, kwargs)
+        return InvalidInputError(
+            f"the quantized model does not hold for this call: {told}; {remedy}"
+        )
+
+    def _told(self, reason: str, args: Any, kwargs: Any) -> str:
+        """``reason`` with what is different, which takes longer to find."""
+        if reason is not _OTHER_ARGUMENTS:
+            return reason
+        return f"{reason} ({self.form.refusal(args, kwargs)})"
 
     def _rows_of_another_rank(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The tensor of a call, if it holds rows that need only be put into the example's rank."""
@@ -135,7 +189,13 @@ class GuardedModule(Baked, Int8Module):
 
     def _as_given(self, spec: GuardedInput, x: Any) -> Any:
         """``x`` in the type that the graph takes, where that is only a matter of conversion."""
-        return x.float() if spec.dtype is torch.float32 and self._converts(x) else x
+        if x.dtype is spec.dtype:
+            return x
+        if spec.dtype is torch.float32 and self._converts(x):
+            return x.float()
+        # Ids, to torch alike; but a float model that is there takes them as they are.
+        ids = spec.dtype is torch.int64 and x.dtype is torch.int32 and self.original is None
+        return x.long() if ids else x
 
     def _run_float(self, reason: str, args: Any, kwargs: Any) -> Any:
         leaves = _leaves((args, kwargs))
@@ -143,7 +203,7 @@ class GuardedModule(Baked, Int8Module):
             raise _untraceable()
         original = self.original
         if self.strict or original is None:
-            raise InvalidInputError(f"the quantized model does not hold for this call: {reason}")
+            raise self._refused(reason, args, kwargs)
         if not self._is_as_made():
             raise InvalidInputError(
                 f"the quantized model does not hold for this call: {reason}; nor can the float "
@@ -152,7 +212,8 @@ class GuardedModule(Baked, Int8Module):
             )
         if not self._outside:
             warnings.warn(
-                f"a call runs in float, since the int8 graph does not hold for it: {reason}; "
+                "a call runs in float, since the int8 graph does not hold for it: "
+                f"{self._told(reason, args, kwargs)}; "
                 "calibrate with such inputs, or set strict=True to have it raise",
                 X86QuantWarning,
                 stacklevel=4,
@@ -190,7 +251,7 @@ class GuardedModule(Baked, Int8Module):
         return "" if self.quantization is None else str(self.quantization)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_unchanged": None}
+        return {**super().__getstate__(), "_unchanged": None, "__signature__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

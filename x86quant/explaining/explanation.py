@@ -12,6 +12,7 @@ import torch
 from x86quant import extension
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import blocks_of
+from x86quant.compiled.compiled_parts import as_graph_call, whole_graph
 from x86quant.dynamic import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -201,8 +202,10 @@ def explain(
             compiled for. Other models need none.
         kwargs: keyword arguments, which a model loaded from a file may take.
     """
-    if isinstance(model, CompiledModule):
-        return _explain_compiled(model, inputs, kwargs)
+    if inputs is None and not kwargs and (graph := whole_graph(model)) is not None:
+        return _explain_compiled(graph, None)
+    if (call := as_graph_call(model, inputs or (), kwargs or {})) is not None:
+        return _explain_compiled(*call)
     extension.load()
     stock = [choice for site in pack_sites(model) for choice in _explain_site(site)]
     return Explanation((*stock, *_ours(model)), rules=_rules_in_force())

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from x86quant.errors import UnsupportedError
+from x86quant.forms import stand_ins
 
 #: Values that a graph may take for constants: equal ones are the same to any program.
 _CONSTANTS = (
@@ -66,6 +67,25 @@ class Structure:
     def fill(self, leaves: Sequence[Any]) -> Any:
         """The value again, with ``leaves`` as its tensors."""
         return _fill(self, iter(leaves))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, value = self.kind, self.value
+        if kind is None or not stand_ins.stands_for_name(kind):
+            return Structure, (kind, self.keys, self.parts, value)
+        # pickle looks classes up by name, and these have no place where they could be found.
+        if isinstance(value, enum.Enum):
+            return _of_stand_in, ("enum", kind.__name__, (value.name,), ())
+        form = "tuple" if issubclass(kind, tuple) else "dataclass"
+        return _of_stand_in, (form, kind.__name__, self.keys, self.parts)
+
+
+def _of_stand_in(
+    form: str, name: str, keys: tuple[str, ...], parts: tuple[Structure, ...]
+) -> Structure:
+    if form == "enum":
+        value = stand_ins.member(name, keys[0])
+        return Structure(type(value), value=value)
+    return Structure(stand_ins.fields_class(form, name, keys), keys, parts)
 
 
 _TENSOR = Structure(None)
@@ -170,10 +190,11 @@ class CallForm:
         structure, leaves = take_apart(_bound(signature, args, kwargs))
         names: list[str] = []
         for name, part in zip(structure.keys, structure.parts, strict=True):
-            if part.kind is None:
-                names.append(str(name))
+            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                for key, inner in zip(part.keys, part.parts, strict=True):
+                    names += _names(str(key), inner)
             else:
-                names += [f"{name}_{number}" for number in range(part.leaves)]
+                names += _names(str(name), part)
         return CallForm(signature, structure, tuple(names)), leaves
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
@@ -212,7 +233,7 @@ class CallForm:
                     structure, leaves = take_apart(value)
                 except UnsupportedError:
                     return None
-                if leaves or not _same(structure, part):
+                if leaves or not same_structure(structure, part):
                     return None
             elif not _is_matched(part):
                 return None
@@ -227,7 +248,18 @@ class CallForm:
             structure, leaves = take_apart(_bound(self.signature, args, kwargs))
         except (TypeError, UnsupportedError):
             return None
-        return leaves if _same(structure, self.arguments) else None
+        return leaves if same_structure(structure, self.arguments) else None
+
+    def refusal(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """How a call differs from this form: what ``tensors`` returned None for."""
+        try:
+            bound = _bound(self.signature, args, kwargs)
+        except TypeError as error:
+            return str(error)
+        for name, part in zip(self.arguments.keys, self.arguments.parts, strict=True):
+            if (found := _unlike(part, bound[name], str(name))) is not None:
+                return found
+        return "its arguments are of other types"
 
     def call(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with ``leaves`` as tensors.
@@ -252,6 +284,10 @@ class CallForm:
         rest = inspect.BoundArguments(self.signature, kept)
         return rest.args, {**{n: v for n, v in named.items() if n not in before}, **rest.kwargs}
 
+    def is_like(self, other: CallForm) -> bool:
+        """Whether calls of both look alike."""
+        return self.signature == other.signature and same_structure(self.arguments, other.arguments)
+
     @property
     def is_plain(self) -> bool:
         """Whether every parameter is positional, must be given, and gets a tensor."""
@@ -262,13 +298,21 @@ class CallForm:
         ) and all(part.kind is None for part in self.arguments.parts)
 
 
+def _names(name: str, part: Structure) -> list[str]:
+    """One for each tensor of an argument."""
+    if part.kind is None:
+        return [name]
+    return [f"{name}_{number}" for number in range(part.leaves)]
+
+
 def _has_default(parameter: inspect.Parameter, given: Mapping[str, Any]) -> bool:
     """Whether the value given is the parameter's default, or none is."""
     return parameter.name not in given or given[parameter.name] is parameter.default
 
 
 def _bare_signature(module: nn.Module) -> inspect.Signature:
-    signature = inspect.signature(module.forward)
+    own = vars(module).get("__signature__")  # of a module that stands for another
+    signature = own if own is not None else inspect.signature(module.forward)
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return inspect.Signature(parameters)
 
@@ -281,19 +325,15 @@ def _bound(
     return dict(bound.arguments)
 
 
-#: What marks a class with named fields that a file's reader made, of which only the name counts.
-STANDS_FOR_NAME = "_x86quant_stands_for_its_name"
-
-
 def _same_kind(one: type | None, other: type | None) -> bool:
     """Whether they are one class, or stand for one by name; fields are compared elsewhere."""
     if one is other or one is None or other is None:
         return one is other
-    by_name = STANDS_FOR_NAME in vars(one) or STANDS_FOR_NAME in vars(other)
+    by_name = stand_ins.stands_for_name(one) or stand_ins.stands_for_name(other)
     return by_name and one.__name__ == other.__name__
 
 
-def _same(one: Structure, other: Structure) -> bool:
+def same_structure(one: Structure, other: Structure) -> bool:
     """Whether they are equal, and constants of the same type: True is not 1."""
     if (
         not _same_kind(one.kind, other.kind)
@@ -303,7 +343,7 @@ def _same(one: Structure, other: Structure) -> bool:
         return False
     if not _is_value(one, other.value):
         return False
-    return all(_same(a, b) for a, b in zip(one.parts, other.parts, strict=True))
+    return all(same_structure(a, b) for a, b in zip(one.parts, other.parts, strict=True))
 
 
 def _is_matched(part: Structure) -> bool:
@@ -327,6 +367,50 @@ def _matches(value: Any, part: Structure, tensors: list[Any]) -> bool:
             _matches(x, p, tensors) for x, p in zip(items, part.parts, strict=True)
         )
     return _is_value(part, value)
+
+
+def _unlike(part: Structure, value: Any, where: str) -> str | None:
+    """How ``value`` is not of the structure ``part``, or None."""
+    if part.kind is None:
+        return None if is_tensor(value) else f"{where} was a tensor, and is {_described(value)}"
+    if not part.parts and issubclass(part.kind, _CONSTANTS):
+        same = _same_kind(type(value), part.kind) and _is_value(part, value)
+        return None if same else f"{where} was {part.value!s}, and is {_described(value)}"
+    try:
+        structure, _ = take_apart(value)
+    except UnsupportedError as error:
+        return f"{where}: {error}"
+    if (
+        not _same_kind(structure.kind, part.kind)
+        or structure.keys != part.keys
+        or len(structure.parts) != len(part.parts)
+    ):
+        return f"{where} was {_shape_of(part)}, and is {_described(value)}"
+    inner = value.values() if isinstance(value, Mapping) else value
+    if dataclasses.is_dataclass(value):
+        inner = [getattr(value, key) for key in part.keys]
+    names = part.keys or range(len(part.parts))
+    for name, inside, x in zip(names, part.parts, inner, strict=True):
+        if (found := _unlike(inside, x, f"{where}[{name!r}]")) is not None:
+            return found
+    return None
+
+
+def _shape_of(part: Structure) -> str:
+    assert part.kind is not None
+    if part.keys:
+        return f"a {part.kind.__name__} of {', '.join(map(str, part.keys))}"
+    return f"a {part.kind.__name__} of {len(part.parts)} values"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(map(str, value))}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} values"
+    return f"{value!s:.80}"
 
 
 def _is_value(constant: Structure, value: Any) -> bool:

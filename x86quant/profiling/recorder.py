@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import BlockGraphs
-from x86quant.compiled.compiled_parts import compiled_parts
+from x86quant.compiled.compiled_parts import compiled_parts, whole_graph
 from x86quant.errors import InvalidInputError
 from x86quant.profiling.run_log import RunLog
 from x86quant.profiling.run_step import Elided, RunStep
@@ -94,7 +94,7 @@ class Recorder:
             result = self._model(*self._inputs, **self._kwargs)
             elapsed = (perf_counter() - start) * 1e6
         # A compiled module is called from Python, too: that counts as time between its kernels.
-        alone = isinstance(self._model, CompiledModule)
+        alone = whole_graph(self._model) is not None
         outside = 0.0 if alone else elapsed - log.graphs_us - log.layers_us
         return TimedRun(result, elapsed, log.times(), outside)
 
@@ -122,7 +122,7 @@ def record(
     Without ``inputs`` it is run on zeros of the shapes it was compiled for.
     """
     if inputs is None and not kwargs:
-        inputs, kwargs = example_call(compiled)
+        inputs = example_inputs(compiled)
     with torch.no_grad():
         steps = Recorder(compiled, inputs or (), kwargs).steps
     return steps, tuple(e for segment in compiled.segments for e in elided(segment, steps))
@@ -142,8 +142,10 @@ def example_inputs(compiled: CompiledModule) -> tuple[torch.Tensor, ...]:
     return tuple(inputs)
 
 
-def example_call(compiled: CompiledModule) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Positional and keyword arguments of the shapes that ``compiled`` was compiled for."""
-    inputs = example_inputs(compiled)
-    signature = getattr(compiled, "signature", None)  # of a saved model, which takes keywords
-    return (inputs, {}) if signature is None else signature.example(inputs)
+def example_call(model: nn.Module) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
+    """Arguments of the shapes that ``model`` was compiled for; None if it is not one graph."""
+    graph = whole_graph(model)
+    if graph is None:
+        return None
+    inputs = example_inputs(graph)
+    return model.form.call(inputs) if isinstance(model, GuardedModule) else (inputs, {})

@@ -13,6 +13,7 @@ from torch import nn
 from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.call import Call
+from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
@@ -40,7 +41,7 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import difference, takes, variants
+from x86quant.quantization.tracing.proof import takes, variants
 
 _log = logging.getLogger("x86quant.quantization")
 

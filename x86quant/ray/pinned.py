@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.artifacts.capture.saved import SavedBySizes
 from x86quant.artifacts.reader import Input, from_bytes
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.ray.cores import CoreLease, lease
 
 #: Makes a float model of the class that was quantized, for files that need it.
@@ -36,7 +35,9 @@ class PinnedModel:
         self._lease: CoreLease | None = lease(threads) if pin else None
         self.inputs: tuple[Input, ...] = description.inputs
         # What a graph in a file may call writes into nothing but what the graph itself has made.
-        self.keeps_inputs = isinstance(self._model, CompiledModule | SavedBySizes)
+        self.keeps_inputs = isinstance(self._model, CompiledModule) or (
+            isinstance(self._model, GuardedModule) and self._model.original is None
+        )
 
     def __call__(self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]) -> Any:
         """Run the model, in whichever thread this is."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from x86quant.compiled import CompiledModule
+from x86quant.compiled.compiled_parts import as_graph_call
 from x86quant.explaining.int8_proof import compute_ops
 from x86quant.profiling import Profile
 from x86quant.reporting.facts import (
@@ -41,15 +41,17 @@ def model_report(
         runs: how often it is timed; 0 leaves times out.
     """
     known = precision or {}
-    if not isinstance(model, CompiledModule):
+    call = as_graph_call(model, inputs, kwargs or {})
+    if call is None:
         from x86quant.reporting.mixed_report import mixed_report
 
         return mixed_report(
             model, inputs, kwargs or {}, title=title, precision=known, notes=notes, runs=runs
         )
-    layers, timed = compiled_layers(model, inputs, known, runs, kwargs)
+    graph, inputs, kwargs = call
+    layers, timed = compiled_layers(graph, inputs, known, runs, kwargs)
     facts = facts_of(
-        compute_ops(model, inputs, kwargs=kwargs), (*inputs, *(kwargs or {}).values()), layers
+        compute_ops(graph, inputs, kwargs=kwargs), (*inputs, *(kwargs or {}).values()), layers
     )
     if timed is not None:
         facts |= _times(timed)

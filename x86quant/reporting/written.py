@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.profiling.recorder import example_call
 from x86quant.quantization.batches import Data
@@ -62,8 +61,8 @@ def report(
 
 
 def _known_arguments(model: nn.Module) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if isinstance(model, CompiledModule):
-        return example_call(model)
+    if (known := example_call(model)) is not None:
+        return known
     example = getattr(getattr(model, "quantization", None), "example", None)
     if example is not None:
         return example.args, example.kwargs

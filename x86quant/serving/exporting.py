@@ -6,13 +6,15 @@ import operator
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.files import check_target, write_aside
 from x86quant.runtime import Segment
@@ -55,22 +57,24 @@ def export_program(module: nn.Module, path: str | os.PathLike[str], inputs: Sequ
 
 def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
     """The file for these calls."""
-    if not isinstance(module, CompiledModule):
+    graph = whole_graph(module)
+    if graph is None:
         inside = sum(isinstance(part, CompiledModule) for part in module.modules())
         raise UnsupportedError(
             f"export_program takes a model that is compiled as a whole, got {type(module).__name__}"
             f" with {inside} compiled parts: what is around them runs in Python; {_INSTEAD}"
         )
-    if module.float_type is not torch.float32:
+    float_type = getattr(module, "_float_type", torch.float32)
+    if float_type is not torch.float32:
         raise UnsupportedError(
-            f"the model takes and returns {module.float_type}, and a program file float32, "
+            f"the model takes and returns {float_type}, and a program file float32, "
             "uint8 or indices: export it before .half() or .to(), or after .float()"
         )
-    arguments = [_arguments(module, call) for call in calls]
+    arguments = [_arguments(module, graph, call) for call in calls]
     with torch.no_grad():
         for values in arguments:
-            module(*values)  # what turns out to have no native form for these shapes goes to torch
-    segment, taken = _whole_segment(module)
+            graph(*values)  # what turns out to have no native form for these shapes goes to torch
+    segment, taken = _whole_segment(graph)
     programs = StoredPrograms()
     packs = Packs(segment.graph_module, programs)
     parts = BatchParts(segment.graph_module, packs)
@@ -79,11 +83,20 @@ def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
     return programs.to_bytes(list(plans.values()))
 
 
-def _arguments(module: CompiledModule, call: Call) -> tuple[torch.Tensor, ...]:
-    """The inputs of a call in order."""
+def _arguments(given: nn.Module, graph: CompiledModule, call: Call) -> tuple[torch.Tensor, ...]:
+    """The inputs of ``graph`` in order in a call of ``given``, whose graph it is."""
     positional = [call] if isinstance(call, torch.Tensor) else call
     named = positional if isinstance(positional, Mapping) else {}
-    values = module.arguments(() if named else tuple(positional), named)
+    args: tuple[Any, ...] = () if named else tuple(positional)
+    if isinstance(given, GuardedModule):
+        found, args = given.graph_call(args, named)
+        named = {}
+        if found is not graph:
+            raise UnsupportedError(
+                "export_program takes calls that the first graph of a model holds for, and "
+                "another answers one of these"
+            )
+    values = graph.arguments(args, named)
     if not all(isinstance(x, torch.Tensor) for x in values):
         raise InvalidInputError("export_program takes tensors as inputs")
     return values

@@ -16,14 +16,20 @@ import torch
 from torch import nn
 
 from x86quant.artifacts.capture.export_try import ExportTry
-from x86quant.artifacts.capture.resized_calls import compare, resizings, shapes_of, with_ones
-from x86quant.artifacts.capture.saved import SavedBySizes, SavedModule
-from x86quant.artifacts.capture.signatures import Signature, call_of
+from x86quant.artifacts.capture.resized_calls import (
+    compare,
+    resizings,
+    shapes_of,
+    takes,
+    with_ones,
+)
 from x86quant.calling.call import Call
 from x86quant.calling.running import run
 from x86quant.calling.state import settle, state_kept
-from x86quant.errors import ArtifactError, InvalidInputError, X86QuantWarning
+from x86quant.compiled import GuardedModule
+from x86quant.errors import ArtifactError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms import size_conditions
+from x86quant.forms.call_form import CallForm
 from x86quant.terminal.silence import silent
 
 #: Graphs for other branches that a model takes by its sizes.
@@ -35,7 +41,7 @@ _FREE: tuple[Callable[[int], bool], ...] = (lambda _: True, lambda dim: dim == 0
 
 def capture(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[SavedModule | SavedBySizes, str]:
+) -> tuple[GuardedModule, str]:
     """``model`` as a graph for calls like ``model(*args, **kwargs)``, with as free sizes as can be.
 
     The graph gives the very results of ``model``, also at other sizes than the example's. Where
@@ -48,23 +54,28 @@ def capture(
         ArtifactError: no graph does what the model does; says why.
     """
     _check_forgetful(model, args, kwargs)
-    signature, leaves = call_of(model, args, kwargs)
-    found = [_captured(model, signature, leaves, _of_two(leaves))]
+    try:
+        form, leaves = CallForm.of(model, args, kwargs)
+    except UnsupportedError as error:
+        raise ArtifactError(str(error)) from error
+    found = [_captured(model, form, leaves, _of_two(leaves))]
     missing = ""
     for tried in resizings(leaves):
-        if _is_odd(leaves, tried) or any(saved.takes(tried) for saved in found):
+        if _is_odd(leaves, tried) or any(takes(saved, tried) for saved in found):
             continue
-        if not _runs(model, *signature.example(tried)):
+        if not _runs(model, *form.call(tried)):
             continue
         if len(found) < _MOST_GRAPHS and _is_branch(found[0], tried):
             with contextlib.suppress(ArtifactError, InvalidInputError):
-                found.append(_captured(model, signature, tried, tried))
+                found.append(_captured(model, form, tried, tried))
                 continue
         missing = missing or f"its graph does not hold for inputs of {shapes_of(tried)}"
     fewer = Call(tuple(args), dict(kwargs)).without_first_items()
     if len(fewer.leaves) < len(leaves) and _runs(model, fewer.args, fewer.kwargs):
         missing = missing or "its graph is for lists of as many tensors as in the example"
-    return found[0] if len(found) == 1 else SavedBySizes(found), missing
+    whole, *others = found
+    whole.others.extend(others)
+    return whole, missing
 
 
 def _check_forgetful(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -82,15 +93,15 @@ def _check_forgetful(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
 
 def _captured(
     model: nn.Module,
-    signature: Signature,
+    form: CallForm,
     leaves: Sequence[torch.Tensor],
     exported: Sequence[torch.Tensor],
-) -> SavedModule:
+) -> GuardedModule:
     """One graph, from ``exported``, which may be ``leaves`` of two rows instead of one."""
     reasons: list[str] = []
     for is_free in _FREE:
         try:
-            saved = ExportTry(model, signature, exported).saved(is_free)
+            saved = ExportTry(model, form, exported).guarded(is_free)
             saved = with_ones(model, saved, leaves)
             compare(model, saved, leaves)
         except ArtifactError as error:
@@ -117,10 +128,13 @@ def _runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     return True
 
 
-def _is_branch(saved: SavedModule, leaves: Sequence[torch.Tensor]) -> bool:
+def _is_branch(saved: GuardedModule, leaves: Sequence[torch.Tensor]) -> bool:
     """Whether the graph excludes these sizes by a comparison, not because they are constants."""
     shapes = [x.shape for x in leaves]
-    failing = [c for c in saved.signature.conditions if not size_conditions.holds(c, shapes)]
+    guard = saved.guard
+    if any(x.shape[d] != n for s, x in zip(guard.inputs, leaves, strict=True) for d, n in s.fixed):
+        return False
+    failing = [c for c in guard.conditions if not size_conditions.holds(c, shapes)]
     return not any(c[0] == "==" and isinstance(c[2], int) for c in failing)
 
 

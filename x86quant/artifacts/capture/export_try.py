@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental import _config as symbolic_config
 
-from x86quant.artifacts.capture.exported_sizes import conditions_of
 from x86quant.artifacts.capture.opaque_parts import (
     SEEN,
     OpaquePart,
@@ -23,14 +21,13 @@ from x86quant.artifacts.capture.opaque_parts import (
     is_part,
     thawed,
 )
-from x86quant.artifacts.capture.saved import SavedModule
-from x86quant.artifacts.capture.signatures import Signature, split_result
-from x86quant.artifacts.capture.structures import Leaf, fill, split
 from x86quant.artifacts.records.modules import hooks_within
+from x86quant.calling.flat_call import FlatCall
 from x86quant.calling.state import with_shared_tensors
-from x86quant.calling.trace_limits import TraceLimits
-from x86quant.compiled import CompiledModule
-from x86quant.errors import ArtifactError, X86QuantError
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.errors import ArtifactError, UnsupportedError, X86QuantError
+from x86quant.forms.call_form import CallForm, Structure, take_apart
+from x86quant.forms.exported_guard import guard_of
 from x86quant.lowering import FloatNode
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.functional import functionalized
@@ -39,32 +36,14 @@ from x86quant.lowering.lower import computes_in_float
 from x86quant.lowering.passes import Report
 from x86quant.terminal.silence import silent
 
-_PREFIX = re.compile(r"^model(\.|$)")
-
-
-class _Flat(nn.Module):
-    """Takes the tensors of a call one by one and returns those of the result."""
-
-    def __init__(self, model: nn.Module, signature: Signature) -> None:
-        super().__init__()
-        self.model = model
-        self._signature = signature
-
-    def forward(self, *leaves: torch.Tensor) -> Any:
-        args, kwargs = self._signature.example(leaves)
-        with TraceLimits():
-            result = self.model(*args, **kwargs)
-        SEEN.result, found = split_result(result)  # not kept here: export undoes what it changes
-        return tuple(found)
+_PREFIX = re.compile(r"^inner(\.|$)")
 
 
 class ExportTry:
     """One try to export a model."""
 
-    def __init__(
-        self, model: nn.Module, signature: Signature, leaves: Sequence[torch.Tensor]
-    ) -> None:
-        self._signature = signature
+    def __init__(self, model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor]) -> None:
+        self._form = form
         self._leaves = leaves
         found = {m: path for path, m in model.named_modules() if is_part(m)}
         self._parts = [part for part in found if isinstance(part, CompiledModule)]
@@ -74,20 +53,23 @@ class ExportTry:
         # A copy of the structure alone, with the same tensors.
         memo: dict[int, Any] = {id(part): OpaquePart(part) for part in found}
         try:
-            self._flat = _Flat(with_shared_tensors(model, memo), signature).eval()
+            self._flat = FlatCall(with_shared_tensors(model, memo), form, hooks=True).eval()
         except (TypeError, RuntimeError) as error:
             raise ArtifactError(f"{type(model).__name__} cannot be copied: {error}") from error
 
-    def saved(self, is_free: Callable[[int], bool]) -> SavedModule:
+    def guarded(self, is_free: Callable[[int], bool]) -> GuardedModule:
         """The graph, with the sizes free that ``is_free`` allows."""
         program = self._exported(is_free)
         _check_pure(program)
         flat = program.module(check_guards=False)
         assert isinstance(flat, GraphModule)
         gm = self._put_back(flat)
-        conditions = conditions_of(program, len(self._leaves))
-        signature = dataclasses.replace(self._signature, result=SEEN.result, conditions=conditions)
-        return SavedModule(gm, _joined(self._parts), _float_nodes(gm), signature)
+        try:
+            guard = guard_of(program, self._form.names, self._leaves, doubts_one=False)
+        except UnsupportedError as error:
+            raise ArtifactError(str(error)) from error
+        compiled = CompiledModule(gm, _joined(self._parts), _float_nodes(gm))
+        return GuardedModule(compiled, None, self._form, self._flat.results, guard, strict=True)
 
     def _exported(self, is_free: Callable[[int], bool]) -> ExportedProgram:
         shapes = tuple(
@@ -124,7 +106,7 @@ class ExportTry:
         constants: dict[str, Any] = {}
         values: dict[Node, Any] = {}
         results: dict[Node, Any] = {}  # of the parts
-        names = iter(self._signature.names)
+        names = iter(self._form.names)
         leaves = iter(self._leaves)
         for node in flat.graph.nodes:
             if node.op == "placeholder":
@@ -158,9 +140,10 @@ class ExportTry:
         if isinstance(call.part, CompiledModule):
             return self._inlined(graph, path, call.part, inputs, constants)
         constants[path] = call.part
-        args, kwargs = fill(call.called, inputs)
+        args, kwargs = call.called.fill(inputs)
         node = graph.call_module(path, args, kwargs)
         node.meta["layer"] = path
+        assert call.result is not None
         return _items(graph, node, call.result)
 
     def _inlined(
@@ -185,26 +168,24 @@ class ExportTry:
                     target = f"{path}.{node.target}"
                     inner[node].target = target
                     constants[target] = attribute(own, str(node.target))
-        return [inner[node] for node in _result_of(own)[1]]
+        return [inner[node] for node in _results_of(own)]
 
 
-def _items(graph: Graph, node: Node, structure: Any) -> list[Node]:
-    """The leaves of ``structure``, which ``node`` returns, in order."""
-    if isinstance(structure, Leaf):
+def _items(graph: Graph, node: Node, structure: Structure) -> list[Node]:
+    """The tensors of ``structure``, which ``node`` returns, in order."""
+    if structure.kind is None:
         return [node]
     return [
         leaf
-        for number, part in enumerate(structure)
+        for number, part in enumerate(structure.parts)
         for leaf in _items(graph, graph.call_function(operator.getitem, (node, number)), part)
     ]
 
 
-def _result_of(gm: GraphModule) -> tuple[Any, list[Node]]:
-    """The structure of what a graph returns, and the nodes in it."""
+def _results_of(gm: GraphModule) -> list[Node]:
+    """The nodes in what a graph returns, in order."""
     (output,) = (node for node in gm.graph.nodes if node.op == "output")
-    nodes: list[Node] = []
-    value = thawed(output.args[0])
-    return split(value, nodes, lambda x: isinstance(x, Node), "its result"), nodes
+    return take_apart(thawed(output.args[0]), lambda x: isinstance(x, Node))[1]
 
 
 def _copied(graph: Graph, node: Node, values: dict[Node, Any]) -> Node:

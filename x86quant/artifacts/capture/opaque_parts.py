@@ -13,10 +13,9 @@ from torch import nn
 from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
-from x86quant.artifacts.capture.structures import fill, split
 from x86quant.compiled import CompiledModule
 from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
-from x86quant.forms.call_form import is_tensor
+from x86quant.forms.call_form import Structure, take_apart
 
 #: The parts of the model that is being exported in this thread, and what its result looked like.
 SEEN = threading.local()
@@ -33,13 +32,13 @@ class OpaquePart(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One opaque op, whose fake kernel knows the shapes of the part's results."""
         part = self._hidden[0]
-        tensors: list[torch.Tensor] = []
-        called = split((args, kwargs), tensors, is_tensor, "an argument of a part")
+        called, tensors = take_apart((args, kwargs))
         # Its result's structure is known once the fake kernel has run.
         seen = PartCall(part, called)
         SEEN.calls.append(seen)
         outputs = torch.ops.x86quant_artifacts.part(list(tensors), len(SEEN.calls) - 1)
-        return fill(seen.result, outputs)
+        assert seen.result is not None
+        return seen.result.fill(outputs)
 
 
 @dataclasses.dataclass
@@ -50,8 +49,8 @@ class PartCall:
     """
 
     part: nn.Module
-    called: Any
-    result: Any = None
+    called: Structure
+    result: Structure | None = None
     known: dict[Any, list[torch.Tensor]] = dataclasses.field(default_factory=dict)
 
 
@@ -84,13 +83,12 @@ def _(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     key = (fake, *(str((x.shape, x.dtype)) for x in inputs))
     if (known := seen.known.get(key)) is not None:
         return [torch.empty_like(x) for x in known]
-    args, kwargs = fill(seen.called, inputs)
+    args, kwargs = seen.called.fill(inputs)
     if isinstance(seen.part, CompiledModule):
         result = _fake_graph(seen.part.graph_module, args)
     else:
         result = _fake_recurrent(seen.part, *args, **kwargs)
-    found: list[torch.Tensor] = []
-    seen.result = split(result, found, is_tensor, "its result")
+    seen.result, found = take_apart(result)
     found = [x.clone() if any(x is y for y in inputs) else x for x in found]
     seen.known[key] = found
     return found

@@ -8,8 +8,6 @@ list. Everything else is an object with one key that says what it is::
     {"float": "inf"}       {"dtype": "float32"} {"memory_format": "channels_last"}
     {"layout": "strided"}  {"device": "cpu"}    {"ellipsis": null}
     {"ordered": [[key, value], ...]}            an OrderedDict
-    {"leaf": 0}            the place of a tensor in a structure
-    {"named": ["tuple", "Pair", {...}]}             an object with named fields in a structure
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from x86quant.artifacts.capture.structures import Leaf, Named
 from x86quant.errors import ArtifactError
 
 #: Arguments of real models nest two or three levels.
 MAX_DEPTH = 16
 
 _INT_BITS = 63
-_MAX_LEAVES = 1 << 16
 
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DTYPES = {
@@ -61,11 +57,6 @@ def encode(value: Any, index: Mapping[Node, int]) -> Any:
         return int(value)
     if isinstance(value, float):
         return _encode_float(value)
-    if isinstance(value, Leaf):
-        return {"leaf": value.index}
-    if isinstance(value, Named):
-        fields = {key: encode(item, index) for key, item in value.fields.items()}
-        return {"named": [value.kind, value.name, fields]}
     if isinstance(value, slice):
         return {"slice": [encode(v, index) for v in (value.start, value.stop, value.step)]}
     if type(value) is OrderedDict and all(isinstance(key, str) for key in value):
@@ -152,23 +143,6 @@ def _ordered(content: Any, nodes: Sequence[Node], depth: int) -> OrderedDict[str
     return found
 
 
-def _leaf(content: Any, nodes: Sequence[Node], depth: int) -> Leaf:
-    if type(content) is not int or not 0 <= content < _MAX_LEAVES:
-        raise ArtifactError(f"a leaf is number {str(content)[:80]}")
-    return Leaf(content)
-
-
-def _named(content: Any, nodes: Sequence[Node], depth: int) -> Named:
-    if not isinstance(content, list) or len(content) != 3 or not isinstance(content[2], dict):
-        raise ArtifactError("an object with named fields is no kind, class and fields")
-    kind, name, fields = content
-    if not isinstance(kind, str) or not isinstance(name, str):
-        raise ArtifactError("the class of an object with named fields is no name")
-    found = Named(kind, name, {key: decode(item, nodes, depth) for key, item in fields.items()})
-    found.check()
-    return found
-
-
 def _slice(content: Any, nodes: Sequence[Node], depth: int) -> slice:
     if not isinstance(content, list) or len(content) != 3:
         raise ArtifactError("a slice argument does not have three parts")
@@ -201,8 +175,6 @@ _DECODERS: dict[str, Callable[[Any, Sequence[Node], int], Any]] = {
     "tuple": _tuple,
     "dict": _dict,
     "ordered": _ordered,
-    "leaf": _leaf,
-    "named": _named,
     "slice": _slice,
     "device": _device,
     "ellipsis": _ellipsis,

@@ -6,20 +6,22 @@ form, append a :class:`Form` to ``FORMS``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from x86quant.artifacts.capture.saved import SavedBySizes, SavedModule
 from x86quant.artifacts.file.content import Content
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.file.typed import check_keys, typed
 from x86quant.artifacts.records import modules
+from x86quant.artifacts.records.calls import write_call
 from x86quant.artifacts.records.graph_reader import read_graph
 from x86quant.artifacts.records.graph_writer import write_graph
-from x86quant.artifacts.records.guarded_form import read_guarded, write_call, write_guarded
+from x86quant.artifacts.records.guarded_form import read_guarded, write_guarded
+from x86quant.artifacts.records.old_signatures import read_signature
 from x86quant.artifacts.records.tree import read_tree, write_tree
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import ArtifactError
@@ -62,25 +64,34 @@ def _read_layer(
 def _read_graph(
     content: dict[str, Any], tensors: TensorReader, _: Callable[[object], Content]
 ) -> Content:
-    model = read_graph(content, tensors)
-    return Content(lambda _: model, parts=(model,), whole=model)
+    graph = read_graph(content, tensors)
+    # Files of earlier versions hold a graph together with how it is called.
+    signature = content["signature"]
+    model = graph if signature is None else read_signature(signature, graph)
+    return Content(lambda _: model, parts=(graph,), whole=graph)
 
 
-def _write_sizes(model: SavedBySizes, tensors: TensorWriter) -> dict[str, Any]:
-    return {"models": [write(graph, tensors) for graph in model.models]}
+def _write_sizes(model: GuardedModule, tensors: TensorWriter) -> dict[str, Any]:
+    first = copy.copy(model)
+    first._modules = {**model._modules, "others": nn.ModuleList()}
+    return {"models": [write(graph, tensors) for graph in (first, *model.others)]}
 
 
 def _read_sizes(
     content: dict[str, Any], _: TensorReader, inner: Callable[[object], Content]
 ) -> Content:
     check_keys("graphs by size", content, {"models"})
-    found = [inner(record).whole for record in typed(list, content["models"], "models")]
-    models = [graph for graph in found if isinstance(graph, SavedModule)]
-    if len(models) != len(found) or not models:
-        raise ArtifactError("a graph for some sizes is no graph, or has no signature")
-    if any(not model.signature.is_like(models[0].signature) for model in models):
+    found = [inner(record) for record in typed(list, content["models"], "models")]
+    models = [graph.build(None) for graph in found if graph.whole is not None]
+    guarded = [model for model in models if isinstance(model, GuardedModule)]
+    if len(guarded) != len(found) or not guarded:
+        raise ArtifactError("a graph for some sizes is no graph, or is not said to be for some")
+    first, *others = guarded
+    if any(not model.form.is_like(first.form) for model in others):
         raise ArtifactError("graphs for different sizes take different arguments")
-    return Content(lambda _: SavedBySizes(models), parts=tuple(models), whole=models[0])
+    first.others.extend(others)
+    parts = tuple(part for graph in found for part in graph.parts)
+    return Content(lambda _: first, parts=parts, whole=found[0].whole)
 
 
 def _write_either(models: tuple[nn.Module, nn.Module], tensors: TensorWriter) -> dict[str, Any]:
@@ -113,7 +124,12 @@ def _read_guarded(
 FORMS: list[Form] = [
     # A graph for some sizes, and the module that takes them all.
     Form("either", lambda m: isinstance(m, tuple), _write_either, _read_either),
-    Form("sizes", lambda m: isinstance(m, SavedBySizes), _write_sizes, _read_sizes),
+    Form(
+        "sizes",
+        lambda m: isinstance(m, GuardedModule) and len(m.others) > 0,
+        _write_sizes,
+        _read_sizes,
+    ),
     Form("graph", lambda m: isinstance(m, CompiledModule), write_graph, _read_graph),
     Form("guarded", lambda m: isinstance(m, GuardedModule), _write_guarded, _read_guarded),
     Form("layer", modules.is_known, _write_layer, _read_layer),

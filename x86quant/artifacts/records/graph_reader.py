@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.artifacts.capture.saved import SavedModule
-from x86quant.artifacts.capture.signatures import Signature
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorReader
 from x86quant.artifacts.file.typed import check_keys, typed
@@ -51,14 +49,7 @@ def read_graph(content: dict[str, Any], tensors: TensorReader) -> CompiledModule
     check_keys("the graph", content, _ENTRIES)
     gm = _read_nodes(content, _GraphReader(tensors))
     reports, float_nodes = _reports(content), _float_nodes(content)
-    if content["signature"] is None:
-        return CompiledModule(gm, reports, float_nodes)
-    *_, output = gm.graph.nodes
-    inputs = sum(node.op == "placeholder" for node in gm.graph.nodes)
-    if not isinstance(output.args[0], tuple):
-        raise ArtifactError("its graph has a signature and does not return a tuple")
-    signature = Signature.from_plain(content["signature"], inputs, len(output.args[0]))
-    return SavedModule(gm, reports, float_nodes, signature)
+    return CompiledModule(gm, reports, float_nodes)
 
 
 def _read_nodes(content: dict[str, Any], reader: _GraphReader) -> GraphModule:

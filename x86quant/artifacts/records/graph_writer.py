@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from x86quant.artifacts.capture.saved import SavedModule
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorWriter
 from x86quant.artifacts.file.values import encode
@@ -36,7 +35,7 @@ def write_graph(model: CompiledModule, tensors: TensorWriter) -> dict[str, Any]:
         **_GraphWriter(model.graph_module, tensors).written(),
         "reports": [[r.name, r.changed, r.description] for r in model.reports],
         "float_nodes": [[f.name, f.op, f.layer, f.reason] for f in model.float_nodes],
-        "signature": model.signature.to_plain() if isinstance(model, SavedModule) else None,
+        "signature": None,  # earlier versions wrote here how the graph is called
     }
 
 

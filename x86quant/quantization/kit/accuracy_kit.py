@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call
+from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, outputs, run
 from x86quant.calling.state import deep_copy, state_kept
 from x86quant.dynamic import to_dynamic
@@ -30,7 +31,7 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import FoundPart, Parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import difference, shared_rows
+from x86quant.quantization.tracing.proof import shared_rows
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from x86quant.calling.call import Call
+from x86quant.calling.differences import difference
 from x86quant.calling.wording import quiet
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
@@ -38,7 +39,6 @@ from x86quant.quantization.static.int8_forms import (
 )
 from x86quant.quantization.static.observation import Observation, core, is_observer, observed
 from x86quant.quantization.static.savable import check_savable
-from x86quant.quantization.tracing.proof import difference
 from x86quant.quantization.tracing.recurrent_layers import LAYERS, is_recurrent_layer, states_of
 from x86quant.quantization.tracing.tracing import Traced
 

@@ -17,13 +17,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from x86quant.calling.flat_call import FlatCall
 from x86quant.calling.op_watch import OpWatch
-from x86quant.calling.trace_limits import TraceLimits
 from x86quant.calling.wording import quiet
 from x86quant.errors import UnsupportedError, first_line
-from x86quant.forms.call_form import CallForm, Structure, take_apart
-from x86quant.forms.guard import Guard, GuardedInput
-from x86quant.forms.size_conditions import Condition, parse, size_of
+from x86quant.forms.call_form import CallForm, Structure
+from x86quant.forms.exported_guard import guard_of
+from x86quant.forms.guard import Guard
 from x86quant.lowering.from_export import exported_layer, flat
 from x86quant.lowering.functional import functionalized
 from x86quant.lowering.mutation import without_mutations
@@ -99,24 +99,6 @@ class Exported:
     guard: Guard
 
 
-class _FlatForm(nn.Module):
-    """A module as a function from tensors to tensors."""
-
-    def __init__(self, module: nn.Module, form: CallForm, results: list[Structure]) -> None:
-        super().__init__()
-        self.inner = module
-        self._form = form
-        self._results = results  # export undoes what a forward assigns to attributes
-
-    def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """The module's result."""
-        args, kwargs = self._form.call(tensors)
-        with TraceLimits():
-            structure, leaves = take_apart(self.inner.forward(*args, **kwargs))
-        self._results[:] = [structure]
-        return tuple(leaves)
-
-
 Sizes = Callable[[Sequence[torch.Tensor]], Any]
 
 
@@ -155,14 +137,14 @@ def _exported(
     form: CallForm,
     leaves: Sequence[torch.Tensor],
     tries: Sequence[Sizes],
-    spell: Callable[[GraphModule, _FlatForm], None] | None,
+    spell: Callable[[GraphModule, FlatCall], None] | None,
 ) -> Exported:
     example = _two_rows(leaves)
     reasons: list[str] = []
     if tries != (_no_size,) and _reads_values(module, form, example):
         # It fails in any way, or in none: so the way that takes least time tells.
         try:
-            _program(_FlatForm(module, form, []), example, _no_size)
+            _program(FlatCall(module, form, hooks=False), example, _no_size)
         # Export wraps and raises nearly anything, among it errors of the model's own code.
         except Exception as error:
             raise UnsupportedError(f"nor can torch.export ({first_line(error)})") from error
@@ -181,7 +163,7 @@ def _exported_once(
     form: CallForm,
     leaves: Sequence[torch.Tensor],
     sizes: Sizes,
-    spell: Callable[[GraphModule, _FlatForm], None] | None,
+    spell: Callable[[GraphModule, FlatCall], None] | None,
 ) -> Exported:
     """``module`` as torch.export traces it with the free sizes ``sizes``.
 
@@ -189,8 +171,7 @@ def _exported_once(
         UnsupportedError: it cannot be exported; the cause is what torch.export raised.
     """
     example = _two_rows(leaves)
-    results: list[Structure] = []
-    flat_form = _FlatForm(module, form, results)
+    flat_form = FlatCall(module, form, hooks=False)
     try:
         program = _program(flat_form, example, sizes)
         with silent(), quiet(), torch.no_grad(), _without_fake_cache():
@@ -198,18 +179,20 @@ def _exported_once(
             if gm is None:
                 program = functionalized(program)
                 gm = flat(program.module(check_guards=False))
-        guard = _guard(program, form, leaves)
+        guard = guard_of(program, form.names, leaves, doubts_one=True)
+        if len(guard.conditions) > _MOST_CONDITIONS:
+            raise UnsupportedError(f"{len(guard.conditions)} conditions on sizes")
     # Export wraps and raises nearly anything, among it errors of the model's own code.
     except Exception as error:
         raise UnsupportedError(first_line(error)) from error
     if spell is not None:
         spell(gm, flat_form)
     _name_inputs(gm, form.names)
-    return Exported(gm, results[0], guard)
+    return Exported(gm, flat_form.results, guard)
 
 
 def _program(
-    flat_form: _FlatForm, example: Sequence[torch.Tensor], sizes: Sizes
+    flat_form: FlatCall, example: Sequence[torch.Tensor], sizes: Sizes
 ) -> torch.export.ExportedProgram:
     dims = sizes(example)
     with silent(), quiet(), torch.no_grad(), _without_fake_cache():
@@ -320,48 +303,8 @@ def _batch_and_tokens(leaves: Sequence[torch.Tensor]) -> Any:
 _DATA_DEPENDENT = "GuardOnDataDependentSymNode"
 
 
-def _guard(program: torch.export.ExportedProgram, form: CallForm, leaves: Sequence[Any]) -> Guard:
-    """What export assumed about sizes."""
-    shapes = [
-        node.meta["val"].shape
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
-    ]
-    conditions = list(map(parse, program._guards_code))
-    known = {str(name): bounds for name, bounds in program.range_constraints.items()}
-    inputs = []
-    first: dict[str, Condition] = {}
-    for number, (name, x, shape) in enumerate(zip(form.names, leaves, shapes, strict=True)):
-        fixed = []
-        for dim, size in enumerate(shape):
-            here, text = size_of(number, dim), str(size)
-            if text.isdigit():  # a number, or a symbol that became one
-                fixed.append((dim, int(text)))
-            elif text in known:
-                conditions += _range(here, known[text])
-                if text in first:
-                    conditions.append(("==", here, first[text]))
-                first.setdefault(text, here)
-            else:  # an expression of other sizes
-                raise UnsupportedError(f"{name} has size {text} in dimension {dim}")
-        inputs.append(GuardedInput(name, x.dtype, x.dim(), tuple(fixed), frozenset()))
-    if len(conditions) > _MOST_CONDITIONS:
-        raise UnsupportedError(f"{len(conditions)} conditions on sizes")
-    return Guard(tuple(inputs), tuple(conditions))
-
-
 #: With more than these, an export with fewer free sizes is the better one.
 _MOST_CONDITIONS = 64
-
-
-def _range(size: Condition, bounds: Any) -> list[Condition]:
-    """The bounds that are numbers; a size below 2 is judged by what was verified."""
-    found = []
-    if bounds.lower.is_Integer and int(bounds.lower) > 2:
-        found.append((">=", size, int(bounds.lower)))
-    if bounds.upper.is_Integer:
-        found.append(("<=", size, int(bounds.upper)))
-    return found
 
 
 def _name_inputs(gm: GraphModule, names: Sequence[str]) -> None:
@@ -372,7 +315,7 @@ def _name_inputs(gm: GraphModule, names: Sequence[str]) -> None:
     gm.recompile()
 
 
-def _spell(gm: GraphModule, flat_form: _FlatForm) -> None:
+def _spell(gm: GraphModule, flat_form: FlatCall) -> None:
     """Call layers by their paths in the module, and functions as stock quantization knows them."""
     for node in list(gm.graph.nodes):
         _convert(gm, flat_form, node)

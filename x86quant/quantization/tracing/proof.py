@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call, dense
+from x86quant.calling.differences import difference
 from x86quant.calling.running import hooks_set_aside, run, run_drawing
 from x86quant.calling.state import State, state_kept
 from x86quant.errors import UnsupportedError, first_line
@@ -27,10 +28,6 @@ from x86quant.quantization.tracing.caught_errors import errors_are_caught_near
 from x86quant.quantization.tracing.float_results import FloatResults
 from x86quant.quantization.tracing.tracing import Traced
 
-#: Largest difference, as a share of the largest value, that is put down to rounding.
-_ROUNDING = 1e-4
-#: Largest share of integers that differ because rounding decided otherwise (argmax, say).
-_FLIPPED = 1e-3
 #: By what sizes are multiplied.
 _LONGER = 1.5
 _FACTORS = (0.5, _LONGER, 2.0)
@@ -408,33 +405,3 @@ def _repeats(module: nn.Module, seen: Observed) -> bool:
         return True
     with hooks_set_aside(module):  # the run before may have been one that fills a cache
         return difference(seen.result, run(module, seen.call, OTHER_SEED)) is None
-
-
-def difference(expected: Any, actual: Any) -> str | None:
-    """How two results differ beyond rounding, or None."""
-    structure, exact = take_apart(expected)
-    other, found = take_apart(actual)
-    if structure != other:
-        return f"it returns {_named(actual)}, not {_named(expected)}"
-    for x, y in zip(exact, found, strict=True):
-        if x.shape != y.shape or x.dtype is not y.dtype:
-            return f"{y.dtype} {tuple(y.shape)}, not {x.dtype} {tuple(x.shape)}"
-        if not x.numel():
-            continue
-        x, y = dense(x.detach()), dense(y.detach())
-        if not (x.is_floating_point() or x.is_complex()):
-            if float((x != y).double().mean()) > _FLIPPED:
-                return "other integers"
-            continue
-        if bool((torch.isfinite(x) != torch.isfinite(y)).any()):
-            return "other values are infinite or no numbers"
-        x, y = torch.nan_to_num(x), torch.nan_to_num(y)
-        largest = float(x.abs().max())
-        off = float((x - y).abs().max())
-        if off > _ROUNDING * largest + 1e-9:
-            return f"values differ by {off:.3g}, the largest being {largest:.3g}"
-    return None
-
-
-def _named(value: Any) -> str:
-    return type(value).__name__
