@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,7 +22,11 @@ os.environ["X86QUANT_TRACEBACK"] = "1"
 
 import numpy as np
 import torch
+from torch.fx import GraphModule
 
+from x86quant.lowering.op_spec import check_graph
+from x86quant.lowering.passes import PASSES
+from x86quant.lowering.row_passes import ROW_PASSES
 from x86quant.torchvision_import import import_torchvision
 
 import_torchvision()  # transformers and torchao import it where it is installed
@@ -45,6 +50,26 @@ def cache_of_its_own() -> Iterator[None]:
 def no_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test sees must not depend on times: ``quantize`` finds nothing slower."""
     monkeypatch.setattr("x86quant.quantization.speed.can_tell", lambda: False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_pass_keeps_the_graph_valid() -> Iterator[None]:
+    """After each pass, whatever test it runs in, the graph is one that the runtime could take."""
+    patch = pytest.MonkeyPatch()
+    for module in {*PASSES, *ROW_PASSES}:
+        patch.setattr(module, "run", _checked(module.run))
+    yield
+    patch.undo()
+
+
+def _checked(run: Callable[[GraphModule], int]) -> Callable[[GraphModule], int]:
+    @functools.wraps(run)
+    def checked(gm: GraphModule) -> int:
+        changed = run(gm)
+        check_graph(gm)
+        return changed
+
+    return checked
 
 
 @pytest.fixture

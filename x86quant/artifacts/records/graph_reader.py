@@ -24,12 +24,12 @@ from x86quant.artifacts.records.allowed import (
     WRITING_FUNCTIONS,
     WRITING_METHODS,
 )
-from x86quant.artifacts.records.checks import check_op, yields_codes
 from x86quant.compiled import CompiledModule
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.graph_tools import QParams, attribute, is_op
 from x86quant.lowering.mutation import OnCopy
+from x86quant.lowering.op_spec import check_op, yields_codes
 from x86quant.lowering.passes import Report
 
 # Names end up in the code that torch.fx generates for a graph: nothing else than names may.
@@ -61,7 +61,7 @@ def _read_nodes(content: dict[str, Any], reader: _GraphReader) -> GraphModule:
     for number, value in enumerate(typed(list, content["nodes"], "nodes")):
         try:
             reader.add_node(value)
-        except ArtifactError as error:
+        except (ArtifactError, UnsupportedError) as error:
             raise ArtifactError(f"node {number} is not valid: {error}") from error
     return reader.finished()
 

@@ -1,21 +1,21 @@
 """What must hold of a call of an x86quant op before anything relies on it.
 
-The runtime takes a graph that the lowering made at its word. One read from a file gets its word
-checked here: every argument there and of its type, scales and zero points that mean something,
-weights and tables that fit.
+Every argument is there and of its type, scales and zero points mean something, weights and tables
+fit. The runtime relies on it without looking: what is read from a file is held against it, and the
+tests hold it against every graph after each pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from x86quant.errors import ArtifactError
-from x86quant.lowering.graph_tools import op_name
+from x86quant.errors import UnsupportedError
+from x86quant.lowering.graph_tools import attribute, op_name, own_call
 from x86quant.ops.dynamic import ACTIVATIONS
 
 #: Finds the tensor behind a ``get_attr`` node; None for any other argument.
@@ -56,27 +56,66 @@ def yields_codes(node: Node) -> bool:
 
 
 def check_op(node: Node, constant: Constant) -> None:
-    """Raise ArtifactError unless the x86quant op ``node`` is called as the runtime expects."""
+    """Hold the x86quant op ``node``, as a file spells it, against what the runtime expects.
+
+    Raises:
+        UnsupportedError: it is called otherwise.
+    """
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
     arguments = {a.name: str(a.type) for a in schema}
     later = {a.name: a.default_value for a in schema if a.name in _LATER}
     node.kwargs = {**later, **node.kwargs}
     if node.args or node.kwargs.keys() != arguments.keys():
-        raise ArtifactError(f"it must be given {', '.join(arguments)}, each by name")
-    for name, kind in arguments.items():
-        value = node.kwargs[name]
-        if not _is_a(kind, value, sizes=name == "size"):
-            raise ArtifactError(f"its argument {name} must be {kind}, and is {value!s:.80}")
-        _check_value(name, value)
-    op = op_name(node)
+        raise UnsupportedError(f"it must be given {', '.join(arguments)}, each by name")
+    _check_call(node.target, node.kwargs, constant)
+
+
+def check_graph(gm: GraphModule) -> None:
+    """Hold a graph of x86quant ops, in any spelling, against what the runtime expects.
+
+    Raises:
+        UnsupportedError: it is not such a graph; names the node.
+        RuntimeError: it is no graph: what is used comes later, or from elsewhere.
+    """
+    gm.graph.lint()
+    for node in gm.graph.nodes:
+        call = own_call(node)
+        if call is None:
+            continue
+        try:
+            _check_call(*call, lambda value: _constant_in(gm, value))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{node.format_node()}: {error}") from error
+
+
+def _constant_in(gm: GraphModule, value: object) -> torch.Tensor | None:
+    if not isinstance(value, Node) or value.op != "get_attr":
+        return None
+    found = attribute(gm, str(value.target))
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _check_call(
+    target: torch._ops.OpOverload, kwargs: Mapping[str, Any], constant: Constant
+) -> None:
+    for argument in target._schema.arguments:
+        name, kind = argument.name, str(argument.type)
+        if name not in kwargs:
+            raise UnsupportedError(f"its argument {name} is missing")
+        if not _is_a(kind, kwargs[name], sizes=name == "size"):
+            raise UnsupportedError(
+                f"its argument {name} must be {kind}, and is {kwargs[name]!s:.80}"
+            )
+        _check_value(name, kwargs[name])
+    op = target._schema.name.partition("::")[2]
     for name in _CONSTANTS.get(op, ()):
-        if node.kwargs[name] is not None and constant(node.kwargs[name]) is None:
-            raise ArtifactError(f"its argument {name} must be a constant tensor")
-    _check_clamp(node.kwargs)
-    found = {name: constant(value) for name, value in node.kwargs.items()}
+        if kwargs[name] is not None and constant(kwargs[name]) is None:
+            raise UnsupportedError(f"its argument {name} must be a constant tensor")
+    _check_clamp(kwargs)
+    found = {name: constant(value) for name, value in kwargs.items()}
     if op in _WITH_TENSORS:
-        _WITH_TENSORS[op](node.kwargs, found)
+        _WITH_TENSORS[op](kwargs, found)
     for name in ("lut", "table"):
         _check_table(found.get(name))
 
@@ -107,23 +146,23 @@ def _check_value(name: str, value: Any) -> None:
         if name.endswith(("scale", "scales")) and not isinstance(part, bool):
             # upsample's scale_factor ends otherwise, and is a factor.
             if not (math.isfinite(part) and part > 0):
-                raise ArtifactError(f"its {name} is {part}, and a scale is positive and finite")
+                raise UnsupportedError(f"its {name} is {part}, and a scale is positive and finite")
         elif name.endswith(("_zp", "_zps")) and not 0 <= part <= 255:
-            raise ArtifactError(f"its {name} is {part}, and a zero point is in 0..255")
+            raise UnsupportedError(f"its {name} is {part}, and a zero point is in 0..255")
         elif name in _LEAST and not (math.isfinite(part) and part >= _LEAST[name]):
-            raise ArtifactError(f"its {name} is {part}, and must be at least {_LEAST[name]}")
+            raise UnsupportedError(f"its {name} is {part}, and must be at least {_LEAST[name]}")
 
 
-def _check_clamp(kwargs: dict[str, Any]) -> None:
+def _check_clamp(kwargs: Mapping[str, Any]) -> None:
     if "lo" in kwargs and not 0 <= kwargs["lo"] <= kwargs["hi"] <= 255:
-        raise ArtifactError(
+        raise UnsupportedError(
             f"it clamps to {kwargs['lo']}..{kwargs['hi']}, which is not a range within 0..255"
         )
 
 
 def _check_table(table: torch.Tensor | None) -> None:
     if table is not None and (table.dtype != torch.uint8 or table.shape != (256,)):
-        raise ArtifactError(
+        raise UnsupportedError(
             f"its table is {table.dtype} {tuple(table.shape)}, and a table is 256 uint8 codes"
         )
 
@@ -133,43 +172,47 @@ def _check_table(table: torch.Tensor | None) -> None:
 _Found = dict[str, torch.Tensor | None]
 
 
-def _check_linear(kwargs: dict[str, Any], found: _Found) -> None:
+def _check_linear(kwargs: Mapping[str, Any], found: _Found) -> None:
     weight = _weight(found)
     if weight.dim() != 2:
-        raise ArtifactError(f"its weight has shape {tuple(weight.shape)}, and needs two dimensions")
+        raise UnsupportedError(
+            f"its weight has shape {tuple(weight.shape)}, and needs two dimensions"
+        )
     _check_channels(found, weight.shape[0])
 
 
-def _check_float_linear(kwargs: dict[str, Any], found: _Found) -> None:
+def _check_float_linear(kwargs: Mapping[str, Any], found: _Found) -> None:
     weight, scale = _weight(found), found["weight_scale"]
     if weight.dim() != 2 or scale is None:
-        raise ArtifactError(f"its weight has shape {tuple(weight.shape)}, and needs two dimensions")
+        raise UnsupportedError(
+            f"its weight has shape {tuple(weight.shape)}, and needs two dimensions"
+        )
     for name in ("weight_scale", "bias"):
         _check_floats(name, found[name], (weight.shape[0],))
     if not bool((scale > 0).all()):
-        raise ArtifactError("its weight_scale holds what is not positive")
+        raise UnsupportedError("its weight_scale holds what is not positive")
     if kwargs["activation"] is not None and kwargs["activation"] not in ACTIVATIONS:
-        raise ArtifactError(f"its activation {kwargs['activation'][:80]!r} is not known")
+        raise UnsupportedError(f"its activation {kwargs['activation'][:80]!r} is not known")
 
 
-def _check_conv(kwargs: dict[str, Any], found: _Found) -> None:
+def _check_conv(kwargs: Mapping[str, Any], found: _Found) -> None:
     weight = _weight(found)
     dims = weight.dim() - 2
     if dims not in (1, 2, 3) or not all(weight.shape):
-        raise ArtifactError(f"its weight has the impossible shape {tuple(weight.shape)}")
+        raise UnsupportedError(f"its weight has the impossible shape {tuple(weight.shape)}")
     for name in ("stride", "padding", "dilation", "output_padding"):
         if len(kwargs[name]) != dims:
-            raise ArtifactError(f"its {name} must be {dims} numbers")
+            raise UnsupportedError(f"its {name} must be {dims} numbers")
     groups = kwargs["groups"]
     if weight.shape[0] % groups:
-        raise ArtifactError(f"its {weight.shape[0]} channels do not fall into {groups} groups")
+        raise UnsupportedError(f"its {weight.shape[0]} channels do not fall into {groups} groups")
     _check_channels(found, weight.shape[1] * groups if kwargs["transposed"] else weight.shape[0])
 
 
 def _weight(found: _Found) -> torch.Tensor:
     weight = found["weight"]
     if weight is None or weight.dtype != torch.int8:
-        raise ArtifactError(f"its weight must be int8, not {getattr(weight, 'dtype', None)}")
+        raise UnsupportedError(f"its weight must be int8, not {getattr(weight, 'dtype', None)}")
     return weight
 
 
@@ -177,10 +220,10 @@ def _check_channels(found: _Found, channels: int) -> None:
     scales, bias = found["weight_scales"], found["bias"]
     _check_floats("weight_scales", scales, (1, channels))
     if scales is not None and not bool((scales >= 0).all()):
-        raise ArtifactError("its weight_scales hold negative numbers")
+        raise UnsupportedError("its weight_scales hold negative numbers")
     if bias is not None and bias.dtype == torch.int32:
         if bias.shape != (channels,):
-            raise ArtifactError(f"its bias must have {channels} elements, one a channel")
+            raise UnsupportedError(f"its bias must have {channels} elements, one a channel")
     else:
         _check_floats("bias", bias, (channels,))
 
@@ -190,27 +233,27 @@ def _check_floats(name: str, tensor: torch.Tensor | None, lengths: tuple[int, ..
     if tensor is None:
         return
     if tensor.dtype != torch.float32 or tensor.dim() != 1 or tensor.shape[0] not in lengths:
-        raise ArtifactError(
+        raise UnsupportedError(
             f"its {name} must be float32 of length {' or '.join(map(str, lengths))}, "
             f"and is {tensor.dtype} {tuple(tensor.shape)}"
         )
     if not bool(torch.isfinite(tensor).all()):
-        raise ArtifactError(f"its {name} holds NaN or infinity")
+        raise UnsupportedError(f"its {name} holds NaN or infinity")
 
 
-def _check_affine(kwargs: dict[str, Any], found: _Found) -> None:
+def _check_affine(kwargs: Mapping[str, Any], found: _Found) -> None:
     for name in ("scale", "shift"):
         tensor = found[name]
         _check_floats(name, tensor, () if tensor is None else (tensor.numel(),))
 
 
-def _check_layer_norm(kwargs: dict[str, Any], found: _Found) -> None:
+def _check_layer_norm(kwargs: Mapping[str, Any], found: _Found) -> None:
     for name in ("weight", "bias"):
         tensor = found[name]
         _check_floats(name, tensor, () if tensor is None else (tensor.numel(),))
 
 
-_WITH_TENSORS: dict[str, Callable[[dict[str, Any], _Found], None]] = {
+_WITH_TENSORS: dict[str, Callable[[Mapping[str, Any], _Found], None]] = {
     "affine": _check_affine,
     "conv": _check_conv,
     "layer_norm": _check_layer_norm,
