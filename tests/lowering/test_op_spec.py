@@ -22,7 +22,8 @@ from x86quant.lowering.op_spec import check_graph
 def lowered() -> GraphModule:
     batches = [rows(), rows(seed=1)]
     model = x86quant.quantize(TwoLinears().eval(), batches, progress=False, speed_check=False)
-    return model.graph_module  # type: ignore[no-any-return]
+    assert isinstance(model, x86quant.CompiledModule)
+    return model.graph_module
 
 
 def first_linear(gm: GraphModule) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 import x86quant
 from tests.quantization.test_any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.errors import X86QuantWarning
+from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.quantization.graphs import token_steps
 
 
@@ -76,13 +77,41 @@ class Chunks(nn.Module):
         return self.o(F.relu(self.a(a))), a[..., -4:]
 
 
-def test_forms_of_calls_that_a_file_lacks_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_class", [False, True])
+def test_a_file_has_a_graph_for_each_form_of_calls(with_class: bool, tmp_path: Path) -> None:
     first, state = torch.randn(1, 1, 160), torch.randn(1, 1, 4)
     result = quantized(Chunks(), [{"x": first}, *[{"x": first, "state": state}] * 2])
     path = tmp_path / "chunks.x86q"
-    with pytest.warns(X86QuantWarning, match="calibration showed others"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", X86QuantWarning)  # the class would be needed
         x86quant.save(result, path)
-    loaded = x86quant.load(path, model=Chunks())
+    loaded = x86quant.load(path, model=Chunks() if with_class else None)
+    for given in ((first,), (first, state)):
+        found, expected = loaded(*given), result(*given)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+    with pytest.raises((InvalidInputError, TypeError), match="unexpected keyword argument"):
+        loaded(first, other=state)
+
+
+class Reads(Chunks):
+    """Computes with a value of the state, which no graph can."""
+
+    def forward(
+        self, x: torch.Tensor, state: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if state is not None and float(state.sum()) > 1e6:
+            x = x * 2
+        return super().forward(x, state)
+
+
+def test_forms_of_calls_that_a_file_lacks_are_named(tmp_path: Path) -> None:
+    first, state = torch.randn(1, 1, 160), torch.randn(1, 1, 4)
+    result = quantized(Reads(), [{"x": first}, *[{"x": first, "state": state}] * 2])
+    path = tmp_path / "chunks.x86q"
+    with pytest.warns(X86QuantWarning, match=r"of another form \(state was None"):
+        x86quant.save(result, path)
+    loaded = x86quant.load(path, model=Reads())
     for given in ((first,), (first, state)):
         assert torch.equal(loaded(*given)[0], result(*given)[0])
 

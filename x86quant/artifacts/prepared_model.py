@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.differences import SAME_ARITHMETIC, difference
 from x86quant.calling.running import run
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.errors import ArtifactError, UnsupportedError
+from x86quant.errors import ArtifactError, UnsupportedError, X86QuantWarning
 from x86quant.lowering.from_export import flat
 
 _REMEDY = (
@@ -79,23 +80,43 @@ def ready(
         return None, transformers_models.why_given(model)
     try:
         graph, missing = _traced(model, example, quantized)
-        return graph, missing or _other_forms(model, graph)
+        if missing:
+            return graph, missing
+        return _with_other_forms(model, graph)
     except ArtifactError as error:
         if not quantized:
             raise
         return None, str(error)
 
 
-def _other_forms(model: nn.Module, graph: nn.Module) -> str:
-    """Which calls that ``model`` was quantized for ``graph`` does not take, by their arguments."""
+def _with_other_forms(
+    model: nn.Module, graph: CompiledModule | GuardedModule
+) -> tuple[CompiledModule | GuardedModule, str]:
+    """``graph`` with graphs for the other forms of calls that ``model`` was quantized for.
+
+    Returns:
+        That, and which form there is no graph for; empty if there is one for each.
+    """
+    missing = ""
     for call in getattr(getattr(model, "quantization", None), "other_calls", ()):
-        if (
-            isinstance(graph, GuardedModule)
-            and graph.form.tensors(call.args, dict(call.kwargs)) is None
-        ):
-            reason = graph.form.refusal(call.args, call.kwargs)
-            return f"its graph is for one form of calls, and calibration showed others ({reason})"
-    return ""
+        kwargs = dict(call.kwargs)
+        if not isinstance(graph, GuardedModule) or graph.takes_form(call.args, kwargs):
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", X86QuantWarning)  # that it runs in float
+                other, fewer = capture(model, call.args, kwargs)
+        except ArtifactError as error:
+            reason = graph.form.refusal(call.args, kwargs)
+            missing = missing or (
+                f"calibration showed calls of another form ({reason}), which cannot be a graph "
+                f"({error})"
+            )
+            continue
+        missing = missing or fewer
+        graph.others.extend((other, *other.others))
+        other.others = nn.ModuleList()
+    return graph, missing
 
 
 def was_quantized(model: nn.Module) -> bool:

@@ -50,7 +50,7 @@ class GuardedModule(Baked, Int8Module):
         form: how the module is called.
         results: the structure of its result.
         guard: which tensors the compiled part holds for.
-        others: the same for tensors of sizes that the guard refuses, in the order of trying.
+        others: the same for calls of other forms or sizes, in the order of trying.
         strict: whether other calls raise; if not, the float module runs.
         quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``.
     """
@@ -120,7 +120,17 @@ class GuardedModule(Baked, Int8Module):
             assert isinstance(other, GuardedModule)
             if (taken := other._taken(args, kwargs)[0]) is not None:
                 return other._run(taken)
-        return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
+        return in_float_type(
+            self._run_float(self._reason(args, kwargs, reason), args, kwargs), self._float_type
+        )
+
+    def _reason(self, args: Sequence[Any], kwargs: Mapping[str, Any], own: str = "") -> str:
+        """Why no graph holds for a call, by the first that is for such arguments."""
+        reasons = [own or self._taken(args, kwargs)[1]]
+        for other in self.others if reasons[0] is _OTHER_ARGUMENTS else ():
+            assert isinstance(other, GuardedModule)
+            reasons.append(other._taken(args, kwargs)[1])
+        return next((text for text in reasons if text is not _OTHER_ARGUMENTS), reasons[0])
 
     def _taken(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -148,6 +158,13 @@ class GuardedModule(Baked, Int8Module):
             found = as_in(rows, found)
         return self.results.fill(in_float_type(found, self._float_type))
 
+    def takes_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether one of the graphs is for calls with such arguments, whatever their sizes."""
+        return any(
+            isinstance(graph, GuardedModule) and graph.form.tensors(args, kwargs) is not None
+            for graph in (self, *self.others)
+        )
+
     def graph_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -161,7 +178,7 @@ class GuardedModule(Baked, Int8Module):
             tensors, _ = graph._taken(args, kwargs)
             if tensors is not None:
                 return graph.compiled, tuple(tensors)
-        raise self._refused(self._taken(args, kwargs)[1], args, kwargs)
+        raise self._refused(self._reason(args, kwargs), args, kwargs)
 
     def _refused(self, reason: str, args: Any, kwargs: Any) -> InvalidInputError:
         remedy = "calibrate with such inputs"

@@ -284,10 +284,6 @@ class CallForm:
         rest = inspect.BoundArguments(self.signature, kept)
         return rest.args, {**{n: v for n, v in named.items() if n not in before}, **rest.kwargs}
 
-    def is_like(self, other: CallForm) -> bool:
-        """Whether calls of both look alike."""
-        return self.signature == other.signature and same_structure(self.arguments, other.arguments)
-
     @property
     def is_plain(self) -> bool:
         """Whether every parameter is positional, must be given, and gets a tensor."""

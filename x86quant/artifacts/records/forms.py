@@ -80,15 +80,13 @@ def _write_sizes(model: GuardedModule, tensors: TensorWriter) -> dict[str, Any]:
 def _read_sizes(
     content: dict[str, Any], _: TensorReader, inner: Callable[[object], Content]
 ) -> Content:
-    check_keys("graphs by size", content, {"models"})
+    check_keys("graphs by call", content, {"models"})
     found = [inner(record) for record in typed(list, content["models"], "models")]
     models = [graph.build(None) for graph in found if graph.whole is not None]
     guarded = [model for model in models if isinstance(model, GuardedModule)]
     if len(guarded) != len(found) or not guarded:
-        raise ArtifactError("a graph for some sizes is no graph, or is not said to be for some")
+        raise ArtifactError("a graph for some calls is no graph, or is not said to be for some")
     first, *others = guarded
-    if any(not model.form.is_like(first.form) for model in others):
-        raise ArtifactError("graphs for different sizes take different arguments")
     first.others.extend(others)
     parts = tuple(part for graph in found for part in graph.parts)
     return Content(lambda _: first, parts=parts, whole=found[0].whole)
@@ -122,7 +120,7 @@ def _read_guarded(
 
 
 FORMS: list[Form] = [
-    # A graph for some sizes, and the module that takes them all.
+    # A graph for some calls, and the module that takes them all.
     Form("either", lambda m: isinstance(m, tuple), _write_either, _read_either),
     Form(
         "sizes",
