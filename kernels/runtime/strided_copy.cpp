@@ -15,6 +15,23 @@ void copy_each(int64_t count, const uint8_t* from, int64_t from_step, uint8_t* t
   }
 }
 
+// Elements of a block: of so many rows of each side every cache line that is touched is used up while it is in L1.
+constexpr int64_t kBlock = 16;
+
+// Rows of one side are columns of the other: elements are adjacent along `rows` there and along `columns` here.
+void transpose(int64_t rows, int64_t columns, const uint8_t* from, int64_t from_column, uint8_t* to, int64_t to_row) {
+  constexpr int64_t kSize = sizeof(uint32_t);
+  for (int64_t column = 0; column < columns; column += kBlock) {
+    const int64_t last_column = std::min(columns, column + kBlock);
+    for (int64_t row = 0; row < rows; row += kBlock) {
+      const int64_t last_row = std::min(rows, row + kBlock);
+      for (int64_t r = row; r < last_row; ++r)
+        copy_each<uint32_t>(last_column - column, from + r * kSize + column * from_column, from_column,
+                            to + r * to_row + column * kSize, kSize);
+    }
+  }
+}
+
 }  // namespace
 
 StridedCopy::StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes,
@@ -40,21 +57,41 @@ StridedCopy::StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes
   }
 }
 
-void StridedCopy::run(const uint8_t* from, uint8_t* to) const { copy(0, from, to); }
+int64_t StridedCopy::bytes() const {
+  int64_t found = unit_;
+  for (const Axis& axis : axes_) found *= axis.size;
+  return found;
+}
 
-void StridedCopy::copy(std::size_t index, const uint8_t* from, uint8_t* to) const {
-  if (index == axes_.size()) {
+void StridedCopy::run(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) const {
+  if (axes_.empty()) {
     *to = *from;
-    return;
+  } else {
+    copy(0, from, to, begin, end);
   }
+}
+
+// Whether the last two axes, of which `index` is the first, only swap places.
+bool StridedCopy::transposes(std::size_t index) const {
+  if (index + 2 != axes_.size() || unit_ != 4) return false;
+  const Axis &rows = axes_[index], &columns = axes_[index + 1];
+  return rows.from == unit_ && columns.to == unit_;
+}
+
+void StridedCopy::copy(std::size_t index, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) const {
   const Axis axis = axes_[index];
-  if (index + 1 < axes_.size()) {
-    for (int64_t i = 0; i < axis.size; ++i) copy(index + 1, from + i * axis.from, to + i * axis.to);
+  from += begin * axis.from, to += begin * axis.to;
+  const int64_t count = end - begin;
+  if (transposes(index)) {
+    const Axis columns = axes_[index + 1];
+    transpose(count, columns.size, from, columns.from, to, axis.to);
+  } else if (index + 1 < axes_.size()) {
+    for (int64_t i = 0; i < count; ++i) copy(index + 1, from + i * axis.from, to + i * axis.to, 0, axes_[index + 1].size);
   } else if (unit_ == 1 && axis.from == 1 && axis.to == 1) {
-    std::memcpy(to, from, static_cast<size_t>(axis.size));
+    std::memcpy(to, from, static_cast<size_t>(count));
   } else {
     const auto each = unit_ == 8 ? copy_each<uint64_t> : unit_ == 4 ? copy_each<uint32_t> : copy_each<uint8_t>;
-    each(axis.size, from, axis.from, to, axis.to);
+    each(count, from, axis.from, to, axis.to);
   }
 }
 

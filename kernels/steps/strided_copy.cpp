@@ -1,6 +1,7 @@
 // Copies elements of any size between tensors of one shape and any strides.
 #include "../runtime/strided_copy.h"
 
+#include "../runtime/parallel.h"
 #include "../runtime/step.h"
 
 namespace x86quant::runtime {
@@ -9,9 +10,20 @@ namespace {
 class StridedCopyStep final : public Step {
  public:
   explicit StridedCopyStep(StepFields& fields) : copy_(copy_of(fields)) {}
-  void run(const Bases& bases) const override { copy_.run(from_.at<uint8_t>(bases), to_.at<uint8_t>(bases)); }
+  void run(const Bases& bases) const override {
+    const auto* from = from_.at<uint8_t>(bases);
+    auto* to = to_.at<uint8_t>(bases);
+    split(copy_.items(), threads_for(nanoseconds()), [&](int64_t begin, int64_t end) { copy_.run(from, to, begin, end); });
+  }
+  StepThreads threads() const override { return shared_if(shares_of(nanoseconds(), kTogether) > 1); }
 
  private:
+  // Of elements that lie apart; adjacent ones take a fraction.
+  double nanoseconds() const {
+    constexpr double kBytesEach = 12;
+    return static_cast<double>(copy_.bytes()) / kBytesEach;
+  }
+
   StridedCopy copy_of(StepFields& fields) {
     const int64_t element_size = fields.integer("element_size");
     if (element_size < 1) fields.refuse("element_size", "is not positive");

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import x86quant
+from tests.models import sqnr
 from x86quant.lowering.graph_tools import is_op
 
 
@@ -85,3 +86,52 @@ def test_a_zero_point_that_is_no_code_is_refused() -> None:
     weight, scale = torch.ones(3, 4, dtype=torch.int8), torch.ones(3)
     with pytest.raises(ValueError, match="zero"):
         torch.ops.x86quant.linear_real(x, weight, scale, None, 1.0, 256)
+
+
+class Head(nn.Module):
+    """A detector's: boxes in pixels and scores below one, from one 1 x 1 convolution."""
+
+    def __init__(self, dims: int, moves: bool) -> None:
+        super().__init__()
+        kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        self.a = kinds[dims - 1](3, 16, 3, padding=1)
+        self.b = kinds[dims - 1](16, 6, 1)
+        self.moves = moves
+        with torch.no_grad():
+            self.b.weight[:4] *= 500
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.b(torch.relu(self.a(x)))
+        if self.moves:
+            size = y.shape[0], 2, y.shape[1] // 2, *y.shape[2:]
+            y = y.reshape(size).movedim(2, -1).contiguous()
+        return y
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_last_convolution_of_pixels_gives_floats(dims: int, moves: bool) -> None:
+    """Rounded to 256 steps of the boxes' range, scores would be nothing but noise."""
+    torch.manual_seed(0)
+    model = Head(dims, moves).eval()
+    batches = [torch.randn(2, 3, *[9] * dims) for _ in range(3)]
+    ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert not ours.float_nodes
+    for shape in ((2, 3, *[9] * dims), (1, 3, *[7] * dims)):
+        x = torch.randn(shape)
+        expected, found = model(x), ours(x)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, ours.graph_module(x))
+        pairs = (t.movedim(-1, 2).flatten(1, 2) if moves else t for t in (expected, found))
+        for channel in zip(*(t.unbind(1) for t in pairs), strict=True):
+            assert sqnr(*channel) > 25
+
+
+def test_a_last_convolution_of_larger_places_gives_codes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3)).eval()
+    batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
+    ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert sqnr(model(batches[0]), ours(batches[0])) > 25

@@ -18,6 +18,7 @@ from x86quant.lowering.passes import PASSES, Report, run_passes
 from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
 from x86quant.lowering.passes.views_on_codes import is_shape_node
 from x86quant.lowering.result_layout import lies_as_in_float
+from x86quant.lowering.views import is_view
 
 _NO_OP = "x86quant has no int8 op for it"
 
@@ -96,8 +97,10 @@ def _copied(canonical: GraphModule) -> GraphModule:
 
 
 def computes_in_float(node: Node) -> bool:
-    """Whether ``node`` is a float op of torch: no op of ours, no view of codes, no size."""
+    """Whether ``node`` is a float op of torch: no op of ours, no view, no size."""
     if node.op in ("placeholder", "get_attr", "output") or is_op(node) or lies_as_in_float(node):
+        return False
+    if is_view(node):
         return False
     return node.target is not torch.ops.aten.sym_size.int and not is_shape_node(node)
 

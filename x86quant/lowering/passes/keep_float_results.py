@@ -1,4 +1,6 @@
-"""What is computed in float is not rounded on its way out, and a last linear gives floats.
+"""What is computed in float is not rounded on its way out, and last products give floats.
+
+A 1 x 1 convolution is a product of rows as well, since codes lie channels last.
 
 Codes there would cost accuracy and save nothing, since nobody reads them but who turns them into
 floats again. It holds of graphs whose ranges are our own choice: ``gm.meta[FLOAT_RESULTS]``.
@@ -6,11 +8,14 @@ floats again. It holds of graphs whose ranges are our own choice: ``gm.meta[FLOA
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import (
     UNBOUNDED,
+    add_constant,
     constant,
     dequantized,
     emit,
@@ -23,7 +28,7 @@ from x86quant.lowering.graph_tools import (
 from x86quant.lowering.normalize import UNARY
 from x86quant.lowering.passes._epilogue import is_clamp
 from x86quant.lowering.passes.fuse_activation import activation_of
-from x86quant.lowering.views import is_view
+from x86quant.lowering.views import is_question, is_view
 
 #: Key of a graph module's ``meta``.
 FLOAT_RESULTS = "float_results"
@@ -37,27 +42,74 @@ def run(gm: GraphModule) -> int:
     if not gm.meta.get(FLOAT_RESULTS):
         return 0
     changed = _drop_roundings(gm)
-    for linear in nodes_of(gm, "linear"):
-        bias = constant(gm, linear.kwargs["bias"])
-        reals = list(linear.users)
+    for product in nodes_of(gm, "linear", "conv"):
+        bias = constant(gm, product.kwargs["bias"])
+        reals = [user for user in product.users if not is_question(user)]
         if not reals or not all(is_op(x, "dequantize") and _is_for_results(x) for x in reals):
             continue
         fits = bias is None or bias.dtype == torch.float32
-        if fits and linear.meta.get("bounds", UNBOUNDED) in _ACTIVATIONS:
-            _give_floats(gm, linear)
+        if fits and product.meta.get("bounds", UNBOUNDED) in _ACTIVATIONS:
+            if is_op(product, "linear"):
+                _replace(product, _float_product(gm, product, product.kwargs["x"]))
+            elif _is_pointwise(gm, product):
+                _replace(product, _float_pixels(gm, product))
+            else:
+                continue
             changed += 1
-    return finish(gm, changed)
+    return finish(gm, changed + _drop_roundings(gm))
+
+
+def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
+    """Whether ``conv`` multiplies the channels of each pixel by themselves."""
+    kwargs, weight = conv.kwargs, constant(gm, conv.kwargs["weight"])
+    scales = constant(gm, kwargs["weight_scales"])
+    return (
+        weight is not None
+        and scales is not None
+        and scales.numel() == weight.shape[0]
+        and not kwargs["transposed"]
+        and kwargs["groups"] == 1
+        and all(size == 1 for size in weight.shape[2:])
+        and all(step == 1 for step in kwargs["stride"])  # type: ignore[union-attr]
+        and not any(kwargs["padding"])  # type: ignore[arg-type]
+        and len(conv.meta.get("shape") or ()) == weight.dim()
+    )
+
+
+def _float_pixels(gm: GraphModule, conv: Node) -> Node:
+    """A 1 x 1 convolution as a product of rows, between two permutes that copy nothing."""
+    rank = len(conv.meta["shape"])
+    last, back = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+    x = conv.kwargs["x"]
+    assert isinstance(x, Node)
+    weight = constant(gm, conv.kwargs["weight"])
+    assert weight is not None
+    with gm.graph.inserting_before(conv):
+        rows = _permuted(gm, x, last)
+        flat = add_constant(gm, gm.graph, f"{conv.name}_rows", weight.flatten(1))
+    floats = _float_product(gm, conv, rows, flat)
+    floats.meta["shape"] = tuple(conv.meta["shape"][dim] for dim in last)
+    with gm.graph.inserting_before(conv):
+        return _permuted(gm, floats, back)
+
+
+def _permuted(gm: GraphModule, value: Node, dims: tuple[int, ...]) -> Node:
+    found = gm.graph.call_function(torch.permute, (value, dims))
+    shape = value.meta.get("shape")
+    found.meta.update({k: value.meta[k] for k in ("layer", "qparams") if k in value.meta})
+    if shape is not None:
+        found.meta["shape"] = tuple(shape[dim] for dim in dims)
+    return found
 
 
 def _drop_roundings(gm: GraphModule) -> int:
     changed = 0
-    for quantize in reversed(list(nodes_of(gm, "quantize"))):
-        reals = list(quantize.users)
+    for quantize in nodes_of(gm, "quantize"):
         value = quantize.kwargs["x"]
-        if not reals or not all(is_op(x, "dequantize") and _is_for_results(x) for x in reals):
+        if not _rounds_results(quantize):
             continue
         if isinstance(value, Node) and _is_float(value):
-            for real in reals:
+            for real in list(quantize.users):
                 replace(real, value)
             gm.graph.erase_node(quantize)
             changed += 1
@@ -67,8 +119,21 @@ def _drop_roundings(gm: GraphModule) -> int:
 def _is_for_results(value: Node) -> bool:
     """Whether a float ``value`` leads to results alone, and nothing of that is int8."""
     return all(
-        user.op == "output" or (not is_op(user) and bool(user.users) and _is_for_results(user))
+        user.op == "output"
+        or is_question(user)
+        or _rounds_results(user)
+        or (not is_op(user) and bool(user.users) and _is_for_results(user))
         for user in value.users
+    )
+
+
+def _rounds_results(quantize: Node) -> bool:
+    """Whether ``quantize`` is one whose codes become reals again, and these results alone."""
+    reals = list(quantize.users)
+    return (
+        is_op(quantize, "quantize")
+        and bool(reals)
+        and all(is_op(real, "dequantize") and _is_for_results(real) for real in reals)
     )
 
 
@@ -86,23 +151,29 @@ def _is_float(value: Node) -> bool:
     return fused == [True] and is_op(codes, "linear") and sole_user(codes) is moved
 
 
-def _give_floats(gm: GraphModule, linear: Node) -> None:
-    kwargs = linear.kwargs
-    with gm.graph.inserting_before(linear):
+def _float_product(gm: GraphModule, product: Node, x: Any, weight: Node | None = None) -> Node:
+    """A product of rows ``x`` with what ``product`` multiplies by, which gives floats."""
+    kwargs = product.kwargs
+    with gm.graph.inserting_before(product):
         floats = emit(
             gm.graph,
             "linear_real",
-            x=kwargs["x"],
-            weight=kwargs["weight"],
+            x=x,
+            weight=kwargs["weight"] if weight is None else weight,
             weight_scale=kwargs["weight_scales"],
             bias=kwargs["bias"],
             x_scale=kwargs["x_scale"],
             x_zp=kwargs["x_zp"],
-            activation=_ACTIVATIONS[linear.meta.get("bounds", UNBOUNDED)],
+            activation=_ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)],
         )
     floats.meta.update(
-        {k: linear.meta[k] for k in ("layer", "source", "shape") if k in linear.meta}
+        {k: product.meta[k] for k in ("layer", "source", "shape") if k in product.meta}
     )
-    for real in list(linear.users):
+    return floats
+
+
+def _replace(product: Node, floats: Node) -> None:
+    for real in [user for user in product.users if is_op(user, "dequantize")]:
         replace(real, floats)
-    gm.graph.erase_node(linear)
+    product.replace_all_uses_with(floats)  # by those that ask for its sizes
+    product.graph.erase_node(product)
