@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import op_called
+from x86quant.lowering.result_layout import lies_as_in_float
 from x86quant.lowering.views import is_reshape, is_roll
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
@@ -78,6 +79,8 @@ def _lowering(node: Node) -> Callable[[Draft, Node], Any]:
     name = op_called(node)
     if name is not None:
         return FORMS[name].lower
+    if lies_as_in_float(node):
+        return _contiguous
     return _roll if is_roll(node) else _view
 
 
@@ -127,6 +130,15 @@ def _input(draft: Draft, node: Node, given: Any, bases: Any) -> Any:
         return given
     meta = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
     return Value(Buffer(node.name, 0, 0, 0, base=next(bases)), meta)
+
+
+def _contiguous(draft: Draft, node: Node) -> Value:
+    """A result in the order of its dimensions."""
+    source = draft.value(node.args[0])
+    if source.meta.is_contiguous():
+        return source
+    order = range(source.meta.dim())
+    return draft.copy(node, source, draft.output_of(node, order, source.meta.dtype))
 
 
 def _view(draft: Draft, node: Node) -> Any:

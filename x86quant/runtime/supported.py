@@ -8,6 +8,7 @@ from typing import Literal
 from torch.fx import Node
 
 from x86quant.lowering.graph_tools import is_op, op_name
+from x86quant.lowering.result_layout import lies_as_in_float
 from x86quant.lowering.views import computes_a_size, is_reshape, is_roll, is_view
 from x86quant.runtime.native_forms import FORMS
 
@@ -71,6 +72,6 @@ def _is_viewed(node: Node) -> bool:
     if is_op(node):
         form = FORMS.get(op_name(node))
         return form.viewed if form else op_name(node) not in _YIELD_FLOATS
-    moves = is_view(node) or is_roll(node)
+    moves = is_view(node) or is_roll(node) or lies_as_in_float(node)
     source = node.args[0] if node.args and moves else None
     return isinstance(source, Node) and _is_viewed(source)
