@@ -27,6 +27,7 @@ from torch.fx import GraphModule
 from x86quant.lowering.op_spec import check_graph
 from x86quant.lowering.passes import PASSES
 from x86quant.lowering.row_passes import ROW_PASSES
+from x86quant.quantization import outcome
 from x86quant.torchvision_import import import_torchvision
 
 import_torchvision()  # transformers and torchao import it where it is installed
@@ -70,6 +71,12 @@ def _checked(run: Callable[[GraphModule], int]) -> Callable[[GraphModule], int]:
         return changed
 
     return checked
+
+
+@pytest.fixture
+def any_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of random weights keep their int8 layers where trained ones would lose some."""
+    monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", outcome.USABLE_DB)
 
 
 @pytest.fixture

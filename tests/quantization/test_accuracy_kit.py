@@ -23,6 +23,8 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.tracing import trace
 
+pytestmark = pytest.mark.usefixtures("any_accuracy")
+
 
 def conv_chain() -> nn.Module:
     """A plain, a depthwise and a pointwise conv, pooled and flattened into a linear."""

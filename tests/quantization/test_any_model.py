@@ -899,6 +899,7 @@ def test_bad_layers_go_back_to_float():
     assert min(result.quantization.sqnr_db, default=200) > 10  # none if all of it is float
 
 
+@pytest.mark.usefixtures("any_accuracy")
 def test_what_rounding_makes_undefined_goes_back_to_float():
     class Signs(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -202,6 +202,7 @@ def test_a_lost_write_fails(monkeypatch: pytest.MonkeyPatch, write_in_place: str
     monkeypatch.setattr(static_part, "difference", lambda *_: None)
     assert judged(one, "quantize").form == "float"  # nor is it as good as it has to be
     monkeypatch.setattr(outcome, "ENOUGH_DB", -1000.0)
+    monkeypatch.setattr(outcome, "USABLE_DB", -1000.0)
     verdict = judged(one, "quantize")
     assert verdict.kind == "failed"
     small = shrunk(one, "quantize", verdict.reason).body

@@ -52,6 +52,7 @@ def test_known_values_change_no_harm(
     monkeypatch.setattr("x86quant.quantization.outcome.rough_harms", watched)
     # No network is good enough, so that every layer is judged.
     monkeypatch.setattr("x86quant.quantization.outcome.ENOUGH_DB", 1000.0)
+    monkeypatch.setattr("x86quant.quantization.outcome.USABLE_DB", 1000.0)
     with pytest.warns(X86QuantWarning):
         x86quant.quantize(model().eval(), calls, mode="static", speed_check=False, progress=False)
     prepared, rough = seen[0]

@@ -21,6 +21,8 @@ TABLES, ROWS, SIZE = 5, 50, 16
 COUNT = TABLES + 1
 Batch = tuple[torch.Tensor, ...]
 
+pytestmark = pytest.mark.usefixtures("any_accuracy")
+
 
 class Plain(nn.Module):
     """A DLRM in torch alone; ``interact`` is how its dot products are spelled."""

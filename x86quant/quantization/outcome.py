@@ -29,6 +29,7 @@ from x86quant.forms.call_form import Structure, take_apart
 from x86quant.quantization import speed
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
+from x86quant.quantization.judging import in_words, top_agreement, worst_group
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
@@ -40,8 +41,13 @@ from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
 
-#: Below this signal to noise, in dB, layers go back to float.
-ENOUGH_DB = 10.0
+#: Below this signal to noise, in dB, layers go back to float, as many as it takes.
+USABLE_DB = 10.0
+#: Below this, too, if so large a share of the layers is enough.
+ENOUGH_DB = 20.0
+_MOST_IN_FLOAT = 0.25
+#: Where results are rows of classes, this much is enough if the largest is the same so often.
+_ENOUGH_FOR_CLASSES_DB, _ENOUGH_AGREEMENT = 15.0, 0.99
 #: Below this, steps between products are looked at: in float they cost little time.
 _CLEAN_DB = 25.0
 #: What having such steps in float must gain, in dB.
@@ -69,6 +75,8 @@ class Choices:
         notes: what a user should know.
         search: how float layers were chosen to hold a metric.
         sqnr_db: signal to noise of each float tensor in the result.
+        agreement: in which share of how many rows the largest value is the float model's.
+        worst: channels that are much further from the float model's than the rest.
     """
 
     prepared: PreparedModel
@@ -77,6 +85,8 @@ class Choices:
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     sqnr_db: tuple[float, ...] = ()
+    agreement: tuple[float, int] | None = None
+    worst: str = ""
 
     def searched(self, result: SearchResult) -> Choices:
         """The same with the float layers that a search found."""
@@ -128,6 +138,8 @@ class Choices:
             smoothed=prepared.smoothed,
             corrected=sum(len(part.corrections) for part in parts),
             sqnr_db=self.sqnr_db,
+            agreement=self.agreement,
+            worst=self.worst,
             notes=(*prepared.notes, *self.notes),
             search=self.search,
             example=prepared.sample[0] if prepared.sample else None,
@@ -146,7 +158,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample)
         if not outcome.int8_layers:
-            outcome = dataclasses.replace(outcome, sqnr_db=())
+            outcome = dataclasses.replace(outcome, sqnr_db=(), agreement=None, worst="")
     for x in model.parameters():
         x.detach_()  # of a copied ScriptModule they are computed, by clones
     model.requires_grad_(False)
@@ -281,7 +293,19 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
 
     Where an attention mask is given, what the model makes of padding does not count.
     """
-    pairs: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    pairs = _pairs(prepared, model, calls)
+    if isinstance(pairs, int):
+        return (-math.inf,) * pairs
+    return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
+
+
+#: One float tensor of the result in each of some calls: the float model's, and the other's.
+_Pairs = list[tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
+def _pairs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> _Pairs | int:
+    """The float tensors of both results; how many there are, where the model fails."""
+    pairs: _Pairs = []
     for call in calls:
         mask = _padding_mask(prepared.reference, call)
         exact = [_unpadded(x, mask) for x in _floats(prepared.exact.of(call))]
@@ -289,7 +313,7 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
             actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
         except Exception as error:
             _log.info("in int8 the model fails: %s", first_line(error))
-            return tuple(-math.inf for _ in exact)
+            return len(exact)
         if [x.shape for x in exact] != [x.shape for x in actual]:
             continue  # a number of found objects, say
         for number, (x, y) in enumerate(zip(exact, actual, strict=True)):
@@ -297,7 +321,7 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
                 pairs.append(([], []))
             pairs[number][0].append(x)
             pairs[number][1].append(y)
-    return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
+    return pairs
 
 
 def _padding_mask(model: nn.Module, call: Call) -> torch.Tensor | None:
@@ -324,14 +348,22 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     been without it is tried on it, in simulation, and the lower of both figures counts.
     """
     prepared = outcome.prepared
-    found = sqnrs(prepared, model, prepared.unseen[:_BATCHES])
+    pairs = _pairs(prepared, model, prepared.unseen[:_BATCHES])
+    if isinstance(pairs, int):
+        found, agreement, worst = (-math.inf,) * pairs, None, ""
+    else:
+        found = tuple(sqnr_between(exact, actual) for exact, actual in pairs)
+        groups = [one for pair in pairs if (one := worst_group(*pair)) is not None]
+        agreements = [one for pair in pairs if (one := top_agreement(*pair)) is not None]
+        agreement = min(agreements, default=None)
+        worst = str(min(groups, key=lambda group: group.sqnr_db)) if groups else ""
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
     if static and prepared.can_hold_back:
         with prepared.simulated(outcome.int8_layers, held_back=True) as simulated:
             honest = sqnrs(prepared, simulated, prepared.held_back)
         if len(honest) == len(found):
             found = tuple(map(min, found, honest))
-    outcome = dataclasses.replace(outcome, sqnr_db=found)
+    outcome = dataclasses.replace(outcome, sqnr_db=found, agreement=agreement, worst=worst)
     return outcome if found or _NOT_JUDGED in outcome.notes else outcome.noting(_NOT_JUDGED)
 
 
@@ -382,49 +414,69 @@ def _together(prepared: PreparedModel, names: Sequence[str]) -> tuple[float, ...
         return sqnrs(prepared, model, calls)
 
 
+def _is_enough(outcome: Choices) -> bool:
+    """Whether a user would take the results for the float model's."""
+    found = min(outcome.sqnr_db, default=ENOUGH_DB)
+    if found >= ENOUGH_DB:
+        return True
+    share = 0.0 if outcome.agreement is None else outcome.agreement[0]
+    return found >= _ENOUGH_FOR_CLASSES_DB and share >= _ENOUGH_AGREEMENT
+
+
 def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
-    """With the worst layers in float until every output has :data:`ENOUGH_DB`, if that helps."""
-    before = min(outcome.sqnr_db, default=ENOUGH_DB)
-    if before >= ENOUGH_DB or outcome.search is not None or not outcome.int8_layers:
+    """With the worst layers in float until every output has :data:`ENOUGH_DB`, if that helps.
+
+    What has :data:`USABLE_DB` as it is gives up a share of its layers at most.
+    """
+    if _is_enough(outcome) or outcome.search is not None or not outcome.int8_layers:
         return outcome, model
+    before = min(outcome.sqnr_db)
     prepared = outcome.prepared
-    names = outcome.int8_layers
-    harm = rough_harms(prepared, names)
+    harm = rough_harms(prepared, outcome.int8_layers)
     order = list(harm)
+    usable = before >= USABLE_DB
+    most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
     size = 1
     for _ in range(_TRIALS):
-        size = min(size, len(order))
+        size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
         tried = outcome.without(order[:size], why)
         expected = _together(prepared, tried.int8_layers)
-        if min(expected, default=ENOUGH_DB) >= ENOUGH_DB - _SIMULATION_IS_OFF_BY:
+        least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
+        if min(expected, default=least) >= least - _SIMULATION_IS_OFF_BY:
             other, _ = _tried(tried)
             if other is not None:
                 tried = _judged(tried, other)
-                if min(tried.sqnr_db, default=ENOUGH_DB) >= ENOUGH_DB:
+                if min(tried.sqnr_db, default=least) >= least or _is_enough(tried):
                     best = (tried, other)
                     break
-        if size == len(order):
+        if size == most:
             break
         size *= 2
     outcome, model = best
-    worst = listed([f"{name} ({harm[name]:.1f} dB alone)" for name in order])
+    _say_what_is_lost(outcome, before, harm)
+    return outcome, model
+
+
+def _say_what_is_lost(outcome: Choices, before: float, harm: Mapping[str, float]) -> None:
+    """Warn unless the results are close enough to the float model's."""
+    worst = listed([f"{name} ({db:.1f} dB alone)" for name, db in harm.items()])
     if not outcome.int8_layers:
         warnings.warn(
             f"this is the float model: in int8 it has {before:.1f} dB against float, and no layer "
             f"could stay in int8; those that harm it most: {worst}",
             X86QuantWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    if min(outcome.sqnr_db, default=ENOUGH_DB) < ENOUGH_DB:
+    elif not _is_enough(outcome):
+        found = min(outcome.sqnr_db)
         warnings.warn(
-            f"the int8 model has {before:.1f} dB against float; the layers that harm it most: "
-            f"{worst}; keep them in float with float_layers, or give a metric",
+            f"the int8 model has {found:.1f} dB against float ({in_words(found)}); the layers that "
+            f"harm it most: {worst}; keep them in float with float_layers, or give a metric",
             X86QuantWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    return outcome, model
 
 
 # --- it is fast ---

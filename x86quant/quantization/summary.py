@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from x86quant.calling.wording import listed
+from x86quant.quantization.judging import in_words
 
 if TYPE_CHECKING:
     from x86quant.calling.call import Call
@@ -32,6 +33,9 @@ class Summary:
         corrected: how many biases were corrected.
         sqnr_db: signal to noise of each float tensor that the model returns, against the float
             model, on calibration data; empty without data.
+        agreement: where it returns rows of classes, in which share of how many rows the largest is
+            the float model's.
+        worst: channels that are much further from the float model's than the rest, and how far.
         notes: what else a user should know.
         search: how float layers were chosen to hold a metric.
         example: the arguments of one call, out of the calibration data; None without data.
@@ -49,6 +53,8 @@ class Summary:
     smoothed: tuple[Smoothed, ...] = ()
     corrected: int = 0
     sqnr_db: tuple[float, ...] = ()
+    agreement: tuple[float, int] | None = None
+    worst: str = ""
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     example: Call | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -75,6 +81,8 @@ class Summary:
             "smoothed": [str(norm) for norm in self.smoothed],
             "corrected": self.corrected,
             "sqnr_db": list(self.sqnr_db),
+            "agreement": None if self.agreement is None else list(self.agreement),
+            "worst": self.worst,
             "notes": list(self.notes),
             "search": None if self.search is None else self.search.to_dict(),
         }
@@ -93,7 +101,14 @@ class Summary:
             lines.append(f"corrected {self.corrected} biases")
         if self.sqnr_db:
             worst = f", the worst of {len(self.sqnr_db)} outputs" if len(self.sqnr_db) > 1 else ""
-            lines.append(f"{min(self.sqnr_db):.1f} dB against float{worst}")
+            least = min(self.sqnr_db)
+            lines.append(f"{least:.1f} dB against float{worst}: {in_words(least)}")
+        if self.worst:
+            lines.append(f"further from float than the rest: {self.worst}")
+        if self.agreement is not None:
+            share, rows = self.agreement
+            told = f"{share:.1%} of {rows} rows"
+            lines.append(f"the largest value of a row is the float model's in {told}")
         lines += self.notes
         for reason, names in _by_value(self.float_layers).items():
             lines.append(f"{listed(names)} in float: {reason}")

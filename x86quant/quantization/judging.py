@@ -1,0 +1,139 @@
+"""How close the int8 model's results come to the float model's, by group of channels and in words.
+
+One figure for a whole tensor hides a bad part of it: a detector's boxes are hundreds of pixels, and
+the scores beside them less than one. So channels of like size are judged together as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from x86quant.calling.call import dense
+from x86quant.quantization.harm import sqnr_between
+
+#: What is told of besides the whole is so many dB below it.
+_MUCH_WORSE_DB = 6.0
+#: Channels are of one group if their root mean squares differ by less than this factor.
+_LIKE = 8.0
+#: Channels so many times smaller than the largest are taken for nothing.
+_NOTHING = 4096.0
+#: Channels of more than so many are places, and not kinds of values.
+_MOST_CHANNELS = 4096
+#: Agreement of the largest of a row is told of rows of at least so many values, if there are so
+#: many rows.
+_FEWEST_CLASSES, _FEWEST_ROWS = 2, 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Group:
+    """Signal to noise of a part of one result.
+
+    Attributes:
+        sqnr_db: in dB.
+        channels: which channels, and of which dimension.
+    """
+
+    sqnr_db: float
+    channels: str
+
+    def __str__(self) -> str:
+        return f"{self.channels}: {self.sqnr_db:.1f} dB"
+
+
+def worst_group(exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> Group | None:
+    """The channels of one result, over some calls, that are furthest from the float model's.
+
+    None if no channels are much further from it than all of the tensor.
+    """
+    exact, actual = [dense(x) for x in exact], [dense(y) for y in actual]
+    bound = sqnr_between(exact, actual) - _MUCH_WORSE_DB
+    found = min(_groups(exact, actual), key=lambda group: group.sqnr_db, default=None)
+    return None if found is None or found.sqnr_db > bound else found
+
+
+def _groups(exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> Iterator[Group]:
+    rank = exact[0].dim()
+    if rank < 2 or any(x.dim() != rank for x in exact) or _are_probabilities(exact):
+        return
+    for dim in sorted({1, rank - 1}):
+        sizes = {x.shape[dim] for x in exact}
+        if len(sizes) > 1 or not 1 < max(sizes) <= _MOST_CHANNELS:
+            continue
+        scales = _scales(exact, dim)
+        largest = float(scales.max())
+        kinds = torch.log2(scales.clamp(min=largest / _NOTHING) / largest).div(_octaves()).round()
+        found = kinds[scales > largest / _NOTHING].unique().tolist()
+        if len(found) < 2:
+            continue
+        for kind in found:
+            here = ((kinds == kind) & (scales > largest / _NOTHING)).nonzero().flatten()
+            parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
+            yield Group(sqnr_between(*parts), f"{_listed(here.tolist())} of dimension {dim}")
+
+
+def _octaves() -> float:
+    return float(torch.log2(torch.tensor(_LIKE)))
+
+
+def _scales(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """The root mean square of each channel, values without bounds left out."""
+    power = torch.zeros(tensors[0].shape[dim], dtype=torch.float64)
+    count = 0
+    for x in tensors:
+        values = torch.nan_to_num(x.detach().double(), 0.0, 0.0, 0.0).movedim(dim, 0).flatten(1)
+        values = values.where(values.abs() < 1e30, 0.0)
+        power += values.square().sum(1)
+        count += values.shape[1]
+    return (power / max(count, 1)).sqrt().clamp(min=1e-300)
+
+
+def _are_probabilities(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every value is between none and one: what is small there is unlikely, not fine."""
+    return all(bool((x >= 0).all()) and bool((x <= 1).all()) for x in tensors)
+
+
+def _listed(channels: list[int]) -> str:
+    """``channels 0-3, 7``, at most a few."""
+    runs: list[list[int]] = []
+    for channel in channels:
+        if runs and channel == runs[-1][1] + 1:
+            runs[-1][1] = channel
+        else:
+            runs.append([channel, channel])
+    told = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs]
+    more = f" and {len(told) - 4} more ranges" if len(told) > 4 else ""
+    return f"channels {', '.join(told[:4])}{more}"
+
+
+def top_agreement(
+    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
+) -> tuple[float, int] | None:
+    """In which share of the rows the largest value is the same one, and of how many rows.
+
+    None where results are no rows of classes, or too few.
+    """
+    strided = all(x.layout is torch.strided for x in exact)
+    if not strided or any(x.dim() != 2 or x.shape[1] < _FEWEST_CLASSES for x in exact):
+        return None
+    same = torch.cat([x.argmax(1) == y.argmax(1) for x, y in zip(exact, actual, strict=True)])
+    if same.numel() < _FEWEST_ROWS:
+        return None
+    return float(same.double().mean()), same.numel()
+
+
+#: From so many dB on, and what a user will see there.
+_WORDS = (
+    (40.0, "hardly a difference is to be seen"),
+    (30.0, "differences of a few percent in single values"),
+    (20.0, "small differences in most values; decisions hardly change"),
+    (10.0, "values differ clearly: decisions that are close turn out otherwise"),
+    (-float("inf"), "the results are another model's"),
+)
+
+
+def in_words(sqnr_db: float) -> str:
+    """What a signal to noise means for who uses the results."""
+    return next(text for least, text in _WORDS if sqnr_db >= least)
