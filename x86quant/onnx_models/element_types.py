@@ -24,6 +24,8 @@ _DTYPES = {
     15: torch.complex128,
     16: torch.bfloat16,
 }
+#: Types with which PyTorch stores values, but computes little.
+UNSIGNED = frozenset([4, 12, 13])
 
 
 def torch_dtype(elements: int, where: str) -> torch.dtype:

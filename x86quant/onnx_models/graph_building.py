@@ -15,12 +15,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, first_line
 from x86quant.onnx_models import operators
-from x86quant.onnx_models.element_types import onnx_type, torch_dtype
+from x86quant.onnx_models.element_types import UNSIGNED, onnx_type, torch_dtype
 from x86quant.onnx_models.node_view import NodeView, view
 from x86quant.onnx_models.operator_table import OPERATORS, Operator
+from x86quant.onnx_models.operators.elementwise_ops import SIGNED_ONLY
 from x86quant.onnx_models.operators.rearranging import of_sizes, tensor_of_numbers
 from x86quant.onnx_models.reading import OnnxFile
-from x86quant.onnx_models.size_values import Sizes, compared, size_arithmetic
+from x86quant.onnx_models.size_values import Extents, compared, size_arithmetic
 from x86quant.onnx_models.value_types import TypesOfValues, ValueType
 
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ class GraphBuilder:
             names.append(one.name)
             self.types.declare(one)
             known = self.types.of(one.name)
+            if one.type.WhichOneof("value") not in ("tensor_type", "sequence_type"):
+                raise UnsupportedError(
+                    f"{self.file.name}: the input {one.name!r} is neither a tensor nor a sequence"
+                )
+            if known is not None:
+                torch_dtype(known.elements, f"{self.file.name}: the input {one.name!r}")
             node = self.graph.placeholder(self.free_name(one.name))
             sizes = None if known is None else known.sizes
             if sizes is not None:
@@ -134,10 +141,10 @@ class GraphBuilder:
 
     def bind(self, name: str, value: Any) -> None:
         """Let ``name`` be ``value``."""
-        if isinstance(value, Sizes):
+        if isinstance(value, Extents):
             constant = value.constant
             value = value if constant is None else constant
-            if isinstance(value, Sizes):
+            if isinstance(value, Extents):
                 self.types.set(name, ValueType(7, [] if value.scalar else [len(value.items)]))
         if isinstance(value, torch.Tensor):
             self.types.set(name, ValueType(onnx_type(value.dtype), list(value.shape)))
@@ -179,6 +186,9 @@ class GraphBuilder:
                 return made
         entry = OPERATORS.get(key)
         reason = "it is unknown" if entry is None else _lacks(entry, seen)
+        kinds = {known.elements for n in seen.inputs if (known := self.types.of(n)) is not None}
+        if reason is None and seen.op_type in SIGNED_ONLY and kinds & UNSIGNED:
+            raise seen.refusal("of values in more than 8 bits without a sign")
         if entry is not None and reason is None:
             return self._by_table(entry, seen, inputs)
         body = _body(seen, self)
@@ -208,7 +218,7 @@ class GraphBuilder:
             kwargs["dtype"] = torch_dtype(known.elements, seen.label)
         if not any(True for _ in _nodes((args, kwargs))):
             return self._computed(entry, seen, args, kwargs)
-        made = self.call(entry.function, *args, label=next(filter(None, seen.outputs), ""), **kwargs)
+        made = self.call(entry.function, *args, **kwargs)
         if entry.follows_data:
             self.follows_data.add(made)
         if not entry.returns_tuple:
@@ -218,14 +228,13 @@ class GraphBuilder:
     def several(self, made: Node, outputs: Sequence[str]) -> list[Node | None]:
         """The elements of a tuple that have names."""
         return [
-            self.call(operator.getitem, made, n, label=name) if name else None
-            for n, name in enumerate(outputs)
+            self.call(operator.getitem, made, n) if name else None for n, name in enumerate(outputs)
         ]
 
     def _argument(
         self, entry: Operator, place: int, value: Any, seen: NodeView, inputs: list[Any]
     ) -> Any:
-        if isinstance(value, Sizes):
+        if isinstance(value, Extents):
             if place in entry.numbers:
                 return list(value.items)
             if place in entry.scalars and len(value.items) == 1:
@@ -263,7 +272,7 @@ class GraphBuilder:
         outside, around, types = self.known, self._attributes, self.types
         given = dict(zip(body.input, inputs, strict=False))
         self.known = {"": None} | {name: given.get(name) for name in body.input}
-        self._attributes = dict(seen.attributes)
+        self._attributes = seen.protos()
         self.types = TypesOfValues(self.opsets, self.file.model.ir_version)
         for name, source in zip(body.input, seen.inputs, strict=False):
             if (known := types.of(source)) is not None:
@@ -273,20 +282,22 @@ class GraphBuilder:
         try:
             for node in body.node:
                 self.node(node, opsets)
-            return [self.value(name, seen.label) for name in body.output]
+            wanted = [*seen.outputs, *[""] * (len(body.output) - len(seen.outputs))]
+            pairs = zip(body.output, wanted, strict=True)
+            return [self.value(name, seen.label) if one else None for name, one in pairs]
         finally:
             self.known, self._attributes, self.types = outside, around, types
 
     # ---- what makers use
 
-    def call(self, function: Any, /, *args: Any, label: str = "", **kwargs: Any) -> Node:
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Node:
         """A node that calls ``function``."""
         args, kwargs = self._as_nodes(args), self._as_nodes(kwargs)
-        return self._named(self.graph.call_function(function, args, kwargs), label)
+        return self.graph.call_function(function, args, kwargs)
 
-    def method(self, name: str, *args: Any, label: str = "") -> Node:
+    def method(self, name: str, *args: Any) -> Node:
         """A node that calls a method."""
-        return self._named(self.graph.call_method(name, self._as_nodes(args)), label)
+        return self.graph.call_method(name, self._as_nodes(args))
 
     def layer(self, module: nn.Module, seen: NodeView, *args: Any, weight: str = "") -> Node:
         """A node that calls ``module``, which is put where its weight's name says."""
@@ -300,8 +311,7 @@ class GraphBuilder:
                 parent.add_module(one, nn.Module())
             parent = getattr(parent, one)
         parent.add_module(name, module.eval())
-        node = self.graph.call_module(path, self._as_nodes(args))
-        return node
+        return self.graph.call_module(path, self._as_nodes(args))
 
     def layer_of(self, value: Any) -> nn.Module | None:
         """The layer whose result ``value`` is."""
@@ -333,8 +343,10 @@ class GraphBuilder:
                     kept = (value, self.graph.get_attr(name))
                 self._constants[id(value)] = kept
             return kept[1]
-        if isinstance(value, Sizes):
+        if isinstance(value, Extents):
             return self.graph.call_function(tensor_of_numbers, (list(value.items), value.scalar))
+        if isinstance(value, tuple | list):
+            return type(value)(self.node_of(one) for one in value)
         return value
 
     def size(self, node: Node, dim: int) -> Node:
@@ -360,14 +372,9 @@ class GraphBuilder:
         return None if known is None or known.sizes is None else len(known.sizes)
 
     def _as_nodes(self, value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return type(value)(self._as_nodes(one) for one in value)
         if isinstance(value, dict):
             return {key: self._as_nodes(one) for key, one in value.items()}
         return self.node_of(value)
-
-    def _named(self, node: Node, label: str) -> Node:
-        return node
 
 
 def _first_after_inputs(graph: Graph) -> Node:
@@ -376,8 +383,6 @@ def _first_after_inputs(graph: Graph) -> Node:
             found: Node = node
             return found
     return graph._root
-
-
 
 
 def _nodes(value: Any) -> Iterator[Node]:
@@ -439,6 +444,3 @@ def _body(seen: NodeView, builder: GraphBuilder) -> Any:
     found = FunctionProto()
     found.ParseFromString(data)
     return found
-
-
-

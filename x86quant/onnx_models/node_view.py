@@ -57,6 +57,12 @@ class NodeView:
         named = self.proto.name or next(iter(self.outputs), "")
         return f"{domain}{self.op_type} (version {self.version}, node {named!r})"
 
+    def protos(self) -> dict[str, Any]:
+        """Its attributes, and the defaults of those left out, as ONNX has them."""
+        usual = {} if self.schema is None else self.schema.attributes
+        found = {n: one.default_value for n, one in usual.items() if one.default_value.type}
+        return found | {one.name: one for one in self.proto.attribute}
+
     def refusal(self, reason: str) -> UnsupportedError:
         """The error that says why this node is not read."""
         return UnsupportedError(f"the operator {self.label} is not read: {reason}")
@@ -85,17 +91,29 @@ def view(
             if one.default_value.type:
                 attributes[name] = _value(one.default_value, file)
     given = set()
+    proto = _without_references(proto, around)
     for one in proto.attribute:
-        if one.ref_attr_name:
-            if one.ref_attr_name in around:
-                attributes[one.name] = around[one.ref_attr_name]
-                given.add(one.name)
-            continue
         attributes[one.name] = _value(one, file)
         given.add(one.name)
     found = NodeView(proto, domain, version, schema, attributes, frozenset(given))
     if schema is not None and not domain and version > NEWEST:
         raise found.refusal(f"versions up to {NEWEST} are known")
+    return found
+
+
+def _without_references(proto: NodeProto, around: Mapping[str, Any]) -> NodeProto:
+    """``proto`` with the attributes of the node whose body it stands in."""
+    if not any(one.ref_attr_name for one in proto.attribute):
+        return proto
+    found = type(proto)()
+    found.CopyFrom(proto)
+    del found.attribute[:]
+    for one in proto.attribute:
+        if not one.ref_attr_name:
+            found.attribute.append(one)
+        elif one.ref_attr_name in around:
+            found.attribute.append(around[one.ref_attr_name])
+            found.attribute[-1].name = one.name
     return found
 
 

@@ -8,8 +8,11 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from x86quant.errors import UnsupportedError
+from x86quant.onnx_models.element_types import torch_dtype
+
 #: The newest version of any operator that the functions were written by.
-NEWEST = 27
+NEWEST = 28
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: From a node's attributes, the names of its inputs and those of its results: what the function
@@ -82,6 +85,19 @@ def operator(
         return function
 
     return declared
+
+
+def type_lacks(
+    attributes: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]
+) -> str | None:
+    """Whether an attribute asks for a type that PyTorch does not have."""
+    for name in ("to", "dtype", "output_dtype", "output_datatype"):
+        if attributes.get(name):
+            try:
+                torch_dtype(attributes[name], "its result")
+            except UnsupportedError as error:
+                return str(error)
+    return None
 
 
 def numbers_of(values: Any) -> list[Any]:

@@ -19,7 +19,7 @@ Number = int | Node
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class Extents:
     """A tensor of int64 of one dimension, or with ``scalar`` of none, that is followed."""
 
     items: tuple[Number, ...]
@@ -33,15 +33,15 @@ class Sizes:
         return torch.tensor(self.items[0] if self.scalar else self.items, dtype=torch.int64)
 
 
-def followed(value: Any) -> Sizes | None:
+def followed(value: Any) -> Extents | None:
     """``value``, a constant or sizes already, as sizes."""
-    if isinstance(value, Sizes):
+    if isinstance(value, Extents):
         return value
     if not isinstance(value, torch.Tensor) or value.dim() > 1 or value.numel() > 64:
         return None
     if value.is_floating_point() or value.is_complex() or value.dtype is torch.bool:
         return None
-    return Sizes(tuple(int(v) for v in value.reshape(-1).tolist()), value.dim() == 0)
+    return Extents(tuple(int(v) for v in value.reshape(-1).tolist()), value.dim() == 0)
 
 
 def _whole_quotient(a: int, b: int) -> int:
@@ -62,9 +62,9 @@ Emit = Callable[[Any, tuple[Number, ...]], Node]
 
 def size_arithmetic(
     op_type: str, inputs: list[Any], attributes: dict[str, Any], emit: Emit
-) -> Sizes | None:
+) -> Extents | None:
     """The result of an operator on sizes; None if it is none that can be followed."""
-    if not any(isinstance(value, Sizes) for value in inputs):
+    if not any(isinstance(value, Extents) for value in inputs):
         return None
     first = followed(inputs[0])
     if op_type in _ARITHMETIC and len(inputs) == 2:
@@ -78,7 +78,7 @@ def size_arithmetic(
         parts = [followed(value) for value in inputs]
         if any(part is None or part.scalar for part in parts):
             return None
-        return Sizes(tuple(item for part in parts if part is not None for item in part.items))
+        return Extents(tuple(item for part in parts if part is not None for item in part.items))
     if op_type == "Where":
         return _where(inputs)
     if first is None:
@@ -94,7 +94,7 @@ def size_arithmetic(
     return None
 
 
-def _elementwise(op_type: str, a: Sizes, b: Sizes, emit: Emit) -> Sizes | None:
+def _elementwise(op_type: str, a: Extents, b: Extents, emit: Emit) -> Extents | None:
     exact, traced = _ARITHMETIC[op_type]
     length = max(len(a.items), len(b.items))
     if not {len(a.items), len(b.items)} <= {1, length}:
@@ -111,7 +111,7 @@ def _elementwise(op_type: str, a: Sizes, b: Sizes, emit: Emit) -> Sizes | None:
             return None  # rounded otherwise than Python does
         else:
             found.append(_simple(op_type, x, y) or emit(traced, (x, y)))
-    return Sizes(tuple(found), a.scalar and b.scalar)
+    return Extents(tuple(found), a.scalar and b.scalar)
 
 
 def _simple(op_type: str, x: Number, y: Number) -> Node | None:
@@ -124,7 +124,7 @@ def _simple(op_type: str, x: Number, y: Number) -> Node | None:
     return None
 
 
-def _where(inputs: list[Any]) -> Sizes | None:
+def _where(inputs: list[Any]) -> Extents | None:
     condition, x, y = inputs[0], followed(inputs[1]), followed(inputs[2])
     if not isinstance(condition, torch.Tensor) or x is None or y is None:
         return None
@@ -135,13 +135,13 @@ def _where(inputs: list[Any]) -> Sizes | None:
     spread = [list(one) * length if len(one) == 1 else list(one)
               for one in (chosen, x.items, y.items)]  # fmt: skip
     items = tuple(a if c else b for c, a, b in zip(*spread, strict=True))
-    return Sizes(items, condition.dim() == 0 and x.scalar and y.scalar)
+    return Extents(items, condition.dim() == 0 and x.scalar and y.scalar)
 
 
 def compared(inputs: list[Any]) -> torch.Tensor | None:
     """``Equal`` of sizes with numbers, where that is known: no size is negative."""
     a, b = followed(inputs[0]), followed(inputs[1])
-    if a is None or b is None or not any(isinstance(v, Sizes) for v in inputs):
+    if a is None or b is None or not any(isinstance(v, Extents) for v in inputs):
         return None
     length = max(len(a.items), len(b.items))
     if not {len(a.items), len(b.items)} <= {1, length}:
@@ -154,9 +154,10 @@ def compared(inputs: list[Any]) -> torch.Tensor | None:
             found.append(x == y)
         elif x is y:
             found.append(True)
-        elif _is_size(x) and isinstance(y, int) and y < 0:
-            found.append(False)
-        elif _is_size(y) and isinstance(x, int) and x < 0:
+        elif any(
+            _is_size(one) and isinstance(other, int) and other < 0
+            for one, other in ((x, y), (y, x))
+        ):
             found.append(False)
         else:
             return None
@@ -167,16 +168,16 @@ def _is_size(item: Number) -> bool:
     return isinstance(item, Node) and item.op == "call_method" and item.target == "size"
 
 
-def _gathered(sizes: Sizes, index: Any) -> Sizes | None:
+def _gathered(sizes: Extents, index: Any) -> Extents | None:
     if not isinstance(index, torch.Tensor) or index.dim() > 1 or sizes.scalar:
         return None
     wanted = index.reshape(-1).tolist()
     if any(not -len(sizes.items) <= n < len(sizes.items) for n in wanted):
         return None
-    return Sizes(tuple(sizes.items[n] for n in wanted), index.dim() == 0)
+    return Extents(tuple(sizes.items[n] for n in wanted), index.dim() == 0)
 
 
-def _sliced(sizes: Sizes, inputs: list[Any], attributes: dict[str, Any]) -> Sizes | None:
+def _sliced(sizes: Extents, inputs: list[Any], attributes: dict[str, Any]) -> Extents | None:
     if len(inputs) == 1:
         bounds = [attributes["starts"], attributes["ends"], [0], [1]]
     else:
@@ -193,29 +194,29 @@ def _sliced(sizes: Sizes, inputs: list[Any], attributes: dict[str, Any]) -> Size
     begin, end, step = bounds[0][0], bounds[1][0], bounds[3][0]
     if step < 0 and end < -len(sizes.items):
         end = None
-    return Sizes(sizes.items[begin:end:step])
+    return Extents(sizes.items[begin:end:step])
 
 
-def _in_other_rank(op_type: str, sizes: Sizes, inputs: list[Any]) -> Sizes | None:
+def _in_other_rank(op_type: str, sizes: Extents, inputs: list[Any]) -> Extents | None:
     if op_type == "Unsqueeze":
-        return Sizes(sizes.items) if sizes.scalar else None
+        return Extents(sizes.items) if sizes.scalar else None
     if op_type == "Squeeze":
-        return Sizes(sizes.items, True) if len(sizes.items) == 1 else None
+        return Extents(sizes.items, True) if len(sizes.items) == 1 else None
     wanted = inputs[1]
     if not isinstance(wanted, torch.Tensor) or wanted.dim() != 1:
         return None
     if wanted.numel() == 0 and len(sizes.items) == 1:
-        return Sizes(sizes.items, True)
+        return Extents(sizes.items, True)
     if wanted.tolist() in ([-1], [len(sizes.items)]):
-        return Sizes(sizes.items)
+        return Extents(sizes.items)
     return None
 
 
-def _reduced(op_type: str, sizes: Sizes, attributes: dict[str, Any], emit: Emit) -> Sizes:
+def _reduced(op_type: str, sizes: Extents, attributes: dict[str, Any], emit: Emit) -> Extents:
     name = "Mul" if op_type == "ReduceProd" else "Add"
-    total = Sizes((1 if name == "Mul" else 0,), True)
+    total = Extents((1 if name == "Mul" else 0,), True)
     for item in sizes.items:
-        found = _elementwise(name, total, Sizes((item,), True), emit)
+        found = _elementwise(name, total, Extents((item,), True), emit)
         assert found is not None
         total = found
-    return Sizes(total.items, not attributes.get("keepdims", 1))
+    return Extents(total.items, not attributes.get("keepdims", 1))

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from x86quant.onnx_models.graph_building import GraphBuilder, maker
 from x86quant.onnx_models.node_view import NodeView
 from x86quant.onnx_models.operators.quantized_ops import check_scale, quantize_linear
-from x86quant.onnx_models.size_values import Sizes
+from x86quant.onnx_models.size_values import Extents
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -33,13 +33,22 @@ def constant(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     raise seen.refusal("a constant without a value")
 
 
+@maker("Dropout")
+def dropout(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
+    """Refused in training; the table knows what else there is."""
+    training = builder.known[seen.inputs[2]] if len(seen.inputs) > 2 else None
+    if isinstance(training, Node) or (training is not None and bool(training)):
+        raise seen.refusal("it may drop values at random, as in training")
+    return None
+
+
 @maker("Shape")
 def shape(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
-    """Sizes that are followed one by one, where their number is known."""
+    """Extents that are followed one by one, where their number is known."""
     items = _sizes(builder, seen)
     if items is None:
         return None
-    return [Sizes(tuple(items[seen.attributes.get("start", 0) : seen.attributes.get("end")]))]
+    return [Extents(tuple(items[seen.attributes.get("start", 0) : seen.attributes.get("end")]))]
 
 
 @maker("Size")
@@ -51,12 +60,12 @@ def size(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     total = 1
     for item in items:
         total *= item
-    return [Sizes((total,), True)]
+    return [Extents((total,), True)]
 
 
 def _sizes(builder: GraphBuilder, seen: NodeView) -> list[Any] | None:
     value = builder.known[seen.inputs[0]]
-    if isinstance(value, Sizes):
+    if isinstance(value, Extents):
         return [] if value.scalar else [len(value.items)]
     known = builder.types.of(seen.inputs[0])
     if not isinstance(value, Node) or known is None or known.sizes is None:
@@ -112,9 +121,8 @@ def _renamed(proto: Any, name: str) -> Any:
 
 def _outer(builder: GraphBuilder, graph: GraphProto) -> list[str]:
     """The computed values of around that ``graph`` reads."""
-    return [
-        name for name in names_read(graph) if isinstance(builder.known.get(name), Node | Sizes | list)
-    ]
+    computed = (Node, Extents, list)
+    return [n for n in names_read(graph) if isinstance(builder.known.get(n), computed)]
 
 
 def names_read(graph: GraphProto) -> list[str]:
@@ -160,9 +168,7 @@ class Loops(nn.Module):
         runs, number = True if condition is None else bool(condition), 0
         collected: list[list[torch.Tensor]] = []
         while runs and (limit is None or number < limit):
-            again, *results = self.body(
-                torch.tensor(number), torch.tensor(runs), *state, *captured
-            )
+            again, *results = self.body(torch.tensor(number), torch.tensor(runs), *state, *captured)
             state = results[: self.carried]
             collected.append(results[self.carried :])
             runs, number = bool(again), number + 1

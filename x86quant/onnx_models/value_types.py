@@ -11,7 +11,7 @@ import torch
 
 from x86quant.onnx_models.element_types import torch_dtype
 from x86quant.onnx_models.node_view import NodeView
-from x86quant.onnx_models.size_values import Sizes
+from x86quant.onnx_models.size_values import Extents
 
 if TYPE_CHECKING:
     from onnx import TypeProto, ValueInfoProto
@@ -96,7 +96,7 @@ class TypesOfValues:
         for name, proto in found.items():
             self._types[name] = proto
         shape = values.get(seen.inputs[1]) if len(seen.inputs) > 1 else None
-        if seen.op_type == "Reshape" and isinstance(shape, Sizes) and seen.inputs[0]:
+        if seen.op_type == "Reshape" and isinstance(shape, Extents) and seen.inputs[0]:
             sizes = [n if isinstance(n, int) and n > 0 else None for n in shape.items]
             first = self.of(seen.inputs[0])
             if first is not None:
@@ -104,4 +104,3 @@ class TypesOfValues:
 
 
 _PLAIN = (torch.int64, torch.int32, torch.float32, torch.bool)
-

@@ -210,7 +210,10 @@ def into_layer(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
         return None
     sizes = (1,) * (rank - y.dim()) + tuple(y.shape)
     own = rank - 1 if type(layer) is nn.Linear else 1
-    if any(size != 1 for n, size in enumerate(sizes) if n != own) or sizes[own] not in (1, channels):
+    if any(size != 1 for n, size in enumerate(sizes) if n != own) or sizes[own] not in (
+        1,
+        channels,
+    ):
         return None
     values = y.detach().reshape(-1).expand(channels)
     with torch.no_grad():
@@ -300,5 +303,3 @@ def recurrent(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
                 if len(outputs) > n and outputs[n]:
                     results[n] = builder.graph.call_function(getitem, (state, n - 1))
     return results[: len(outputs)]
-
-

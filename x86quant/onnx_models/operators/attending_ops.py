@@ -82,7 +82,7 @@ def rotary_embedding(
     positions: Any = None,
     *,
     interleaved: int,
-    num_heads: int,
+    num_heads: int = 0,
     rotary_embedding_dim: int,
 ) -> Any:
     """Pairs of features turned by their position."""

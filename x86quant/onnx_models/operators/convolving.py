@@ -133,7 +133,14 @@ def product(x: Any, y: Any) -> Any:
 
 @operator("Gemm", oldest=7)
 def gemm(
-    a: Any, b: Any, c: Any = None, *, alpha: float, beta: float, transA: int, transB: int  # noqa: N803
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float,
+    beta: float,
+    transA: int,  # noqa: N803
+    transB: int,  # noqa: N803
 ) -> Any:
     """``alpha * a @ b + beta * c``."""
     a, b = a.transpose(0, 1) if transA else a, b.transpose(0, 1) if transB else b
@@ -147,7 +154,12 @@ def gemm(
 
 @operator("FusedMatMul", domain="com.microsoft")
 def fused_matmul(
-    x: Any, y: Any, *, alpha: float = 1.0, transA: int = 0, transB: int = 0  # noqa: N803
+    x: Any,
+    y: Any,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
 ) -> Any:
     """The matrix product of transposed operands, times ``alpha``."""
     x, y = x.transpose(-1, -2) if transA else x, y.transpose(-1, -2) if transB else y

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from x86quant.onnx_models.element_types import torch_dtype
-from x86quant.onnx_models.operator_table import operator
+from x86quant.onnx_models.operator_table import operator, type_lacks
 
 _PLAIN: dict[str, Any] = {
     "Abs": torch.abs,
@@ -74,6 +74,11 @@ for _name, _function in _BINARY.items():
         scalars=() if _name in _LOGICAL else (1,),
         oldest=7 if _name in _SINCE_7 else 1,
     )(_function)
+#: Those that PyTorch does not know for unsigned integers of more than 8 bits.
+SIGNED_ONLY = frozenset(
+    {"Abs", "Add", "BitwiseNot", "Clip", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+    | {"Max", "Min", "Mod", "Mul", "Neg", "Pow", "Sign", "Sub", "Sum"}
+)
 
 
 @operator("Identity")
@@ -153,7 +158,7 @@ def mean_of(*xs: Any) -> Any:
 
 
 @operator("Clip", scalars=(1, 2))
-def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+def clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Any:
     """``x`` within bounds, which are inputs since version 11 and attributes before."""
     low, high = min if low is None else low, max if high is None else high
     if low is None and high is None:
@@ -282,12 +287,20 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 @operator("Dropout", returns_tuple=True)
-def dropout(x: Any, ratio: Any = None, training: Any = None, *, outputs: int) -> Any:
-    """``x``: nothing is dropped outside of training."""
+def dropout(
+    x: Any,
+    share: Any = None,
+    training: Any = None,
+    *,
+    ratio: float = 0.5,
+    seed: int = 0,
+    outputs: int,
+) -> Any:
+    """``x``: nothing is dropped outside of training, which is refused."""
     return (x,) if outputs == 1 else (x, torch.ones_like(x, dtype=torch.bool))
 
 
-@operator("Cast", oldest=6)
+@operator("Cast", oldest=6, lacks=type_lacks)
 def cast(x: Any, *, to: int) -> Any:
     """``x`` in another type."""
     return x.to(torch_dtype(to, "the result of a cast"))

@@ -105,7 +105,7 @@ def top_k(
     axis: int,
     k: int | None = None,
     largest: int = 1,
-    sorted: int = 1,  # noqa: A002
+    sorted: int = 1,
 ) -> Any:
     """The greatest or least values, and where they are; the first of equal ones first."""
     count = k if number is None else number
@@ -121,7 +121,9 @@ def one_hot(index: Any, depth: Any, values: Any, *, axis: int) -> Any:
     depth = int(depth if isinstance(depth, int | float) else depth.item())
     index = index.to(torch.int64)
     axis = axis + index.dim() + 1 if axis < 0 else axis
-    places = torch.arange(depth).reshape([depth if n == axis else 1 for n in range(index.dim() + 1)])
+    places = torch.arange(depth).reshape(
+        [depth if n == axis else 1 for n in range(index.dim() + 1)]
+    )
     hit = torch.where(index < 0, index + depth, index).unsqueeze(axis) == places
     return torch.where(hit, values[1], values[0])
 
@@ -141,7 +143,7 @@ def compress(x: Any, condition: Any, *, axis: int | None = None) -> Any:
 
 
 @operator("Unique", returns_tuple=True, follows_data=True)
-def unique(x: Any, *, axis: int | None = None, sorted: int, outputs: int) -> Any:  # noqa: A002
+def unique(x: Any, *, axis: int | None = None, sorted: int, outputs: int) -> Any:
     """Each value once; its first place, the way back, and how often it is there."""
     if axis is None:
         x, axis = x.reshape(-1), 0
@@ -161,5 +163,3 @@ def unique(x: Any, *, axis: int | None = None, sorted: int, outputs: int) -> Any
 def array_feature_extractor(x: Any, index: Any) -> Any:
     """Columns of ``x``."""
     return torch.index_select(x, -1, index.reshape(-1))
-
-

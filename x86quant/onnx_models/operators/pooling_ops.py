@@ -59,7 +59,9 @@ def max_pool(
     rank = len(kernel)
     strides, dilations, around = _windows(x, kernel, strides, dilations, pads, auto_pad)
     if outputs > 1:
-        return _max_pool_with_places(x, kernel, strides, dilations, around, ceil_mode, storage_order)
+        return _max_pool_with_places(
+            x, kernel, strides, dilations, around, ceil_mode, storage_order
+        )
     if not x.is_floating_point():
         found = max_pool(
             x.to(torch.float64), auto_pad="NOTSET", ceil_mode=ceil_mode, dilations=dilations,
@@ -106,7 +108,13 @@ def _max_pool_with_places(
 
 @operator("MaxUnpool", numbers=(2,))
 def max_unpool(
-    x: Any, index: Any, sizes: Any = None, *, kernel_shape: Any, pads: Any = None, strides: Any = None
+    x: Any,
+    index: Any,
+    sizes: Any = None,
+    *,
+    kernel_shape: Any,
+    pads: Any = None,
+    strides: Any = None,
 ) -> Any:
     """Values put back to where they were, zeros elsewhere."""
     rank = len(kernel_shape)
@@ -121,8 +129,8 @@ def max_unpool(
     found = flat.scatter(0, index.reshape(-1), x.reshape(-1)).reshape(made)
     if wanted == made:
         return found
-    flat = torch.zeros(math.prod(wanted), dtype=x.dtype)
-    return flat.scatter(0, index.reshape(-1), x.reshape(-1)).reshape(wanted)
+    more = [b - a for a, b in zip(made, wanted, strict=True)][2:]
+    return F.pad(found, torch_order([0] * rank + more))
 
 
 @operator("AveragePool", oldest=7)

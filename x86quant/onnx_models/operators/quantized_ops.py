@@ -8,7 +8,7 @@ import torch
 
 from x86quant.errors import InvalidInputError
 from x86quant.onnx_models.element_types import torch_dtype
-from x86quant.onnx_models.operator_table import operator
+from x86quant.onnx_models.operator_table import operator, type_lacks
 from x86quant.onnx_models.operators.convolving import convolution
 
 
@@ -49,7 +49,9 @@ def to_codes(x: Any, scale: Any, zero: Any, dtype: torch.dtype) -> Any:
 
 
 def _of_precision(a: Any, inputs: Any, outputs: Any) -> str | None:
-    return "another precision than float32" if a.get("precision", 0) not in (0, 1) else None
+    if a.get("precision", 0) not in (0, 1):
+        return "another precision than float32"
+    return type_lacks(a, inputs, outputs)
 
 
 @operator("QuantizeLinear", lacks=_of_precision)
@@ -69,10 +71,12 @@ def quantize_linear(
     dtype = torch.uint8 if zero is None else zero.dtype
     if zero is None and output_dtype:
         dtype = torch_dtype(output_dtype, "the result of QuantizeLinear")
-    return to_codes(x, _spread(scale, x, axis, block_size), _spread(zero, x, axis, block_size), dtype)
+    return to_codes(
+        x, _spread(scale, x, axis, block_size), _spread(zero, x, axis, block_size), dtype
+    )
 
 
-@operator("DequantizeLinear")
+@operator("DequantizeLinear", lacks=type_lacks)
 def dequantize_linear(
     x: Any,
     scale: Any,

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from x86quant.errors import InvalidInputError
 from x86quant.onnx_models.element_types import torch_dtype
-from x86quant.onnx_models.operator_table import numbers_of, operator
+from x86quant.onnx_models.operator_table import numbers_of, operator, type_lacks
 
 
 @operator("Reshape", numbers=(1,), oldest=5)
@@ -244,7 +244,7 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
-@operator("EyeLike")
+@operator("EyeLike", lacks=type_lacks)
 def eye_like(x: Any, *, dtype: int | None = None, k: int) -> Any:
     """Ones on a diagonal, in the sizes of ``x``."""
     kind = x.dtype if dtype is None else torch_dtype(dtype, "the result of EyeLike")

@@ -100,9 +100,9 @@ def _by_interpolate(
     lead = len(dims) - len(spatial)
     if factors is not None and any(f != 1 for f in factors[:lead]):
         return None
-    if mode == "nearest" and (place, nearest) == ("asymmetric", "floor"):
-        kind, corners = "nearest", None
-    elif mode == "nearest" and _is_even_up(factors, lead) and _keeps_blocks(place, nearest):
+    floors = (place, nearest) == ("asymmetric", "floor")
+    blocks = _is_even_up(factors, lead) and _keeps_blocks(place, nearest)
+    if mode == "nearest" and (floors or blocks):
         kind, corners = "nearest", None
     elif mode == "linear" and place in ("half_pixel", "pytorch_half_pixel", "align_corners"):
         if wanted is not None and place == "pytorch_half_pixel":

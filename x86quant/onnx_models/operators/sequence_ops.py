@@ -16,7 +16,7 @@ def sequence_construct(*xs: Any) -> Any:
 
 
 @operator("SequenceEmpty")
-def sequence_empty() -> Any:
+def sequence_empty(*, dtype: int = 1) -> Any:
     """A list of none."""
     return []
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from x86quant.onnx_models.element_types import torch_dtype
-from x86quant.onnx_models.operator_table import operator
+from x86quant.onnx_models.operator_table import operator, type_lacks
 
 _WINDOWS = {
     "HannWindow": (0.5, 0.5, 0.0),
@@ -17,7 +17,7 @@ _WINDOWS = {
 }
 
 
-@operator(*_WINDOWS, scalars=(0,))
+@operator(*_WINDOWS, scalars=(0,), lacks=type_lacks)
 def window(size: Any, *, output_datatype: int, periodic: int, op_type: str) -> Any:
     """A window of cosines."""
     size = int(size if isinstance(size, int) else size.item())
