@@ -15,7 +15,9 @@ def test_no_operator_is_wrong() -> None:
         one.detail
         for one in found
         if one.kind == "refused"
-        and not re.search(r"operator [\w.]+ \(version \d+, node '|the (input|constant) '", one.detail)
+        and not re.search(
+            r"operator [\w.]+ \(version \d+, node '|the (input|constant) '", one.detail
+        )
     ]
     assert not unnamed
     counts = collections.Counter(one.kind for one in found)

@@ -22,6 +22,9 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+convolutional_proto = convolutional()
+
+
 def check(int8: torch.nn.Module, least: float = 20.0) -> None:
     """On batches of another size than calibration's, too."""
     x = noise(3, 3, 8, 8)
@@ -31,15 +34,11 @@ def check(int8: torch.nn.Module, least: float = 20.0) -> None:
     assert 10 * np.log10((right**2).sum() / ((found - right) ** 2).sum()) > least
 
 
-convolutional_proto = convolutional()
-
-
 @pytest.mark.parametrize("as_string", [True, False])
 def test_a_path_becomes_one_int8_graph(path: Path, as_string: bool) -> None:
     path.write_bytes(convolutional_proto.SerializeToString())
     source = str(path) if as_string else path
     int8 = x86quant.quantize(source, torch.from_numpy(noise(32, 3, 8, 8)), speed_check=False)
-    assert int8.quantization.quantized == 3 if hasattr(int8.quantization, "quantized") else True
     x86quant.assert_int8(int8, torch.zeros(1, 3, 8, 8))
     check(int8)
 
@@ -59,7 +58,9 @@ def test_batches_of_every_kind(kind: str) -> None:
 
 def test_missing_inputs_are_named() -> None:
     data = [{"pixels": noise(4, 3, 8, 8)}]
-    with pytest.raises(InvalidInputError, match="batch 0 lacks x: the inputs .* are x; it has pixels"):
+    with pytest.raises(
+        InvalidInputError, match=r"batch 0 lacks x: the inputs .* are x; it has pixels"
+    ):
         x86quant.quantize(convolutional_proto, data)
 
 

@@ -12,7 +12,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import x86quant
-from tests.onnx_models.small_models import convolutional, held_against_onnx_runtime, model, node, noise
+from tests.onnx_models.small_models import (
+    convolutional,
+    held_against_onnx_runtime,
+    model,
+    node,
+    noise,
+)
 from x86quant import InvalidInputError, UnsupportedError, from_onnx
 from x86quant.onnx_models import graph_building
 
@@ -109,7 +115,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_a_cycle_is_refused() -> None:
     nodes = [node("Add", "x b", "a"), node("Relu", "a", "b")]
-    with pytest.raises(InvalidInputError, match="Add .* reads 'b'.*cycle"):
+    with pytest.raises(InvalidInputError, match=r"Add .* reads 'b'.*cycle"):
         from_onnx(model(nodes, {"x": [4]}, ["b"]))
 
 
@@ -120,7 +126,9 @@ def test_a_missing_value_is_named() -> None:
 
 def test_an_unknown_operator_is_named_with_its_version_and_node() -> None:
     unknown = helper.make_node("DeformConv", ["x", "w", "o"], ["y"], name="deformed")
-    proto = model([unknown], {"x": [1, 3, 8, 8], "w": [4, 3, 3, 3], "o": [1, 18, 6, 6]}, ["y"], opset=19)
+    proto = model(
+        [unknown], {"x": [1, 3, 8, 8], "w": [4, 3, 3, 3], "o": [1, 18, 6, 6]}, ["y"], opset=19
+    )
     with pytest.raises(UnsupportedError, match=r"DeformConv \(version 19, node 'deformed'\)"):
         from_onnx(proto)
     other = helper.make_node("Mystery", ["x"], ["y"], domain="org.nowhere")
@@ -160,7 +168,9 @@ def test_huge_constants_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_inputs_of_other_sizes_than_the_file_fixes_are_refused() -> None:
     module = from_onnx(convolutional())
-    with pytest.raises(InvalidInputError, match=r"'x' is of sizes \(2, 3, 9, 8\).*\(any, 3, 8, 8\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"'x' is of sizes \(2, 3, 9, 8\).*\(any, 3, 8, 8\)"
+    ):
         module(torch.zeros(2, 3, 9, 8))
 
 

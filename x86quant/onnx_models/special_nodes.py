@@ -42,6 +42,26 @@ def dropout(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     return None
 
 
+@maker("Resize")
+def resize(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
+    """Refused where ONNX's definition and ONNX Runtime differ; the table knows the others."""
+    scales = builder.known[seen.inputs[2]] if len(seen.inputs) > 2 else None
+    known = builder.types.of(seen.inputs[0])
+    corners = seen.attributes.get("coordinate_transformation_mode") == "align_corners"
+    if corners and isinstance(scales, Node):
+        raise seen.refusal("by the corners, with scales that are computed; give sizes instead")
+    if not corners or not isinstance(scales, torch.Tensor) or known is None:
+        return None
+    sizes = (known.sizes or []) if seen.attributes.get("axes") is None else []
+    pairs = zip(sizes, scales.tolist(), strict=False)
+    if any(size is not None and size * scale != int(size * scale) for size, scale in pairs):
+        raise seen.refusal(
+            f"by the corners of {list(sizes)} to sizes that are no whole numbers, where ONNX and "
+            "ONNX Runtime differ; give sizes instead of scales"
+        )
+    return None
+
+
 @maker("Shape")
 def shape(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     """Extents that are followed one by one, where their number is known."""

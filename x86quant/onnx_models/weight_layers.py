@@ -252,9 +252,10 @@ def recurrent(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     if not _weights(x, w, r, b) or lengths is not None or peepholes is not None:
         return None
     directions, size = w.shape[0], r.shape[-1]
-    names = [name.lower() for name in a.get("activations") or _USUAL[kind] * directions]
+    usual = _USUAL[kind] * directions
+    names = [name.lower() for name in a.get("activations") or usual][: len(usual)]
     relu = kind == "RNN" and names == ["relu"] * directions
-    if (names != _USUAL[kind] * directions and not relu) or "clip" in a or a.get("layout", 0):
+    if (names != usual and not relu) or "clip" in a or a.get("layout", 0):
         return None
     if a.get("input_forget", 0) or (kind == "GRU" and not a["linear_before_reset"]):
         return None

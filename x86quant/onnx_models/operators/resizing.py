@@ -143,8 +143,7 @@ def _places(
         adjust = length / (size * factor)
         return size / 2 * (1 - adjust) + (at + 0.5) / factor - 0.5
     if place == "align_corners":
-        wide = size * factor
-        return at * (size - 1) / (wide - 1) if wide != 1 else torch.zeros_like(at)
+        return at * (size - 1) / (length - 1) if length != 1 else torch.zeros_like(at)
     if place == "tf_half_pixel_for_nn":
         return (at + 0.5) / factor
     assert crop is not None, place
