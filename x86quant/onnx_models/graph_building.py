@@ -422,7 +422,7 @@ def _body(seen: NodeView, builder: GraphBuilder) -> Any:
     """The operator's definition by others, as a ``FunctionProto``."""
     from onnx import FunctionProto
 
-    schema = seen.schema
+    schema: Any = seen.schema  # some of whose attributes have no types
     if schema is None:
         return None
     asked = builder.opsets.get(seen.domain, 1)

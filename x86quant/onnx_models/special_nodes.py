@@ -193,7 +193,8 @@ class Loops(nn.Module):
             collected.append(results[self.carried :])
             runs, number = bool(again), number + 1
         if not collected:
-            if len(self.body.graph.output_node().args[0]) > 1 + self.carried:
+            given: Any = self.body.graph.output_node().args[0]
+            if len(given) > 1 + self.carried:
                 raise ValueError("a loop that ran not once has no results to stack")
             return tuple(state)
         return (*state, *(torch.stack(one) for one in zip(*collected, strict=True)))

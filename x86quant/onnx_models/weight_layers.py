@@ -130,8 +130,8 @@ def batch_norm(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     x, scale, bias, mean, var = _values(builder, seen)
     a = seen.attributes
     rank = builder.rank(seen.inputs[0])
-    layer = builder.layer_of(x)
-    if rank is None and isinstance(layer, (*_CONVS, *_TRANSPOSED)):
+    layer: Any = builder.layer_of(x)
+    if rank is None and type(layer) in (*_CONVS, *_TRANSPOSED):
         rank = layer.weight.dim()
     if not _weights(x, scale, bias, mean, var) or rank not in (2, 3, 4, 5):
         return None
@@ -184,7 +184,7 @@ def gather(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
         return None
     if not x.is_floating_point() or axis not in (0, -2):
         return None
-    table = nn.Embedding(*x.shape, device="meta")
+    table = nn.Embedding(x.shape[0], x.shape[1], device="meta")
     return [builder.layer(_fill(table, weight=x), seen, index, weight=seen.inputs[0])]
 
 

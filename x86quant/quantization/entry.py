@@ -126,11 +126,15 @@ def quantize(
         )
     if max_drop is not None and not max_drop >= 0:
         raise InvalidInputError(f"max_drop must not be negative, got {max_drop}")
-    if is_onnx_source(model):
+    if not isinstance(model, nn.Module | ExportedProgram) and is_onnx_source(model):
         model, calibration = model_and_data(model, calibration)
     if is_exported(model):  # which refuses calls of other sizes than it was exported for
         model, strict = with_layers(model), True
-    assert isinstance(model, nn.Module) or not is_onnx_source(model)
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(
+            "model must be an nn.Module, an exported program, or an ONNX model or its path, not "
+            f"{type(model).__name__}"
+        )
     settings = Settings(
         mode=mode,
         observer=observer,

@@ -45,7 +45,8 @@ def gather_nd(x: Any, index: Any, *, batch_dims: int = 0) -> Any:
     flat = index.reshape(x.shape[0], -1, depth)
     first = torch.arange(x.shape[0])[:, None].expand(flat.shape[:2])
     parts = [_from_start(flat[..., n], x.shape[n + 1]) for n in range(depth)]
-    found = x[(first, *parts)]
+    places = (first, *parts)
+    found = x[places]
     return found.reshape(*batch, *index.shape[batch_dims:-1], *x.shape[depth + 1 :])
 
 
@@ -108,7 +109,7 @@ def top_k(
     sorted: int = 1,
 ) -> Any:
     """The greatest or least values, and where they are; the first of equal ones first."""
-    count = k if number is None else number
+    count: Any = k if number is None else number
     if not isinstance(count, int):
         count = int(count.item())
     values, index = torch.sort(x, dim=axis, descending=bool(largest), stable=True)
