@@ -22,7 +22,7 @@ class Block(nn.Module):
     def __init__(self, size: int = 64, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.ModuleList(nn.Linear(size, size) for _ in range(3))
+        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
         self.out, self.up, self.down = (nn.Linear(size, size) for _ in range(3))
         self.first, self.second = nn.LayerNorm(size), nn.LayerNorm(size)
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
         n, tokens, size = x.shape
         q, k, v = (
             one(x).view(n, tokens, self.heads, size // self.heads).transpose(1, 2)
-            for one in self.qkv
+            for one in (self.q, self.k, self.v)
         )
         shares = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(size // self.heads), -1)
         x = self.first(x + self.out((shares @ v).transpose(1, 2).reshape(n, tokens, size)))
