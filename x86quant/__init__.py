@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from x86quant.hardware.cpu import Cpu, cpu
     from x86quant.huggingface import Int8Cache as Int8Cache
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
+    from x86quant.onnx_models import from_onnx
     from x86quant.profiling import Profile, profile
     from x86quant.pt2e import X86Quantizer as X86Quantizer
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
@@ -135,6 +136,7 @@ _HOME = {
         "explain_pack",
     ),
     "explaining.int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
+    "onnx_models": ("from_onnx",),
     "profiling": ("Profile", "profile"),
     "stock.qconfig": (
         "get_backend_config",
@@ -205,6 +207,7 @@ __all__ = [
     "explain",
     "explain_pack",
     "export_program",
+    "from_onnx",
     "from_table_batched",
     "get_backend_config",
     "get_default_dynamic_qconfig_mapping",

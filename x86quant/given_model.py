@@ -93,6 +93,8 @@ def _imported(name: str) -> Any:
 def load_model(name: str, *, packed_cache: bool = False) -> nn.Module:
     """The module, in evaluation mode, that ``module:factory`` is or returns, or a file holds.
 
+    A file is one that x86quant saved, or an ONNX model.
+
     Args:
         name: of the module.
         packed_cache: keep packed weights beside the file.
@@ -103,6 +105,10 @@ def load_model(name: str, *, packed_cache: bool = False) -> nn.Module:
     """
     from torch import nn
 
+    if name.endswith(".onnx") and not packed_cache:
+        from x86quant.onnx_models import from_onnx
+
+        return from_onnx(name)
     if ":" not in name and Path(name).is_file() and not name.endswith(".py"):
         from x86quant.artifacts import load
 

@@ -47,9 +47,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a saved model; a folder that transformers saved one to; or module:name or "
-        "file.py:name, a callable without arguments that returns an nn.Module, or such a module: "
-        "float, converted by stock PyTorch, or compiled (example: torchvision.models:resnet18)",
+        help="a saved model; an ONNX model; a folder that transformers saved one to; or "
+        "module:name or file.py:name, a callable without arguments that returns an nn.Module, or "
+        "such a module: float, converted by stock PyTorch, or compiled (example: "
+        "torchvision.models:resnet18)",
     )
     add_input_arguments(parser)
     parser.add_argument("--threads", type=positive, help="threads (default: torch's)")

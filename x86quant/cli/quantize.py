@@ -1,6 +1,7 @@
 """Quantize a float model after calibration on data, and save it.
 
     x86quant quantize mine:net --data mine:batches --out net.x86q
+    x86quant quantize net.onnx --data images.npy --out net.x86q
     x86quant quantize mine:net --data images.npy --out net.x86q --metric mine:score --max-drop 0.5
 
 ``--data`` is a callable that returns batches (or a DataLoader, or such a value itself), or a file:
@@ -33,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         help="module:name or file.py:name, a callable without arguments that returns a float "
-        "nn.Module, or such a module; or a folder that transformers saved one to",
+        "nn.Module, or such a module; or a folder that transformers saved one to; or an ONNX model",
     )
     parser.add_argument(
         "--data",
@@ -79,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
     from x86quant.profiling.roofline import using_threads
 
     check_target(options.out, "--out")  # now, not after calibration
-    model = loading.load_model(options.model)
+    is_onnx = options.model.endswith(".onnx")  # then its batches have the names of the file
+    model = options.model if is_onnx else loading.load_model(options.model)
     metric = None if options.metric is None else _metric(options.metric)
     with using_threads(options.threads or torch.get_num_threads()):
         result: Any = x86quant.quantize(

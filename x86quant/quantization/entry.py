@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ from x86quant.compiled import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.observing.activations import ObserverName
 from x86quant.observing.weights import WeightObserverName
+from x86quant.onnx_models import is_onnx_source
+from x86quant.onnx_models.calibration_data import model_and_data
 from x86quant.quantization.batches import Data
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
@@ -26,13 +29,16 @@ from x86quant.quantization.settings import Settings, Switch
 from x86quant.quantization.tracing.exported_programs import is_exported, with_layers, without_hook
 from x86quant.unforeseen import described, is_own
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 _log = logging.getLogger("x86quant.quantization")
 
 _MAX_DROP = 0.01
 
 
 def quantize(
-    model: nn.Module | ExportedProgram,
+    model: nn.Module | ExportedProgram | str | os.PathLike[str] | ModelProto,
     calibration: Data | None = None,
     *,
     mode: Mode = "auto",
@@ -57,10 +63,12 @@ def quantize(
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
 
     Args:
-        model: any float module on the CPU, or an exported program; it is not changed.
+        model: any float module on the CPU, or an exported program; it is not changed. Or an ONNX
+            model, or the path of its file, which is read by ``x86quant.from_onnx``.
         calibration: typical inputs, without which static ranges cannot be chosen: a DataLoader or
             any iterable of batches, each a tensor, a tuple of inputs (targets behind them are left
-            out) or a mapping of keyword arguments; or one tensor of samples. For a model of
+            out) or a mapping of keyword arguments; or one tensor of samples. For an ONNX model
+            batches may be NumPy arrays, and mappings by the names in the file. For a model of
             sentence-transformers, sentences, or pairs of them. It is read once, as a stream. May
             be left out for the modes "dynamic" and "weight_only".
         mode: "static" calibrates ranges and runs the whole graph in int8; "dynamic" quantizes the
@@ -118,9 +126,15 @@ def quantize(
         )
     if max_drop is not None and not max_drop >= 0:
         raise InvalidInputError(f"max_drop must not be negative, got {max_drop}")
+    if not isinstance(model, nn.Module | ExportedProgram) and is_onnx_source(model):
+        model, calibration = model_and_data(model, calibration)
     if is_exported(model):  # which refuses calls of other sizes than it was exported for
         model, strict = with_layers(model), True
-    assert not isinstance(model, ExportedProgram)
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(
+            "model must be an nn.Module, an exported program, or an ONNX model or its path, not "
+            f"{type(model).__name__}"
+        )
     settings = Settings(
         mode=mode,
         observer=observer,
