@@ -81,6 +81,7 @@ def made(spoilt: int, **options: Any) -> tuple[nn.Module, Any, torch.Tensor]:
     return model, int8, batches[0]
 
 
+@torch.no_grad()
 def sqnr(model: nn.Module, int8: Any, x: torch.Tensor) -> float:
     exact, found = model(x), int8(x)
     return float(10 * torch.log10(exact.square().sum() / (exact - found).square().sum()))

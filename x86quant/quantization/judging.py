@@ -28,7 +28,7 @@ _FEWEST_CLASSES, _FEWEST_ROWS = 2, 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class ChannelGroup:
     """Signal to noise of a part of one result.
 
     Attributes:
@@ -43,7 +43,9 @@ class Group:
         return f"{self.channels}: {self.sqnr_db:.1f} dB"
 
 
-def worst_group(exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> Group | None:
+def worst_group(
+    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
+) -> ChannelGroup | None:
     """The channels of one result, over some calls, that are furthest from the float model's.
 
     None if no channels are much further from it than all of the tensor.
@@ -54,7 +56,9 @@ def worst_group(exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -
     return None if found is None or found.sqnr_db > bound else found
 
 
-def _groups(exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> Iterator[Group]:
+def _groups(
+    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
+) -> Iterator[ChannelGroup]:
     rank = exact[0].dim()
     if rank < 2 or any(x.dim() != rank for x in exact) or _are_probabilities(exact):
         return
@@ -71,7 +75,7 @@ def _groups(exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> It
         for kind in found:
             here = ((kinds == kind) & (scales > largest / _NOTHING)).nonzero().flatten()
             parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
-            yield Group(sqnr_between(*parts), f"{_listed(here.tolist())} of dimension {dim}")
+            yield ChannelGroup(sqnr_between(*parts), f"{_listed(here.tolist())} of dimension {dim}")
 
 
 def _octaves() -> float:
