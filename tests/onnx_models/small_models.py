@@ -61,7 +61,7 @@ def held_against_onnx_runtime(
 ) -> torch.fx.GraphModule:
     """The module of ``proto``, whose results on ``feed`` are those of ONNX Runtime."""
     right = by_onnx_runtime(proto, **feed)
-    module = from_onnx(proto)
+    module: Any = from_onnx(proto)
     with torch.no_grad():
         found = module(*(torch.from_numpy(np.array(value)) for value in feed.values()))
     found = found if isinstance(found, tuple) else (found,)

@@ -191,7 +191,7 @@ def branches(condition: str) -> list[Any]:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_branches(taken: bool) -> None:
-    inputs = {"x": [4], "c": (TensorProto.BOOL, [])}
+    inputs: dict[str, Any] = {"x": [4], "c": (TensorProto.BOOL, [])}
     proto = model(branches("c"), inputs, ["y"], {"w": noise(4)})
     held_against_onnx_runtime(proto, x=noise(4), c=np.array(taken))
     known = model(branches("c"), {"x": [4]}, ["y"], {"w": noise(4), "c": np.array(taken)})

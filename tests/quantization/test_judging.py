@@ -109,7 +109,8 @@ def test_the_summary_counts_decisions() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
     batches = [torch.randn(64, 16) for _ in range(4)]
-    summary = x86quant.quantize(model, batches, progress=False, speed_check=False).quantization
+    int8: Any = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    summary = int8.quantization
     share, count = summary.agreement
     assert share > 0.9
     assert count >= 64

@@ -31,10 +31,16 @@ _FINEST = -20
 
 
 class ExtremesObserver(RangeObserver):
-    """Takes the range from the least to the largest value seen."""
+    """Takes the range from the least to the largest value seen.
+
+    Attributes:
+        useful: between which values what reads the codes tells them apart, if not everywhere;
+            values beyond count as these.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.useful: tuple[float, float] | None = None
         self.register_buffer("min_val", torch.tensor(math.inf, dtype=torch.float32))
         self.register_buffer("max_val", torch.tensor(-math.inf, dtype=torch.float32))
 
@@ -44,10 +50,13 @@ class ExtremesObserver(RangeObserver):
     def forward(self, x_orig: torch.Tensor) -> torch.Tensor:
         """Look at the values of ``x_orig``, of any shape, and return it as it is."""
         if x_orig.numel():
-            low, high = finite_range(x_orig.detach().to(torch.float32))
+            low, high = finite_range(self._in_useful_range(x_orig.detach().to(torch.float32)))
             self.min_val = torch.minimum(self.min_val, low)
             self.max_val = torch.maximum(self.max_val, high)
         return x_orig
+
+    def _in_useful_range(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.useful is None else x.clamp(*self.useful)
 
     def calculate_qparams(self, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and zero point of the range seen."""
@@ -85,7 +94,7 @@ class StreamingHistogramObserver(ExtremesObserver):
         x = x_orig.detach()
         if not x.numel():
             return x_orig
-        x = x.to(torch.float32)
+        x = self._in_useful_range(x.to(torch.float32))
         low, high = finite_range(x)
         first = not bool(self.counts.any())
         self.min_val = torch.minimum(self.min_val, low)

@@ -69,7 +69,7 @@ def _groups(
         scales = _scales(exact, dim)
         largest = float(scales.max())
         kinds = torch.log2(scales.clamp(min=largest / _NOTHING) / largest).div(_octaves()).round()
-        found = kinds[scales > largest / _NOTHING].unique().tolist()
+        found = sorted(set(kinds[scales > largest / _NOTHING].tolist()))
         if len(found) < 2:
             continue
         for kind in found:

@@ -353,7 +353,7 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
         found, agreement, worst = (-math.inf,) * pairs, None, ""
     else:
         found = tuple(sqnr_between(exact, actual) for exact, actual in pairs)
-        groups = [one for pair in pairs if (one := worst_group(*pair)) is not None]
+        groups = [group for pair in pairs if (group := worst_group(*pair)) is not None]
         agreements = [one for pair in pairs if (one := top_agreement(*pair)) is not None]
         agreement = min(agreements, default=None)
         worst = str(min(groups, key=lambda group: group.sqnr_db)) if groups else ""

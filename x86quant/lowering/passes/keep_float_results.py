@@ -61,17 +61,18 @@ def run(gm: GraphModule) -> int:
 
 def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
     """Whether ``conv`` multiplies the channels of each pixel by themselves."""
-    kwargs, weight = conv.kwargs, constant(gm, conv.kwargs["weight"])
+    kwargs: dict[str, Any] = conv.kwargs
+    weight = constant(gm, conv.kwargs["weight"])
     scales = constant(gm, kwargs["weight_scales"])
     return (
         weight is not None
         and scales is not None
         and scales.numel() == weight.shape[0]
-        and not kwargs["transposed"]
-        and kwargs["groups"] == 1
+        and not bool(kwargs["transposed"])
+        and bool(kwargs["groups"] == 1)
         and all(size == 1 for size in weight.shape[2:])
-        and all(step == 1 for step in kwargs["stride"])  # type: ignore[union-attr]
-        and not any(kwargs["padding"])  # type: ignore[arg-type]
+        and all(step == 1 for step in kwargs["stride"])
+        and not any(kwargs["padding"])
         and len(conv.meta.get("shape") or ()) == weight.dim()
     )
 

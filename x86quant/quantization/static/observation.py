@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.rounded import FusedLayer
+from x86quant.observing.activations import ExtremesObserver
 from x86quant.observing.fixed import FixedRangeObserver
 from x86quant.observing.observer import RangeObserver
+from x86quant.quantization.static.flat_ends import is_unary, useful_range
 from x86quant.quantization.static.int8_forms import (
     BEFORE_CLAMP,
     CLAMPS,
@@ -186,11 +189,25 @@ class _Observing:
                 followers.add(clamp)  # one step with it: its results alone are observed
                 continue
             self._observe(states_of(node, module), self._output(node, kind, origin))
+        self._leave_out_flat_ends(functions)
         self._gm.recompile()
         self._gm.graph.lint()
         unfinished = {clamp.all_input_nodes[0].name for clamp in followers}
         names = frozenset(node.name for node in inside)
         return Observation(self._gm, frozenset(self._int8), frozenset(unfinished), names)
+
+    def _leave_out_flat_ends(self, functions: Mapping[Node, Collection[Node]]) -> None:
+        """Tell observers which values the one activation behind tells apart."""
+        shared = Counter(map(id, self._observers.values()))
+        for node, observer in self._observers.items():
+            if not isinstance(observer, ExtremesObserver) or shared[id(observer)] > 1:
+                continue
+            users = set(node.users)
+            found = next(((n, s) for n, s in functions.items() if users and users <= set(s)), None)
+            if found is None and len(users) == 1 and is_unary(next(iter(users)), self._modules):
+                found = (next(iter(users)), users)
+            if found is not None:
+                observer.useful = useful_range(node, found[1], found[0], self._modules)
 
     def _observe_function(self, last: Node, steps: Collection[Node]) -> None:
         """Observe what a function that is spelled out reads and gives."""
