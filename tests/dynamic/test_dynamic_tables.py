@@ -370,6 +370,7 @@ def small_batch(samples: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, 5), torch.randint(0, 50, (3, samples, 2))
 
 
+@pytest.mark.usefixtures("any_accuracy")
 @pytest.mark.parametrize("bits", BITS)
 def test_a_dlrm_is_one_graph(bits: int, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -161,7 +161,7 @@ def compared(inputs: list[Any]) -> torch.Tensor | None:
             found.append(False)
         else:
             return None
-    return torch.tensor(found[0] if a.scalar and b.scalar else found)
+    return torch.tensor(found[0] if a.scalar and b.scalar else found, dtype=torch.bool)
 
 
 def _is_size(item: Number) -> bool:

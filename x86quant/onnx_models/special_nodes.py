@@ -188,7 +188,12 @@ class Loops(nn.Module):
         runs, number = True if condition is None else bool(condition), 0
         collected: list[list[torch.Tensor]] = []
         while runs and (limit is None or number < limit):
-            again, *results = self.body(torch.tensor(number), torch.tensor(runs), *state, *captured)
+            again, *results = self.body(
+                torch.tensor(number, dtype=torch.int64),
+                torch.tensor(runs, dtype=torch.bool),
+                *state,
+                *captured,
+            )
             state = results[: self.carried]
             collected.append(results[self.carried :])
             runs, number = bool(again), number + 1

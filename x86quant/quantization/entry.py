@@ -132,8 +132,8 @@ def quantize(
         model, strict = with_layers(model), True
     if not isinstance(model, nn.Module):
         raise InvalidInputError(
-            "model must be an nn.Module, an exported program, or an ONNX model or its path, not "
-            f"{type(model).__name__}"
+            f"model must be an nn.Module, not {type(model).__name__}; nor is it an "
+            "exported program or the path of an ONNX model"
         )
     settings = Settings(
         mode=mode,

@@ -7,6 +7,7 @@ the scores beside them less than one. So channels of like size are judged togeth
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -68,7 +69,9 @@ def _groups(
             continue
         scales = _scales(exact, dim)
         largest = float(scales.max())
-        kinds = torch.log2(scales.clamp(min=largest / _NOTHING) / largest).div(_octaves()).round()
+        kinds = (
+            torch.log2(scales.clamp(min=largest / _NOTHING) / largest).div(math.log2(_LIKE)).round()
+        )
         found = sorted(set(kinds[scales > largest / _NOTHING].tolist()))
         if len(found) < 2:
             continue
@@ -76,10 +79,6 @@ def _groups(
             here = ((kinds == kind) & (scales > largest / _NOTHING)).nonzero().flatten()
             parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
             yield ChannelGroup(sqnr_between(*parts), f"{_listed(here.tolist())} of dimension {dim}")
-
-
-def _octaves() -> float:
-    return float(torch.log2(torch.tensor(_LIKE)))
 
 
 def _scales(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

@@ -75,6 +75,7 @@ class Choices:
         notes: what a user should know.
         search: how float layers were chosen to hold a metric.
         sqnr_db: signal to noise of each float tensor in the result.
+        fitted_db: the same by the ranges that the model has, which were chosen with all data seen.
         agreement: in which share of how many rows the largest value is the float model's.
         worst: channels that are much further from the float model's than the rest.
     """
@@ -85,6 +86,7 @@ class Choices:
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     sqnr_db: tuple[float, ...] = ()
+    fitted_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
     worst: str = ""
 
@@ -357,13 +359,14 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
         agreements = [one for pair in pairs if (one := top_agreement(*pair)) is not None]
         agreement = min(agreements, default=None)
         worst = str(min(groups, key=lambda group: group.sqnr_db)) if groups else ""
+    outcome = dataclasses.replace(outcome, fitted_db=found, agreement=agreement, worst=worst)
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
     if static and prepared.can_hold_back:
         with prepared.simulated(outcome.int8_layers, held_back=True) as simulated:
             honest = sqnrs(prepared, simulated, prepared.held_back)
         if len(honest) == len(found):
             found = tuple(map(min, found, honest))
-    outcome = dataclasses.replace(outcome, sqnr_db=found, agreement=agreement, worst=worst)
+    outcome = dataclasses.replace(outcome, sqnr_db=found)
     return outcome if found or _NOT_JUDGED in outcome.notes else outcome.noting(_NOT_JUDGED)
 
 
@@ -414,6 +417,13 @@ def _together(prepared: PreparedModel, names: Sequence[str]) -> tuple[float, ...
         return sqnrs(prepared, model, calls)
 
 
+#: Where ranges fit the data that they were chosen by, and no other.
+_MORE_DATA = (
+    "ranges that were chosen without the last of the calibration data fit it much worse: give more "
+    "data, of all kinds that the model will see"
+)
+
+
 def _is_enough(outcome: Choices) -> bool:
     """Whether a user would take the results for the float model's."""
     found = min(outcome.sqnr_db, default=ENOUGH_DB)
@@ -431,6 +441,8 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     if _is_enough(outcome) or outcome.search is not None or not outcome.int8_layers:
         return outcome, model
     before = min(outcome.sqnr_db)
+    if before >= USABLE_DB and min(outcome.fitted_db, default=before) >= ENOUGH_DB:
+        return outcome.noting(_MORE_DATA), model  # no layer is at fault
     prepared = outcome.prepared
     harm = rough_harms(prepared, outcome.int8_layers)
     order = list(harm)

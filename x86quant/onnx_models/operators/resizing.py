@@ -171,7 +171,9 @@ class _Kernel:
         share = self._share((index - at[:, None]) * stretch)
         if self._exclude or self._antialias:
             inside = (index >= 0) & (index < size)
-            share = torch.where(inside | torch.tensor(not self._exclude), share, 0.0)
+            share = torch.where(
+                inside | torch.tensor(not self._exclude, dtype=torch.bool), share, 0.0
+            )
             share = share / share.sum(1, keepdim=True)
         found = torch.zeros(len(at), size, dtype=torch.float64)
         return found.scatter_add(1, index.clamp(0, size - 1), share)

@@ -32,7 +32,7 @@ def useful_range(
 
     None if it does everywhere, or is no function of one number.
     """
-    x = torch.linspace(-_FAR, _FAR, _POINTS)
+    x = torch.linspace(-_FAR, _FAR, _POINTS, dtype=torch.float32, device="cpu")
     x = torch.cat([x.new_tensor([-_BEYOND]), x, x.new_tensor([_BEYOND])])
     try:
         with torch.no_grad():
