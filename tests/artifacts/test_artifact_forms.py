@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
-import inspect
-import pickle
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -749,39 +747,3 @@ def test_a_sparse_tensor_that_is_none_is_refused(change: dict[str, Any], message
     assert TensorReader(parts, {}, {"s": form}).take("s").layout == torch.sparse_coo
     with pytest.raises(ArtifactError, match=message):
         TensorReader(parts, {}, {"s": {**form, **change}}).take("s")
-
-
-def test_a_loaded_graph_is_explained_exported_pickled_and_takes_narrow_ids(
-    saved: tuple[nn.Module, dict[str, torch.Tensor], bytes], tmp_path: Path
-) -> None:
-    """What stands behind a signature of its own is one graph to every tool."""
-    _, call, data = saved
-    loaded = loaded_from(data)
-    expected = loaded(**call)
-    assert_same(loaded(call["ids"].int(), mask=call["mask"]), expected)
-    assert_same(pickle.loads(pickle.dumps(loaded))(**call), expected)
-    assert_same(copy.deepcopy(loaded)(**call), expected)
-    assert list(inspect.signature(loaded).parameters) == ["ids", "mask", "scale"]
-    assert len(x86quant.explain(loaded, (call["ids"],), kwargs={"mask": call["mask"]})) > 3
-    assert "head" in {choice.layer for choice in x86quant.explain(loaded)}
-    assert "linear" in str(x86quant.profile(loaded, (call["ids"],), kwargs={"mask": call["mask"]}))
-    with pytest.raises(InvalidInputError, match="mask was a tensor"):
-        x86quant.explain(loaded, (call["ids"],))
-
-
-def test_a_guarded_model_becomes_a_program_file(tmp_path: Path) -> None:
-    model = guarded()
-    x = torch.randn(2, 3, 8, 8)
-    x86quant.export_program(model, tmp_path / "a.xq", [x])
-    x86quant.export_program(loaded_from(to_bytes(model)), tmp_path / "b.xq", [{"x": x}])
-    assert (tmp_path / "a.xq").read_bytes() == (tmp_path / "b.xq").read_bytes()
-    with pytest.raises(InvalidInputError, match="3 dimensions, not 4"):
-        x86quant.export_program(model, tmp_path / "a.xq", [x[0]])
-
-
-def test_named_results_survive_pickle() -> None:
-    model, x = x86quant.to_dynamic(Objects().eval()), torch.randn(3, 8)
-    loaded = loaded_from(to_bytes(model, (x,)))
-    assert torch.equal(pickle.loads(pickle.dumps(loaded))(x).left, loaded(x).left)
-    by_way = loaded_from(to_bytes(x86quant.to_dynamic(ByWay().eval()), (x, Way.OTHER)))
-    assert torch.equal(pickle.loads(pickle.dumps(by_way))(x, Way.OTHER), by_way(x, Way.OTHER))

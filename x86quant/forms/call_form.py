@@ -186,7 +186,7 @@ class CallForm:
             UnsupportedError: an argument is of a kind that no graph can take.
             TypeError: the arguments do not fit the parameters.
         """
-        signature = _bare_signature(module)
+        signature = _with_constant_defaults(_bare_signature(module), args, kwargs)
         structure, leaves = take_apart(_bound(signature, args, kwargs))
         names: list[str] = []
         for name, part in zip(structure.keys, structure.parts, strict=True):
@@ -311,6 +311,45 @@ def _bare_signature(module: nn.Module) -> inspect.Signature:
     signature = own if own is not None else inspect.signature(module.forward)
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return inspect.Signature(parameters)
+
+
+def _with_constant_defaults(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.Signature:
+    """``signature`` for calls like this one, without defaults that no graph can take.
+
+    Such is a function. A parameter that has its default goes, so that a call that gives it is of
+    another form; what stands behind it is then given by name. One that is given keeps its place,
+    and has to be given, as have those before it.
+    """
+    given = signature.bind(*args, **kwargs).arguments
+    odd = [n for n, p in signature.parameters.items() if not _is_constant_default(p)]
+    if not odd:
+        return signature
+    parameters: list[inspect.Parameter] = []
+    moved = False
+    for name, parameter in signature.parameters.items():
+        if name in odd and name not in given:
+            moved = moved or parameter.kind is not parameter.KEYWORD_ONLY
+            continue
+        if name in odd:
+            parameter = parameter.replace(default=parameter.empty)
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                parameters = [p.replace(default=p.empty) for p in parameters]
+        if moved and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
+        parameters.append(parameter)
+    return signature.replace(parameters=parameters)
+
+
+def _is_constant_default(parameter: inspect.Parameter) -> bool:
+    if parameter.default is parameter.empty:
+        return True
+    try:
+        take_apart(parameter.default, lambda _: False)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _bound(
