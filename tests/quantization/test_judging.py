@@ -12,7 +12,12 @@ from torch import nn
 
 import x86quant
 from x86quant.errors import X86QuantWarning
-from x86quant.quantization.judging import in_words, top_agreement, worst_group
+from x86quant.quantization.harm import sqnr_between
+from x86quant.quantization.judging import ChannelGroup, in_words, top_agreement, worst_group
+
+
+def worst(exact: list[torch.Tensor], actual: list[torch.Tensor]) -> ChannelGroup | None:
+    return worst_group(exact, actual, sqnr_between(exact, actual))
 
 
 def boxes_and_scores() -> torch.Tensor:
@@ -26,17 +31,17 @@ def test_small_channels_beside_large_ones_are_judged_by_themselves(last: bool) -
     noisy = exact + 0.5 * torch.randn_like(exact)
     if last:
         exact, noisy = (x.flatten(2).transpose(1, 2) for x in (exact, noisy))
-    found = worst_group([exact], [noisy])
+    found = worst([exact], [noisy])
     assert found is not None
     assert found.channels == f"channels 4-5 of dimension {2 if last else 1}"
     assert abs(found.sqnr_db) < 1
-    assert worst_group([exact], [exact * 1.001]) is None  # alike everywhere
+    assert worst([exact], [exact * 1.001]) is None  # alike everywhere
 
 
 def test_what_is_unlikely_is_no_channel_of_its_own() -> None:
     exact = torch.softmax(torch.randn(50, 10) * 5, 1)
     exact[:, 3] *= 1e-3
-    assert worst_group([exact], [exact + 1e-3]) is None
+    assert worst([exact], [exact + 1e-3]) is None
 
 
 def test_the_largest_of_each_row() -> None:

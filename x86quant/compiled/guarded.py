@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from x86quant.compiled.baked import Aside, Baked
 from x86quant.compiled.module import CompiledModule
 from x86quant.compiled.outside_graphs import outside_graphs
-from x86quant.compiled.row_rank import as_in, as_rank
+from x86quant.compiled.row_rank import as_rank
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms.call_form import CallForm, Structure
@@ -113,57 +113,49 @@ class GuardedModule(Baked, Int8Module):
                 "torch.jit.trace cannot record what this model checks at every call; use "
                 "torch.export, or trace its .compiled, which holds for such inputs as calibrated"
             )
-        tensors, reason = self._taken(args, kwargs)
-        if tensors is not None:
-            return self._run(tensors)
+        graph, tensors, reason = self._answering(args, kwargs)
+        if graph is None:
+            return in_float_type(self._run_float(reason, args, kwargs), self._float_type)
+        found = graph.compiled(*tensors)
+        return graph.results.fill(in_float_type(found, self._float_type))
+
+    def _answering(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[GuardedModule | None, Sequence[Any], str]:
+        """The graph that holds for a call, and its tensors; or why none does."""
+        reason = _OTHER_ARGUMENTS
+        for graph in self._graphs():
+            tensors, refusal = graph._taken(args, kwargs)
+            if tensors is not None:
+                return graph, tensors, ""
+            # That of the first graph which is for such arguments.
+            reason = refusal if reason is _OTHER_ARGUMENTS else reason
+        return None, (), reason
+
+    def _graphs(self) -> Iterator[GuardedModule]:
+        """This one, and those for other calls."""
+        yield self
         for other in self.others:
             assert isinstance(other, GuardedModule)
-            if (taken := other._taken(args, kwargs)[0]) is not None:
-                return other._run(taken)
-        return in_float_type(
-            self._run_float(self._reason(args, kwargs, reason), args, kwargs), self._float_type
-        )
-
-    def _reason(self, args: Sequence[Any], kwargs: Mapping[str, Any], own: str = "") -> str:
-        """Why no graph holds for a call, by the first that is for such arguments."""
-        reasons = [own or self._taken(args, kwargs)[1]]
-        for other in self.others if reasons[0] is _OTHER_ARGUMENTS else ():
-            assert isinstance(other, GuardedModule)
-            reasons.append(other._taken(args, kwargs)[1])
-        return next((text for text in reasons if text is not _OTHER_ARGUMENTS), reasons[0])
+            yield other
 
     def _taken(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[Any] | None, str]:
         """The tensors of a call that the graph holds for, or None and why it does not."""
-        tensors = self.form.tensors(args, kwargs)
-        if tensors is None:
+        given = self.form.tensors(args, kwargs)
+        if given is None:
             return None, _OTHER_ARGUMENTS
-        if (rows := self._rows_of_another_rank(tensors)) is not None:
-            spec = self.guard.inputs[0]
-            refusal = self.guard.refusal([self._as_given(spec, as_rank(rows, spec.rank))])
-        else:
-            tensors = list(map(self._as_given, self.guard.inputs, tensors))
-            refusal = self.guard.refusal(tensors)
+        tensors = list(map(self._as_given, self.guard.inputs, given))
+        rows = self._rows_of_another_rank(tensors)  # which the compiled part takes as they are
+        refusal = self.guard.refusal(
+            tensors if rows is None else [as_rank(rows, self.guard.inputs[0].rank)]
+        )
         return (tensors, "") if refusal is None else (None, refusal)
-
-    def _run(self, tensors: Sequence[Any]) -> Any:
-        """The result for tensors that the graph holds for."""
-        rows = self._rows_of_another_rank(tensors)
-        if rows is not None:
-            spec = self.guard.inputs[0]
-            tensors = [self._as_given(spec, as_rank(rows, spec.rank))]
-        found = self.compiled(*tensors)
-        if rows is not None:
-            found = as_in(rows, found)
-        return self.results.fill(in_float_type(found, self._float_type))
 
     def takes_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether one of the graphs is for calls with such arguments, whatever their sizes."""
-        return any(
-            isinstance(graph, GuardedModule) and graph.form.tensors(args, kwargs) is not None
-            for graph in (self, *self.others)
-        )
+        return any(graph.form.tensors(args, kwargs) is not None for graph in self._graphs())
 
     def graph_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -173,12 +165,10 @@ class GuardedModule(Baked, Int8Module):
         Raises:
             InvalidInputError: no graph holds for the call.
         """
-        for graph in (self, *self.others):
-            assert isinstance(graph, GuardedModule)
-            tensors, _ = graph._taken(args, kwargs)
-            if tensors is not None:
-                return graph.compiled, tuple(tensors)
-        raise self._refused(self._reason(args, kwargs), args, kwargs)
+        graph, tensors, reason = self._answering(args, kwargs)
+        if graph is None:
+            raise self._refused(reason, args, kwargs)
+        return graph.compiled, tuple(tensors)
 
     def _refused(self, reason: str, args: Any, kwargs: Any) -> InvalidInputError:
         remedy = "calibrate with such inputs"

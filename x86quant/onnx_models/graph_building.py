@@ -60,7 +60,6 @@ class GraphBuilder:
         types: of values, as far as they are known.
         keeps_rounding: whether activations are rounded as the file says.
         unrounded: by node of codes, what was rounded to them, their scale and zero point.
-        follows_data: nodes that no graph of torch.fx holds.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class GraphBuilder:
         self.types = TypesOfValues(opsets, file.model.ir_version)
         self.keeps_rounding = keeps_rounding
         self.unrounded: dict[Node, tuple[Node, torch.Tensor, torch.Tensor | None]] = {}
-        self.follows_data: set[Node] = set()
         self.known: dict[str, Any] = {"": None}
         self.uses: collections.Counter[str] = collections.Counter()
         self._attributes: dict[str, Any] = {}
@@ -219,8 +217,6 @@ class GraphBuilder:
         if not any(True for _ in _nodes((args, kwargs))):
             return self._computed(entry, seen, args, kwargs)
         made = self.call(entry.function, *args, **kwargs)
-        if entry.follows_data:
-            self.follows_data.add(made)
         if not entry.returns_tuple:
             return [made]
         return self.several(made, seen.outputs)

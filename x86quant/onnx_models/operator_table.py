@@ -37,8 +37,6 @@ class Operator:
         scalars: inputs that are one number: where it is a constant, the function gets it.
         returns_tuple: whether it returns a tuple of results.
         oldest: the oldest version of the operator that it knows.
-        follows_data: whether sizes of its results, or its course, depend on values: no graph of
-            torch.fx holds it.
         lacks: what of a node's wishes the function cannot fulfil.
     """
 
@@ -47,7 +45,6 @@ class Operator:
     scalars: frozenset[int]
     returns_tuple: bool
     oldest: int
-    follows_data: bool
     lacks: Lacks
 
     @property
@@ -69,16 +66,14 @@ def operator(
     scalars: Collection[int] = (),
     returns_tuple: bool = False,
     oldest: int = 1,
-    follows_data: bool = False,
     lacks: Lacks = _nothing,
 ) -> Callable[[_Function], _Function]:
     """Declare that the decorated function computes the operators ``names``."""
 
     def declared(function: _Function) -> _Function:
         entry = Operator(
-            function, frozenset(numbers), frozenset(scalars), returns_tuple, oldest, follows_data,
-            lacks,
-        )  # fmt: skip
+            function, frozenset(numbers), frozenset(scalars), returns_tuple, oldest, lacks
+        )
         for name in names:
             assert (domain, name) not in OPERATORS, name
             OPERATORS[domain, name] = entry

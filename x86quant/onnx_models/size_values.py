@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,15 +94,21 @@ def size_arithmetic(
     return None
 
 
+def _together(*lists: Sequence[Any]) -> list[tuple[Any, ...]] | None:
+    """Their elements side by side, one alone repeated; None if their lengths differ otherwise."""
+    length = max(map(len, lists))
+    if not {*map(len, lists)} <= {1, length}:
+        return None
+    return list(zip(*(list(x) * length if len(x) == 1 else x for x in lists), strict=True))
+
+
 def _elementwise(op_type: str, a: Extents, b: Extents, emit: Emit) -> Extents | None:
     exact, traced = _ARITHMETIC[op_type]
-    length = max(len(a.items), len(b.items))
-    if not {len(a.items), len(b.items)} <= {1, length}:
+    pairs = _together(a.items, b.items)
+    if pairs is None:
         return None
-    left = a.items * length if len(a.items) == 1 else a.items
-    right = b.items * length if len(b.items) == 1 else b.items
     found: list[Number] = []
-    for x, y in zip(left, right, strict=True):
+    for x, y in pairs:
         if isinstance(x, int) and isinstance(y, int):
             if y == 0 and op_type in ("Div", "Mod"):
                 return None
@@ -128,13 +134,10 @@ def _where(inputs: list[Any]) -> Extents | None:
     condition, x, y = inputs[0], followed(inputs[1]), followed(inputs[2])
     if not isinstance(condition, torch.Tensor) or x is None or y is None:
         return None
-    chosen = condition.reshape(-1).tolist()
-    length = max(len(chosen), len(x.items), len(y.items))
-    if not {len(chosen), len(x.items), len(y.items)} <= {1, length}:
+    rows = _together(condition.reshape(-1).tolist(), x.items, y.items)
+    if rows is None:
         return None
-    spread = [list(one) * length if len(one) == 1 else list(one)
-              for one in (chosen, x.items, y.items)]  # fmt: skip
-    items = tuple(a if c else b for c, a, b in zip(*spread, strict=True))
+    items = tuple(a if c else b for c, a, b in rows)
     return Extents(items, condition.dim() == 0 and x.scalar and y.scalar)
 
 
@@ -143,13 +146,11 @@ def compared(inputs: list[Any]) -> torch.Tensor | None:
     a, b = followed(inputs[0]), followed(inputs[1])
     if a is None or b is None or not any(isinstance(v, Extents) for v in inputs):
         return None
-    length = max(len(a.items), len(b.items))
-    if not {len(a.items), len(b.items)} <= {1, length}:
+    pairs = _together(a.items, b.items)
+    if pairs is None:
         return None
-    left = a.items * length if len(a.items) == 1 else a.items
-    right = b.items * length if len(b.items) == 1 else b.items
     found = []
-    for x, y in zip(left, right, strict=True):
+    for x, y in pairs:
         if isinstance(x, int) and isinstance(y, int):
             found.append(x == y)
         elif x is y:

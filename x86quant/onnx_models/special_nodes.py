@@ -125,7 +125,6 @@ def branch(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     made = [inner_graph(builder, graph, captured, []) for graph in graphs]
     values = [builder.known[name] for name in captured]
     node = builder.layer(Branches(*made), seen, condition, *values)
-    builder.follows_data.add(node)
     for proto, name in zip(graphs[0].output, seen.outputs, strict=False):
         if name:
             builder.types.declare(_renamed(proto, name))
@@ -214,7 +213,6 @@ def loop(builder: GraphBuilder, seen: NodeView) -> Sequence[Any] | None:
     inner = inner_graph(builder, body, captured, [one.name for one in body.input])
     values = [builder.known[name] for name in captured]
     node = builder.layer(Loops(inner, len(state)), seen, most, condition, *state, *values)
-    builder.follows_data.add(node)
     return builder.several(node, seen.outputs)
 
 

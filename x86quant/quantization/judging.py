@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from x86quant.calling.call import dense
+from x86quant.observing.observer import LARGEST
 from x86quant.quantization.harm import sqnr_between
 
 #: What is told of besides the whole is so many dB below it.
@@ -45,16 +46,15 @@ class ChannelGroup:
 
 
 def worst_group(
-    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
+    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor], whole_db: float
 ) -> ChannelGroup | None:
     """The channels of one result, over some calls, that are furthest from the float model's.
 
-    None if no channels are much further from it than all of the tensor.
+    None if no channels are much further from it than all of the tensor, of ``whole_db``.
     """
-    exact, actual = [dense(x) for x in exact], [dense(y) for y in actual]
-    bound = sqnr_between(exact, actual) - _MUCH_WORSE_DB
-    found = min(_groups(exact, actual), key=lambda group: group.sqnr_db, default=None)
-    return None if found is None or found.sqnr_db > bound else found
+    groups = _groups([dense(x) for x in exact], [dense(y) for y in actual])
+    found = min(groups, key=lambda group: group.sqnr_db, default=None)
+    return None if found is None or found.sqnr_db > whole_db - _MUCH_WORSE_DB else found
 
 
 def _groups(
@@ -68,15 +68,14 @@ def _groups(
         if len(sizes) > 1 or not 1 < max(sizes) <= _MOST_CHANNELS:
             continue
         scales = _scales(exact, dim)
-        largest = float(scales.max())
-        kinds = (
-            torch.log2(scales.clamp(min=largest / _NOTHING) / largest).div(math.log2(_LIKE)).round()
-        )
-        found = sorted(set(kinds[scales > largest / _NOTHING].tolist()))
+        shares = scales / scales.max()
+        counts = shares > 1 / _NOTHING
+        kinds = torch.log2(shares).div(math.log2(_LIKE)).round()
+        found = sorted(set(kinds[counts].tolist()))
         if len(found) < 2:
             continue
         for kind in found:
-            here = ((kinds == kind) & (scales > largest / _NOTHING)).nonzero().flatten()
+            here = ((kinds == kind) & counts).nonzero().flatten()
             parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
             yield ChannelGroup(sqnr_between(*parts), f"{_listed(here.tolist())} of dimension {dim}")
 
@@ -87,7 +86,7 @@ def _scales(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     count = 0
     for x in tensors:
         values = torch.nan_to_num(x.detach().double(), 0.0, 0.0, 0.0).movedim(dim, 0).flatten(1)
-        values = values.where(values.abs() < 1e30, 0.0)
+        values = values.where(values.abs() < LARGEST, 0.0)
         power += values.square().sum(1)
         count += values.shape[1]
     return (power / max(count, 1)).sqrt().clamp(min=1e-300)

@@ -295,7 +295,11 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
 
     Where an attention mask is given, what the model makes of padding does not count.
     """
-    pairs = _pairs(prepared, model, calls)
+    return _levels(_pairs(prepared, model, calls))
+
+
+def _levels(pairs: _Pairs | int) -> tuple[float, ...]:
+    """Signal to noise in dB of each of ``pairs``; of so many that there are not, all noise."""
     if isinstance(pairs, int):
         return (-math.inf,) * pairs
     return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
@@ -351,14 +355,12 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     """
     prepared = outcome.prepared
     pairs = _pairs(prepared, model, prepared.unseen[:_BATCHES])
-    if isinstance(pairs, int):
-        found, agreement, worst = (-math.inf,) * pairs, None, ""
-    else:
-        found = tuple(sqnr_between(exact, actual) for exact, actual in pairs)
-        groups = [group for pair in pairs if (group := worst_group(*pair)) is not None]
-        agreements = [one for pair in pairs if (one := top_agreement(*pair)) is not None]
-        agreement = min(agreements, default=None)
-        worst = str(min(groups, key=lambda group: group.sqnr_db)) if groups else ""
+    found = _levels(pairs)
+    compared = [] if isinstance(pairs, int) else list(zip(pairs, found, strict=True))
+    groups = [group for pair, db in compared if (group := worst_group(*pair, db)) is not None]
+    agreements = [one for pair, _ in compared if (one := top_agreement(*pair)) is not None]
+    agreement = min(agreements, default=None)
+    worst = str(min(groups, key=lambda group: group.sqnr_db)) if groups else ""
     outcome = dataclasses.replace(outcome, fitted_db=found, agreement=agreement, worst=worst)
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
     if static and prepared.can_hold_back:

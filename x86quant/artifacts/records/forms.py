@@ -6,7 +6,6 @@ form, append a :class:`Form` to ``FORMS``.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -72,9 +71,8 @@ def _read_graph(
 
 
 def _write_sizes(model: GuardedModule, tensors: TensorWriter) -> dict[str, Any]:
-    first = copy.copy(model)
-    first._modules = {**model._modules, "others": nn.ModuleList()}
-    return {"models": [write(graph, tensors) for graph in (first, *model.others)]}
+    first = {"form": "guarded", **_write_guarded(model, tensors)}
+    return {"models": [first, *(write(graph, tensors) for graph in model.others)]}
 
 
 def _read_sizes(

@@ -15,7 +15,7 @@ def _value(number: Any, usual: Any) -> Any:
     return number.reshape(-1)[0].item() if isinstance(number, torch.Tensor) else number
 
 
-@operator("NonMaxSuppression", scalars=(2, 3, 4), follows_data=True)
+@operator("NonMaxSuppression", scalars=(2, 3, 4))
 def non_max_suppression(
     boxes: Any,
     scores: Any,
@@ -65,7 +65,7 @@ def _shared(one: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return torch.where(both > 0, both / (areas - both), torch.zeros_like(both))
 
 
-@operator("RoiAlign", follows_data=True)
+@operator("RoiAlign")
 def roi_align(
     x: Any,
     rois: Any,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from operator import add
 from typing import Any
 
 import torch
@@ -115,40 +117,26 @@ def power(x: Any, y: Any) -> Any:
 @operator("BitShift")
 def bit_shift(x: Any, y: Any, *, direction: str) -> Any:
     """Bits moved to the left or right; ``x`` is not negative."""
-    wide = torch.int64
-    if x.dtype is torch.uint64:  # beyond 63 bits only where the values are
-        shift = torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift
-        return shift(x.to(wide), y.to(wide)).to(x.dtype)
-    if direction == "LEFT":
-        return torch.bitwise_left_shift(x.to(wide), y.to(wide)).to(x.dtype)
-    return torch.bitwise_right_shift(x.to(wide), y.to(wide)).to(x.dtype)
+    shift = torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift
+    return shift(x.to(torch.int64), y.to(torch.int64)).to(x.dtype)
 
 
 @operator("Max", oldest=8)
 def maximum(*xs: Any) -> Any:
     """The greatest of all inputs."""
-    found = xs[0]
-    for x in xs[1:]:
-        found = torch.maximum(found, x)
-    return found
+    return functools.reduce(torch.maximum, xs)
 
 
 @operator("Min", oldest=8)
 def minimum(*xs: Any) -> Any:
     """The least of all inputs."""
-    found = xs[0]
-    for x in xs[1:]:
-        found = torch.minimum(found, x)
-    return found
+    return functools.reduce(torch.minimum, xs)
 
 
 @operator("Sum", oldest=8)
 def sum_of(*xs: Any) -> Any:
     """The sum of all inputs."""
-    found = xs[0]
-    for x in xs[1:]:
-        found = found + x
-    return found
+    return functools.reduce(add, xs)
 
 
 @operator("Mean", oldest=8)

@@ -129,13 +129,13 @@ def one_hot(index: Any, depth: Any, values: Any, *, axis: int) -> Any:
     return torch.where(hit, values[1], values[0])
 
 
-@operator("NonZero", follows_data=True)
+@operator("NonZero")
 def non_zero(x: Any) -> Any:
     """The indices of what is not zero, a row for each dimension."""
     return torch.nonzero(x).transpose(0, 1)
 
 
-@operator("Compress", follows_data=True)
+@operator("Compress")
 def compress(x: Any, condition: Any, *, axis: int | None = None) -> Any:
     """What the condition chooses along ``axis``."""
     if axis is None:
@@ -143,7 +143,7 @@ def compress(x: Any, condition: Any, *, axis: int | None = None) -> Any:
     return torch.index_select(x, axis, torch.nonzero(condition).reshape(-1))
 
 
-@operator("Unique", returns_tuple=True, follows_data=True)
+@operator("Unique", returns_tuple=True)
 def unique(x: Any, *, axis: int | None = None, sorted: int, outputs: int) -> Any:
     """Each value once; its first place, the way back, and how often it is there."""
     if axis is None:

@@ -26,10 +26,17 @@ def _windows(
 
 
 def _more_behind(
-    x: Any, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: list[Any]
+    x: Any,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: list[Any],
+    ceil_mode: int,
 ) -> list[Any]:
     """How much wider ``x`` must be so that the last window, begun within it, is a whole one."""
     rank, more = len(kernel), []
+    if not ceil_mode:
+        return [0] * rank
     for n in range(rank):
         size = x.shape[n + 2]
         reach = (kernel[n] - 1) * dilations[n] + 1
@@ -39,6 +46,18 @@ def _more_behind(
             steps -= 1
         more.append(max(steps * strides[n] + reach - wide, 0))
     return more
+
+
+def _widened(pads: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """``pads`` with so much more behind."""
+    rank = len(more)
+    return [*pads[:rank], *(a + b for a, b in zip(pads[rank:], more, strict=True))]
+
+
+def _are_pools(pads: Sequence[Any], kernel: Sequence[int]) -> bool:
+    """Whether torch's pooling takes such padding: the same on both sides, half a window at most."""
+    small = all(isinstance(p, int) and 2 * p <= k for p, k in zip(pads, [*kernel] * 2, strict=True))
+    return small and is_even(pads)
 
 
 @operator("MaxPool", returns_tuple=True)
@@ -68,14 +87,10 @@ def max_pool(
             kernel_shape=kernel, pads=around, strides=strides, outputs=1,
         )  # fmt: skip
         return (found[0].to(x.dtype),)
-    fits = all(
-        isinstance(pad, int) and 2 * pad <= k for pad, k in zip(around, kernel * 2, strict=True)
-    )
-    if is_even(around) and fits:
+    if _are_pools(around, kernel):
         args = (kernel, strides, around[:rank], dilations, bool(ceil_mode))
         return (_MAX[rank - 1](x, *args),)
-    more = _more_behind(x, kernel, strides, dilations, around) if ceil_mode else [0] * rank
-    around[rank:] = [a + b for a, b in zip(around[rank:], more, strict=True)]
+    around = _widened(around, _more_behind(x, kernel, strides, dilations, around, ceil_mode))
     x = F.pad(x, torch_order(around), value=-math.inf)
     return (_MAX[rank - 1](x, kernel, strides, 0, dilations),)
 
@@ -92,8 +107,7 @@ def _max_pool_with_places(
         one = one.permute(tuple(range(rank))[::-1])
         first = torch.arange(planes).reshape(*x.shape[:2], *[1] * rank) * math.prod(x.shape[2:])
         whole = first + one
-    more = _more_behind(x, kernel, strides, dilations, around) if ceil_mode else [0] * rank
-    around = [*around[:rank], *(a + b for a, b in zip(around[rank:], more, strict=True))]
+    around = _widened(around, _more_behind(x, kernel, strides, dilations, around, ceil_mode))
     wide = F.pad(x.to(torch.float64), torch_order(around), value=-math.inf)
     places = F.pad(whole, torch_order(around), value=-1)
     with_index: Any = (
@@ -149,19 +163,14 @@ def average_pool(
     kernel = list(kernel_shape)
     rank = len(kernel)
     strides, dilations, around = _windows(x, kernel, strides, dilations, pads, auto_pad)
-    small = all(isinstance(p, int) and 2 * p <= k for p, k in zip(around, kernel * 2, strict=True))
-    if is_even(around) and small and max(dilations) == 1:
+    if _are_pools(around, kernel) and max(dilations) == 1:
         counted = bool(count_include_pad)
         return _AVERAGE[rank - 1](x, kernel, strides, around[:rank], bool(ceil_mode), counted)
-    more = _more_behind(x, kernel, strides, dilations, around) if ceil_mode else [0] * rank
-    tail = [0] * rank + more
+    more = _more_behind(x, kernel, strides, dilations, around, ceil_mode)
     ones = torch.ones_like(x[:1, :1])
-    if count_include_pad:
-        ones = F.pad(ones, torch_order(around), value=1.0)
-    else:
-        ones = F.pad(ones, torch_order(around))
-    wide, ones = F.pad(x, torch_order(around)), F.pad(ones, torch_order(tail))
-    wide = F.pad(wide, torch_order(tail))
+    ones = F.pad(ones, torch_order(around), value=1.0 if count_include_pad else 0.0)
+    ones = F.pad(ones, torch_order(_widened([0] * (2 * rank), more)))
+    wide = F.pad(x, torch_order(_widened(around, more)))
     return _sums(wide, kernel, strides, dilations) / _sums(ones, kernel, strides, dilations)
 
 
@@ -186,10 +195,8 @@ def lp_pool(
 ) -> Any:
     """The norm of each window."""
     kernel = list(kernel_shape)
-    rank = len(kernel)
     strides, dilations, around = _windows(x, kernel, strides, dilations, pads, auto_pad)
-    more = _more_behind(x, kernel, strides, dilations, around) if ceil_mode else [0] * rank
-    around[rank:] = [a + b for a, b in zip(around[rank:], more, strict=True)]
+    around = _widened(around, _more_behind(x, kernel, strides, dilations, around, ceil_mode))
     x = F.pad(torch.abs(x) ** p, torch_order(around))
     return _sums(x, kernel, strides, dilations) ** (1.0 / p)
 

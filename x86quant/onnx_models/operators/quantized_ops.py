@@ -12,21 +12,22 @@ from x86quant.onnx_models.operator_table import operator, type_lacks
 from x86quant.onnx_models.operators.convolving import convolution
 
 
-def _spread(values: Any, x: Any, axis: int, block: int = 0) -> Any:
-    """Scales or zero points, one for all or for each place of ``axis``, over ``x``."""
-    if values is None or values.dim() == 0:
-        return values
-    if block:
-        found = values.repeat_interleave(block, axis)
-        return found.narrow(axis, 0, x.shape[axis])
-    axis = axis + x.dim() if axis < 0 else axis
-    if values.dim() > 1:
+def _over(values: Any, x: Any, axis: int) -> Any:
+    """``values``, one for all or for each place of ``axis``, as they are broadcast over ``x``."""
+    if values.dim() != 1:
         return values
     if values.shape[0] == 1:
         return values.reshape(())
     sizes = [1] * x.dim()
     sizes[axis] = values.shape[0]
     return values.reshape(sizes)
+
+
+def _spread(values: Any, x: Any, axis: int, block: int) -> Any:
+    """The same for scales or zero points that may be left out, or of blocks of places."""
+    if values is None or not block or values.dim() == 0:
+        return None if values is None else _over(values, x, axis)
+    return values.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
 
 
 def check_scale(scale: Any) -> None:
@@ -41,10 +42,15 @@ def check_scale(scale: Any) -> None:
 
 def to_codes(x: Any, scale: Any, zero: Any, dtype: torch.dtype) -> Any:
     """``x`` in codes of integers."""
+    steps = x.to(torch.float32) / scale.to(torch.float32)
+    return _rounded(steps, None if zero is None else zero.to(torch.float32), dtype)
+
+
+def _rounded(steps: Any, zero: Any, dtype: torch.dtype) -> Any:
+    """Codes of integers that are so many steps from ``zero``."""
     info = torch.iinfo(dtype)
-    codes = torch.round(x.to(torch.float32) / scale.to(torch.float32))
-    if zero is not None:
-        codes = codes + zero.to(torch.float32)
+    codes = torch.round(steps)
+    codes = codes if zero is None else codes + zero
     return torch.clamp(codes, info.min, info.max).to(dtype)
 
 
@@ -109,15 +115,11 @@ def dynamic_quantize_linear(x: Any) -> Any:
 def _minus(x: Any, zero: Any, axis: int) -> Any:
     """Codes less their zero point, in float64, where their products are exact."""
     wide = x.to(torch.float64)
-    if zero is None:
-        return wide
-    if zero.dim() == 1 and zero.shape[0] > 1:
-        sizes = [1] * x.dim()
-        sizes[axis] = zero.shape[0]
-        zero = zero.reshape(sizes)
-    elif zero.dim() == 1:
-        zero = zero.reshape(())
-    return wide - zero.to(torch.float64)
+    return wide if zero is None else wide - _exact(zero, x, axis)
+
+
+def _exact(values: Any, x: Any, axis: int) -> Any:
+    return _over(values.to(torch.float64), x, axis)
 
 
 @operator("MatMulInteger")
@@ -155,19 +157,8 @@ def qlinear_matmul(
 ) -> Any:
     """The product of codes, in codes."""
     total = torch.matmul(_minus(a, a_zero, -2), _minus(b, b_zero, -1))
-    factor = _rows(a_scale, -2, a) * _rows(b_scale, -1, b) / _rows(scale, -2, a)
-    info = torch.iinfo(zero.dtype)
-    codes = torch.round(total * factor) + _rows(zero, -2, a)
-    return torch.clamp(codes, info.min, info.max).to(zero.dtype)
-
-
-def _rows(values: Any, axis: int, x: Any) -> Any:
-    wide = values.to(torch.float64)
-    if values.dim() != 1 or values.shape[0] == 1:
-        return wide.reshape(()) if values.dim() == 1 else wide
-    sizes = [1] * x.dim()
-    sizes[axis] = values.shape[0]
-    return wide.reshape(sizes)
+    factor = _exact(a_scale, a, -2) * _exact(b_scale, b, -1) / _exact(scale, a, -2)
+    return _rounded(total * factor, _exact(zero, a, -2), zero.dtype)
 
 
 @operator("QLinearConv")
@@ -195,7 +186,5 @@ def qlinear_conv(
         None if bias is None else bias.to(torch.float64), auto_pad=auto_pad,
         dilations=dilations, group=group, pads=pads, strides=strides,
     )  # fmt: skip
-    factor = _rows(x_scale, 1, x) * _rows(weight_scale, 1, x) / _rows(scale, 1, x)
-    info = torch.iinfo(zero.dtype)
-    codes = torch.round(total * factor) + zero.to(torch.float64)
-    return torch.clamp(codes, info.min, info.max).to(zero.dtype)
+    factor = _exact(x_scale, x, 1) * _exact(weight_scale, x, 1) / _exact(scale, x, 1)
+    return _rounded(total * factor, zero.to(torch.float64), zero.dtype)

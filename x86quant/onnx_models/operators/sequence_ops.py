@@ -27,7 +27,7 @@ def _place(position: Any, usual: int) -> int:
     return position if isinstance(position, int) else int(position.item())
 
 
-@operator("SequenceInsert", scalars=(2,), follows_data=True)
+@operator("SequenceInsert", scalars=(2,))
 def sequence_insert(values: Any, x: Any, position: Any = None) -> Any:
     """One more."""
     place = _place(position, len(values))
@@ -35,26 +35,26 @@ def sequence_insert(values: Any, x: Any, position: Any = None) -> Any:
     return [*values[:place], x, *values[place:]]
 
 
-@operator("SequenceErase", scalars=(1,), follows_data=True)
+@operator("SequenceErase", scalars=(1,))
 def sequence_erase(values: Any, position: Any = None) -> Any:
     """One less."""
     place = _place(position, -1) % len(values)
     return [*values[:place], *values[place + 1 :]]
 
 
-@operator("SequenceAt", scalars=(1,), follows_data=True)
+@operator("SequenceAt", scalars=(1,))
 def sequence_at(values: Any, position: Any) -> Any:
     """One of them."""
     return values[_place(position, 0)]
 
 
-@operator("SequenceLength", follows_data=True)
+@operator("SequenceLength")
 def sequence_length(values: Any) -> Any:
     """How many there are."""
     return torch.tensor(len(values), dtype=torch.int64)
 
 
-@operator("SplitToSequence", numbers=(1,), follows_data=True)
+@operator("SplitToSequence", numbers=(1,))
 def split_to_sequence(x: Any, sizes: Any = None, *, axis: int, keepdims: int) -> Any:
     """Parts, or single places, along ``axis``."""
     if sizes is None:
@@ -65,7 +65,7 @@ def split_to_sequence(x: Any, sizes: Any = None, *, axis: int, keepdims: int) ->
     return list(torch.split(x, numbers_of(sizes), axis))
 
 
-@operator("ConcatFromSequence", follows_data=True)
+@operator("ConcatFromSequence")
 def concat_from_sequence(values: Any, *, axis: int, new_axis: int) -> Any:
     """All of them in one tensor."""
     return torch.stack(list(values), axis) if new_axis else torch.cat(list(values), axis)
