@@ -29,8 +29,10 @@ _PLAIN_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "output_attentions": (False, None),
     "output_hidden_states": (False, None),
 }
+#: What transformers calls a cache in calls and in results: since 5.24, and before.
+CACHE_NAMES = ("cache", "past_key_values")
 _READ_ARGUMENTS = frozenset(
-    {"input_ids", "position_ids", "past_key_values", "attention_mask", "logits_to_keep"}
+    {"input_ids", "position_ids", *CACHE_NAMES, "attention_mask", "logits_to_keep"}
 )
 
 
@@ -64,9 +66,10 @@ class TokenStep:
             return None
         batch, tokens = ids.shape
         keep = _kept(kwargs.get("logits_to_keep"), tokens)
-        cache = kwargs.get("past_key_values")
-        if cache is None:
-            cache = _new_cache(config)
+        given = [kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None]
+        if len(given) > 1:
+            return None  # the forward says that this is one too many
+        cache = given[0] if given else _new_cache(config)
         room = None if keep is None else self._room(cache, batch, tokens)
         if keep is None or room is None:
             return None
@@ -79,7 +82,12 @@ class TokenStep:
             return None  # tokens that see none get something else
         (logits,) = room.run(self, ids, positions, hidden, keep, length)
         room.show(cache, tokens)
-        return self.result(logits=logits, past_key_values=cache)
+        return self.result(**{"logits": logits, self._cache_name: cache})
+
+    @functools.cached_property
+    def _cache_name(self) -> str:
+        """What its results call the cache."""
+        return next(f.name for f in dataclasses.fields(self.result) if f.name in CACHE_NAMES)
 
     @functools.cached_property
     def on_codes(self) -> CompiledModule:
@@ -88,7 +96,8 @@ class TokenStep:
         return CompiledModule(graph, self.compiled.reports, self.compiled.float_nodes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "on_codes"}
+        made = ("on_codes", "_cache_name")
+        return {name: value for name, value in vars(self).items() if name not in made}
 
     def _room(self, cache: Any, batch: int, tokens: int) -> _Room | None:
         """Where so many tokens behind those of ``cache`` go; None if it is not of this decoder."""

@@ -26,7 +26,7 @@ from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import give_token_step
-from x86quant.compiled.token_step import TokenStep
+from x86quant.compiled.token_step import CACHE_NAMES, TokenStep
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, nodes_of
@@ -48,10 +48,6 @@ _SIZES = ((2, 7, 5, 0), (1, 3, 1, 0), (3, 8, 1, 2), (1, 17, 3, 4), (2, 4, 1, 0))
 _INT8_SIZES = (*_SIZES, (1, 0, 6, 0), (2, 0, 9, 3), (1, 0, 1, 0))
 #: What fusing may cost against the layers one by one, in dB.
 _ALLOWED_LOSS = 3.0
-#: What the forward takes, in the order of a case.
-_ARGUMENTS = (
-    "input_ids", "position_ids", "past_key_values", "attention_mask", "logits_to_keep"
-)  # fmt: skip
 _ATTENTION = "x86quant_newest_tokens"
 
 
@@ -82,7 +78,14 @@ def _generates(model: nn.Module) -> bool:
     if not callable(can) or not can() or getattr(config, "is_encoder_decoder", True):
         return False
     names = inspect.signature(model.forward).parameters
-    return {*_ARGUMENTS, "use_cache"} <= set(names)
+    return {*_arguments(model), "use_cache"} <= set(names)
+
+
+def _arguments(model: nn.Module) -> tuple[str, ...]:
+    """What the forward takes, in the order of a case."""
+    names = inspect.signature(model.forward).parameters
+    cache = next((name for name in CACHE_NAMES if name in names), CACHE_NAMES[0])
+    return "input_ids", "position_ids", cache, "attention_mask", "logits_to_keep"
 
 
 def _token_step(model: Any) -> TokenStep:
@@ -142,6 +145,7 @@ class _NewestTokens(nn.Module):
     def __init__(self, model: nn.Module, cache_of: Any) -> None:
         super().__init__()
         self.model = model
+        self.arguments = _arguments(model)
         self.cache_of = cache_of
 
     def forward(self, input_ids: Any, position_ids: Any, past: Any, hidden: Any, keep: Any) -> Any:
@@ -150,7 +154,7 @@ class _NewestTokens(nn.Module):
         mask = torch.ops.x86quant.newest_sees(hidden, input_ids, held)
         given = (input_ids, position_ids, cache, mask, keep)
         result = self.model(
-            **dict(zip(_ARGUMENTS, given, strict=True)), use_cache=True, return_dict=True
+            **dict(zip(self.arguments, given, strict=True)), use_cache=True, return_dict=True
         )
         return result.logits, *_parts(cache)
 
@@ -194,14 +198,14 @@ class _Case:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
             before = max(held, 1)
-            cache = model(
+            result = model(
                 input_ids=ids[:, :before],
                 attention_mask=mask[:, :before],
                 position_ids=positions[:, :before],
                 use_cache=True,
                 return_dict=True,
-            ).past_key_values
-        past = torch.stack(_parts(cache))[:, :, :, :held].contiguous()
+            )
+        past = torch.stack(_parts(_cache_of(result)))[:, :, :, :held].contiguous()
         hides = torch.zeros(batch, dtype=torch.int64)
         hides[0] = hidden
         # Of the last ones; of a prompt with padding, those that are no padding.
@@ -219,16 +223,20 @@ class _Case:
         cache = cache_of(self.past.clone())
         given = (self.ids, self.positions, cache, self.mask, self.keep)
         with torch.no_grad():
-            result = model(
-                **dict(zip(_ARGUMENTS, given, strict=True)), use_cache=True, return_dict=True
-            )
+            named = dict(zip(_arguments(model), given, strict=True))
+            result = model(**named, use_cache=True, return_dict=True)
         more = [k for k, v in vars(result).items() if v is not None and k not in _RESULTS]
-        if more or result.past_key_values is not cache:
+        if more or _cache_of(result) is not cache:
             raise UnsupportedError(f"it returns {', '.join(more) or 'another cache'}")
         return _Returned((result.logits, *_parts(cache)), type(result))
 
 
-_RESULTS = ("logits", "past_key_values")
+_RESULTS = ("logits", *CACHE_NAMES)
+
+
+def _cache_of(result: Any) -> Any:
+    """The cache in what a decoder returned."""
+    return next((c for n in CACHE_NAMES if (c := getattr(result, n, None)) is not None), None)
 
 
 def _free_sizes(_: Sequence[torch.Tensor]) -> Any:
