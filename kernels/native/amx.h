@@ -1,4 +1,4 @@
-// The matrix product of dense.h on AMX tiles: 32 pixels by 32 output channels stay in four tiles.
+// The GEMM of dense.h on AMX tiles: 32 pixels by 32 output channels stay in four tiles.
 // Weights have the same layout as for vectors; a run's quads come in sixteens, one tile deep.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The product of codes of rows with float results on AMX tiles: dense_amx with the tiles kept busy.
+// The GEMM of row codes with float results on AMX tiles: dense_amx with the tiles kept busy.
 //
 // A block of 32 x 32 sums takes as long to multiply, at some hundred products each, as to be made floats. Tiles and
 // vectors are different parts of a core, so the floats of a block are computed between the products of the next one.

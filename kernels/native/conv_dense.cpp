@@ -1,4 +1,4 @@
-// Feeds the matrix-product loops: splits the work, copies input into padded planes where needed.
+// Feeds the GEMM loops: splits the work, copies input into padded planes where needed.
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>

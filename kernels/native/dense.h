@@ -1,5 +1,5 @@
-// Matrix product over taps with vector dot products: a block of kRows pixels by 1 or 2 vectors of
-// output channels stays in registers while all taps and input channels pass.
+// GEMM over taps (an implicit im2row) with vector dot products: a register block of kRows pixels by 1 or 2 vectors
+// of output channels is kept while all taps and input channels pass.
 #pragma once
 
 #include "epilogue.h"

@@ -1,4 +1,4 @@
-// Rows of all taps for convolutions with few input channels: each output pixel's taps side by side.
+// im2row for convolutions with few input channels: each output pixel's taps side by side, a row of the GEMM.
 #pragma once
 
 #include <immintrin.h>

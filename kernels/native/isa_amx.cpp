@@ -1,4 +1,4 @@
-// AMX tiles; AVX-512 VNNI for what is no matrix product.
+// AMX tiles; AVX-512 VNNI for what is no GEMM.
 #define XQ_TARGET "avx512f,avx512bw,avx512vl,avx512dq,fma,avx512vnni,avx512vbmi,amx-tile,amx-int8"
 #include "target.h"
 

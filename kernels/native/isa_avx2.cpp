@@ -1,4 +1,4 @@
-// AVX2 and FMA: products of 16-bit pairs, which cannot saturate.
+// AVX2 and FMA: GEMM by 16-bit pairs, which cannot saturate.
 #define XQ_TARGET "avx2,fma"
 #include "target.h"
 

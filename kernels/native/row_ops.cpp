@@ -1,4 +1,4 @@
-// The calls on row codes of the C interface: products by groups of rows, whose floats stay in cache until they are
+// The calls on row codes of the C interface: GEMM by groups of rows, whose float results stay in cache until they are
 // normed and quantized.
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// Threads that run one loop after another together, waiting for each other on plain memory in between.
+// Threads that run one loop after another together, with a barrier on plain memory in between.
 //
 // Where the threads come from is somebody else's: a region of torch's OpenMP, a pool. One of them, the leader,
 // goes through a program and gives the team its loops; the others wait for the next one. That is a write and a
