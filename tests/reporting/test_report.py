@@ -126,7 +126,7 @@ def test_what_dominates_comes_first_and_columns_sort(report: ModelReport) -> Non
     chart = page.split("Time: the longest first")[1].split("</section>")[0]
     drawn = [part.partition("<")[0] for part in chart.split('<span class="name">')[1:]]
     longest = sorted(report.layers, key=lambda layer: -(layer.microseconds or 0.0))
-    assert drawn == [layer.layer for layer in longest]
+    assert drawn == [f"{layer.layer}: {layer.op}" for layer in longest]
     assert page.count("<th ") == page.count("data-sort=") == 10
 
 

@@ -1,18 +1,22 @@
 """Report on a model: kernels, times, and how precise each layer is, as a page of HTML.
 
-    x86quant report mine:net --data mine:batches --shape 1,3,224,224 --out report.html
+    x86quant report mine:net --data mine:batches --out report.html
+    x86quant report net.x86q --float mine:net --data mine:batches
 
 ``--data`` names a callable that returns the batches to calibrate and compare on; without it they
-are random, which tells nothing about precision on real ones.
+are random, of ``--shape``, which tells nothing about precision on real ones. An int8 model is
+compared with the float model that ``--float`` names.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from x86quant.cli import loading
+from x86quant.errors import InvalidInputError
 from x86quant.files import check_target
 
 if TYPE_CHECKING:
@@ -34,6 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="returns batches like the model's inputs (default: random ones)",
     )
     parser.add_argument(
+        "--float",
+        metavar="MODULE:NAME",
+        dest="float_model",
+        help="the float model that MODEL was made from, to compare it with",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("x86quant-report.html"),
@@ -49,43 +59,51 @@ def run(options: argparse.Namespace) -> int:
 
     check_target(options.out, "--out")  # now, not after measuring
     model = loading.load_model(options.model, packed_cache=options.packed_cache)
-    call = loading.arguments_for(options, model)
+    batches = _batches(options, model)
     with using_threads(options.threads or torch.get_num_threads()), torch.no_grad():
-        report = _report(model, call, options)
+        report = _report(model, batches, options)
     report.write(options.out)
     loading.tell(f"wrote {options.out}")
     print(report.to_json() if options.json else report)
     return 0
 
 
-def _report(model: nn.Module, call: loading.Arguments, options: argparse.Namespace) -> ModelReport:
+def _report(model: nn.Module, batches: list[Any], options: argparse.Namespace) -> ModelReport:
     from x86quant.quantization import quantize
-    from x86quant.quantization.layer_statistics import statistics
-    from x86quant.reporting import model_report
+    from x86quant.reporting.written import gathered
 
-    title = f"x86quant report: {options.model}"
-    if loading.form_of(model) != "float":
-        compiled = loading.compile_model(model, call.args, call.kwargs).compiled
-        return model_report(compiled, call.args, kwargs=call.kwargs, title=title)
-    batches = _batches(options, call)
-    example = None if call.kwargs else call.args
-    quantized: Any = quantize(model, batches, example_inputs=example, speed_check=False)
-    found = statistics(model, quantized, batches, example_inputs=example)
-    return model_report(
-        quantized,
-        call.args,
-        kwargs=call.kwargs,
-        title=title,
-        precision={layer.name: layer for layer in found},
-        notes=[("Quantization", str(quantized.quantization))],
-    )
+    first = batches[0]
+    kwargs = dict(first) if isinstance(first, Mapping) else None
+    args = () if kwargs else _arguments(model, first)
+    known: dict[str, Any] = {"title": f"x86quant report: {options.model}"}
+    if options.float_model is not None:
+        known |= {"float_model": loading.load_model(options.float_model), "data": batches}
+    if loading.form_of(model) == "float":
+        known |= {"float_model": model, "data": batches}
+        model = quantize(model, batches, example_inputs=args or None, speed_check=False)
+    else:
+        model = loading.compile_model(model, args, kwargs).compiled
+    return gathered(model, args, kwargs, **known)
 
 
-def _batches(options: argparse.Namespace, call: loading.Arguments) -> list[Any]:
-    if options.data is None:
-        loading.tell("no --data: calibrating on random inputs")
-        inputs = [*(loading.InputShape(sizes) for sizes in options.shape), *options.input]
-        calls = [loading.random_arguments(inputs, seed) for seed in range(_RANDOM_BATCHES)]
-        return [dict(one.kwargs) if one.kwargs else one.args for one in calls]
-    data = loading.load_object(options.data)
-    return list(data() if callable(data) else data)
+def _arguments(model: nn.Module, batch: Any) -> tuple[Any, ...]:
+    """The positional arguments in a batch: targets behind them are none."""
+    from x86quant.quantization.batches import Calibration
+
+    return Calibration([batch], model).example.args
+
+
+def _batches(options: argparse.Namespace, model: nn.Module) -> list[Any]:
+    if options.data is not None:
+        data = loading.load_object(options.data)
+        batches = list(data() if callable(data) else data)
+        if not batches:
+            raise InvalidInputError(f"--data {options.data}: there are no batches in it")
+        return batches
+    inputs = loading.inputs_of(options)
+    if not inputs:
+        call = loading.arguments_for(options, model)  # what a saved model knows, or an error
+        return [dict(call.kwargs) if call.kwargs else call.args]
+    loading.tell("no --data: calibrating on random inputs")
+    calls = [loading.random_arguments(inputs, seed) for seed in range(_RANDOM_BATCHES)]
+    return [dict(one.kwargs) if one.kwargs else one.args for one in calls]

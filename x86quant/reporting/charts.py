@@ -26,12 +26,16 @@ class Bar:
     details: str = ""
 
 
-def bars(drawn: Sequence[Bar], mark: float | None = None) -> str:
-    """One under the other, longest for the largest; a dashed line goes through all at ``mark``."""
+def bars(drawn: Sequence[Bar], mark: float | None = None, *, wordy: bool = False) -> str:
+    """One under the other, longest for the largest; a dashed line goes through all at ``mark``.
+
+    What stands behind them gets more room if they are ``wordy``.
+    """
     largest = max((bar.value for bar in drawn), default=0.0) or 1.0
     style = "" if mark is None else f' style="--mark:{_share(mark, largest)}"'
     rows = "".join(_row(bar, largest) for bar in drawn)
-    return f'<div class="chart{"" if mark is None else " marked"}"{style}>{rows}</div>'
+    kinds = ("" if mark is None else " marked") + (" wordy" if wordy else "")
+    return f'<div class="chart{kinds}"{style}>{rows}</div>'
 
 
 def _row(bar: Bar, largest: float) -> str:

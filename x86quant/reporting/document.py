@@ -22,6 +22,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .chart { margin: .6rem 0; }
 .row { display: grid; grid-template-columns: minmax(7rem, 15rem) 1fr 9.5rem; gap: .1rem .7rem;
   align-items: center; padding: .16rem 0; position: relative; }
+.wordy .row { grid-template-columns: minmax(7rem, 15rem) 1fr 14rem; }
 .name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .track { position: relative; height: 1.05rem; }
 .fill { display: block; height: 100%; min-width: 2px; border-radius: 3px;
@@ -35,6 +36,11 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
   white-space: pre-line; background: var(--text); color: var(--paper); padding: .4rem .7rem;
   border-radius: 6px; font-size: .85rem; }
 .row:hover .tip, .row:focus .tip { display: block; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(14rem, 1fr)); gap: 1rem; }
+.card p { overflow-wrap: anywhere; font-size: .85rem; }
+.pictures { display: flex; flex-wrap: wrap; gap: .5rem; } figure { margin: .4rem 0; }
+figure img { display: block; min-width: 6rem; max-width: 100%; image-rendering: pixelated; }
+figcaption { color: var(--soft); font-size: .8rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .85rem; }
 th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
@@ -48,7 +54,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; color: var(--soft); margin-top: .5rem; }
 pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 @media (max-width: 600px) { .row { grid-template-columns: 1fr 9rem; }
-  .row .value { text-align: right; }
+  .row .value { text-align: right; } .wordy .row { grid-template-columns: 1fr 12.5rem; }
   .name { grid-column: 1 / -1; white-space: normal; } dl { grid-template-columns: 1fr; }
   dt { margin-top: .4rem; } section { padding: .2rem .7rem .8rem; } }
 """

@@ -16,6 +16,7 @@ from x86quant.explaining.int8_proof import ComputeReport
 from x86quant.files import write_aside
 from x86quant.hardware.cpu import cpu
 from x86quant.profiling.run_step import TORCH
+from x86quant.reporting.beside_float import BesideFloat
 from x86quant.reporting.page import page
 from x86quant.terminal.text_table import text_table
 
@@ -54,6 +55,7 @@ class LayerFacts:
     low: float | None = None
     high: float | None = None
     saturation: float | None = None
+    float_us: float | None = None
 
     @property
     def in_float(self) -> bool:
@@ -61,13 +63,14 @@ class LayerFacts:
         return self.kernel == TORCH
 
     def cells(self) -> tuple[str, ...]:
-        """As text: layer, op, kernel, rule, µs, SQNR, low, high, saturation."""
+        """As text: layer, op, kernel, rule, µs, float's µs, SQNR, low, high, saturation."""
         return (
             self.layer,
             self.op,
             self.kernel,
             self.rule or "–",
             _text(self.microseconds, "{:.1f}"),
+            _text(self.float_us, "{:.1f}"),
             _text(self.sqnr_db, "{:.1f}"),
             _text(self.low, "{:.3g}"),
             _text(self.high, "{:.3g}"),
@@ -84,12 +87,31 @@ class ModelReport:
         facts: name and value of what concerns the whole model.
         layers: in the order they run.
         notes: headings and texts, such as the log of a search.
+        beside: the float model beside it, if there is one.
     """
 
     title: str
     facts: Mapping[str, str]
     layers: tuple[LayerFacts, ...]
     notes: tuple[tuple[str, str], ...] = ()
+    beside: BesideFloat | None = None
+
+    def with_float(self, beside: BesideFloat) -> ModelReport:
+        """The same with the float model beside it: its times go to the first step of each layer."""
+        seen: set[str] = set()
+        layers = []
+        for layer in self.layers:
+            us = None if layer.layer in seen else beside.layer_us.get(layer.layer)
+            seen.add(layer.layer)
+            layers.append(dataclasses.replace(layer, float_us=us))
+        facts = dict(self.facts)
+        if beside.float_time is not None and beside.int8_time is not None:
+            ratio = beside.float_time.median / beside.int8_time.median
+            facts["beside float"] = (
+                f"float takes {beside.float_time.median * 1e3:.3f} ms, int8 "
+                f"{beside.int8_time.median * 1e3:.3f} ms in turn with it: {ratio:.2f} times as fast"
+            )
+        return dataclasses.replace(self, facts=facts, layers=tuple(layers), beside=beside)
 
     def summary(self) -> list[str]:
         """At most five lines: speed, what dominates, what is int8, precision, the machine."""
@@ -97,12 +119,17 @@ class ModelReport:
         speed = f"Speed: {facts.get('time', 'not timed')}"
         if "roofline" in facts:
             speed += f"; {facts['roofline']}"
+        if "beside float" in facts:
+            speed += f"; {facts['beside float']}"
         int8 = f"Int8: {facts['int8 really ran']}; {facts['steps']}"
         lines = [speed, self._dominating(), int8]
         if "fused blocks" in facts:
             lines[2] += f"; fused blocks: {facts['fused blocks'].partition(':')[0]}"
         worst = facts.get("least precise layer")
         precision = f"least in {worst}" if worst else "not compared with a float model"
+        if self.beside is not None and self.beside.outputs:
+            least = min(self.beside.outputs, key=lambda output: output.sqnr_db)
+            precision = f"{least.sqnr_db:.1f} dB at the output, {least.told}; {precision}"
         lines.append(f"Precision: {precision}")
         lines.append(f"Measured on: {facts['CPU']}; {facts['versions']}; inputs {facts['inputs']}")
         return [line for line in lines if line]
@@ -133,7 +160,18 @@ class ModelReport:
     def __str__(self) -> str:
         summary = "\n".join(self.summary())
         facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items())
-        header = ("layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
+        header = (
+            "layer",
+            "op",
+            "kernel",
+            "rule",
+            "µs",
+            "float µs",
+            "SQNR dB",
+            "low",
+            "high",
+            "saturated",
+        )
         table = text_table(header, [layer.cells() for layer in self.layers], right=header[4:])
         return f"{self.title}\n\n{summary}\n\n{table}\n\n{facts}"
 

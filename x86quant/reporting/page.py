@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from x86quant.reporting.beside_page import beside_parts
 from x86quant.reporting.charts import Bar, bars
 from x86quant.reporting.document import definitions, document, head_row
 
@@ -17,6 +18,9 @@ LOW_SQNR = 20.0
 
 #: Above this share of clipped values a layer is marked.
 HIGH_SATURATION = 0.01
+
+#: Below this share clipped values are not drawn: they would read 0.00 %.
+_TOLD_SATURATION = 0.00005
 
 #: A chart shows so many bars; the table has the rest.
 _MOST_BARS = 15
@@ -32,6 +36,8 @@ def _parts(report: ModelReport) -> Iterator[str]:
     told = [line.partition(": ") for line in report.summary()]
     lines = "".join(f"<li><b>{html.escape(a)}</b>: {html.escape(c)}</li>" for a, _, c in told)
     yield f'<ul class="summary">{lines}</ul>'
+    if report.beside is not None:
+        yield from beside_parts(report.beside)
     yield from _times(report.layers)
     judged = [layer for layer in report.layers if layer.sqnr_db is not None]
     yield _chart(
@@ -41,7 +47,7 @@ def _parts(report: ModelReport) -> Iterator[str]:
         "{:.1f} dB",
         lambda layer: _sqnr(layer) < LOW_SQNR,
     )
-    clipped = [layer for layer in report.layers if layer.saturation]
+    clipped = [layer for layer in report.layers if _saturated(layer) >= _TOLD_SATURATION]
     yield _chart(
         "Saturated values",
         sorted(clipped, key=_saturated, reverse=True),
@@ -110,7 +116,7 @@ def _chart(
     shown = layers[:_MOST_BARS]
     drawn = [
         Bar(
-            layer.layer,
+            f"{layer.layer}: {layer.op}" if layer.layer else layer.op,
             value(layer),
             form.format(value(layer)),
             "poor" if poor(layer) else "good",
@@ -124,7 +130,9 @@ def _chart(
     return f"<section><h2>{html.escape(heading)}</h2>{bars(drawn)}{note}</section>"
 
 
-_COLUMNS = ("step", "layer", "op", "kernel", "rule", "µs", "SQNR dB", "low", "high", "saturated")
+_COLUMNS = (
+    "step", "layer", "op", "kernel", "rule", "µs", "float µs", "SQNR dB", "low", "high", "saturated"
+)  # fmt: skip
 _NUMBERS = frozenset((_COLUMNS[0], *_COLUMNS[5:]))
 
 
@@ -141,7 +149,9 @@ def _table(layers: Sequence[LayerFacts]) -> str:
 
 def _row(number: int, layer: LayerFacts) -> str:
     cells = dict(zip(_COLUMNS, (str(number), *layer.cells()), strict=True))
-    values = (layer.microseconds, layer.sqnr_db, layer.low, layer.high, layer.saturation)
+    values = (
+        layer.microseconds, layer.float_us, layer.sqnr_db, layer.low, layer.high, layer.saturation
+    )  # fmt: skip
     exact = {"step": number, **dict(zip(_COLUMNS[5:], values, strict=True))}
     marked = {
         "SQNR dB": layer.sqnr_db is not None and layer.sqnr_db < LOW_SQNR,
