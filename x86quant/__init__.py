@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from x86quant.huggingface import Int8Cache as Int8Cache
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.onnx_models import from_onnx
+    from x86quant.onnx_models.exporting import export_onnx
     from x86quant.profiling import Profile, profile
     from x86quant.pt2e import X86Quantizer as X86Quantizer
     from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
@@ -137,6 +138,7 @@ _HOME = {
     ),
     "explaining.int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
     "onnx_models": ("from_onnx",),
+    "onnx_models.exporting": ("export_onnx",),
     "profiling": ("Profile", "profile"),
     "stock.qconfig": (
         "get_backend_config",
@@ -206,6 +208,7 @@ __all__ = [
     "enable",
     "explain",
     "explain_pack",
+    "export_onnx",
     "export_program",
     "from_onnx",
     "from_table_batched",

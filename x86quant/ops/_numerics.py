@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -12,13 +16,30 @@ from x86quant.errors import InvalidInputError
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+_steps_wanted: ContextVar[bool] = ContextVar("_steps_wanted", default=False)
+
+
 def has_values(x: torch.Tensor) -> bool:
     """Whether more of ``x`` is asked for than a shape.
 
     Plans and exports ask for the shape of every op, and with free sizes torch takes milliseconds
     for each step of one.
     """
-    return not (x.is_meta or isinstance(x, FakeTensor))
+    return _steps_wanted.get() or not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def with_values(op: Callable[..., Any]) -> Callable[..., Any]:
+    """``op`` with all of its steps, also where a tracer asks with tensors without values."""
+
+    @functools.wraps(op)
+    def spelled(*args: Any, **kwargs: Any) -> Any:
+        before = _steps_wanted.set(True)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            _steps_wanted.reset(before)
+
+    return spelled
 
 
 def like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -13,6 +13,8 @@ NAMESPACE = "x86quant"
 
 #: Every registered schema, by op name, in order of registration.
 SCHEMAS: dict[str, str] = {}
+#: The definition of each op in plain torch, behind its checks.
+PLAIN: dict[str, Callable[..., Any]] = {}
 #: Ops that something faster than plain torch runs, where the extension is there.
 FASTER: set[str] = set()
 
@@ -59,6 +61,7 @@ def register(
         checked = [_reading(check, function) for check in checks]
         plain = _checked(function, checked)
         kernel, fake = plain, plain
+        PLAIN[name] = plain
         if native is not None:
             FASTER.add(name)
             kernel = _checked(_or_else(_reading(native, function), function), checked)

@@ -26,6 +26,7 @@ last states of a GRU.
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -206,7 +207,7 @@ def _direction(
 
     ``given`` are what the first product reads and what the gates go on from, where not zeros.
     """
-    inverse = torch.tensor(1 / scale, dtype=torch.float32)
+    inverse = _rounded(1 / scale)
     first = None if given[0] is None else linear_dynamic(given[0], *hidden)
     zeros = own.new_zeros((own.shape[1], own.shape[2] // GATES[kind]))
     cell = zeros if given[1] is None else given[1]
@@ -229,7 +230,7 @@ def _product(rows: torch.Tensor, scale: float, zero_point: int, linear: _Linear)
     weight, weight_scale, bias = linear
     # float64 holds every sum exactly, and the product of two float32.
     sums = (rows.double() - zero_point) @ weight.double().t()
-    steps = torch.tensor(scale, dtype=torch.float32) * weight_scale
+    steps = _rounded(scale) * weight_scale
     return _fma(sums.float(), steps, bias)
 
 
@@ -240,7 +241,8 @@ def _fma(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor | float) -> t
 
 
 def _rounded(x: float) -> float:
-    return float(torch.tensor(x, dtype=torch.float32))
+    """``x`` as float32 has it, without a tensor, which tracers would write down."""
+    return float(struct.unpack("f", struct.pack("f", x))[0])
 
 
 def _tanh(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,202 @@
+"""int8 models as ONNX files: ONNX Runtime is an independent judge of our arithmetic."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from x86quant.errors import InvalidInputError, UnsupportedError
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+pytestmark = pytest.mark.usefixtures("any_accuracy")
+
+
+class ManySteps(nn.Module):
+    """A convolutional network with most of what graphs know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.grouped_up = nn.ConvTranspose2d(8, 8, 2, stride=2, groups=4)
+        self.deep = nn.Conv2d(16, 16, 3, padding=2, dilation=2, groups=16)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu6(self.first(x))
+        y = torch.relu(self.norm(self.second(F.silu(x))) + x)
+        z = F.avg_pool2d(self.up(y) - self.grouped_up(x), 2)
+        x = torch.cat([y, z], 1) * torch.sigmoid(torch.cat([z, y], 1))
+        x = F.hardswish(self.deep(F.interpolate(x, scale_factor=2.0)))
+        x = F.adaptive_avg_pool2d(F.max_pool2d(x, 3, 2, 1), 1)
+        return self.last(x.flatten(1))
+
+
+class Recurrent(nn.Module):
+    """An LSTM between two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(12, 16)
+        self.lstm = nn.LSTM(16, 24, batch_first=True)
+        self.after = nn.Linear(24, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, _ = self.lstm(torch.relu(self.before(x)))
+        return self.after(out[:, -1])
+
+
+def session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def sqnr(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    noise = (wanted - found).double().square().mean().clamp(min=1e-30)
+    return float(10 * torch.log10(wanted.double().square().mean() / noise))
+
+
+def int8_cnn() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    net = ManySteps().eval()
+    batches = [torch.randn(4, 3, 16, 16) for _ in range(3)]
+    return net, x86quant.quantize(net, batches, speed_check=False)
+
+
+@torch.no_grad()
+def test_a_convolutional_network_gives_the_same_in_onnx_runtime(tmp_path: Path) -> None:
+    net, int8 = int8_cnn()
+    path = tmp_path / "net.onnx"
+    x86quant.export_onnx(int8, path)
+    judge = session(path)
+    for batch in (1, 3, 8):  # the batch is free
+        x = torch.randn(batch, 3, 16, 16)
+        (found,) = judge.run(None, {"input": x.numpy()})
+        ours = int8(x)
+        # Sums in another order may round a code to the next one here and there: far less than what
+        # rounding itself costs.
+        assert sqnr(ours, torch.tensor(found)) > sqnr(net(x), ours) + 3
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@torch.no_grad()
+def test_codes_differ_by_a_step_at_most(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    # Random weights, one layer of each kind: what differs is this layer's own rounding.
+    layers: dict[str, nn.Module] = {
+        "conv": nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        "conv relu": nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU()),
+        "depthwise": nn.Conv2d(3, 6, 3, groups=3),
+        "transposed": nn.ConvTranspose2d(3, 8, 3, stride=2),
+    }
+    for name, layer in layers.items():
+        net = nn.Sequential(layer, nn.MaxPool2d(2)).eval()
+        x = torch.randn(4, 3, 14, 14)
+        int8 = x86quant.quantize(net, [x], speed_check=False)
+        path = tmp_path / "layer.onnx"
+        x86quant.export_onnx(int8, path, x)
+        (found,) = session(path).run(None, {"input": x.numpy()})
+        ours = int8(x)
+        values = ours.unique()
+        step = float(values.diff().min()) if len(values) > 1 else 0.0
+        apart = (torch.tensor(found) - ours).abs()
+        assert float(apart.max()) <= 1.01 * step, name
+        assert float((apart > 0.01 * step).float().mean()) < 0.01, name
+
+
+def test_runtimes_find_int8_kernels_for_it(tmp_path: Path) -> None:
+    _, int8 = int8_cnn()
+    path = tmp_path / "net.onnx"
+    x86quant.export_onnx(int8, path)
+    weights = [x for x in onnx.load(path).graph.initializer if x.data_type == onnx.TensorProto.INT8]
+    assert len(weights) >= 5
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    kinds = collections.Counter(
+        n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node
+    )
+    # All but the one that takes a sum along, and those that are transposed.
+    assert kinds["QLinearConv"] == 2, kinds
+
+
+@torch.no_grad()
+def test_a_transformer_gives_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    batches = [torch.randn(2, 7, 32) for _ in range(3)]
+    int8 = x86quant.quantize(net, batches, fuse_blocks=True, speed_check=False)
+    path = tmp_path / "encoder.onnx"
+    x86quant.export_onnx(int8, path, input_names=["tokens"], output_names=["states"])
+    judge = session(path)
+    x = torch.randn(5, 7, 32)
+    (found,) = judge.run(["states"], {"tokens": x.numpy()})
+    ours = int8(x)
+    assert sqnr(ours, torch.tensor(found)) > sqnr(net(x), ours) + 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_a_recurrent_network_gives_the_same(mode: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Recurrent().eval()
+    batches = [torch.randn(3, 6, 12) for _ in range(3)]
+    int8 = x86quant.quantize(net, batches, mode=mode, speed_check=False)
+    path = tmp_path / "lstm.onnx"
+    x86quant.export_onnx(int8, path)
+    (found,) = session(path).run(None, {"input": batches[0].numpy()})
+    ours = int8(batches[0])
+    assert sqnr(ours, torch.tensor(found)) > sqnr(net(batches[0]), ours) + 3
+
+
+@torch.no_grad()
+def test_a_loaded_model_is_exported_and_read_back(tmp_path: Path) -> None:
+    _, int8 = int8_cnn()
+    x86quant.save(int8, tmp_path / "net.x86q")
+    x86quant.export_onnx(x86quant.load(tmp_path / "net.x86q"), tmp_path / "net.onnx")
+    again = x86quant.from_onnx(tmp_path / "net.onnx")
+    x = torch.randn(2, 3, 16, 16)
+    assert sqnr(int8(x), again(x)) > 30
+
+
+def test_what_cannot_be_exported_is_said_and_leaves_no_file(tmp_path: Path) -> None:
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) if float(x.sum()) > 0 else x
+
+    path = tmp_path / "net.onnx"
+    with pytest.raises(UnsupportedError, match=r"Sorted cannot be traced by torch\.export"):
+        x86quant.export_onnx(Sorted(), path, torch.ones(2, 4))
+    with pytest.raises(InvalidInputError, match=r"what Linear takes is not known: give inputs"):
+        x86quant.export_onnx(nn.Linear(2, 2), path)
+    with pytest.raises(InvalidInputError, match="2 names for 1 tensors"):
+        x86quant.export_onnx(nn.Linear(2, 2), path, torch.ones(1, 2), input_names=["a", "b"])
+    with pytest.raises(InvalidInputError, match="is a folder"):
+        x86quant.export_onnx(nn.Linear(2, 2), tmp_path, torch.ones(1, 2))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    _, int8 = int8_cnn()
+    before = str(int8.graph_module.graph)  # type: ignore[union-attr]
+    keys = [*int8.state_dict()]
+    x86quant.export_onnx(int8, tmp_path / "net.onnx")
+    assert str(int8.graph_module.graph) == before  # type: ignore[union-attr]
+    assert [*int8.state_dict()] == keys
