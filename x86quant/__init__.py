@@ -22,69 +22,79 @@ from x86quant.hardware.isa import apply_isa_cap
 from x86quant.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from x86quant.artifacts import load, save
-    from x86quant.compiled import CompiledModule, compile
-    from x86quant.cpp_library import cpp_paths
-    from x86quant.dynamic import (
-        DotInteraction,
-        DynamicGRU,
-        DynamicGRUCell,
-        DynamicLinear,
-        DynamicLSTM,
-        DynamicLSTMCell,
-        DynamicMultiheadAttention,
-        EmbeddingBags,
-        RowwiseEmbedding,
-        WeightOnlyEmbedding,
-        WeightOnlyEmbeddingBag,
-        WeightOnlyLinear,
-        from_table_batched,
-        to_dynamic,
-    )
-    from x86quant.errors import (
-        ArtifactError,
-        CpuError,
-        CpuTooOldError,
-        ExtensionError,
-        FloatOpsError,
-        InvalidInputError,
-        RuleError,
-        UnsupportedError,
-        X86QuantError,
-        X86QuantWarning,
-    )
-    from x86quant.explaining.explanation import (
-        CompiledExplanation,
-        Explanation,
-        LayerChoice,
-        explain,
-        explain_pack,
-    )
-    from x86quant.explaining.int8_proof import ComputeReport, assert_int8, compute_ops
-    from x86quant.explaining.rerouting import reroute
-    from x86quant.hardware.cpu import Cpu, cpu
+    from x86quant.artifacts import load as load
+    from x86quant.artifacts import save as save
+    from x86quant.compiled import CompiledModule as CompiledModule
+    from x86quant.compiled import compile as compile
+    from x86quant.cpp_library import cpp_paths as cpp_paths
+    from x86quant.dynamic import DotInteraction as DotInteraction
+    from x86quant.dynamic import DynamicGRU as DynamicGRU
+    from x86quant.dynamic import DynamicGRUCell as DynamicGRUCell
+    from x86quant.dynamic import DynamicLinear as DynamicLinear
+    from x86quant.dynamic import DynamicLSTM as DynamicLSTM
+    from x86quant.dynamic import DynamicLSTMCell as DynamicLSTMCell
+    from x86quant.dynamic import DynamicMultiheadAttention as DynamicMultiheadAttention
+    from x86quant.dynamic import EmbeddingBags as EmbeddingBags
+    from x86quant.dynamic import RowwiseEmbedding as RowwiseEmbedding
+    from x86quant.dynamic import WeightOnlyEmbedding as WeightOnlyEmbedding
+    from x86quant.dynamic import WeightOnlyEmbeddingBag as WeightOnlyEmbeddingBag
+    from x86quant.dynamic import WeightOnlyLinear as WeightOnlyLinear
+    from x86quant.dynamic import from_table_batched as from_table_batched
+    from x86quant.dynamic import to_dynamic as to_dynamic
+    from x86quant.errors import ArtifactError as ArtifactError
+    from x86quant.errors import CpuError as CpuError
+    from x86quant.errors import CpuTooOldError as CpuTooOldError
+    from x86quant.errors import ExtensionError as ExtensionError
+    from x86quant.errors import FloatOpsError as FloatOpsError
+    from x86quant.errors import InvalidInputError as InvalidInputError
+    from x86quant.errors import RuleError as RuleError
+    from x86quant.errors import UnsupportedError as UnsupportedError
+    from x86quant.errors import X86QuantError as X86QuantError
+    from x86quant.errors import X86QuantWarning as X86QuantWarning
+    from x86quant.explaining.explanation import CompiledExplanation as CompiledExplanation
+    from x86quant.explaining.explanation import Explanation as Explanation
+    from x86quant.explaining.explanation import LayerChoice as LayerChoice
+    from x86quant.explaining.explanation import explain as explain
+    from x86quant.explaining.explanation import explain_pack as explain_pack
+    from x86quant.explaining.int8_proof import ComputeReport as ComputeReport
+    from x86quant.explaining.int8_proof import assert_int8 as assert_int8
+    from x86quant.explaining.int8_proof import compute_ops as compute_ops
+    from x86quant.explaining.rerouting import reroute as reroute
+    from x86quant.hardware.cpu import Cpu as Cpu
+    from x86quant.hardware.cpu import cpu as cpu
     from x86quant.huggingface import Int8Cache as Int8Cache
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
-    from x86quant.onnx_models import from_onnx
-    from x86quant.onnx_models.exporting import export_onnx
-    from x86quant.profiling import Profile, profile
+    from x86quant.onnx_models import from_onnx as from_onnx
+    from x86quant.onnx_models.exporting import export_onnx as export_onnx
+    from x86quant.profiling import Profile as Profile
+    from x86quant.profiling import profile as profile
     from x86quant.pt2e import X86Quantizer as X86Quantizer
-    from x86quant.quantization import convert_qat, prepare_qat, quantize, sensitivity
-    from x86quant.reporting import report
-    from x86quant.routing.choice import Choice
-    from x86quant.routing.in_force import current_rules, override, use_rules
-    from x86quant.routing.router import choose
-    from x86quant.serving import export_program
-    from x86quant.spec import OpSpec
-    from x86quant.stock.hook import disable, enable, is_enabled
+    from x86quant.quantization import convert_qat as convert_qat
+    from x86quant.quantization import prepare_qat as prepare_qat
+    from x86quant.quantization import quantize as quantize
+    from x86quant.quantization import sensitivity as sensitivity
+    from x86quant.reporting import report as report
+    from x86quant.routing.choice import Choice as Choice
+    from x86quant.routing.in_force import current_rules as current_rules
+    from x86quant.routing.in_force import override as override
+    from x86quant.routing.in_force import use_rules as use_rules
+    from x86quant.routing.router import choose as choose
+    from x86quant.serving import export_program as export_program
+    from x86quant.spec import OpSpec as OpSpec
+    from x86quant.stock.hook import disable as disable
+    from x86quant.stock.hook import enable as enable
+    from x86quant.stock.hook import is_enabled as is_enabled
+    from x86quant.stock.qconfig import get_backend_config as get_backend_config
     from x86quant.stock.qconfig import (
-        get_backend_config,
-        get_default_dynamic_qconfig_mapping,
-        get_default_qat_qconfig_mapping,
-        get_default_qconfig_mapping,
+        get_default_dynamic_qconfig_mapping as get_default_dynamic_qconfig_mapping,
     )
-    from x86quant.tables.table import Rule, RuleTable
-    from x86quant.tables.table_reader import read_table
+    from x86quant.stock.qconfig import (
+        get_default_qat_qconfig_mapping as get_default_qat_qconfig_mapping,
+    )
+    from x86quant.stock.qconfig import get_default_qconfig_mapping as get_default_qconfig_mapping
+    from x86quant.tables.table import Rule as Rule
+    from x86quant.tables.table import RuleTable as RuleTable
+    from x86quant.tables.table_reader import read_table as read_table
 
 # X86QUANT_ISA must cap oneDNN, FBGEMM and ATen before any of them looks at the CPU.
 try:
@@ -162,74 +172,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 #: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
 _EXTRAS = {"Int8Cache": "huggingface", "X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
 
-__all__ = [
-    "ArtifactError",
-    "Choice",
-    "CompiledExplanation",
-    "CompiledModule",
-    "ComputeReport",
-    "Cpu",
-    "CpuError",
-    "CpuTooOldError",
-    "DotInteraction",
-    "DynamicGRU",
-    "DynamicGRUCell",
-    "DynamicLSTM",
-    "DynamicLSTMCell",
-    "DynamicLinear",
-    "DynamicMultiheadAttention",
-    "EmbeddingBags",
-    "Explanation",
-    "ExtensionError",
-    "FloatOpsError",
-    "InvalidInputError",
-    "LayerChoice",
-    "OpSpec",
-    "Profile",
-    "RowwiseEmbedding",
-    "Rule",
-    "RuleError",
-    "RuleTable",
-    "UnsupportedError",
-    "WeightOnlyEmbedding",
-    "WeightOnlyEmbeddingBag",
-    "WeightOnlyLinear",
-    "X86QuantError",
-    "X86QuantWarning",
-    "assert_int8",
-    "choose",
-    "compile",
-    "compute_ops",
-    "convert_qat",
-    "cpp_paths",
-    "cpu",
-    "current_rules",
-    "disable",
-    "enable",
-    "explain",
-    "explain_pack",
-    "export_onnx",
-    "export_program",
-    "from_onnx",
-    "from_table_batched",
-    "get_backend_config",
-    "get_default_dynamic_qconfig_mapping",
-    "get_default_qat_qconfig_mapping",
-    "get_default_qconfig_mapping",
-    "is_enabled",
-    "load",
-    "override",
-    "prepare_qat",
-    "profile",
-    "quantize",
-    "read_table",
-    "report",
-    "reroute",
-    "save",
-    "sensitivity",
-    "to_dynamic",
-    "use_rules",
-]
+__all__ = sorted(_MODULE_OF)  # for checkers, the imports above say the same
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import x86quant
+from x86quant.capture.exported import ops_from_export
 from x86quant.compiled import CompiledModule, block_graphs
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.dynamic import to_dynamic
@@ -26,7 +27,6 @@ from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.profiling.recorder import record
 from x86quant.quantization.graphs.fused_blocks import comparable, rows_left_float
-from x86quant.quantization.tracing.exported import ops_from_export
 
 Made = tuple[nn.Module, dict[str, Any]]
 

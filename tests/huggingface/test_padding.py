@@ -17,13 +17,13 @@ import x86quant
 from tests.row_samples import floats
 from tests.runtime.test_row_steps import _Net, _weights
 from tests.serving.test_serving import Served
+from x86quant.capture.exported import ops_from_export
 from x86quant.compiled.module import CompiledModule
 from x86quant.dynamic import to_dynamic
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.lowering.row_passes import leave_out_padding
-from x86quant.quantization.tracing.exported import ops_from_export
 
 ops = torch.ops.x86quant
 

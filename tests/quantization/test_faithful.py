@@ -15,13 +15,15 @@ from torch import nn
 import x86quant
 from x86quant.calling import trace_limits
 from x86quant.calling.call import Call
+from x86quant.capture.observed import observe
+from x86quant.capture.proof import prove
+from x86quant.capture.variants import elements, takes, variants
 from x86quant.errors import UnsupportedError, X86QuantWarning
 from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.scheme import decide
 from x86quant.quantization.static.part_search import find_parts
 from x86quant.quantization.static.static_part import Ranges
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import elements, observe, prove, takes, variants
 from x86quant.quantization.tracing.tracing import by_fx
 
 

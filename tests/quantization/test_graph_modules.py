@@ -12,7 +12,9 @@ from torch.export import Dim
 
 import x86quant
 from tests.quantization.test_any_model import sqnr
+from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
+from x86quant.quantization.tracing.tracing import by_export, trace
 
 NET = nn.Sequential(
     nn.Conv2d(3, 16, 3),
@@ -114,3 +116,26 @@ def test_a_program_with_keywords_and_nested_results() -> None:
         given = call()
         assert sqnr(model(**given)["out"], result(**given)["out"]) > 20
         assert "a" in str(result.quantization.int8_layers)
+
+
+class Branching(nn.Module):
+    """Batch norms behind convolutions, in code that torch.fx cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding="same"), nn.BatchNorm2d(8)
+        self.inner = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.b(self.a(x))
+        return self.inner(x * 2 if x.shape[2] > 5 else x)
+
+
+def test_batch_norms_are_folded_into_layers_that_export_traced() -> None:
+    model = Branching().eval()
+    traced = trace(model, Call((torch.randn(4, 3, 16, 16),)), by_export)
+    called = [node.target for node in traced.graph_module.graph.nodes if node.op == "call_module"]
+    assert called == ["a", "inner.0"]
+    assert not any("batch_norm" in node.name for node in traced.graph_module.graph.nodes)
+    x = torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(traced(x), model(x))

@@ -12,8 +12,9 @@ from torch import nn
 
 import x86quant
 from x86quant.calling.call import Call
+from x86quant.capture.traced_graph import Traced
 from x86quant.errors import UnsupportedError
-from x86quant.quantization.tracing.tracing import Traced, by_fx
+from x86quant.quantization.tracing.tracing import by_fx
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
 

@@ -17,10 +17,10 @@ from torch.nn.utils import prune
 import x86quant
 from tests.models import TwoLinears, quantized, rows
 from x86quant.calling.call import Call
+from x86quant.capture.caught_errors import errors_are_caught
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, X86QuantWarning
 from x86quant.quantization.static import part_search
-from x86quant.quantization.tracing.caught_errors import errors_are_caught
 from x86quant.quantization.tracing.tracing import Way, by_export, by_fx
 
 DATA = [rows(16, seed=seed) for seed in range(2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Tracer
 
-from x86quant.artifacts.capture.captured import capture
+from x86quant.artifacts.captured import capture
 from x86quant.artifacts.records import transformers_models
 from x86quant.artifacts.records.forms import is_replaced
 from x86quant.artifacts.records.modules import KINDS, hooks_within
@@ -30,30 +29,22 @@ _REMEDY = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Example:
-    """The arguments of one call."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
 def example_of(
     model: object, example_inputs: Sequence[Any] | Mapping[str, Any] | None
-) -> Example | None:
+) -> Call | None:
     """What was given, or what ``quantize`` kept, of a call of ``model``."""
     if isinstance(example_inputs, Mapping):
-        return Example((), example_inputs)
+        return Call((), example_inputs)
     if isinstance(example_inputs, torch.Tensor):
-        return Example((example_inputs,), {})
+        return Call((example_inputs,))
     if example_inputs is not None:
-        return Example(tuple(example_inputs), {})
+        return Call(tuple(example_inputs))
     kept = getattr(getattr(model, "quantization", None), "example", None)
-    return None if kept is None else Example(tuple(kept.args), dict(kept.kwargs))
+    return None if kept is None else Call(tuple(kept.args), dict(kept.kwargs))
 
 
 def ready(
-    model: nn.Module | ExportedProgram, example: Example | None
+    model: nn.Module | ExportedProgram, example: Call | None
 ) -> tuple[CompiledModule | GuardedModule | None, str]:
     """A graph for all of ``model``, or one for each range of sizes, or None; and, unless that graph
     does all that the model does, why its class is needed.
@@ -127,7 +118,7 @@ def was_quantized(model: nn.Module) -> bool:
 
 
 def _traced(
-    model: nn.Module, example: Example | None, quantized: bool
+    model: nn.Module, example: Call | None, quantized: bool
 ) -> tuple[CompiledModule | GuardedModule, str]:
     """``model`` as a graph, by torch.fx, or by torch.export where that cannot."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -178,7 +169,7 @@ def _flat(gm: GraphModule) -> GraphModule:
         raise ArtifactError(str(error)) from error
 
 
-def _described(gm: GraphModule, example: Example | None) -> GraphModule:
+def _described(gm: GraphModule, example: Call | None) -> GraphModule:
     """``gm``, its inputs described by the example, so that a loaded model checks what it gets."""
     graph = Graph()
     graph.output(graph.graph_copy(gm.graph, val_map={}))
@@ -189,10 +180,9 @@ def _described(gm: GraphModule, example: Example | None) -> GraphModule:
     return GraphModule(gm, graph)
 
 
-def gives_the_same(model: nn.Module, other: nn.Module, example: Example) -> bool | None:
+def gives_the_same(model: nn.Module, other: nn.Module, example: Call) -> bool | None:
     """Whether ``other`` computes what the model does; None where it returns another class."""
-    call = Call(example.args, example.kwargs)
-    one, two = run(model, call), run(other, call)
+    one, two = run(model, example), run(other, example)
     if type(one) is not type(two):
         return None
     try:

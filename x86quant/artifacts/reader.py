@@ -17,7 +17,7 @@ from x86quant.artifacts.file.stored_tensors import TensorReader
 from x86quant.artifacts.file.typed import check_keys, typed
 from x86quant.artifacts.records import forms
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.block_graphs import BlockGraphs
+from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.errors import ArtifactError
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
@@ -100,22 +100,12 @@ def load(
 
 
 def _use_packed_cache(model: nn.Module, path: Path, checksum: str) -> None:
-    graphs = {place: found for place, module in model.named_modules() if (found := _at(module))}
+    graphs: dict[str, list[CompiledModule]] = {}
+    for place, graph in compiled_parts(model):
+        graphs.setdefault(place, []).append(graph)
     cache = PackedCache(path, graphs, checksum)
     for graph in itertools.chain.from_iterable(graphs.values()):
         graph.use_packed_cache(cache)
-
-
-def _at(module: nn.Module) -> list[CompiledModule]:
-    """The graphs that may run in a call of ``module`` itself."""
-    if isinstance(module, CompiledModule):
-        return [module]
-    found: list[CompiledModule] = []
-    if isinstance(blocks := vars(module).get("forward"), BlockGraphs):
-        found += [graph.compiled for graph in blocks.graphs]
-        if blocks.token_step is not None:
-            found.append(blocks.token_step.compiled)
-    return found
 
 
 def describe(path: str | os.PathLike[str]) -> Description:

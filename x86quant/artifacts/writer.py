@@ -17,7 +17,6 @@ from torch.export import ExportedProgram
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorWriter
 from x86quant.artifacts.prepared_model import (
-    Example,
     example_of,
     gives_the_same,
     ready,
@@ -26,6 +25,7 @@ from x86quant.artifacts.prepared_model import (
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.records import forms
 from x86quant.artifacts.records.calls import is_constant, takes_others
+from x86quant.calling.call import Call
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.compiled import GuardedModule
@@ -117,7 +117,7 @@ def _with_class(
     model: nn.Module,
     whole: nn.Module | None,
     why: str,
-    example: Example | None,
+    example: Call | None,
     metadata: dict[str, Any],
 ) -> bytes:
     """A file for a model whose class is needed to load it, or at least to load all of it."""
@@ -146,7 +146,7 @@ def _with_class(
     return data
 
 
-def _check_loaded(model: nn.Module, loaded: nn.Module, example: Example) -> None:
+def _check_loaded(model: nn.Module, loaded: nn.Module, example: Call) -> None:
     """Raise ArtifactError unless ``loaded`` does what ``model`` does."""
     try:
         with contextlib.ExitStack() as stack:

@@ -9,7 +9,6 @@ module was replaced or written to.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import operator
 import types
@@ -22,39 +21,25 @@ import torch
 from torch import nn
 
 from x86quant import extension
-from x86quant.compiled.module import CompiledModule
+from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.token_step import TokenStep
 from x86quant.compiled.traced import only_watched
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, X86QuantWarning
-from x86quant.forms.call_form import CallForm, Structure
-from x86quant.forms.guard import Guard
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BlockGraph:
-    """A graph that stands for a module's forward.
-
-    Attributes:
-        compiled: from tensors to a tuple of tensors.
-        form: how the module is called.
-        results: the structure of its result.
-        guard: which tensors the graph holds for.
+def tensors_for(
+    graph: GuardedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any] | None:
+    """The inputs of ``graph`` in place of a module's code, or None if it does not stand for that
+    in this call.
     """
-
-    compiled: CompiledModule
-    form: CallForm
-    results: Structure
-    guard: Guard
-
-    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
-        """The inputs of the graph, or None if it does not hold for this call."""
-        tensors = self.form.tensors(args, kwargs)
-        if tensors is None or not all(map(_is_memory, tensors)) or not only_watched():
-            return None
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return None
-        return tensors if self.guard.refusal(tensors) is None else None
+    tensors = graph.form.tensors(args, kwargs)
+    if tensors is None or not all(map(_is_memory, tensors)) or not only_watched():
+        return None
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return None
+    return tensors if graph.guard.refusal(tensors) is None else None
 
 
 def _is_memory(x: torch.Tensor) -> bool:
@@ -74,7 +59,7 @@ class BlockGraphs:
     def __init__(
         self,
         module: nn.Module,
-        graphs: Sequence[BlockGraph],
+        graphs: Sequence[GuardedModule],
         token_step: TokenStep | None = None,
     ) -> None:
         self.module = module
@@ -133,12 +118,12 @@ class BlockGraphs:
 
     def graph_for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[BlockGraph, tuple[torch.Tensor, ...]] | None:
+    ) -> tuple[GuardedModule, tuple[torch.Tensor, ...]] | None:
         """The graph that answers a call and its inputs; None if the module's own code does."""
         if not self._may_run():
             return None
         for graph in self.graphs:
-            tensors = graph.tensors(args, kwargs)
+            tensors = tensors_for(graph, args, kwargs)
             if tensors is not None:
                 return (graph, tuple(tensors)) if self._holds() else None
         return None

@@ -37,7 +37,7 @@ def as_graph_call(
         if model.original is None:
             raise
         return None
-    return (graph, tensors, {}) if isinstance(graph, CompiledModule) else None
+    return graph, tensors, {}
 
 
 def compiled_parts(model: nn.Module) -> tuple[tuple[str, CompiledModule], ...]:

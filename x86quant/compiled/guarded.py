@@ -57,7 +57,7 @@ class GuardedModule(Baked, Int8Module):
 
     def __init__(
         self,
-        compiled: nn.Module,
+        compiled: CompiledModule,
         original: nn.Module | None,
         form: CallForm,
         results: Structure,
@@ -84,9 +84,8 @@ class GuardedModule(Baked, Int8Module):
     def _prepare(self) -> None:
         self.__signature__ = self.form.signature
         self._unchanged: Callable[[], bool] | None = None
-        self._row_rank = (
-            self.compiled.row_rank if isinstance(self.compiled, CompiledModule) else None
-        )
+        # What stands for it while torch.export looks at a model around this has none.
+        self._row_rank: int | None = getattr(self.compiled, "row_rank", None)
 
     @property
     def outside(self) -> int:
@@ -96,7 +95,7 @@ class GuardedModule(Baked, Int8Module):
     @property
     def float_nodes(self) -> tuple[FloatNode, ...]:
         """The nodes of the graph that still run as torch float ops, each with its reason."""
-        return self.compiled.float_nodes if isinstance(self.compiled, CompiledModule) else ()
+        return self.compiled.float_nodes
 
     @property
     def original(self) -> nn.Module | None:
@@ -159,7 +158,7 @@ class GuardedModule(Baked, Int8Module):
 
     def graph_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    ) -> tuple[CompiledModule, tuple[torch.Tensor, ...]]:
         """The graph that answers a call, and its inputs.
 
         Raises:

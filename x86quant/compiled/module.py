@@ -193,7 +193,7 @@ class CompiledModule(Baked):
         ):
             return in_float_type(self.graph_module(*values), self._float_type)
         results = torch.ops.x86quant.run_compiled(self._handle, [x.detach() for x in tensors])
-        return in_float_type(traced.filled(self._results, results), self._float_type)
+        return in_float_type(self._results.fill(results), self._float_type)
 
     def _holds_rows_of_another_rank(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Whether a call gives rows that need only be put into the example's rank."""

@@ -11,7 +11,6 @@ make is to work where this model is not. It is slow until it is compiled again. 
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.forms.call_form import Structure, take_apart
 from x86quant.lowering.graph_tools import attribute
 from x86quant.runtime.supported import runner
 
@@ -110,51 +110,28 @@ class _Fake(Interpreter):
         return torch.func.functional_call(module, fakes, args, kwargs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Stands for the result of this number."""
+def results_of(graph: Graph) -> Structure | None:
+    """The structure of what ``graph`` returns; None if that is more than tensors."""
+    try:
+        structure, leaves = output_of(graph)
+    except UnsupportedError:
+        return None
+    numbers = any(runner(node) == "either" for node in leaves)
+    return structure if structure.is_plain and not numbers else None
 
-    index: int
 
-
-def results_of(graph: Graph) -> Any:
-    """What ``graph`` returns, with a ``Result`` for each tensor; None if numbers are among it."""
+def output_of(graph: Graph) -> tuple[Structure, list[Node]]:
+    """What ``graph`` returns, as its structure and the nodes in it."""
     (output,) = (node for node in graph.nodes if node.op == "output")
-    leaves: list[Node] = []
-
-    def numbered(node: Node) -> Result:
-        leaves.append(node)
-        return Result(len(leaves) - 1)
-
-    structure = _mapped(output.args[0], numbered)
-    is_plain = structure is not _ODD and not any(runner(node) == "either" for node in leaves)
-    return structure if is_plain else None
+    return take_apart(thawed(output.args[0]), lambda x: isinstance(x, Node))
 
 
-_ODD = object()
-
-
-def _mapped(value: Any, numbered: Any) -> Any:
-    if isinstance(value, Node):
-        return numbered(value)
+def thawed(value: Any) -> Any:
+    """``value`` with plain containers in place of a graph's immutable ones."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(map(thawed, value))
+    if isinstance(value, list):
+        return [thawed(item) for item in value]
     if isinstance(value, dict):
-        found = {key: _mapped(item, numbered) for key, item in value.items()}
-        return _ODD if _ODD in found.values() else found
-    if isinstance(value, tuple | list):
-        items = [_mapped(item, numbered) for item in value]
-        plain = tuple if isinstance(value, tuple) else list
-        return _ODD if _ODD in items or hasattr(value, "_fields") else plain(items)
-    return None if value is None else _ODD
-
-
-def filled(structure: Any, results: Sequence[torch.Tensor]) -> Any:
-    """``structure`` with ``results`` in their places."""
-    if isinstance(structure, Result):
-        return results[structure.index]
-    if isinstance(structure, dict):
-        return {key: filled(item, results) for key, item in structure.items()}
-    if isinstance(structure, tuple):
-        return tuple([filled(item, results) for item in structure])
-    if isinstance(structure, list):
-        return [filled(item, results) for item in structure]
-    return None
+        return {key: thawed(item) for key, item in value.items()}
+    return value

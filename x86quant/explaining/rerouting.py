@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.compiled import CompiledModule
-from x86quant.compiled.block_graphs import blocks_of
+from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.dynamic import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -37,16 +36,13 @@ def reroute(model: torch.nn.Module) -> torch.nn.Module:
     for site in list(pack_sites(model)):
         site.replace(_repack(site))
     for module in model.modules():
-        if isinstance(module, CompiledModule):
-            module.plan_again()
-        elif isinstance(module, DynamicLinear | DynamicRecurrent | WeightOnlyEmbeddingBag):
+        if isinstance(module, DynamicLinear | DynamicRecurrent | WeightOnlyEmbeddingBag):
             module.pack_again()
         elif isinstance(module, DynamicMultiheadAttention):
             for part in module.separate_parts:
                 part.pack_again()
-        if (blocks := blocks_of(module)) is not None:
-            for graph in blocks.graphs:
-                graph.compiled.plan_again()
+    for _, graph in compiled_parts(model):
+        graph.plan_again()
     return model
 
 

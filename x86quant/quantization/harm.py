@@ -10,10 +10,10 @@ import torch
 
 from x86quant.calling.call import Call, dense
 from x86quant.calling.running import outputs
+from x86quant.capture.variants import halved
 from x86quant.observing.observer import LARGEST
 from x86quant.quantization.kit.simulation import FloatValues
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.tracing.proof import halved
 
 #: What a layer gets that changes nothing at all.
 _PERFECT = 200.0

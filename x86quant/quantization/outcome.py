@@ -21,6 +21,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run, tensors_in
 from x86quant.calling.state import deep_copy, state_kept
 from x86quant.calling.wording import listed
+from x86quant.capture.variants import smallest, variants
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import note_in_config
@@ -36,7 +37,6 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import of_other_forms
 from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing.memory_reads import sees_other_memory
-from x86quant.quantization.tracing.proof import smallest, variants
 from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")

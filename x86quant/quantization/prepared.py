@@ -13,6 +13,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
 from x86quant.calling.state import deep_copy
 from x86quant.calling.wording import listed
+from x86quant.capture.variants import takes
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
@@ -23,7 +24,6 @@ from x86quant.quantization.kit.smoothing import Smoothed
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.static.static_part import Layer, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import takes
 
 AS_ASKED = "as asked"
 

@@ -17,6 +17,7 @@ from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
+from x86quant.capture.variants import takes, variants
 from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
 from x86quant.errors import (
     InvalidInputError,
@@ -41,7 +42,6 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import takes, variants
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -25,9 +25,8 @@ from x86quant.artifacts.records.token_step_form import read_token_step, write_to
 from x86quant.calling.as_written import as_written
 from x86quant.calling.baking import bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
-from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled import GuardedModule
 from x86quant.compiled.block_graphs import (
-    BlockGraph,
     BlockGraphs,
     blocks_of,
     give_token_step,
@@ -134,7 +133,7 @@ def read_tree(
             if path in replaced or path in classes or not path:
                 raise ArtifactError(f"two modules have the path {path[:80]!r}")
             replaced[path] = inner
-    blocks: dict[str, list[BlockGraph]] = {}
+    blocks: dict[str, list[GuardedModule]] = {}
     for entry in typed(list, content["graphs"], "graphs"):
         if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in classes:
             raise ArtifactError("the graphs of a tree are of no module in it")
@@ -184,7 +183,7 @@ def _texts(value: object, what: str) -> dict[str, str]:
 def _written(block: BlockGraphs, tensors: TensorWriter, write: Write) -> list[Any]:
     """The records of the graphs that have a form in a file; without the others layers run."""
     found = []
-    for graph in map(guarded, block.graphs):
+    for graph in block.graphs:
         with contextlib.suppress(ArtifactError):
             write(graph, TensorWriter(copies=False))  # it leaves nothing behind where it fails
             found.append(write(graph, tensors))
@@ -204,15 +203,10 @@ def _written_step(model: nn.Module, tensors: TensorWriter, write: Write) -> dict
     return {}
 
 
-def _block(module: nn.Module) -> BlockGraph:
-    if not isinstance(module, GuardedModule) or not isinstance(module.compiled, CompiledModule):
+def _block(module: nn.Module) -> GuardedModule:
+    if not isinstance(module, GuardedModule):
         raise ArtifactError("a graph of a module in a tree is none")
-    return BlockGraph(module.compiled, module.form, module.results, module.guard)
-
-
-def guarded(graph: BlockGraph) -> GuardedModule:
-    """``graph`` as what has a form in a file."""
-    return GuardedModule(graph.compiled, None, graph.form, graph.results, graph.guard, strict=True)
+    return module
 
 
 def _copied(skeleton: nn.Module) -> nn.Module:
@@ -233,7 +227,7 @@ class _Tree:
         replaced: dict[str, Content],
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
-        blocks: dict[str, list[BlockGraph]],
+        blocks: dict[str, list[GuardedModule]],
         values: dict[str, dict[str, Any]],
         step: TokenStep | None,
     ) -> None:

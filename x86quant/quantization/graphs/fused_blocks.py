@@ -15,28 +15,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.fx import GraphModule
 
 from x86quant.calling.call import Call
 from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.running import hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
-from x86quant.compiled import CompiledModule
-from x86quant.compiled.block_graphs import BlockGraph, BlockGraphs, is_known_hook
+from x86quant.capture.exported import ops_from_export
+from x86quant.capture.observed import Observed, observe
+from x86quant.capture.proof import prove
+from x86quant.capture.traced_graph import Traced
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.block_graphs import BlockGraphs, is_known_hook, tensors_for
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, take_apart
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
+from x86quant.lowering.passes import Report
 from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.quantization import speed
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
-from x86quant.quantization.tracing.exported import Exported, ops_from_export
 from x86quant.quantization.tracing.filled_forms import filled
-from x86quant.quantization.tracing.proof import Observed, observe, prove
-from x86quant.quantization.tracing.tracing import Traced
 from x86quant.runtime.supported import runner
 
 _log = logging.getLogger("x86quant.quantization")
@@ -148,7 +151,9 @@ def _next(module: nn.Module, path: str) -> Iterator[str]:
             yield inner
 
 
-def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -> list[BlockGraph]:
+def _graphs(
+    module: nn.Module, seen: Sequence[Observed], padding_unread: bool
+) -> list[GuardedModule]:
     """Graphs of ``module``, one for each form that it is called in.
 
     Raises:
@@ -160,9 +165,9 @@ def _graphs(module: nn.Module, seen: Sequence[Observed], padding_unread: bool) -
         hooks = (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values())
         if inner is not module and not all(map(is_known_hook, hooks)):
             raise UnsupportedError(f"{name} has hooks")
-    found: list[BlockGraph] = []
+    found: list[GuardedModule] = []
     tried: list[CallForm] = []
-    traced: list[tuple[CallForm, Exported]] = []
+    traced: list[Traced] = []
     for one in seen:
         known = any(f.tensors(one.call.args, one.call.kwargs) is not None for f in tried)
         if known or len(tried) == _MOST_FORMS:
@@ -184,30 +189,27 @@ def _graph(
     leaves: Sequence[torch.Tensor],
     seen: Sequence[Observed],
     padding_unread: bool,
-    others: list[tuple[CallForm, Exported]],
-) -> BlockGraph:
+    others: list[Traced],
+) -> GuardedModule:
     """The graph of calls of ``form``; ``others`` are what was traced so far, and gets more."""
     mine = [o for o in seen if form.tensors(o.call.args, o.call.kwargs) is not None]
     take_apart(mine[0].result)  # before the seconds that tracing takes
-    for more, exported in others:
-        known = filled(exported, more, form)
+    for known in (filled(other, form) for other in others):
         if known is not None:
             with contextlib.suppress(UnsupportedError):
-                return _proved(module, form, known, leaves, mine, padding_unread)
-    exported = ops_from_export(module, form, leaves)
-    others.append((form, exported))
-    return _proved(module, form, exported, leaves, mine, padding_unread)
+                return _proved(module, known, leaves, mine, padding_unread)
+    traced = ops_from_export(module, form, leaves)
+    others.append(traced)
+    return _proved(module, traced, leaves, mine, padding_unread)
 
 
 def _proved(
     module: nn.Module,
-    form: CallForm,
-    exported: Exported,
+    traced: Traced,
     leaves: Sequence[torch.Tensor],
     mine: Sequence[Observed],
     padding_unread: bool,
-) -> BlockGraph:
-    traced = Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
+) -> GuardedModule:
     with comparable(module):
         traced = prove(module, traced, mine)
     if padding_unread:
@@ -224,47 +226,57 @@ def _fused(
     seen: Sequence[Observed],
     *,
     padding_unread: bool = False,
-) -> BlockGraph:
+) -> GuardedModule:
     lowered, reports = lower_rows(traced.graph_module, padding_unread=padding_unread)
     inputs = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     for node, x in zip(inputs, leaves, strict=True):
         node.meta.update(shape=tuple(x.shape), input_dtype=x.dtype)  # to be explained with
     if not any(is_op(node, *_FUSED) for node in lowered.graph.nodes):
         raise UnsupportedError("there is nothing to fuse in it")
-    left = [n for n in lowered.graph.nodes if computes_in_float(n) and runner(n) == "torch"]
-    float_nodes = [FloatNode.of(lowered, n) for n in left]
-    compiled = CompiledModule(lowered, reports, tuple(float_nodes))
-    graph = BlockGraph(compiled, traced.form, traced.results, traced.guard)
+    compiled = compiled_rows(lowered, reports)
+    graph = GuardedModule(compiled, None, traced.form, traced.results, traced.guard, strict=True)
     _check_noise(module, graph, seen)
     return graph
 
 
-def _check_noise(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed]) -> None:
+def compiled_rows(lowered: GraphModule, reports: tuple[Report, ...]) -> CompiledModule:
+    """What ``lower_rows`` made, to be run."""
+    left = [n for n in lowered.graph.nodes if computes_in_float(n) and runner(n) == "torch"]
+    return CompiledModule(lowered, reports, tuple(FloatNode.of(lowered, n) for n in left))
+
+
+def _check_noise(module: nn.Module, graph: GuardedModule, seen: Sequence[Observed]) -> None:
     """Raise UnsupportedError if ``graph`` is clearly noisier than the layers one by one."""
     exact: list[torch.Tensor] = []
     layers: list[torch.Tensor] = []
     fused: list[torch.Tensor] = []
     for one in seen:
-        tensors = graph.tensors(one.call.args, one.call.kwargs)
+        tensors = tensors_for(graph, one.call.args, one.call.kwargs)
         if tensors is None:
             continue
         exact += _floats(one.result)
         layers += _floats(run(module, one.call))
         fused += _floats(graph.results.fill(graph.compiled.run(tuple(tensors))))
-    if not exact:
-        return
+    if exact:
+        check_noise(exact, layers, fused)
+
+
+def check_noise(
+    exact: list[torch.Tensor], layers: list[torch.Tensor], fused: list[torch.Tensor]
+) -> None:
+    """Raise UnsupportedError if ``fused`` is clearly further from ``exact`` than ``layers`` is."""
     before, after = sqnr_between(exact, layers), sqnr_between(exact, fused)
     if not after >= before - _ALLOWED_LOSS:
         raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")
 
 
-def _check_speed(module: nn.Module, graph: BlockGraph, seen: Sequence[Observed]) -> None:
+def _check_speed(module: nn.Module, graph: GuardedModule, seen: Sequence[Observed]) -> None:
     """Raise UnsupportedError if ``graph`` is clearly slower than the layers one by one."""
 
     def fused(*args: Any, **kwargs: Any) -> Any:
-        return graph.compiled.run(tuple(graph.tensors(args, kwargs) or ()))
+        return graph.compiled.run(tuple(tensors_for(graph, args, kwargs) or ()))
 
-    held = (o.call for o in seen if graph.tensors(o.call.args, o.call.kwargs) is not None)
+    held = (o.call for o in seen if tensors_for(graph, o.call.args, o.call.kwargs) is not None)
     loss = speed.slower(module, fused, next(held))
     if loss is not None:
         raise UnsupportedError(f"fused it takes {loss:.2f} times as long as layer by layer")

@@ -24,19 +24,21 @@ from torch import nn
 from x86quant.calling.call import Call
 from x86quant.calling.running import hooks_set_aside
 from x86quant.calling.state import state_kept
-from x86quant.compiled import CompiledModule
+from x86quant.capture.exported import ops_from_export
+from x86quant.capture.observed import Observed
+from x86quant.capture.proof import prove
 from x86quant.compiled.block_graphs import give_token_step
 from x86quant.compiled.token_step import CACHE_NAMES, TokenStep
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, nodes_of
-from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
-from x86quant.quantization.graphs.fused_blocks import drop_packs, rows_left_float
-from x86quant.quantization.harm import sqnr_between
-from x86quant.quantization.tracing.exported import ops_from_export
-from x86quant.quantization.tracing.proof import Observed, prove
-from x86quant.quantization.tracing.tracing import Traced
+from x86quant.quantization.graphs.fused_blocks import (
+    check_noise,
+    compiled_rows,
+    drop_packs,
+    rows_left_float,
+)
 from x86quant.unforeseen import described, is_own
 
 _log = logging.getLogger("x86quant.quantization")
@@ -46,8 +48,6 @@ _log = logging.getLogger("x86quant.quantization")
 _SIZES = ((2, 7, 5, 0), (1, 3, 1, 0), (3, 8, 1, 2), (1, 17, 3, 4), (2, 4, 1, 0))
 #: The same, to compare the int8 results: prompts, too, with nothing before them.
 _INT8_SIZES = (*_SIZES, (1, 0, 6, 0), (2, 0, 9, 3), (1, 0, 1, 0))
-#: What fusing may cost against the layers one by one, in dB.
-_ALLOWED_LOSS = 3.0
 _ATTENTION = "x86quant_newest_tokens"
 
 
@@ -98,21 +98,15 @@ def _token_step(model: Any) -> TokenStep:
         function = _NewestTokens(model, cache_of)
         form, leaves = CallForm.of(function, cases[0].tensors, {})
         with _told_attention(model):
-            exported = ops_from_export(function, form, leaves, sizes=_free_sizes)
-            traced = Traced(
-                exported.graph_module, form, exported.results, exported.guard, "torch.export"
-            )
+            traced = ops_from_export(function, form, leaves, sizes=_free_sizes)
             observed = [Observed(Call(c.tensors, {}), seen.tensors, False) for c, seen in proved]
             with rows_left_float():
                 prove(function, traced, observed)
-        lowered, reports = lower_rows(exported.graph_module)
+        lowered, reports = lower_rows(traced.graph_module)
         past = cases[0].past
         layers = past.shape[0] // 2
         _check_all_in_place(lowered, layers)
-        float_nodes = [
-            FloatNode.of(lowered, n) for n in lowered.graph.nodes if computes_in_float(n)
-        ]
-        compiled = CompiledModule(lowered, reports, tuple(float_nodes))
+        compiled = compiled_rows(lowered, reports)
         zeros_unseen = model.config._attn_implementation == "sdpa"
         step = TokenStep(
             compiled, exact[0].kind, layers, past.shape[2], past.shape[4], zeros_unseen
@@ -314,6 +308,4 @@ def _check_noise(
         layers += [x.masked_fill(unseen, 0) if x.dim() == 4 else x for x in plain]
     if any(a.shape != b.shape for a, b in zip(wanted, fused, strict=True)):
         raise UnsupportedError("the cache it leaves is of another shape")
-    before, after = sqnr_between(wanted, layers), sqnr_between(wanted, fused)
-    if not after >= before - _ALLOWED_LOSS:
-        raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")
+    check_noise(wanted, layers, fused)

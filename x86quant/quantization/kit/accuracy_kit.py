@@ -19,6 +19,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, outputs, run
 from x86quant.calling.state import deep_copy, state_kept
+from x86quant.capture.variants import shared_rows
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.forms.call_form import take_apart
@@ -31,7 +32,6 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import FoundPart, Parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import shared_rows
 
 _log = logging.getLogger("x86quant.quantization")
 

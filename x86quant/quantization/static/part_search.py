@@ -23,15 +23,18 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import drop_hooks, hooks_set_aside, run
 from x86quant.calling.state import State, deep_copy, state_kept
 from x86quant.calling.wording import listed
+from x86quant.capture.observed import Observed, observe
+from x86quant.capture.proof import OTHER_SEED, prove
+from x86quant.capture.traced_graph import Traced
+from x86quant.capture.variants import elements
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, Structure, is_transformed
 from x86quant.quantization.scheme import Scheme, other_precision, static_candidates
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.tracing.proof import OTHER_SEED, Observed, elements, observe, prove
 from x86quant.quantization.tracing.recurrent_layers import LAYERS
-from x86quant.quantization.tracing.tracing import WAYS, Traced, Way, trace
+from x86quant.quantization.tracing.tracing import WAYS, Way, has_ranks_by_size, trace
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -91,8 +94,8 @@ def find_parts(
     with state_kept(model):
         search = _Search(model, scheme, calls, ranges, {} if refused is None else refused)
         # What a model returns depends on the calls before, if it keeps something of them.
-        results = None if search.keeps_state else exact
-        seen = observe(model, [""], calls, results=results)[""]
+        note = None if search.keeps_state else exact.note
+        seen = observe(model, [""], calls, note=note)[""]
         if seen and not has_hooks(model):  # they may change what it returns
             seen[0] = dataclasses.replace(seen[0], again=search.first_result)
         search.try_part("", seen)
@@ -318,7 +321,11 @@ def _find(
                 raise UnsupportedError(refused[path, method])
             traced = _proved(module, path, seen, way)
             example = Call(tuple(traced.tensors(_example(traced, seen))))
-            inputs = [traced.inputs(one.call) for one in seen] if traced.has_ranks_by_size else []
+            inputs = (
+                [traced.inputs(one.call) for one in seen]
+                if has_ranks_by_size(traced.graph_module)
+                else []
+            )
             others = [call for call in inputs if call is not None]
             small = _smallest(traced, example, seen)
             prepared = StaticPart(path, traced, example, ranges, others, small)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from x86quant.artifacts.records import forms
+from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
-from x86quant.quantization.tracing.tracing import Traced
 
 
 def check_savable(built: CompiledModule, traced: Traced | None) -> None:

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
 from x86quant.calling.wording import quiet
+from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiler import build
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
@@ -40,7 +41,6 @@ from x86quant.quantization.static.int8_forms import (
 from x86quant.quantization.static.observation import Observation, core, is_observer, observed
 from x86quant.quantization.static.savable import check_savable
 from x86quant.quantization.tracing.recurrent_layers import LAYERS, is_recurrent_layer, states_of
-from x86quant.quantization.tracing.tracing import Traced
 
 #: Scale and zero point by observer.
 Chosen: TypeAlias = dict[Any, Any]

@@ -1,15 +1,10 @@
-"""An exported program as a module of layers, like that which it was exported from.
-
-``torch.export`` leaves aten ops on parameters. Where such an op is the whole of one of torch's
-layers, the layer stands in its place again, at the path of its weight: everything that is known
-about layers, from folding batch norms to names in reports, holds for exported programs, too.
-"""
+"""An exported program as a module of layers, like that which it was exported from."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,9 +15,7 @@ from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import InvalidInputError
-from x86quant.quantization.tracing.exported import spelled_as_function
-
-aten = torch.ops.aten
+from x86quant.quantization.tracing.spelled_ops import spell
 
 #: Where a placeholder of such a module says which sizes the program was exported for alone.
 FIXED_SIZES = "x86quant_fixed_sizes"
@@ -59,8 +52,8 @@ def with_layers(model: Any) -> GraphModule:
             node.meta[FIXED_SIZES] = _fixed(node.meta.get("val"))
         elif node.op == "call_module" and node.target == "_guards_fn":
             found.graph.erase_node(node)
-        elif node.op == "call_function" and not _as_layer(found, node):
-            spelled_as_function(node)
+        elif node.op == "call_function":
+            spell(found, node)
     _call_plainly(found)
     found.graph.eliminate_dead_code()
     found.delete_all_unused_submodules()
@@ -138,119 +131,3 @@ def _fixed(value: Any) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, torch.Tensor):
         return ()
     return tuple((dim, size) for dim, size in enumerate(value.shape) if isinstance(size, int))
-
-
-# --- layers ---
-
-
-def _as_layer(gm: GraphModule, node: Node) -> bool:
-    """Call a layer in place of ``node``, if it is all that a layer does."""
-    entry = _LAYERS.get(node.target)
-    if entry is None or node.kwargs:
-        return False
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given: dict[str, Any] = {a.name: a.default_value for a in schema}
-    given |= {a.name: value for a, value in zip(schema, node.args, strict=False)}
-    weight = given["weight"]
-    if not isinstance(weight, Node) or weight.op != "get_attr":
-        return False
-    path, _, name = str(weight.target).rpartition(".")
-    if not path or name != "weight":
-        return False
-    tensors = {name: given[name] for name in _TENSORS if isinstance(given.get(name), Node)}
-    if any(x.op != "get_attr" or str(x.target) != f"{path}.{n}" for n, x in tensors.items()):
-        return False
-    home = gm.get_submodule(path)
-    layer = entry(home.weight, given)
-    if layer is None or not _put(gm, path, home, layer):
-        return False
-    with gm.graph.inserting_before(node):
-        call = gm.graph.call_module(path, (given["indices" if "indices" in given else "input"],))
-    call.meta.update(node.meta)
-    node.replace_all_uses_with(call)
-    gm.graph.erase_node(node)
-    return True
-
-
-_TENSORS = ("weight", "bias", "running_mean", "running_var")
-
-
-def _put(gm: GraphModule, path: str, home: nn.Module, layer: nn.Module) -> bool:
-    """Let ``layer`` stand at ``path`` with the tensors of ``home``; False if another one does."""
-    if type(home) is not nn.Module:
-        return type(home) is type(layer) and repr(home) == repr(layer)
-    if home._modules:
-        return False
-    for group in ("_parameters", "_buffers"):
-        mine, its = getattr(layer, group), getattr(home, group)
-        if {n for n, x in mine.items() if x is not None} - its.keys():
-            return False
-    for group in ("_parameters", "_buffers"):
-        getattr(layer, group).update(getattr(home, group))
-    gm.set_submodule(path, layer.eval())
-    return True
-
-
-def _conv(kind: type[nn.Module]) -> Callable[..., nn.Module | None]:
-    def build(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
-        rank, groups = weight.dim() - 2, given["groups"]
-        transposed = "output_padding" in given
-        channels = (weight.shape[0], weight.shape[1] * groups)
-        names = ("stride", "padding", "dilation", *(["output_padding"] if transposed else []))
-        sizes = {name: _sizes(given[name], rank) for name in names}
-        make: Any = kind
-        return make(  # type: ignore[no-any-return]
-            *(channels if transposed else (weight.shape[1] * groups, weight.shape[0])),
-            tuple(weight.shape[2:]),
-            groups=groups,
-            bias=given["bias"] is not None,
-            device="meta",
-            **sizes,
-        )
-
-    return build
-
-
-def _sizes(value: Any, rank: int) -> tuple[int, ...]:
-    found = tuple(value)
-    return found * rank if len(found) == 1 else found
-
-
-def _linear(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module:
-    bias = given["bias"] is not None
-    return nn.Linear(weight.shape[1], weight.shape[0], bias=bias, device="meta")
-
-
-def _layer_norm(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module:
-    bias = given["bias"] is not None
-    return nn.LayerNorm(given["normalized_shape"], given["eps"], bias=bias, device="meta")
-
-
-def _embedding(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
-    if given["scale_grad_by_freq"] or given["sparse"]:
-        return None
-    return nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
-
-
-def _batch_norm(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
-    value = given["input"].meta.get("val")
-    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(
-        value.dim() if isinstance(value, torch.Tensor) else 0
-    )
-    if given["training"] or kind is None or given["running_mean"] is None:
-        return None
-    return kind(len(weight), eps=given["eps"], device="meta")
-
-
-_LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
-    aten.conv1d.default: _conv(nn.Conv1d),
-    aten.conv2d.default: _conv(nn.Conv2d),
-    aten.conv3d.default: _conv(nn.Conv3d),
-    aten.conv_transpose1d.default: _conv(nn.ConvTranspose1d),
-    aten.conv_transpose2d.input: _conv(nn.ConvTranspose2d),
-    aten.conv_transpose3d.input: _conv(nn.ConvTranspose3d),
-    aten.linear.default: _linear,
-    aten.layer_norm.default: _layer_norm,
-    aten.embedding.default: _embedding,
-    aten.batch_norm.default: _batch_norm,
-}

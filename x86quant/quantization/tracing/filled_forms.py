@@ -12,10 +12,10 @@ import dataclasses
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from x86quant.capture.traced_graph import Traced
 from x86quant.forms.call_form import CallForm
 from x86quant.forms.guard import Guard
 from x86quant.forms.size_conditions import renumbered
-from x86quant.quantization.tracing.exported import Exported
 
 #: What a model of transformers computes with where such an argument is not given.
 _VALUES = {"attention_mask": 1, "token_type_ids": 0}
@@ -23,20 +23,22 @@ _VALUES = {"attention_mask": 1, "token_type_ids": 0}
 _IDS = "input_ids"
 
 
-def filled(exported: Exported, form: CallForm, fewer: CallForm) -> Exported | None:
-    """The graph ``exported`` of calls of ``form`` as one of calls of ``fewer``.
+def filled(traced: Traced, fewer: CallForm) -> Traced | None:
+    """``traced`` as a graph of calls of ``fewer``.
 
     None unless that leaves out nothing but arguments whose values are known.
     """
+    form = traced.form
     left_out = _left_out(form, fewer)
     if not left_out or _IDS not in fewer.names:
         return None
-    inputs = dict(zip(form.names, exported.guard.inputs, strict=True))
+    inputs = dict(zip(form.names, traced.guard.inputs, strict=True))
     ids = inputs[_IDS]
     if any((inputs[name].dtype, inputs[name].rank) != (ids.dtype, ids.rank) for name in left_out):
         return None
-    gm = _with_values(exported.graph_module, left_out)
-    return Exported(gm, exported.results, _without(exported.guard, form, left_out))
+    gm = _with_values(traced.graph_module, left_out)
+    guard = _without(traced.guard, form, left_out)
+    return dataclasses.replace(traced, graph_module=gm, form=fewer, guard=guard)
 
 
 def _left_out(form: CallForm, fewer: CallForm) -> frozenset[str]:

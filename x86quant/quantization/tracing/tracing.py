@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +15,21 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import deep_copy
+from x86quant.capture.caught_errors import errors_are_caught
+from x86quant.capture.exported import every_size, exported, first_size, no_size
+from x86quant.capture.traced_graph import Traced
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, Structure, is_tensor, take_apart
 from x86quant.forms.guard import Guard, GuardedInput
+from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.mutation import without_mutations
-from x86quant.quantization.tracing.caught_errors import errors_are_caught
 from x86quant.quantization.tracing.constant_products import spell_as_linears
-from x86quant.quantization.tracing.exported import from_export
 from x86quant.quantization.tracing.exported_programs import FIXED_SIZES
 from x86quant.quantization.tracing.known_ranks import BY_SIZE, RankedTracer
 from x86quant.quantization.tracing.recommenders import recognise_recommender
 from x86quant.quantization.tracing.recurrent_layers import part_recurrent
+from x86quant.quantization.tracing.spelled_ops import spell
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -45,62 +47,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 #: Layers that do nothing in evaluation mode.
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Traced:
-    """A traced module.
-
-    Attributes:
-        graph_module: from tensors to a tuple of tensors; layers keep their paths.
-        form: how the module is called.
-        results: the structure of its result.
-        guard: which tensors the graph holds for, beside those it is verified on.
-        method: "torch.fx" or "torch.export".
-        is_partial: whether the module was seen to be called with what the graph does not hold for,
-            or stands in code that might do so.
-    """
-
-    graph_module: GraphModule
-    form: CallForm
-    results: Structure
-    guard: Guard
-    method: str
-    is_partial: bool = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module would return, by the graph."""
-        # Not by a call of the graph module, which prints where a size that it does not take fails.
-        return self.results.fill(self.graph_module.forward(*self.tensors(Call(args, kwargs))))
-
-    def tensors(self, call: Call) -> list[Any]:
-        """The inputs of the graph.
-
-        Raises:
-            UnsupportedError: the call has another form, or is outside of the guard.
-        """
-        tensors = self.form.tensors(call.args, call.kwargs)
-        if tensors is None:
-            raise UnsupportedError("a call with other arguments")
-        reason = self.guard.refusal(tensors)
-        if reason is not None:
-            raise UnsupportedError(reason)
-        return tensors
-
-    @property
-    def has_ranks_by_size(self) -> bool:
-        """Whether the ranks of what it computes depend on sizes."""
-        return any(
-            node.op.startswith("call_") and _plain_name(node) in BY_SIZE
-            for node in self.graph_module.graph.nodes
-        )
-
-    def inputs(self, call: Call) -> Call | None:
-        """A call of the graph; None if it does not hold for ``call``."""
-        try:
-            return Call(tuple(self.tensors(call)))
-        except UnsupportedError:
-            return None
 
 
 #: From a module, an example of its calls, and perhaps a smaller one.
@@ -172,8 +118,16 @@ def by_export(module: nn.Module, example: Call, _: Call | None = None) -> Traced
         UnsupportedError: it cannot be traced; says why.
     """
     form, leaves = CallForm.of(module, example.args, example.kwargs)
-    exported = from_export(module, form, leaves)
-    return Traced(exported.graph_module, form, exported.results, exported.guard, "torch.export")
+    return exported(module, form, leaves, (every_size, first_size, no_size), _spelled)
+
+
+def _spelled(gm: GraphModule) -> None:
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function":
+            node.meta["scope"] = exported_layer(node).removeprefix("inner").removeprefix(".")
+            spell(gm, node, "inner.")
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
 
 
 #: By method, from the one that keeps most of a module's structure to the one that follows most
@@ -229,6 +183,11 @@ def _read_from_memory(gm: GraphModule) -> Node | None:
             found: Node = node
             return found
     return None
+
+
+def has_ranks_by_size(gm: GraphModule) -> bool:
+    """Whether the ranks of what ``gm`` computes depend on sizes."""
+    return any(n.op.startswith("call_") and _plain_name(n) in BY_SIZE for n in gm.graph.nodes)
 
 
 def _plain_name(node: Node) -> str:

@@ -14,6 +14,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import GraphModule
 
 from x86quant.compiled import CompiledModule
+from x86quant.compiled.traced import thawed
 from x86quant.dynamic.recurrent import DynamicLSTM, DynamicRecurrent
 from x86quant.forms.call_form import Structure, take_apart
 
@@ -36,7 +37,7 @@ class OpaquePart(nn.Module):
         # Its result's structure is known once the fake kernel has run.
         seen = PartCall(part, called)
         SEEN.calls.append(seen)
-        outputs = torch.ops.x86quant_artifacts.part(list(tensors), len(SEEN.calls) - 1)
+        outputs = torch.ops.x86quant_capture.part(list(tensors), len(SEEN.calls) - 1)
         assert seen.result is not None
         return seen.result.fill(outputs)
 
@@ -59,18 +60,7 @@ def is_part(module: nn.Module) -> bool:
     return isinstance(module, CompiledModule | nn.RNNBase | DynamicRecurrent)
 
 
-def thawed(value: Any) -> Any:
-    """``value`` with plain containers in place of a graph's immutable ones."""
-    if isinstance(value, tuple):
-        return tuple(map(thawed, value))
-    if isinstance(value, list):
-        return [thawed(item) for item in value]
-    if isinstance(value, dict):
-        return {key: thawed(item) for key, item in value.items()}
-    return value
-
-
-@torch.library.custom_op("x86quant_artifacts::part", mutates_args=())
+@torch.library.custom_op("x86quant_capture::part", mutates_args=())
 def _part(inputs: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     raise AssertionError("it stands for a part while a model is exported, and never runs")
 

@@ -1,1 +1,0 @@
-"""A model as graphs that a file can hold, by torch.export."""

@@ -1,0 +1,200 @@
+"""A module and one call of it as graphs that a file can hold, with sizes as free as can be.
+
+The graphs give the very results of the module, also at other sizes than the example's. What export
+took for granted about sizes becomes conditions that every call is checked against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from x86quant.artifacts.records.modules import hooks_within
+from x86quant.calling.call import Call
+from x86quant.calling.differences import SAME_ARITHMETIC
+from x86quant.calling.running import run
+from x86quant.calling.state import settle, state_kept
+from x86quant.capture.exported import every_size, first_size, no_size, two_rows
+from x86quant.capture.observed import Observed
+from x86quant.capture.opaque_parts import is_part
+from x86quant.capture.parts_put_back import exported_whole
+from x86quant.capture.proof import OTHER_SEED, prove
+from x86quant.capture.variants import variants
+from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.errors import ArtifactError, UnsupportedError, X86QuantWarning
+from x86quant.forms import size_conditions
+from x86quant.forms.call_form import CallForm
+from x86quant.forms.guard import Guard
+from x86quant.lowering import FloatNode
+from x86quant.lowering.lower import computes_in_float
+from x86quant.lowering.passes import Report
+from x86quant.terminal.silence import silent
+
+#: Graphs for other branches that a model takes by its sizes.
+_MOST_GRAPHS = 4
+#: Calls at other sizes have at most so many times the elements of the example.
+_GROWTH = 24
+
+
+def capture(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[GuardedModule, str]:
+    """``model`` as a graph for calls like ``model(*args, **kwargs)``, with as free sizes as can be.
+
+    Where the model branches on a size, the other branches are graphs of their own.
+
+    Returns:
+        The graph or graphs, and of which sizes that the model takes they do not; empty if of none.
+
+    Raises:
+        ArtifactError: no graph does what the model does; says why.
+    """
+    example = Call(tuple(args), dict(kwargs))
+    for path, part in model.named_modules():
+        if is_part(part) and hooks_within(part):
+            raise ArtifactError(f"the hooks of {path} have no form in a file: remove them")
+    _check_forgetful(model, example)
+    try:
+        form, leaves = CallForm.of(model, args, kwargs)
+        with state_kept(model):
+            seen = _seen(model, example, leaves)
+            return _graphs(model, form, leaves, seen)
+    except UnsupportedError as error:
+        raise ArtifactError(str(error)) from error
+
+
+def _graphs(
+    model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
+) -> tuple[GuardedModule, str]:
+    whole = _captured(model, form, two_rows(leaves), seen)
+    missing = ""
+    for one in seen:
+        tensors = form.tensors(one.call.args, one.call.kwargs)
+        if tensors is None:
+            missing = missing or "its graph is for lists of as many tensors as in the example"
+            continue
+        graphs = [whole, *whole.others]
+        if any(graph.guard.refusal(tensors) is None for graph in graphs):
+            continue
+        if len(graphs) < _MOST_GRAPHS and _is_branch(whole.guard, tensors):
+            with contextlib.suppress(UnsupportedError):
+                whole.others.append(_captured(model, form, tensors, seen))
+                continue
+        missing = missing or f"its graph does not hold for inputs of {one.call}"
+    return whole, missing
+
+
+def _check_forgetful(model: nn.Module, call: Call) -> None:
+    """Raise ArtifactError if ``model`` keeps something else after each call, as no graph can."""
+    with state_kept(model):
+        settle(model, lambda: run(model, call))
+        with state_kept(model) as state:
+            run(model, call)
+            changed = sorted(state.changed())
+    if changed:
+        names = ", ".join(path or "it" for path in changed[:3])
+        raise ArtifactError(f"{names} keeps something else after each call")
+
+
+def _seen(model: nn.Module, example: Call, leaves: Sequence[torch.Tensor]) -> list[Observed]:
+    """What ``model`` returns for ``example``, and for calls at other sizes that it takes."""
+    tried = variants([example], functools.partial(_runs, model), _GROWTH)
+    calls = [call for call in tried if call is example or not _is_odd(leaves, call.leaves)]
+    return [_observed(model, call) for call in calls if call is example or _runs(model, call)]
+
+
+def _observed(model: nn.Module, call: Call) -> Observed:
+    again = run(model, call, OTHER_SEED)
+    return Observed(call, run(model, call), changes_inputs=False, again=again)
+
+
+def _is_odd(leaves: Sequence[torch.Tensor], tried: Sequence[torch.Tensor]) -> bool:
+    """Whether an image or sequence of several places now has one, which nobody needs."""
+    pairs = [(x, y) for x, y in zip(leaves, tried, strict=False) if x.dim() > 2]
+    return any(1 in y.shape[2:] and 1 not in x.shape[2:] for x, y in pairs)
+
+
+def _runs(model: nn.Module, call: Call) -> bool:
+    """Whether ``model`` takes such inputs."""
+    try:
+        with silent(), warnings.catch_warnings():
+            warnings.simplefilter("error", X86QuantWarning)  # that a guard has it run in float
+            run(model, call)
+    except Exception:  # whatever the model's own code raises
+        return False
+    return True
+
+
+def _captured(
+    model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
+) -> GuardedModule:
+    """One graph of calls like ``leaves``, proved on those of ``seen`` that it holds for."""
+    reasons: list[str] = []
+    for sizes in (every_size, first_size, no_size):
+        try:
+            return _proved(model, form, leaves, seen, sizes)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+    raise UnsupportedError(reasons[-1])
+
+
+def _proved(
+    model: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    seen: Sequence[Observed],
+    sizes: Any,
+) -> GuardedModule:
+    traced = exported_whole(model, form, leaves, sizes)
+    gm = traced.graph_module
+    parts = [part for part in model.modules() if isinstance(part, CompiledModule)]
+    compiled = CompiledModule(gm, _joined(parts), _float_nodes(gm))
+    # It runs as the graph does, natively.
+    native = dataclasses.replace(traced, graph_module=cast(GraphModule, compiled))
+    try:
+        wider = dataclasses.replace(native, guard=_taking_one(traced.guard))
+        guard = prove(model, wider, seen, SAME_ARITHMETIC).guard
+    except UnsupportedError:
+        guard = prove(model, native, seen, SAME_ARITHMETIC).guard
+    return GuardedModule(compiled, None, form, traced.results, guard, strict=True)
+
+
+def _taking_one(guard: Guard) -> Guard:
+    """``guard`` without the conditions that a size is not one.
+
+    Export asks whether a size is one to know whether memory is contiguous; hardly any model does.
+    A model that does gives another result then.
+    """
+    wider = ((">=", c[1], 1) if size_conditions.excludes_one(c) else c for c in guard.conditions)
+    return Guard(guard.inputs, tuple(wider))
+
+
+def _is_branch(guard: Guard, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether ``guard`` excludes these sizes by a comparison, not because they are constants."""
+    shapes = [x.shape for x in leaves]
+    if any(x.shape[d] != n for s, x in zip(guard.inputs, leaves, strict=True) for d, n in s.fixed):
+        return False
+    failing = [c for c in guard.conditions if not size_conditions.holds(c, shapes)]
+    return not any(c[0] == "==" and isinstance(c[2], int) for c in failing)
+
+
+def _joined(parts: Sequence[CompiledModule]) -> tuple[Report, ...]:
+    """What each pass did to all parts together."""
+    found: dict[str, Report] = {}
+    for report in (report for part in parts for report in part.reports):
+        before = found.get(report.name)
+        changed = report.changed + (before.changed if before else 0)
+        found[report.name] = Report(report.name, changed, report.description)
+    return tuple(found.values())
+
+
+def _float_nodes(gm: GraphModule) -> tuple[FloatNode, ...]:
+    return tuple(FloatNode.of(gm, node) for node in gm.graph.nodes if computes_in_float(node))

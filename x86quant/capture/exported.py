@@ -1,0 +1,256 @@
+"""A module as a flat graph by torch.export, with as free sizes as can be, and what it holds for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as symbolic_config
+
+from x86quant.calling.flat_call import FlatCall
+from x86quant.calling.op_watch import OpWatch
+from x86quant.calling.wording import quiet
+from x86quant.capture.traced_graph import Traced
+from x86quant.errors import UnsupportedError, first_line
+from x86quant.forms.call_form import CallForm
+from x86quant.forms.exported_guard import guard_of
+from x86quant.lowering.from_export import flat
+from x86quant.lowering.functional import functionalized
+from x86quant.lowering.mutation import without_mutations
+from x86quant.terminal.silence import silent
+
+aten = torch.ops.aten
+
+#: From an example, which of its sizes are to be free.
+Sizes = Callable[[Sequence[torch.Tensor]], Any]
+#: Rewrites a graph in other words.
+Spell = Callable[[GraphModule], None]
+
+
+def ops_from_export(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    *,
+    free: bool = True,
+    sizes: Sizes | None = None,
+) -> Traced:
+    """``module`` as torch.export traces it: aten ops and ours, constants by their paths.
+
+    If ``free``, batch and tokens stay free where export can leave them so, or what ``sizes`` says.
+
+    Raises:
+        UnsupportedError: it cannot be exported; says why.
+    """
+    tries = (_batch_and_tokens, first_size) if free else (no_size,)
+    return exported(module, form, leaves, (sizes,) if sizes else tries)
+
+
+def exported(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    tries: Sequence[Sizes],
+    spell: Spell | None = None,
+) -> Traced:
+    """``module`` as torch.export traces it with the first of ``tries`` that can be.
+
+    Raises:
+        UnsupportedError: it cannot be exported; says why.
+    """
+    example = two_rows(leaves)
+    reasons: list[str] = []
+    if tries != (no_size,) and _reads_values(module, form, example):
+        # It fails in any way, or in none: so the way that takes least time tells.
+        try:
+            _program(FlatCall(module, form, hooks=False), example, no_size)
+        # Export wraps and raises nearly anything, among it errors of the model's own code.
+        except Exception as error:
+            raise UnsupportedError(f"nor can torch.export ({first_line(error)})") from error
+    for sizes in tries:
+        try:
+            return exported_once(module, form, leaves, sizes, spell)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            if type(error.__cause__).__name__ == _DATA_DEPENDENT or reasons[-1] in reasons[:-1]:
+                break  # it has nothing to do with which sizes are free
+    raise UnsupportedError(f"nor can torch.export ({reasons[0]})")
+
+
+def exported_once(
+    module: nn.Module,
+    form: CallForm,
+    leaves: Sequence[torch.Tensor],
+    sizes: Sizes,
+    spell: Spell | None = None,
+    *,
+    whole: bool = False,
+) -> Traced:
+    """``module`` as torch.export traces it with the free sizes ``sizes``.
+
+    A graph of the ``whole`` of a model has the model's hooks in it, and takes one and zero for
+    sizes like others: no branch for them is taken unseen. Other graphs are
+    of two rows at least, and hold for a single row or column where the proof has seen one.
+
+    Raises:
+        UnsupportedError: it cannot be exported; the cause is what torch.export raised.
+    """
+    example = leaves if whole else two_rows(leaves)
+    flat_form = FlatCall(module, form, hooks=whole)
+    try:
+        with symbolic_config.patch(backed_size_oblivious=whole):  # type: ignore[attr-defined]
+            program = _program(flat_form, example, sizes)
+            with silent(), quiet(), torch.no_grad(), _without_fake_cache():
+                gm = None if spell is None else _rewritten(program, example)
+                if gm is None:
+                    program = functionalized(program)
+                    gm = flat(program.module(check_guards=False))
+                    _check_pure(program)
+        guard = guard_of(program, form.names, leaves, doubts_one=not whole)
+        if len(guard.conditions) > _MOST_CONDITIONS:
+            raise UnsupportedError(f"{len(guard.conditions)} conditions on sizes")
+    # Export wraps and raises nearly anything, among it errors of the model's own code.
+    except Exception as error:
+        raise UnsupportedError(first_line(error)) from error
+    if spell is not None:
+        spell(gm)
+    _name_inputs(gm, form.names)
+    return Traced(gm, form, flat_form.results, guard, "torch.export")
+
+
+def _check_pure(program: torch.export.ExportedProgram) -> None:
+    signature = program.graph_signature
+    changed = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if changed:
+        raise UnsupportedError(f"a call changes {', '.join(changed)}")
+
+
+def _program(
+    flat_form: FlatCall, example: Sequence[torch.Tensor], sizes: Sizes
+) -> torch.export.ExportedProgram:
+    dims = sizes(example)
+    with silent(), quiet(), torch.no_grad(), _without_fake_cache():
+        return torch.export.export(
+            flat_form,
+            tuple(example),
+            dynamic_shapes=None if dims is None else {"tensors": dims},
+            strict=False,
+        )
+
+
+def _without_fake_cache() -> contextlib.AbstractContextManager[None]:
+    """Fake tensors worked out anew for each op.
+
+    Free sizes make an entry of torch's cache dearer than the answer it holds: a fifth of the time.
+    """
+    import torch._dynamo.config  # not at the top: it takes half a second, and few models need it
+
+    return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # type: ignore[no-any-return]
+
+
+class _ReadsMode(OpWatch):
+    """Notes whether the value of a tensor was read: by bool(), float() or item(), say."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads = False
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``, and note whether it reads."""
+        self.reads = self.reads or func is aten._local_scalar_dense.default
+        return func(*args, **kwargs)
+
+
+def _reads_values(module: nn.Module, form: CallForm, example: Sequence[torch.Tensor]) -> bool:
+    """Whether ``module`` computes with values that only its inputs tell."""
+    args, kwargs = form.call([x.clone() for x in example])
+    mode = _ReadsMode()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), mode:
+            module(*args, **kwargs)
+    except Exception:  # it may not take two rows; export says so
+        return False
+    return mode.reads
+
+
+def _rewritten(
+    program: torch.export.ExportedProgram, example: Sequence[torch.Tensor]
+) -> GraphModule | None:
+    """The graph of ``program`` without writes in place, as :mod:`x86quant.lowering.mutation` does
+    it; None if it cannot.
+
+    torch's own way traces all of it again, which takes longer than the export itself.
+    """
+    if not all(map(_is_simple, program.graph.nodes)):
+        return None
+    gm = flat(program.module(check_guards=False))
+    try:
+        return without_mutations(gm, example)
+    except UnsupportedError:
+        return None
+
+
+def _is_simple(node: Node) -> bool:
+    """Whether ``node`` computes on its arguments: it calls no graphs, and updates no statistics."""
+    target = node.target
+    if node.op != "call_function":
+        return node.op in ("placeholder", "output")
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", "") in ("_operator", "math", "torch")
+    switches = (True in node.args[5:6]) if target is aten.batch_norm.default else ()
+    if target is aten.instance_norm.default:
+        return node.args[3] is None and node.args[4] is None
+    return not switches
+
+
+def two_rows(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The example with at least two rows: a single one would be taken for a constant."""
+    if all(x.dim() and x.shape[0] == 1 for x in leaves):
+        return [torch.cat([x, x]) for x in leaves]
+    return list(leaves)
+
+
+def every_size(leaves: Sequence[torch.Tensor]) -> Any:
+    """All sizes."""
+    return tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in leaves)
+
+
+def first_size(leaves: Sequence[torch.Tensor]) -> Any:
+    """The number of rows."""
+    return tuple({0: torch.export.Dim.AUTO} if x.dim() else {} for x in leaves)
+
+
+def no_size(_: Sequence[torch.Tensor]) -> Any:
+    """None."""
+    return None
+
+
+def _batch_and_tokens(leaves: Sequence[torch.Tensor]) -> Any:
+    """All sizes of ids and masks, two of rows of floats; of images, only how many there are."""
+
+    def free(x: torch.Tensor) -> int:
+        if not x.is_floating_point():
+            return x.dim()
+        return 2 if x.dim() == 3 else 1
+
+    return tuple(dict.fromkeys(range(min(x.dim(), free(x))), torch.export.Dim.AUTO) for x in leaves)
+
+
+#: What torch.export raises where the code depends on values: no choice of free sizes mends that.
+_DATA_DEPENDENT = "GuardOnDataDependentSymNode"
+
+
+#: With more than these, an export with fewer free sizes is the better one.
+_MOST_CONDITIONS = 64
+
+
+def _name_inputs(gm: GraphModule, names: Sequence[str]) -> None:
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    for node, name in zip(inputs, names, strict=True):
+        node.target = name
+        node._rename(name)
+    gm.recompile()

@@ -1,0 +1,214 @@
+"""Aten ops as the layers and functions that stock quantization expects.
+
+What ``torch.export`` makes is flat: aten ops on parameters. Where such an op is the whole of one of
+torch's layers, a layer with these parameters stands in its place again, at the path of its weight:
+everything that is known about layers, from folding batch norms to names in reports, holds then.
+Other ops become the functions that stock quantization knows by name; what has no entry in the
+tables stays an aten op and runs in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    # of weights that are not a layer's
+    aten.conv1d.default: F.conv1d,
+    aten.conv2d.default: F.conv2d,
+    aten.conv3d.default: F.conv3d,
+    aten.linear.default: F.linear,
+    aten.relu.default: F.relu,
+    aten.relu6.default: F.relu6,
+    aten.hardtanh.default: F.hardtanh,
+    aten.leaky_relu.default: F.leaky_relu,
+    aten.elu.default: F.elu,
+    aten.hardswish.default: F.hardswish,
+    aten.hardsigmoid.default: F.hardsigmoid,
+    aten.silu.default: F.silu,
+    aten.gelu.default: F.gelu,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.tanh.default: torch.tanh,
+    aten.softmax.int: F.softmax,
+    aten.clamp.default: torch.clamp,
+    aten.add.Tensor: torch.add,
+    aten.mul.Tensor: torch.mul,
+    aten.matmul.default: torch.matmul,
+    aten.cat.default: torch.cat,
+    aten.max_pool1d.default: F.max_pool1d,
+    aten.max_pool2d.default: F.max_pool2d,
+    aten.avg_pool2d.default: F.avg_pool2d,
+    aten.adaptive_avg_pool1d.default: F.adaptive_avg_pool1d,
+    aten.adaptive_avg_pool2d.default: F.adaptive_avg_pool2d,
+    aten.adaptive_avg_pool3d.default: F.adaptive_avg_pool3d,
+    aten.flatten.using_ints: torch.flatten,
+    aten.mean.dim: torch.mean,
+    aten.permute.default: torch.permute,
+    aten.transpose.int: torch.transpose,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.reshape.default: torch.reshape,
+    aten.view.default: torch.reshape,
+}
+
+
+def spell(gm: GraphModule, node: Node, prefix: str = "") -> None:
+    """Let ``node`` call a layer or a function that stock quantization knows, if it can.
+
+    A layer stands at the path of its weight without ``prefix``.
+    """
+    if not _as_layer(gm, node, prefix):
+        _as_function(node)
+
+
+def _as_layer(gm: GraphModule, node: Node, prefix: str) -> bool:
+    """Call a layer in place of ``node``, if it is all that a layer does."""
+    entry = _LAYERS.get(node.target)
+    if entry is None or node.kwargs:
+        return False
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given: dict[str, Any] = {a.name: a.default_value for a in schema}
+    given |= {a.name: value for a, value in zip(schema, node.args, strict=False)}
+    weight = given["weight"]
+    if not isinstance(weight, Node) or weight.op != "get_attr":
+        return False
+    path, _, name = str(weight.target).rpartition(".")
+    place = path.removeprefix(prefix)
+    if not path or f"{path}." == prefix or name != "weight":
+        return False
+    tensors = {name: given[name] for name in _TENSORS if isinstance(given.get(name), Node)}
+    if any(x.op != "get_attr" or str(x.target) != f"{path}.{n}" for n, x in tensors.items()):
+        return False
+    home = gm.get_submodule(path)
+    layer = entry(home.weight, given)
+    if layer is None or not _put(gm, place, home, layer):
+        return False
+    with gm.graph.inserting_before(node):
+        call = gm.graph.call_module(place, (given["indices" if "indices" in given else "input"],))
+    call.meta.update(node.meta)
+    node.replace_all_uses_with(call)
+    if node.target in _OF_SEVERAL:
+        for user in list(call.users):  # the op returns a tuple, the layer its first
+            user.replace_all_uses_with(call)
+            gm.graph.erase_node(user)
+    gm.graph.erase_node(node)
+    return True
+
+
+_TENSORS = ("weight", "bias", "running_mean", "running_var")
+
+
+def _put(gm: GraphModule, place: str, home: nn.Module, layer: nn.Module) -> bool:
+    """Let ``layer`` stand at ``place`` with the tensors of ``home``; False if another one does."""
+    before = _at(gm, place)
+    if type(before) is not nn.Module:
+        return type(before) is type(layer) and repr(before) == repr(layer)
+    if before._modules or home._modules:
+        return False
+    for group in ("_parameters", "_buffers"):
+        mine, its = getattr(layer, group), getattr(home, group)
+        if {n for n, x in mine.items() if x is not None} - its.keys():
+            return False
+    for group in ("_parameters", "_buffers"):
+        getattr(layer, group).update(getattr(home, group))
+    gm.set_submodule(place, layer.eval())
+    return True
+
+
+def _at(gm: GraphModule, place: str) -> nn.Module:
+    """What stands at ``place``; a new module if nothing does."""
+    found: nn.Module = gm
+    for name in place.split("."):
+        if name not in found._modules:
+            found.add_module(name, nn.Module())
+        found = found.get_submodule(name)
+    return found
+
+
+def _conv(kind: type[nn.Module]) -> Callable[..., nn.Module | None]:
+    def build(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
+        rank, groups = weight.dim() - 2, given["groups"]
+        transposed = "output_padding" in given
+        channels = (weight.shape[0], weight.shape[1] * groups)
+        names = ("stride", "padding", "dilation", *(["output_padding"] if transposed else []))
+        sizes = {name: _sizes(given[name], rank) for name in names}
+        make: Any = kind
+        return make(  # type: ignore[no-any-return]
+            *(channels if transposed else (weight.shape[1] * groups, weight.shape[0])),
+            tuple(weight.shape[2:]),
+            groups=groups,
+            bias=given["bias"] is not None,
+            device="meta",
+            **sizes,
+        )
+
+    return build
+
+
+def _sizes(value: Any, rank: int) -> tuple[int, ...] | str:
+    if isinstance(value, str):  # "same" or "valid"
+        return value
+    found = tuple(value)
+    return found * rank if len(found) == 1 else found
+
+
+def _linear(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module:
+    bias = given["bias"] is not None
+    return nn.Linear(weight.shape[1], weight.shape[0], bias=bias, device="meta")
+
+
+def _layer_norm(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module:
+    bias = given["bias"] is not None
+    return nn.LayerNorm(given["normalized_shape"], given["eps"], bias=bias, device="meta")
+
+
+def _embedding(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
+    if given["scale_grad_by_freq"] or given["sparse"]:
+        return None
+    return nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+
+
+def _batch_norm(weight: torch.Tensor, given: dict[str, Any]) -> nn.Module | None:
+    value = given["input"].meta.get("val")
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}.get(
+        value.dim() if isinstance(value, torch.Tensor) else 0
+    )
+    if given.get("training") or kind is None or given["running_mean"] is None:
+        return None
+    return kind(len(weight), eps=given["eps"], device="meta")
+
+
+_LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
+    aten.conv1d.default: _conv(nn.Conv1d),
+    aten.conv2d.default: _conv(nn.Conv2d),
+    aten.conv3d.default: _conv(nn.Conv3d),
+    aten.conv1d.padding: _conv(nn.Conv1d),
+    aten.conv2d.padding: _conv(nn.Conv2d),
+    aten.conv3d.padding: _conv(nn.Conv3d),
+    aten.conv_transpose1d.default: _conv(nn.ConvTranspose1d),
+    aten.conv_transpose2d.input: _conv(nn.ConvTranspose2d),
+    aten.conv_transpose3d.input: _conv(nn.ConvTranspose3d),
+    aten.linear.default: _linear,
+    aten.layer_norm.default: _layer_norm,
+    aten.embedding.default: _embedding,
+    aten.batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+}
+#: Those of them that return a tuple.
+_OF_SEVERAL = (aten._native_batch_norm_legit_no_training.default,)
+
+
+def _as_function(node: Node) -> None:
+    """Let ``node``, a call of an aten op, call the function that stock quantization knows."""
+    if node.target is aten.dropout.default:  # in evaluation mode
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+    elif node.target is aten.sym_size.int:
+        node.op, node.target = "call_method", "size"
+    elif node.target in _FUNCTIONS:
+        node.target = _FUNCTIONS[node.target]
