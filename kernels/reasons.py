@@ -67,6 +67,13 @@ def dynamic_convolution(spec: OpSpec) -> list[str]:
     return ["its dynamic convolutions cut the output off at the range of the input"]
 
 
+def groups_of_features(spec: OpSpec) -> list[str]:
+    """A linear whose weight has scales for groups of input features."""
+    if spec.op != "linear" or spec.bits is None:
+        return []
+    return [f"weights of {spec.bits} bits with scales for groups of features are not supported"]
+
+
 def one_range(spec: OpSpec) -> list[str]:
     """Several rows of a linear on float tensors, each of which has a range of its own."""
     if spec.rows == 1:

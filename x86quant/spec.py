@@ -74,9 +74,11 @@ class OpSpec:
     # Largest activation code that can occur: 255, or 127 with 7-bit activations.
     activation_max: int = 255
     weights: WeightFacts | None = None
-    # Of an embedding_bag alone: the bits of a code, how a bag becomes one row, whether the rows are
-    # as the "stock" operators make them or "other", and whether some index counts for nothing.
+    # The bits of a code in an embedding_bag, or in a linear's weight that has scales for groups of
+    # input features; None in a linear with one scale an output.
     bits: int | None = None
+    # Of an embedding_bag alone: how a bag becomes one row, whether the rows are as the "stock"
+    # operators make them or "other", and whether some index counts for nothing.
     pooling: str | None = None
     row_format: str | None = None
     skips: bool = False
@@ -144,6 +146,8 @@ class OpSpec:
                 text += f" of {self.each}"
         elif self.op == "linear":
             text = f"linear {self.in_channels}→{self.out_channels}"
+            if self.bits is not None:
+                text += f" {self.bits} bits in groups"
         else:
             by = "×".join(map(str, self.kernel))
             name = self.op.replace("conv", "conv_transpose") if self.transposed else self.op

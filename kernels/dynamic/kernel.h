@@ -8,16 +8,16 @@
 #include <optional>
 #include <string>
 
+#include "row_weights.h"
+
 namespace x86quant::dynamic {
 
 struct Description {
-  at::Tensor weight;               // int8 (out, in), contiguous
-  at::Tensor scale;                // float, one an output
-  std::optional<at::Tensor> bias;  // float, one an output
-  std::string activation;          // empty: none
+  Weights weights;
+  std::string activation;  // empty: none
 
-  int64_t in_features() const { return weight.size(1); }
-  int64_t out_features() const { return weight.size(0); }
+  int64_t in_features() const { return weights.in_features(); }
+  int64_t out_features() const { return weights.out_features(); }
 };
 
 // Thread safe once constructed.

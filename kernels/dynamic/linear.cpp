@@ -70,8 +70,7 @@ using Pack = c10::intrusive_ptr<DynamicLinear>;
 Pack pack(at::Tensor weight, at::Tensor scale, std::optional<at::Tensor> bias,
           std::optional<std::string> activation, at::IntArrayRef max_rows,
           c10::List<std::string> kernels, std::string record) {
-  Description d{weight.contiguous(), scale.contiguous(), std::nullopt, activation.value_or("")};
-  if (bias.has_value()) d.bias = bias->contiguous();
+  const Description d{Weights(weight, scale, bias), activation.value_or("")};
   return c10::make_intrusive<DynamicLinear>(d, max_rows, kernels, std::move(record));
 }
 

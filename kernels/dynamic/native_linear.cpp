@@ -5,8 +5,6 @@
 #include <algorithm>
 
 #include "../runtime/activation.h"
-#include "../runtime/native_cpu.h"
-#include "../runtime/packing.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
 
@@ -26,13 +24,10 @@ constexpr int64_t kFewestRows = 512;
 NativeLinear::NativeLinear(const Description& d)
     : linear_{static_cast<int32_t>(d.in_features()), static_cast<int32_t>(d.out_features()),
               runtime::activation_code(d.activation)} {
-  const int isa = native_isa();
-  const size_t size = xq_linear_packed_size(&linear_, isa);
+  const size_t size = runtime::packed_size_of(d.weights.view(), linear_.activation);
   TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
   packed_ = runtime::Buffer(size);
-  succeed(xq::pack_linear_shared(&linear_, isa, d.weight.const_data_ptr<int8_t>(), d.scale.const_data_ptr<float>(),
-                                 d.bias ? d.bias->const_data_ptr<float>() : nullptr, packed_.data(),
-                                 runtime::share_of_packing(d.weight.numel())));
+  runtime::pack_weights(d.weights.view(), linear_.activation, packed_.data());
 }
 
 int64_t NativeLinear::most_rows() const { return std::max(kFewestRows, kCodeBytes / (linear_.in_features + 128)); }

@@ -45,9 +45,7 @@ class Recurrent final : public torch::CustomClassHolder {
                           biases.size() == weights.size(),
                       "x86quant: malformed recurrent layer");
     const auto product = [&](size_t i) {
-      Description d{weights[i].contiguous(), scales[i].contiguous(), std::nullopt, ""};
-      if (biases[i]) d.bias = biases[i]->contiguous();
-      return NativeLinear(d);
+      return NativeLinear(Description{Weights(weights[i], scales[i], biases[i]), ""});
     };
     for (size_t i = 0; i < weights.size(); i += each) {
       parts_.push_back({product(i), product(i + 1), std::nullopt});

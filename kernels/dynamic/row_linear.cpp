@@ -13,6 +13,7 @@
 #include "../runtime/torch_tables.h"
 #include "row_codes.h"
 #include "row_linear.h"
+#include "row_weights.h"
 
 namespace x86quant::dynamic {
 namespace {
@@ -104,25 +105,6 @@ FiveTensors normed(const RowPack& linear, const at::Tensor& codes, const at::Ten
 }
 
 using RowLinearPack = c10::intrusive_ptr<RowLinear>;
-
-// A linear's tensors, which live as long as this does.
-class Weights {
- public:
-  Weights(const at::Tensor& weight, const at::Tensor& scale, const std::optional<at::Tensor>& bias)
-      : weight_(weight.contiguous()), scale_(scale.contiguous()), bias_(bias ? bias->contiguous() : at::Tensor()) {
-    TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.size(0) == scale.numel() &&
-                          scale.scalar_type() == at::kFloat &&
-                          (!bias || (bias->numel() == scale.numel() && bias->scalar_type() == at::kFloat)),
-                      "x86quant: the weights of a linear do not fit each other");
-  }
-  runtime::RowWeights view() const {
-    return {weight_.const_data_ptr<int8_t>(), scale_.const_data_ptr<float>(),
-            bias_.defined() ? bias_.const_data_ptr<float>() : nullptr, weight_.size(1), weight_.size(0)};
-  }
-
- private:
-  at::Tensor weight_, scale_, bias_;
-};
 
 std::optional<runtime::Table> packed_before(const std::optional<at::Tensor>& known) {
   if (!known) return std::nullopt;

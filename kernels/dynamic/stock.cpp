@@ -16,9 +16,9 @@ class StockLinear final : public Kernel {
  public:
   StockLinear(const char* engine, const Description& d) : activation_(d.activation) {
     const at::Tensor weight = at::_make_per_channel_quantized_tensor(
-        d.weight, d.scale.to(at::kDouble), at::zeros({d.out_features()}, at::kLong), 0);
-    pack_ = stock_linear(engine_named(engine), weight, d.bias);
-    bytes_ = d.weight.numel();
+        d.weights.weight(), d.weights.scale().to(at::kDouble), at::zeros({d.out_features()}, at::kLong), 0);
+    pack_ = stock_linear(engine_named(engine), weight, d.weights.bias());
+    bytes_ = d.weights.weight().numel();
   }
 
   void run(const at::Tensor& x, int64_t rows, int64_t, at::Tensor& out) const override {

@@ -59,7 +59,8 @@ class FbgemmDynamicKernel(FbgemmKernel):
 
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
-        return super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)
+        found = super().not_supported_reasons(spec, cpu) + reasons.one_range(spec)
+        return found + reasons.groups_of_features(spec)
 
 
 class FbgemmGraphKernel(FbgemmKernel):

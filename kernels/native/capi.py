@@ -161,6 +161,17 @@ class Linear(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("in_features", "out_features", "activation")]
 
 
+class Groups(ctypes.Structure):
+    """``xq_groups``."""
+
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in (
+            "in_features", "out_features", "activation", "groups", "bits", "half", "offsets"
+        )
+    ]  # fmt: skip
+
+
 class Codes(ctypes.Structure):
     """``xq_codes``."""
 
@@ -288,7 +299,9 @@ class Library:
         self.lib.xq_conv_scratch.restype = ctypes.c_size_t
         self.lib.xq_conv_items.restype = ctypes.c_int64
         self.lib.xq_op_items.restype = ctypes.c_int64
-        for name in ("xq_linear_packed_size", "xq_rows_shared", "xq_rows_scratch"):
+        for name in (
+            "xq_linear_packed_size", "xq_groups_packed_size", "xq_rows_shared", "xq_rows_scratch"
+        ):  # fmt: skip
             getattr(self.lib, name).restype = ctypes.c_size_t
         self.lib.xq_rows_items.restype = ctypes.c_int64
         self.lib.xq_attention_scratch.restype = ctypes.c_size_t
@@ -403,6 +416,32 @@ class Library:
         arguments = (weight.ctypes.data, scale.ctypes.data, bias_at, packed.ctypes.data)
         self.check(
             self.lib.xq_linear_pack(
+                ctypes.byref(linear), ISAS[isa], *(ctypes.c_void_p(at) for at in arguments)
+            )
+        )
+        return packed
+
+    def pack_groups(
+        self,
+        weight: npt.NDArray[Any],
+        scale: npt.NDArray[Any],
+        bias: Floats | None,
+        isa: str,
+        activation: int = 0,
+    ) -> Bytes:
+        """The same of weights with scales for groups of features: see ``groups.h``."""
+        bits = 4 if weight.dtype == np.uint8 else 8
+        features = weight.shape[1] * 8 // bits
+        half, offsets = scale.dtype == np.float16, scale.ndim == 3
+        linear = Groups(features, weight.shape[0], activation, scale.shape[1], bits, half, offsets)
+        size = self.lib.xq_groups_packed_size(ctypes.byref(linear), ISAS[isa])
+        if size == 0:
+            raise NativeError(f"{isa} refuses this linear")
+        packed = aligned(size)
+        bias_at = None if bias is None else bias.ctypes.data
+        arguments = (weight.ctypes.data, scale.ctypes.data, bias_at, packed.ctypes.data)
+        self.check(
+            self.lib.xq_groups_pack(
                 ctypes.byref(linear), ISAS[isa], *(ctypes.c_void_p(at) for at in arguments)
             )
         )

@@ -215,7 +215,7 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   Packed& h = l.head;
   h.magic = kMagic;
   h.isa = isa;
-  h.caches = {cache_l1, cache_l2};
+  h.caches = caches_in_use();
   h.conv = conv;
   h.algo = choose_algo(conv, isa);
   h.geo = geometry_of(conv);
@@ -491,6 +491,8 @@ bool conv_valid(const xq_conv& c, int isa) {
   return !(c.algo == XQ_ALGO_DENSE && isa == XQ_ISA_REFERENCE);
 }
 
+Caches caches_in_use() { return {cache_l1, cache_l2}; }
+
 }  // namespace xq
 
 void xq_set_caches(int64_t l1, int64_t l2) {
@@ -523,8 +525,6 @@ void place_lut(const uint8_t* lut, int isa, uint8_t* to) {
   for (int i = 16; i < 256; ++i)
     if (i / 16 % 8) to[i] = static_cast<uint8_t>(lut[i] ^ lut[i - 16]);
 }
-
-const Share kAlone = [](int64_t blocks, const std::function<void(int64_t, int64_t)>& body) { body(0, blocks); };
 
 // All but what depends on the values of weights, multipliers and biases.
 void set_head(const Layout& l, const xq_requant& q, Packed& head) {

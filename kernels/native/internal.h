@@ -13,9 +13,10 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513804;
+constexpr uint32_t kMagic = 0x58513805;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
+constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
 
 static inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 static inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -111,6 +112,11 @@ struct Packed {
   int32_t activation;
   int32_t winograd;      // pixels along each axis of a tile: 2 or 4
   int64_t for_few;       // where another blob begins, which serves calls of few tiles; or 0
+  // Of a linear whose weights have scales for groups of input features, else 0: see groups.cpp. `weight_sums` and `mult`
+  // are then both what the real weights of each output add up to.
+  int32_t groups, code_bits, half_scales, has_offsets;
+  int32_t narrow;        // whether no code is larger than 64 in size
+  int32_t reserved;      // no gap, which would hold what lay there before
 
   template <class T>
   __attribute__((always_inline)) const T* at(int64_t offset) const {
@@ -360,5 +366,6 @@ size_t winograd_scratch(const xq_conv_call& call);
 void winograd_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch);
 // conv_pack.cpp
 bool conv_valid(const xq_conv& conv, int isa);
+Caches caches_in_use();  // what xq_set_caches said last
 
 }  // namespace xq

@@ -45,7 +45,9 @@ Cut cut_of(const xq_linear_call& call) {
   return {tiles, min64(tiles, threads), 1};
 }
 
-float activate(float x, int32_t activation) {
+}  // namespace
+
+float activate_reference(float x, int32_t activation) {
   switch (activation) {
     case XQ_ACT_RELU: return x < 0 ? 0 : x;
     case XQ_ACT_GELU: return 0.5f * x * (1 + std::erf(x * 0.707106781f));
@@ -56,6 +58,8 @@ float activate(float x, int32_t activation) {
     default: return x;
   }
 }
+
+namespace {
 
 void linear_reference(const DenseTask& t) {
   const Packed& p = *t.packed;
@@ -68,7 +72,7 @@ void linear_reference(const DenseTask& t) {
         sum += static_cast<uint32_t>((t.a[m * t.lda + k] - t.row_zp[m]) * weight[c * in + k]);
       const float v = std::fma(static_cast<float>(static_cast<int32_t>(sum)),
                                t.row_scale[m] * p.at<float>(p.mult)[c], p.at<float>(p.bias)[c]);
-      reinterpret_cast<float*>(t.out + m * t.out_pixel)[c] = activate(v, p.activation);
+      reinterpret_cast<float*>(t.out + m * t.out_pixel)[c] = activate_reference(v, p.activation);
     }
 }
 
@@ -90,7 +94,9 @@ void multiply(const xq_linear_call& call, const Codes& codes, int64_t begin, int
 }  // namespace
 
 void linear_product(const DenseTask& t) {
-  t.packed->isa == XQ_ISA_REFERENCE ? linear_reference(t) : kernels_of(t.packed->isa).linear(t);
+  const Packed& p = *t.packed;
+  if (p.groups) return linear_groups(t);
+  p.isa == XQ_ISA_REFERENCE ? linear_reference(t) : kernels_of(p.isa).linear(t);
 }
 
 void quantize_reference(const RowsTask& t) {

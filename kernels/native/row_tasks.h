@@ -110,5 +110,13 @@ static inline const RowKernels& row_kernels_of(int isa) {
 // linear.cpp
 void linear_product(const DenseTask& t);
 void quantize_reference(const RowsTask& t);
+float activate_reference(float x, int32_t activation);
+// groups.cpp
+void linear_groups(const DenseTask& t);  // of weights with scales for groups of features
+// groups_*.cpp
+void linear_groups_avx2(const DenseTask& t);
+void linear_groups_avx_vnni(const DenseTask& t);
+void linear_groups_avx512(const DenseTask& t);
+void linear_groups_avx512_vnni(const DenseTask& t);
 
 }  // namespace xq

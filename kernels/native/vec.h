@@ -58,6 +58,9 @@ struct VecCommon {
   // Each 16 bytes in the order given for them; `window` makes it the same for all.
   static I shuffle_windows(I v, I from) { return XQ_MM(shuffle_epi8)(v, from); }
   static I exclusive_or(I a, I b) { return XQ_SI(xor)(a, b); }
+  static I both(I a, I b) { return XQ_SI(and)(a, b); }
+  template <int BITS>
+  static I right16(I v) { return XQ_MM(srli_epi16)(v, BITS); }
   static I window(const uint8_t* places) { return repeat(_mm_loadu_si128(reinterpret_cast<const __m128i*>(places))); }
 
   template <int BITS>

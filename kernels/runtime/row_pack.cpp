@@ -49,7 +49,44 @@ double product_of(std::initializer_list<int64_t> sizes) {
 // Of any amount of work: an integer could not count it all.
 int64_t shares(double count) { return static_cast<int64_t>(std::min(count, 1e9)); }
 
+xq_linear plain_of(const RowWeights& w, int32_t activation) {
+  return {static_cast<int32_t>(w.in_features), static_cast<int32_t>(w.out_features), activation};
+}
+
+xq_groups groups_of(const RowWeights& w, int32_t activation) {
+  return {static_cast<int32_t>(w.in_features), static_cast<int32_t>(w.out_features), activation, w.groups, w.bits, w.half, w.offsets};
+}
+
 }  // namespace
+
+size_t packed_size_of(const RowWeights& weights, int32_t activation) {
+  if (weights.groups) {
+    const xq_groups groups = groups_of(weights, activation);
+    return xq_groups_packed_size(&groups, native_isa());
+  }
+  const xq_linear plain = plain_of(weights, activation);
+  return xq_linear_packed_size(&plain, native_isa());
+}
+
+void pack_weights(const RowWeights& weights, int32_t activation, void* packed) {
+  const xq::Share share = share_of_packing(weights.in_features * weights.out_features);
+  if (weights.groups) {
+    const xq_groups groups = groups_of(weights, activation);
+    return succeed(xq::pack_groups_shared(&groups, native_isa(), weights.weight, weights.scale, weights.bias, packed, share));
+  }
+  const xq_linear plain = plain_of(weights, activation);
+  succeed(xq::pack_linear_shared(&plain, native_isa(), static_cast<const int8_t*>(weights.weight),
+                                 static_cast<const float*>(weights.scale), weights.bias, packed, share));
+}
+
+bool is_packed_of(const RowWeights& weights, int32_t activation, const void* packed) {
+  if (weights.groups) {
+    const xq_groups groups = groups_of(weights, activation);
+    return xq::is_groups_packed_for(&groups, native_isa(), packed);
+  }
+  const xq_linear plain = plain_of(weights, activation);
+  return xq::is_linear_packed_for(&plain, native_isa(), packed);
+}
 
 RowPack::RowPack(const RowWeights& weights, int32_t activation, const std::optional<Table>& before)
     : isa_(native_isa()),
@@ -75,14 +112,11 @@ xq_rows RowPack::call(int64_t rows) const {
 }
 
 Table RowPack::pack(const RowWeights& weights, int32_t activation, const std::optional<Table>& before) const {
-  const xq_linear linear{static_cast<int32_t>(weights.in_features), static_cast<int32_t>(weights.out_features),
-                         activation};
-  const size_t size = xq_linear_packed_size(&linear, isa_);
+  const size_t size = packed_size_of(weights, activation);
   if (size == 0) throw std::runtime_error(joined("the native kernel refuses this linear"));
-  if (fits(before, size) && xq::is_linear_packed_for(&linear, isa_, before->data)) return *before;
+  if (fits(before, size) && is_packed_of(weights, activation, before->data)) return *before;
   const auto fresh = std::make_shared<Buffer>(among_others(size));
-  succeed(xq::pack_linear_shared(&linear, isa_, weights.weight, weights.scale, weights.bias, fresh->data(),
-                                 share_of_packing(in_ * out_)));
+  pack_weights(weights, activation, fresh->data());
   return {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};
 }
 

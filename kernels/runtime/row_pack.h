@@ -12,13 +12,23 @@
 
 namespace x86quant::runtime {
 
-// A linear: int8 weight (out, in), a scale and perhaps a bias for each output.
+// A linear: codes, scales and perhaps a bias for each output. Without groups int8 (out, in) and a float32 scale an output;
+// else as kernels/native/groups.h says.
 struct RowWeights {
-  const int8_t* weight;
-  const float* scale;
+  const void* weight;
+  const void* scale;
   const float* bias;  // or null
   int64_t in_features, out_features;
+  int32_t groups = 0, bits = 8;
+  bool half = false, offsets = false;
 };
+
+// Bytes of these weights, packed for the level in use; 0 where the native kernels refuse them.
+size_t packed_size_of(const RowWeights& weights, int32_t activation);
+// Packs them to so many bytes. Throws what is wrong with them.
+void pack_weights(const RowWeights& weights, int32_t activation, void* packed);
+// Whether memory of that size may hold what that has packed.
+bool is_packed_of(const RowWeights& weights, int32_t activation, const void* packed);
 
 // Weights packed once: of one product, or of two whose results are multiplied. `before` is what was packed of the same
 // weights, one of `blobs`.

@@ -1,22 +1,26 @@
 // Constant numbers that a step or a pack reads, whoever owns their memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
 namespace x86quant::runtime {
 
-enum class Type { kByte, kChar, kFloat, kOther };
+enum class Type { kByte, kChar, kHalf, kFloat, kOther };
 
 inline const char* name_of(Type type) {
   switch (type) {
     case Type::kByte: return "Byte";
     case Type::kChar: return "Char";
+    case Type::kHalf: return "Half";
     case Type::kFloat: return "Float";
     case Type::kOther: break;
   }
   return "another";
 }
+
+inline size_t bytes_of(Type type) { return type == Type::kFloat ? 4 : type == Type::kHalf ? 2 : 1; }
 
 // Contiguous.
 struct Table {

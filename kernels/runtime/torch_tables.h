@@ -13,6 +13,7 @@ inline Table table_of(const at::Tensor& tensor) {
   Type type = Type::kOther;
   if (tensor.scalar_type() == at::kByte) type = Type::kByte;
   if (tensor.scalar_type() == at::kChar) type = Type::kChar;
+  if (tensor.scalar_type() == at::kHalf) type = Type::kHalf;
   if (tensor.scalar_type() == at::kFloat) type = Type::kFloat;
   if (!tensor.is_cpu()) type = Type::kOther;
   const void* data = type == Type::kOther ? nullptr : kept->const_data_ptr();

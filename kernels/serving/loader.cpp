@@ -25,7 +25,7 @@ using runtime::Table;
 
 // A copy that outlives the file; floats in a file may lie anywhere.
 Table kept(const Table& table) {
-  const size_t size = static_cast<size_t>(table.count) * (table.type == runtime::Type::kFloat ? 4 : 1);
+  const size_t size = static_cast<size_t>(table.count) * runtime::bytes_of(table.type);
   const auto memory = std::make_shared<runtime::Buffer>(size);
   if (size > 0) std::memcpy(memory->data(), table.data, size);
   return {memory->data(), table.type, table.count, memory};
@@ -108,26 +108,43 @@ class Loader {
   struct RowLinear {
     const ProgramFile::Tensor& weight;
     Table scale;
+    std::vector<int64_t> scale_sizes;
     std::optional<Table> bias;
 
     runtime::RowWeights view() const {
-      return {weight.table.as<int8_t>(), scale.as<float>(), bias ? bias->as<float>() : nullptr, weight.sizes[1], weight.sizes[0]};
+      const bool nibbles = weight.table.type == runtime::Type::kByte;
+      runtime::RowWeights view{weight.table.data, scale.data, bias ? bias->as<float>() : nullptr,
+                               weight.sizes[1] * (nibbles ? 2 : 1), weight.sizes[0]};
+      if (scale_sizes.size() == 1) return view;
+      view.groups = static_cast<int32_t>(scale_sizes[1]), view.bits = nibbles ? 4 : 8;
+      view.half = scale.type == runtime::Type::kHalf, view.offsets = scale_sizes.size() == 3;
+      return view;
     }
   };
 
   RowLinear row_linear(const Json& json) const {
     const ProgramFile::Tensor& weight = file_.tensor(json.at("weight").text("a weight"));
     const auto possible = [](int64_t size) { return size > 0 && size == static_cast<int32_t>(size); };
-    require(weight.table.type == runtime::Type::kChar && weight.sizes.size() == 2 && possible(weight.sizes[0]) &&
-                possible(weight.sizes[1]), "a linear of rows takes an int8 weight of two dimensions");
+    const ProgramFile::Tensor& scale = file_.tensor(json.at("scale").text("a scale"));
+    const bool nibbles = weight.table.type == runtime::Type::kByte, groups = scale.sizes.size() > 1;
+    require((weight.table.type == runtime::Type::kChar || (nibbles && groups)) && weight.sizes.size() == 2 &&
+                possible(weight.sizes[0]) && possible(2 * weight.sizes[1]),
+            "a linear of rows takes an int8 weight of two dimensions, or one of 4 bits with groups");
     const auto floats = [&](const Json& name) {
       Table found = table(name);
       require(found.type == runtime::Type::kFloat && found.count == weight.sizes[0],
               "a linear of rows takes a float for each of its ", weight.sizes[0], " results");
       return found;
     };
-    require_sums_fit(weight.table.as<int8_t>(), weight.sizes[0], weight.sizes[1]);
-    RowLinear found{weight, floats(json.at("scale")), std::nullopt};
+    if (groups) {  // whether they divide the weight is asked where it is packed
+      const std::vector<int64_t>& sizes = scale.sizes;
+      require((scale.table.type == runtime::Type::kFloat || scale.table.type == runtime::Type::kHalf) && sizes.size() <= 3 &&
+                  sizes[0] == weight.sizes[0] && possible(sizes[1]) && (sizes.size() < 3 || sizes[2] == 2),
+              "a linear of rows takes a scale, or a scale and an offset, for each group of its weight");
+    } else {
+      require_sums_fit(weight.table.as<int8_t>(), weight.sizes[0], weight.sizes[1]);
+    }
+    RowLinear found{weight, groups ? table(json.at("scale")) : floats(json.at("scale")), scale.sizes, std::nullopt};
     if (!json.at("bias").is_null()) found.bias = floats(json.at("bias"));
     return found;
   }

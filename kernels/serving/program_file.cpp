@@ -18,16 +18,12 @@ constexpr size_t kMostHeader = size_t{64} << 20;
 
 [[noreturn]] void damaged(const std::string& why) { throw Failure(X86QUANT_DAMAGED, why); }
 
-struct Kind {
-  runtime::Type type;
-  size_t bytes;
-};
-
-Kind kind_of(const std::string& dtype) {
-  if (dtype == "F32") return {runtime::Type::kFloat, 4};
-  if (dtype == "I8") return {runtime::Type::kChar, 1};
+runtime::Type type_of(const std::string& dtype) {
+  if (dtype == "F32") return runtime::Type::kFloat;
+  if (dtype == "F16") return runtime::Type::kHalf;
+  if (dtype == "I8") return runtime::Type::kChar;
   require(dtype == "U8", "a tensor has dtype ", dtype);
-  return {runtime::Type::kByte, 1};
+  return runtime::Type::kByte;
 }
 
 }  // namespace
@@ -77,7 +73,7 @@ void ProgramFile::parse() {
 
 ProgramFile::Tensor ProgramFile::described(const Json& entry, size_t first_byte) const {
   Tensor found;
-  const Kind kind = kind_of(entry.at("dtype").text("a dtype"));
+  const runtime::Type type = type_of(entry.at("dtype").text("a dtype"));
   found.sizes = entry.at("shape").integers("a shape");
   int64_t count = 1;
   for (const int64_t size : found.sizes)
@@ -86,10 +82,10 @@ ProgramFile::Tensor ProgramFile::described(const Json& entry, size_t first_byte)
   const auto room = static_cast<int64_t>(bytes_.size() - first_byte);
   require(offsets.size() == 2 && offsets[0] >= 0 && offsets[0] <= offsets[1] && offsets[1] <= room,
           "a tensor of the file lies outside of it");
-  require(count <= room && offsets[1] - offsets[0] == count * static_cast<int64_t>(kind.bytes),
+  require(count <= room && offsets[1] - offsets[0] == count * static_cast<int64_t>(runtime::bytes_of(type)),
           "a tensor of the file has not the size of its shape");
   found.table.data = bytes_.data() + first_byte + offsets[0];
-  found.table.type = kind.type;
+  found.table.type = type;
   found.table.count = count;
   return found;
 }

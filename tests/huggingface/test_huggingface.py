@@ -864,7 +864,7 @@ _GROUP = "config_groups/group_0"
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("format", "pack-quantized", "stored as 'pack-quantized'"),
+        ("format", "pack-quantized", "packed weights and quantized input_activations"),
         (f"{_GROUP}/format", "float-quantized", "stored as 'float-quantized'"),
         (f"{_GROUP}/weights/num_bits", 4, "weights are int4"),
         (f"{_GROUP}/weights/type", "float", "weights are float8"),
@@ -884,14 +884,14 @@ _GROUP = "config_groups/group_0"
 )
 def test_other_formats_are_refused_in_a_sentence(path: str, value: Any, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message) as caught:
-        x86quant.X86QuantConfig.from_compressed_tensors(_with(path, value))
+        x86quant.X86QuantConfig.from_others(_with(path, value))
     assert "\n" not in str(caught.value)
     assert "what can be read is W8A8 int8" in str(caught.value)
 
 
 def test_settings_of_others_are_refused() -> None:
-    assert x86quant.X86QuantConfig.from_compressed_tensors(_W8A8).checkpoint == "compressed-tensors"
-    with pytest.raises(InvalidInputError, match="settings of 'gptq'"):
-        x86quant.X86QuantConfig.from_compressed_tensors({"quant_method": "gptq"})
+    assert x86quant.X86QuantConfig.from_others(_W8A8).checkpoint == "compressed-tensors"
+    with pytest.raises(InvalidInputError, match="method 'other'"):
+        x86quant.X86QuantConfig.from_others({"quant_method": "other"})
     with pytest.raises(InvalidInputError, match="have no config_groups"):
-        x86quant.X86QuantConfig.from_compressed_tensors(_with("config_groups", {}))
+        x86quant.X86QuantConfig.from_others(_with("config_groups", {}))

@@ -819,7 +819,8 @@ def test_linears_on_float_tensors_find_what_was_measured_of_them() -> None:
     path = user_table.install(user_table.with_entries(measured, cpu()), cpu())
     weight = torch.ones(LINEAR.out_channels, LINEAR.in_channels, dtype=torch.int8)
     with use_rules(path):
-        routes = choose_linear_dynamic(weight, torch.zeros(LINEAR.out_channels), None)
+        scale = bias = torch.zeros(LINEAR.out_channels)
+        routes = choose_linear_dynamic(weight, scale, bias, None)
     assert [choice.kernel for choice in routes.choices][:2] == ["onednn", "native"]
     assert routes.choices[0].rule.partition("#")[0].endswith(":entry")
 

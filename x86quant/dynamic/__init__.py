@@ -14,6 +14,7 @@ from x86quant.dynamic.embedding_bag import (
     RowwiseEmbedding,
     WeightOnlyEmbeddingBag,
 )
+from x86quant.dynamic.group_weights import check_bits
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -30,6 +31,7 @@ from x86quant.dynamic.recurrent import (
     DynamicLSTMCell,
     DynamicRecurrent,
 )
+from x86quant.dynamic.reordered import ReorderedLinear
 from x86quant.dynamic.table_batched import from_table_batched
 from x86quant.dynamic.transformers_config import note_in_config
 
@@ -58,11 +60,13 @@ __all__ = [
     "EmbeddingBags",
     "Int8Linear",
     "QuantizedTable",
+    "ReorderedLinear",
     "RowwiseEmbedding",
     "WeightOnlyEmbedding",
     "WeightOnlyEmbeddingBag",
     "WeightOnlyLinear",
     "adapt_containers",
+    "check_bits",
     "from_table_batched",
     "is_linear",
     "is_recurrent",

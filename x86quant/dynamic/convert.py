@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import nn
 
 from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
+from x86quant.dynamic.group_weights import check_bits
 from x86quant.dynamic.layers import (
     DynamicLinear,
     DynamicMultiheadAttention,
@@ -28,6 +29,7 @@ def to_dynamic(
     *,
     weight_only: bool = False,
     embeddings: bool | int = False,
+    weight_bits: int = 8,
     keep: Callable[[str, nn.Module], bool] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -45,11 +47,14 @@ def to_dynamic(
         embeddings: embedding tables too, which saves memory: 8, 4 or 2 bits, in FBGEMM's rows
             (``RowwiseEmbedding``, ``WeightOnlyEmbeddingBag``). True: bags in 8 bits, and embeddings
             as ``WeightOnlyEmbedding``, by which tied linears multiply in int8.
+        weight_bits: of the weights of linears: 8, or 4 with a scale for each group of 32 input
+            features. Attentions of torch's own class and recurrent layers have 8.
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
     if embeddings not in (False, True):
         table_bits(8, embeddings)
+    check_bits(weight_bits)
     if not inplace:
         model = copy.deepcopy(model)
     kind = WeightOnlyLinear if weight_only else DynamicLinear
@@ -64,7 +69,7 @@ def to_dynamic(
                     done[module] = DynamicMultiheadAttention.from_float(module)
             elif is_linear(module):
                 if not (kept or why_float(module)):
-                    done[module] = kind.from_float(module)
+                    done[module] = kind.from_float(module, bits=weight_bits)
             elif is_recurrent(module):
                 if not (kept or weight_only or why_float(module)):
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]

@@ -19,11 +19,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from x86quant.dynamic.group_weights import group_of, quantize_groups
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 from x86quant.ops.gradients import asks_for_gradient, without_gradient
+from x86quant.ops.groups import features_of, has_groups, real_weight
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Routes
@@ -56,6 +58,12 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
     # In its own order, whatever that of the float weight: kernels read it row by row.
     return codes.to(torch.int8).contiguous(), scale
+
+
+def quantized(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weight`` [N, K] as codes of ``bits`` and their scales: of groups, where it has 4."""
+    group = None if bits == 8 or is_torchao(weight) else group_of(weight.shape[1])
+    return quantize_weight(weight) if group is None else quantize_groups(weight, bits, group)
 
 
 def is_torchao(weight: torch.Tensor) -> bool:
@@ -129,11 +137,13 @@ def is_plain(x: torch.Tensor) -> bool:
 
 
 class Int8Linear(Int8Module):
-    """What the two kinds of linear share: unpacked int8 weights as state.
+    """What the two kinds of linear share: unpacked weights of 8 or 4 bits as state.
 
     Attributes:
-        int8_weight: int8 [out_features, in_features].
-        weight_scale: float32 [out_features].
+        int8_weight: int8 [out_features, in_features]; of 4 bits uint8 [out_features,
+            in_features / 2], two codes a byte.
+        weight_scale: float32 [out_features]; or scales of groups of input features, as
+            ``x86quant/ops/groups.py`` says.
         bias: float32 [out_features], or None.
         activation: "relu", "gelu", "gelu_tanh" or "silu", applied to the result; or None.
         transposed: whether the float layer kept its weight as [in_features, out_features], so that
@@ -163,14 +173,17 @@ class Int8Linear(Int8Module):
         self.eval()
 
     @classmethod
-    def from_float(cls: type[_Self], linear: nn.Module, activation: str | None = None) -> _Self:
-        """The int8 form of a float ``linear``, with ``activation`` fused behind it.
+    def from_float(
+        cls: type[_Self], linear: nn.Module, activation: str | None = None, bits: int = 8
+    ) -> _Self:
+        """The form of a float ``linear`` in ``bits``, with ``activation`` fused behind it.
 
-        ``linear`` is an ``nn.Linear``, or the layer that Hugging Face calls Conv1D.
+        ``linear`` is an ``nn.Linear``, or the layer that Hugging Face calls Conv1D. Weights that no
+        group divides have 8 bits.
         """
         transposed = is_conv1d(linear)
         weight, bias = linear.get_parameter("weight"), linear.bias
-        operands = quantize_weight(weight.t() if transposed else weight)
+        operands = quantized(weight.t() if transposed else weight, bits)
         found = cls(*operands, float_bias(bias), activation, transposed)  # type: ignore[arg-type]
         carry_attributes(linear, found)
         return found
@@ -180,7 +193,7 @@ class Int8Linear(Int8Module):
         """The float weight that the codes stand for; no memory is used until it is read."""
         if torch.compiler.is_compiling():  # a traced graph drops what it does not use
             return self._float_weight()
-        shape = tuple(self.int8_weight.shape)
+        shape = (self.out_features, self.in_features)
         product = None if self.transposed else self._product
         return WeightOnDemand(
             shape[::-1] if self.transposed else shape,
@@ -191,7 +204,7 @@ class Int8Linear(Int8Module):
         )
 
     def _float_weight(self) -> torch.Tensor:
-        real = (self.int8_weight * self.weight_scale[:, None]).to(self._float_type)
+        real = real_weight(self.int8_weight, self.weight_scale).to(self._float_type)
         return real.t() if self.transposed else real
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
@@ -203,7 +216,12 @@ class Int8Linear(Int8Module):
     @property
     def in_features(self) -> int:
         """Size of an input row."""
-        return self.int8_weight.shape[1]
+        return features_of(self.int8_weight)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight's code."""
+        return 4 if self.int8_weight.dtype == torch.uint8 else 8
 
     @property
     def out_features(self) -> int:
@@ -236,6 +254,8 @@ class Int8Linear(Int8Module):
         """What ``repr`` shows between the brackets."""
         text = f"in_features={self.in_features}, out_features={self.out_features}"
         text += f", bias={self.bias is not None}"
+        if has_groups(self.weight_scale):
+            text += f", bits={self.bits}, group={self.in_features // self.weight_scale.shape[1]}"
         return text if self.activation is None else f"{text}, activation={self.activation}"
 
 
@@ -321,7 +341,7 @@ class DynamicLinear(Int8Linear):
         for stamp, pack, _ in self._packed.values():
             if pack is not None and stamp == self._state()[1]:
                 return Routes.from_json(pack.record())
-        return linear_packs.choose_linear_dynamic(self.int8_weight, self.bias, self.activation)
+        return linear_packs.choose_linear_dynamic(*self.operands, self.activation)
 
     @property
     def choices(self) -> tuple[tuple[int | None, Choice], ...]:

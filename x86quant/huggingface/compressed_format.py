@@ -1,4 +1,4 @@
-"""The settings of compressed-tensors files: which of its many formats is W8A8 int8."""
+"""The settings of compressed-tensors files: which of its many formats can be read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ METHOD = "compressed-tensors"
 _INT8_FORMATS = (None, "int-quantized", "naive-quantized")
 
 
-def check_w8a8(settings: Mapping[str, Any]) -> None:
-    """Raise unless ``settings`` mean int8 weights by channel and int8 activations by token.
+#: Codes of 4 or 8 bits, several in a word of 32.
+_PACKED = "pack-quantized"
+
+
+def checked(settings: Mapping[str, Any]) -> str:
+    """The name in ``checkpoint_formats.FORMATS`` of files with these ``settings``.
+
+    They mean int8 weights by channel and int8 activations by token; or packed weights of 4 or 8
+    bits by group or channel, and activations as they are.
 
     Raises:
         InvalidInputError: they are not of compressed-tensors.
@@ -36,10 +43,15 @@ def check_w8a8(settings: Mapping[str, Any]) -> None:
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not groups:
         raise InvalidInputError(f"these settings of {METHOD} have no config_groups")
+    found = set()
     for name, group in groups.items():
         if not isinstance(group, Mapping):
             raise _refusal(f"its {name} is the preset {group!r} without its settings")
         stored = group.get("format") or settings.get("format")
+        found.add(stored == _PACKED)
+        if stored == _PACKED:
+            _check_packed(name, group)
+            continue
         if stored not in _INT8_FORMATS:
             raise _refusal(f"{name} is stored as {stored!r}, which needs another unpacking")
         _check_numbers(f"{name}.weights", group.get("weights"), "channel", dynamic=False)
@@ -48,6 +60,24 @@ def check_w8a8(settings: Mapping[str, Any]) -> None:
         )
         if group.get("output_activations"):
             raise _refusal(f"{name} asks for quantized output_activations")
+    if len(found) > 1:
+        raise _refusal("some of its layers are packed and others are not")
+    return "compressed-tensors-packed" if True in found else METHOD
+
+
+def _check_packed(name: str, group: Mapping[str, Any]) -> None:
+    """Check the settings of packed weights against what there is."""
+    for other in ("input_activations", "output_activations"):
+        if group.get(other):
+            raise _refusal(f"{name} asks for packed weights and quantized {other}")
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise _refusal(f"{name} has packed weights without their settings")
+    bits, kind = weights.get("num_bits"), weights.get("type", "int")
+    if bits not in (4, 8) or kind != "int":
+        raise _refusal(f"{name}.weights are {kind}{bits}, for which there are no kernels")
+    if weights.get("strategy") not in ("group", "channel"):
+        raise _refusal(f"{name}.weights have a scale by {weights.get('strategy')!r}")
 
 
 def _check_numbers(name: str, numbers: Any, strategy: str, *, dynamic: bool) -> None:
@@ -72,5 +102,6 @@ def _check_numbers(name: str, numbers: Any, strategy: str, *, dynamic: bool) -> 
 def _refusal(what: str) -> UnsupportedError:
     return UnsupportedError(
         f"this {METHOD} checkpoint cannot be read: {what}; what can be read is W8A8 int8, with "
-        "symmetric weights by channel and dynamic activations by token"
+        "symmetric weights by channel and dynamic activations by token, and weights of 4 or 8 "
+        "bits alone, packed, by group or channel"
     )

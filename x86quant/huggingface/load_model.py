@@ -1,4 +1,4 @@
-"""``load``: an int8 model from a folder, ours or one by compressed-tensors."""
+"""``load``: an int8 or 4-bit model from a folder, ours or one by another library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def load(
 
     Args:
         folder: what ``save_pretrained`` of a model loaded with ``X86QuantConfig`` wrote, or a
-            checkpoint by compressed-tensors in W8A8 int8, whose codes are taken as they are.
+            checkpoint by compressed-tensors (W8A8, or 4 and 8 bits with float activations), GPTQ,
+            AWQ or AutoRound, whose codes are taken as they are.
+            Or a GGUF file, of which the linears keep their codes.
         model_class: such as ``transformers.AutoModel``; by default the class that was saved.
         fuse_blocks: as in ``X86QuantConfig``; by default what the folder says, or "auto".
         options: passed to its ``from_pretrained``.
@@ -32,6 +34,10 @@ def load(
         InvalidInputError: the folder holds no quantized model, or lacks weights.
         UnsupportedError: it is in a format that cannot be read; says which.
     """
+    if os.fspath(folder).endswith(".gguf"):
+        from x86quant.huggingface.gguf_model import load_gguf  # which reads transformers' names
+
+        return load_gguf(folder, "auto" if fuse_blocks is None else fuse_blocks)
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(folder)
     settings = getattr(config, "quantization_config", None)
     if settings is None:
@@ -42,7 +48,7 @@ def load(
     if not isinstance(settings, dict):
         settings = settings.to_dict()
     if settings.get("quant_method") != METHOD:
-        settings = X86QuantConfig.from_compressed_tensors(settings).to_dict()
+        settings = X86QuantConfig.from_others(settings).to_dict()
     if fuse_blocks is not None:
         settings = {**settings, "fuse_blocks": fuse_blocks}
     config.quantization_config = settings

@@ -13,6 +13,7 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 
 from x86quant.dynamic import adapt_containers, is_linear, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
+from x86quant.huggingface.checkpoint_formats import FORMATS
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.huggingface.stored_layers import stored_layers
@@ -82,14 +83,14 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             for path, module in chosen_layers(model, config).items():
                 (self._tied if path in tied else self._float)[path] = module
             return
-        foreign = config.checkpoint != METHOD
+        stored, foreign = FORMATS[config.checkpoint], config.checkpoint != METHOD
         layers = {
             path: module
             for path, module in model.named_modules()
             if isinstance(module, nn.Linear) or (not foreign and _is_ours(module))
         }
-        for path in stored_layers(model, layers, checkpoint_files, config.checkpoint):
-            self._expect(model, path, UnloadedLayer(layers[path], foreign))
+        for path, tensors in stored_layers(model, layers, checkpoint_files, stored).items():
+            self._expect(model, path, UnloadedLayer(layers[path], stored=tensors, of_files=stored))
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self._errors:
@@ -97,7 +98,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         # What the checkpoint does not have, and what is tied by now.
         for path, module in (*self._float.items(), *self._tied.items()):
             weight: Any = module.weight
-            layer = UnloadedLayer(module)
+            layer = UnloadedLayer(module, self.quantization_config.bits)
             values = self._values(path, layer, weight.detach())
             self._expect(model, path, layer)
             for name, value in values.items():
@@ -145,7 +146,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         if weight.shape != module.weight.shape:
             del self._float[path]  # transformers reports it, or makes a new weight
             return {name: weight}
-        layer = UnloadedLayer(module)
+        layer = UnloadedLayer(module, self.quantization_config.bits)
         try:
             values = self._values(path, layer, weight)
         except X86QuantError as error:  # transformers would turn it into a line of a table

@@ -8,13 +8,13 @@ from typing import Any
 from transformers.quantizers import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from x86quant.dynamic import check_bits
 from x86quant.errors import InvalidInputError
-from x86quant.huggingface.compressed_format import check_w8a8
+from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, format_of
 from x86quant.quantization.settings import Switch
 
-METHOD = "x86quant"
+METHOD = OURS
 _SCHEMES = ("dynamic", "weight_only")
-_FORMATS = (METHOD, "compressed-tensors")
 
 
 @register_quantization_config(METHOD)
@@ -22,7 +22,7 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How the linears of a model become int8; given to ``from_pretrained``, kept in its config.
 
     Attributes:
-        bits: of a weight; there are 8.
+        bits: of a linear's weight: 8, or 4 with a scale for each group of 32 input features.
         scheme: "dynamic" quantizes each token as it comes, "weight_only" keeps them in float.
         modules_to_not_convert: modules that stay in float: names, last parts of names ("o_proj"),
             names of containers, or of classes. None means none. The head of a model that ties it to
@@ -32,7 +32,7 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         fuse_blocks: whether the model runs as native graphs, made when it is loaded: whole
             encoders, and prompts and new tokens of decoders. "auto" is for models of many
             weights, which are worth some seconds.
-        checkpoint: whose files the weights come from, "x86quant" or "compressed-tensors".
+        checkpoint: whose files the weights come from, a name in ``checkpoint_formats.FORMATS``.
     """
 
     def __init__(
@@ -44,15 +44,16 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
         fuse_blocks: Switch = "auto",
         checkpoint: str = METHOD,
         quant_method: str = METHOD,
+        weight_bits: int | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
             raise InvalidInputError(
-                f"X86QuantConfig has no option {', '.join(sorted(unknown))}; it has bits, scheme, "
-                "modules_to_not_convert, embeddings and fuse_blocks"
+                f"X86QuantConfig has no option {', '.join(sorted(unknown))}; it has weight_bits, "
+                "scheme, modules_to_not_convert, embeddings and fuse_blocks"
             )
         self.quant_method = quant_method
-        self.bits = bits
+        self.bits = bits if weight_bits is None else weight_bits  # as ``quantize`` calls them
         self.scheme = scheme
         self.modules_to_not_convert = modules_to_not_convert
         self.embeddings = embeddings
@@ -66,8 +67,7 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             raise InvalidInputError(
                 f"X86QuantConfig is for the method {METHOD!r}, not {self.quant_method!r}"
             )
-        if isinstance(self.bits, bool) or self.bits != 8:
-            raise InvalidInputError(f"bits must be 8, not {self.bits!r}: weights are int8")
+        check_bits(self.bits)
         if self.scheme == "mixed":
             raise InvalidInputError(
                 "this model has int8 layers of several kinds, which only x86quant.save can write: "
@@ -90,20 +90,19 @@ class X86QuantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             raise InvalidInputError(
                 f'fuse_blocks must be True, False or "auto", not {self.fuse_blocks!r}'
             )
-        if self.checkpoint not in _FORMATS:
+        if self.checkpoint not in FORMATS:
             raise InvalidInputError(
-                f"checkpoint must be {' or '.join(map(repr, _FORMATS))}, not {self.checkpoint!r}"
+                f"checkpoint must be {' or '.join(map(repr, FORMATS))}, not {self.checkpoint!r}"
             )
 
     @classmethod
-    def from_compressed_tensors(cls, settings: Mapping[str, Any]) -> X86QuantConfig:
-        """For files by compressed-tensors, whose ``quantization_config`` is ``settings``.
+    def from_others(cls, settings: Mapping[str, Any]) -> X86QuantConfig:
+        """For files by another library, whose ``quantization_config`` is ``settings``.
 
         Raises:
-            UnsupportedError: their format is another than W8A8 int8; says what is missing.
+            UnsupportedError: their format is one that cannot be read; says what is missing.
         """
-        check_w8a8(settings)
-        return cls(checkpoint="compressed-tensors")
+        return cls(checkpoint=format_of(settings))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, X86QuantConfig) and self.to_dict() == other.to_dict()

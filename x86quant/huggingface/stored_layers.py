@@ -1,27 +1,26 @@
-"""Which layers of a checkpoint are int8: what its files hold decides."""
+"""Which layers of a checkpoint are quantized, and how: what its files hold decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-
-#: What the codes of a layer are called, by whose files they are in.
-_CODES = {"x86quant": "int8_weight", "compressed-tensors": "weight"}
+from x86quant.huggingface.checkpoint_formats import CheckpointFormat
 
 
 def stored_layers(
     model: Any,
     layers: Mapping[str, object],
     files: Sequence[str] | None,
-    checkpoint: str,
-) -> set[str]:
-    """The paths of those of ``layers`` whose int8 codes are in ``files``.
+    stored: CheckpointFormat,
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The paths of those of ``layers`` whose codes are in ``files``; their tensors without data.
 
     Names in files are changed as transformers will change them, which knows other names of layers
     and the prefix of the base model.
@@ -32,13 +31,14 @@ def stored_layers(
     """
     if not files or not all(str(file).endswith(".safetensors") for file in files):
         raise InvalidInputError("an int8 model can be loaded from a folder of safetensors only")
-    suffix = f".{_CODES[checkpoint]}"
+    suffix = f".{stored.codes}"
     known = {path + suffix: True for path in layers}
     conversions = get_model_conversion_mapping(model)
     renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
     converters = [x for x in conversions if isinstance(x, WeightConverter)]
-    found: set[str] = set()
-    codes = [key for key in _int8_tensors(files) if key.endswith(suffix)]
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    tensors = _tensors(files, stored.names)
+    codes = [k for k, x in tensors.items() if k.endswith(suffix) and x.dtype in _OF_CODES]
     for key in codes:
         name, converter = rename_source_key(
             key, renamings, converters, model.base_model_prefix, known
@@ -49,7 +49,10 @@ def stored_layers(
                 "merges, which can be done in float only"
             )
         if name in known:
-            found.add(name.removesuffix(suffix))
+            layer = key.removesuffix(suffix)
+            beside = {other: tensors.get(f"{layer}.{other}") for other in stored.names}
+            present = {other: x for other, x in beside.items() if x is not None}
+            found[name.removesuffix(suffix)] = present
     if layers and not found:
         kinds = "no int8 weights at all" if not codes else f"others, such as {codes[0]}"
         raise InvalidInputError(
@@ -58,9 +61,23 @@ def stored_layers(
     return found
 
 
-def _int8_tensors(files: Iterable[str]) -> Iterator[str]:
+#: By what safetensors calls them.
+_TYPES = {
+    "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
+    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32,
+}  # fmt: skip
+_OF_CODES = (torch.int8, torch.uint8, torch.int32)
+
+
+def _tensors(files: Iterable[str], names: Collection[str]) -> dict[str, torch.Tensor]:
+    """The tensors in ``files`` whose last names are among ``names``, without data."""
+    found: dict[str, torch.Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as stored:
             for key in stored.keys():  # noqa: SIM118
-                if stored.get_slice(key).get_dtype() == "I8":
-                    yield key
+                if key.rpartition(".")[2] not in names:
+                    continue
+                part = stored.get_slice(key)
+                if (dtype := _TYPES.get(part.get_dtype())) is not None:
+                    found[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+    return found

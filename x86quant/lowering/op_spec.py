@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from x86quant.errors import UnsupportedError
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering.graph_tools import attribute, op_name, own_call
 from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.ops.groups import check_groups, has_groups
 
 #: Finds the tensor behind a ``get_attr`` node; None for any other argument.
 Constant = Callable[[object], torch.Tensor | None]
@@ -182,17 +183,33 @@ def _check_linear(kwargs: Mapping[str, Any], found: _Found) -> None:
 
 
 def _check_float_linear(kwargs: Mapping[str, Any], found: _Found) -> None:
-    weight, scale = _weight(found), found["weight_scale"]
-    if weight.dim() != 2 or scale is None:
-        raise UnsupportedError(
-            f"its weight has shape {tuple(weight.shape)}, and needs two dimensions"
-        )
-    for name in ("weight_scale", "bias"):
-        _check_floats(name, found[name], (weight.shape[0],))
-    if not bool((scale > 0).all()):
-        raise UnsupportedError("its weight_scale holds what is not positive")
+    scale = found["weight_scale"]
+    if scale is not None and has_groups(scale):
+        _check_groups(found["weight"], scale)
+        _check_floats("bias", found["bias"], (scale.shape[0],))
+    else:
+        weight = _weight(found)
+        if weight.dim() != 2 or scale is None:
+            raise UnsupportedError(
+                f"its weight has shape {tuple(weight.shape)}, and needs two dimensions"
+            )
+        for name in ("weight_scale", "bias"):
+            _check_floats(name, found[name], (weight.shape[0],))
+        if not bool((scale > 0).all()):
+            raise UnsupportedError("its weight_scale holds what is not positive")
     if kwargs["activation"] is not None and kwargs["activation"] not in ACTIVATIONS:
         raise UnsupportedError(f"its activation {kwargs['activation'][:80]!r} is not known")
+
+
+def _check_groups(weight: torch.Tensor | None, scale: torch.Tensor) -> None:
+    if weight is None:
+        raise UnsupportedError("it has no weight")
+    try:
+        check_groups("linear", weight, scale)
+    except InvalidInputError as error:
+        raise UnsupportedError(str(error)) from error
+    if not bool(torch.isfinite(scale).all()):
+        raise UnsupportedError("its weight_scale holds NaN or infinity")
 
 
 def _check_conv(kwargs: Mapping[str, Any], found: _Found) -> None:

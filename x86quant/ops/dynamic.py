@@ -13,6 +13,8 @@
 The sum is an exact int32. A row that holds NaN or infinity gives NaN throughout: it has no range.
 Rows do not see each other, so a batch gives what its rows give one by one.
 
+Weights may have scales for groups of input features, and codes of 4 bits: see ``ops/groups.py``.
+
 ``linear_weight_only`` keeps the activations as they are::
 
     out = activation(sum(x * weight) * weight_scale + bias)            float32, in any order
@@ -29,6 +31,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
+from x86quant.ops.groups import check_groups, features_of, group_product, has_groups, real_weight
 
 ARGUMENTS = "Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, str? activation=None"
 
@@ -76,7 +79,10 @@ def row_product(
     bias: torch.Tensor | None,
     activation: str | None,
 ) -> torch.Tensor:
-    """What :func:`row_codes` gives times the transpose of int8 ``weight`` [N, K]: [rows, N]."""
+    """What :func:`row_codes` gives times the transpose of ``weight`` [N, K]: [rows, N]."""
+    act = None if activation is None else ACTIVATIONS[activation]
+    if has_groups(weight_scale):
+        return group_product(codes, scale, zero_point, weight, weight_scale, bias, act)
     # float64 holds every int32 sum exactly, and the product of two float32.
     sums = (codes.double() - zero_point.double()) @ weight.double().t()
     steps = scale * weight_scale
@@ -84,7 +90,7 @@ def row_product(
     if bias is not None:
         v = v + bias.double()
     out = v.to(torch.float32)
-    return out if activation is None else ACTIVATIONS[activation](out)
+    return out if act is None else act(out)
 
 
 def check_operands(
@@ -102,9 +108,10 @@ def check_operands(
         raise InvalidInputError(
             f"x86quant::{op}: x must be float32, got {x.dtype}; convert it with x.float()"
         )
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+    if x.dim() == 0 or x.shape[-1] != features_of(weight):
         raise InvalidInputError(
-            f"x86quant::{op}: expected {weight.shape[1]} input features, got shape {tuple(x.shape)}"
+            f"x86quant::{op}: expected {features_of(weight)} input features, "
+            f"got shape {tuple(x.shape)}"
         )
 
 
@@ -112,13 +119,15 @@ def check_weight(
     op: str, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
     """Raise InvalidInputError unless the constant operands of a float linear fit each other."""
-    if weight.dtype != torch.int8 or weight.dim() != 2:
+    if has_groups(weight_scale):
+        check_groups(op, weight, weight_scale)
+    elif weight.dtype != torch.int8 or weight.dim() != 2:
         raise InvalidInputError(
             f"x86quant::{op}: weight must be int8 of shape [out, in], "
             f"got {weight.dtype} {tuple(weight.shape)}"
         )
     for name, tensor in (("weight_scale", weight_scale), ("bias", bias)):
-        if tensor is None:
+        if tensor is None or (tensor is weight_scale and has_groups(weight_scale)):
             continue
         if tensor.dtype != torch.float32 or tuple(tensor.shape) != (weight.shape[0],):
             raise InvalidInputError(
@@ -157,8 +166,8 @@ def linear_dynamic(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """``x`` [..., K], quantized row by row, times the transpose of int8 ``weight`` [N, K]."""
-    rows = x.reshape(math.prod(x.shape[:-1]), weight.shape[1])
+    """``x`` [..., K], quantized row by row, times the transpose of ``weight`` [N, K]."""
+    rows = x.reshape(math.prod(x.shape[:-1]), features_of(weight))
     codes, scale, zero_point = row_codes(rows)
     out = row_product(codes, scale, zero_point, weight, weight_scale, bias, activation)
     return out.reshape(*x.shape[:-1], weight.shape[0])
@@ -179,7 +188,7 @@ def _linear_weight_only_few(
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
     rows = math.prod(x.shape[:-1])
-    if not 0 < rows <= _FEW_ROWS or not extension_loads():
+    if not 0 < rows <= _FEW_ROWS or has_groups(weight_scale) or not extension_loads():
         return None
     flat = x.reshape(rows, weight.shape[1])
     out: torch.Tensor = torch.ops.x86quant.weight_only_rows(
@@ -197,7 +206,10 @@ def linear_weight_only(
     activation: str | None = None,
 ) -> torch.Tensor:
     """``x`` [..., K] times the transpose of int8 ``weight`` [N, K], summed in float32."""
-    out = F.linear(x, weight.to(x.dtype)) * weight_scale
+    if has_groups(weight_scale):
+        out = F.linear(x, real_weight(weight, weight_scale))
+    else:
+        out = F.linear(x, weight.to(x.dtype)) * weight_scale
     if bias is not None:
         out = out + bias
     return out if activation is None else ACTIVATIONS[activation](out)

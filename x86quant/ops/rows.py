@@ -31,6 +31,7 @@ import torch.nn.functional as F  # noqa: N812
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
 from x86quant.ops.dynamic import check_activation, check_weight, row_codes, row_product
+from x86quant.ops.groups import features_of
 
 RowCodes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 NormResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -88,9 +89,9 @@ def _check_linear(
             f"x86quant::{op}: codes must be uint8, got {codes.dtype}; "
             "make them with x86quant::quantize_rows"
         )
-    if codes.dim() == 0 or codes.shape[-1] != weight.shape[1]:
+    if codes.dim() == 0 or codes.shape[-1] != features_of(weight):
         raise InvalidInputError(
-            f"x86quant::{op}: expected {weight.shape[1]} input features, "
+            f"x86quant::{op}: expected {features_of(weight)} input features, "
             f"got codes of shape {tuple(codes.shape)}"
         )
     for name, tensor, dtype in (
@@ -137,7 +138,7 @@ def linear_rows(
 ) -> torch.Tensor:
     """Row codes [..., K] times the transpose of int8 ``weight`` [N, K]: float32 [..., N]."""
     out = row_product(
-        codes.reshape(math.prod(codes.shape[:-1]), weight.shape[1]),
+        codes.reshape(math.prod(codes.shape[:-1]), features_of(weight)),
         scale.reshape(-1, 1),
         zero_point.reshape(-1, 1),
         weight,

@@ -15,6 +15,7 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
+from x86quant.ops.groups import features_of, has_groups
 from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.routes import Routes
@@ -24,10 +25,14 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 def choose_linear_dynamic(
-    weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
 ) -> Routes:
-    """The kernels for an int8 ``weight`` [N, K]."""
-    routes = routing_in_force(dynamic_kernels()).route(_spec(weight, bias, activation))
+    """The kernels for a ``weight`` of 8 or 4 bits."""
+    spec = _spec(weight, weight_scale, bias, activation)
+    routes = routing_in_force(dynamic_kernels()).route(spec)
     # Its packs look at rows alone, so no kernel of theirs may have a situation it cannot run in.
     assert not routes.detours, routes.detours
     return routes
@@ -41,7 +46,7 @@ def native_in_sequences(
     None where that may not be: the native kernel cannot, or an override names another one.
     """
     routing = routing_in_force(dynamic_kernels())
-    spec = _spec(weight, bias, None)
+    spec = _spec(weight, weight_scale, bias, None)
     kernel = routing.kernels["native"]
     if kernel.missing_features(routing.cpu) or kernel.not_supported_reasons(spec, routing.cpu):
         return None
@@ -52,17 +57,23 @@ def native_in_sequences(
     return Choice(spec, "native", "sequence", reason)
 
 
-def _spec(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> OpSpec:
-    out_features, in_features = weight.shape
+def _spec(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> OpSpec:
+    groups = has_groups(weight_scale)
     return OpSpec(
         "linear",
-        in_features,
-        out_features,
+        features_of(weight),
+        weight.shape[0],
         bias=bias is not None,
         dynamic=True,
         post_op=activation or "none",
         caller="graph",
-        weights=weight_facts(weight),
+        weights=None if groups else weight_facts(weight),
+        bits=(4 if weight.dtype == torch.uint8 else 8) if groups else None,
     )
 
 
@@ -75,7 +86,7 @@ def pack_linear_dynamic(
     """Pack the operands of ``linear_dynamic``; None where the extension is missing."""
     if not extension_loads():
         return None
-    routes = choose_linear_dynamic(weight, bias, activation)
+    routes = choose_linear_dynamic(weight, weight_scale, bias, activation)
     return torch.ops.x86quant.pack_linear_dynamic(
         weight,
         weight_scale,

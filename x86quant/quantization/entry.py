@@ -58,6 +58,7 @@ def quantize(
     speed_check: bool = True,
     strict: bool = False,
     embedding_bits: int | None = None,
+    weight_bits: int = 8,
     progress: bool = True,
 ) -> nn.Module:
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
@@ -100,6 +101,8 @@ def quantize(
             float.
         embedding_bits: the bits of codes in embedding tables: 8, 4 or 2, in FBGEMM's row formats.
             None leaves tables in float, but for mode "weight_only". See docs/embeddings.md.
+        weight_bits: of linears that quantize their inputs as they come, or keep them in float: 8,
+            or 4 with a scale for each group of 32 input features. See docs/four-bits.md.
         progress: draw progress on stderr when that is a terminal.
 
     Returns:
@@ -148,6 +151,7 @@ def quantize(
         speed_check=speed_check,
         strict=strict,
         embedding_bits=embedding_bits,
+        weight_bits=weight_bits,
         progress=progress,
     )
     with alone(), _own_errors_in_a_sentence(model):

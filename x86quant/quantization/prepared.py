@@ -83,6 +83,7 @@ class PreparedModel:
         equalized: the pairs of layers that were equalized.
         smoothed: the layer norms whose scales moved into linears.
         strict: whether calls that a graph does not hold for raise.
+        weight_bits: of linears that are not static.
         notes: what a user should know.
     """
 
@@ -100,6 +101,7 @@ class PreparedModel:
     equalized: tuple[Equalized, ...]
     smoothed: tuple[Smoothed, ...]
     strict: bool
+    weight_bits: int
     notes: tuple[str, ...]
 
     def layers_in(self, wanted: Collection[str | type]) -> set[str]:
@@ -152,6 +154,7 @@ class PreparedModel:
                 result,
                 weight_only=self.scheme.weight_only,
                 embeddings=self.scheme.weight_only,
+                weight_bits=self.weight_bits,
                 keep=lambda name, _: name not in wanted,
                 inplace=True,
             )
@@ -219,6 +222,7 @@ class PreparedModel:
                 model,
                 weight_only=self.scheme.weight_only,
                 embeddings=self.scheme.weight_only,
+                weight_bits=self.weight_bits,
                 keep=lambda name, _: name not in dynamic,
             )
         with simulated(model, static, held_back=held_back, known=known) as found:

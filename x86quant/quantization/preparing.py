@@ -213,6 +213,7 @@ def _prepared(
         equalized=equalized,
         smoothed=smoothed,
         strict=settings.strict,
+        weight_bits=settings.weight_bits,
         notes=tuple(notes),
     )
 

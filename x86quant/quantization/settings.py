@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from x86quant.dynamic import check_bits
 from x86quant.errors import InvalidInputError
 from x86quant.observing.activations import OBSERVER_NAMES
 from x86quant.quantization.scheme import MODES
@@ -29,11 +30,13 @@ class Settings:
     speed_check: bool = True
     strict: bool = False
     embedding_bits: int | None = None
+    weight_bits: int = 8
     progress: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        check_bits(self.weight_bits)
         if self.embedding_bits not in (None, 8, 4, 2):
             raise InvalidInputError(
                 f"embedding_bits must be 8, 4, 2 or None, not {self.embedding_bits!r}"

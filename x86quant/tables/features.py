@@ -248,7 +248,7 @@ _FEATURES = (
         "bits",
         "int",
         lambda s, _: s.bits,
-        "bits of a code in an embedding table",
+        "bits of a code in an embedding table, or in a linear's weight with scales for groups",
         of="table",
         minimum=1,
     ),

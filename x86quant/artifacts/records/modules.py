@@ -32,6 +32,7 @@ from x86quant.dynamic import (
 )
 from x86quant.errors import ArtifactError
 from x86quant.ops.dynamic import check_weight
+from x86quant.ops.groups import has_groups
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -237,7 +238,9 @@ def _operands(op: str, state: _State) -> tuple[torch.Tensor, torch.Tensor, torch
     """Codes, scales and bias, which fit each other."""
     weight, scale, bias = state["int8_weight"], state["weight_scale"], state.get("bias")
     check_weight(op, weight, scale, bias)
-    if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
+    if not bool(torch.isfinite(scale).all()) or not (
+        has_groups(scale) or bool((scale > 0).all())  # offsets and scales of groups have signs
+    ):
         raise ArtifactError("its weight_scale holds what is not positive and finite")
     if unknown := state.keys() - {"int8_weight", "weight_scale", "bias"}:
         raise ArtifactError(f"it has the unknown tensor {min(unknown)[:80]!r}")

@@ -24,6 +24,7 @@ from x86quant.lowering.row_passes._values import (
     value_of,
 )
 from x86quant.lowering.views import is_roll
+from x86quant.ops.groups import features_of
 
 aten = torch.ops.aten
 
@@ -87,7 +88,7 @@ def _before_product(gm: GraphModule, product: Node) -> int:
     arguments = dict(product.kwargs)
     with gm.graph.inserting_before(product):
         given = [arguments[name] for name in _CODES]
-        codes = _moved(gm, given, moves, int(weight.shape[1]))
+        codes = _moved(gm, given, moves, features_of(weight))
         arguments.update(zip(_CODES, codes, strict=True))
         moved = emit(gm.graph, "linear_rows", product, **arguments)
     moved.meta["val"] = value_of(last)

@@ -36,6 +36,7 @@ from x86quant.lowering.lower import FloatNode, computes_in_float
 from x86quant.lowering.lower_rows import lower_rows
 from x86quant.lowering.passes import Report
 from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.ops.groups import real_weight
 from x86quant.quantization import speed
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
@@ -295,7 +296,7 @@ class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         given = dict(zip(("x", "weight", "weight_scale", "bias", "activation"), args, strict=False))
         given.update(kwargs)
-        weight = given["weight"].float() * given["weight_scale"][:, None]
+        weight = real_weight(given["weight"], given["weight_scale"])
         out = F.linear(given["x"], weight, given.get("bias"))
         activation = given.get("activation")
         return out if activation is None else ACTIVATIONS[activation](out)

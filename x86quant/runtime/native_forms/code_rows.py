@@ -11,7 +11,8 @@ import torch
 from torch.fx import Node
 
 from x86quant.errors import NoKernelError
-from x86quant.lowering.graph_tools import op_name
+from x86quant.lowering.graph_tools import attribute, op_name
+from x86quant.ops.groups import features_of
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
 from x86quant.packing.row_linears import Weights
 from x86quant.runtime.draft import Draft
@@ -136,8 +137,9 @@ def _pack(found: Any) -> Any:
 
 def _facts(draft: Draft, node: Node, weights: Sequence[Weights]) -> dict[str, Any]:
     rows = math.prod(draft.value(node.kwargs["scale"]).shape)
-    count = sum(w[0].numel() for w in weights)
-    return {"multiply_adds": rows * count, "weight_bytes": count}
+    count = sum(len(weight) * features_of(weight) for weight, *_ in weights)
+    nbytes = sum(x.nbytes for weight, scale, _ in weights for x in (weight, scale))
+    return {"multiply_adds": rows * count, "weight_bytes": nbytes}
 
 
 def _features(node: Node, draft: Draft, weight: str = "weight") -> int:
@@ -274,15 +276,21 @@ def _product_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 
 def _product(known: KnownSizes, kwargs: Any, weight: Node) -> Sequence[int] | None:
-    codes, sizes = known.size(kwargs["codes"]), known.size(weight)
+    codes, (outputs, inputs) = known.size(kwargs["codes"]), _sizes_of(known, weight)
     of_rows = [known.size(kwargs[name]) for name in ("scale", "zero_point")]
-    fits = codes[-1] == sizes[1] and all(size == codes[:-1] for size in of_rows)
-    return (*codes[:-1], sizes[0]) if fits else None
+    fits = codes[-1] == inputs and all(size == codes[:-1] for size in of_rows)
+    return (*codes[:-1], outputs) if fits else None
+
+
+def _sizes_of(known: KnownSizes, weight: Node) -> tuple[int, int]:
+    """Outputs and input features of a weight, which is in the graph: see ``has_constants``."""
+    tensor: torch.Tensor = attribute(known.root, str(weight.target))
+    return tensor.shape[0], features_of(tensor)
 
 
 def _real_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
-    x, weight = known.size(kwargs["x"]), known.size(kwargs["weight"])
-    return (*x[:-1], weight[0]) if len(x) > 1 and x[-1] == weight[1] else None
+    x, (outputs, inputs) = known.size(kwargs["x"]), _sizes_of(known, kwargs["weight"])
+    return (*x[:-1], outputs) if len(x) > 1 and x[-1] == inputs else None
 
 
 def _product_codes(known: KnownSizes, kwargs: Any) -> tuple[torch.Tensor, ...] | None:

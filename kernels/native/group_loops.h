@@ -1,0 +1,216 @@
+// Products by weights with scales for groups of input features: see groups.h.
+//
+// A tile of rows by one or two vectors of outputs keeps the integer sums of one group, and floats of all groups. Codes of
+// 4 bits become bytes in registers, for as many rows as a tile has, so that memory gives half a byte a weight.
+#pragma once
+
+#include "float_epilogue.h"
+#include "internal.h"
+#include "unroll.h"
+
+namespace {
+
+enum class GroupCodes { kNibbles, kNarrow, kBytes };
+
+// Without VNNI a pair of products meets in 16 bits, which saturate at 32767. Nibbles are multiplied as numbers from 0 to
+// 15, and 8 times the sum of the row's codes is taken off before: a pair is at most 2 · 255 · 15 = 7650, two pairs, which are
+// added in 16 bits, 15300. Narrow bytes are at most 64, so that a pair is at most 2 · 255 · 64 = 32640; others are widened first.
+template <class V, GroupCodes CODES>
+XQ_INLINE inline typename V::I dot_two_quads(typename V::I acc, typename V::I x, typename V::I w, typename V::I y, typename V::I u) {
+  if constexpr (V::kVnni) return V::dot(V::dot(acc, x, w), y, u);
+  if constexpr (CODES == GroupCodes::kNibbles) return V::dot_couple(acc, x, w, y, u);
+  if constexpr (CODES == GroupCodes::kNarrow) return V::dot_safe(V::dot_safe(acc, x, w), y, u);
+  return V::dot_wide(V::dot_wide(acc, x, w), y, u);
+}
+
+// Floats of 16 bits, which every CPU with FMA can read.
+template <class V>
+XQ_INLINE inline typename V::F load_halves(const uint8_t* from) {
+  if constexpr (V::kLanes == 16) return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  else return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+// Rows of codes side by side, and what the codes of each of their groups add up to.
+struct GroupRows {
+  const uint8_t* a;
+  int64_t lda;
+  const int32_t* sums;
+};
+
+template <class V, int VECS, int ACTIVATION>
+void put_groups_as(const xq::DenseTask& t, const xq::Block& b, int64_t first, int rows, const float* values) {
+  using F = typename V::F;
+  const xq::Packed& p = *t.packed;
+  const float *totals = p.at<float>(p.mult) + b.s_off, *biases = p.at<float>(p.bias) + b.s_off;
+  for (int r = 0; r < rows; ++r, values += VECS * V::kLanes) {
+    const F minus_zp = V::setf(-static_cast<float>(t.row_zp[first + r])), scale = V::setf(t.row_scale[first + r]);
+    uint8_t* out = t.out + (first + r) * t.out_pixel + int64_t{b.out_c} * 4;
+    unroll<VECS>([&](int v) XQ_INLINE {
+      const int64_t at = v * V::kLanes, left = b.count - at;
+      if (left <= 0) return;
+      const F x = V::fma(minus_zp, V::loadf(totals + at), V::loadf(values + at));
+      const F y = activate<V, ACTIVATION>(V::fma(x, scale, V::loadf(biases + at)));
+      if (left >= V::kLanes) V::store(out + at * 4, V::as_bits(y));
+      else V::store_floats(out + at * 4, y, left);
+    });
+  }
+}
+
+template <class V, int VECS>
+void put_groups(const xq::DenseTask& t, const xq::Block& b, int64_t first, int rows, const float* values) {
+  switch (t.packed->activation) {
+    case XQ_ACT_RELU: return put_groups_as<V, VECS, XQ_ACT_RELU>(t, b, first, rows, values);
+    case XQ_ACT_GELU: return put_groups_as<V, VECS, XQ_ACT_GELU>(t, b, first, rows, values);
+    case XQ_ACT_GELU_TANH: return put_groups_as<V, VECS, XQ_ACT_GELU_TANH>(t, b, first, rows, values);
+    case XQ_ACT_SILU: return put_groups_as<V, VECS, XQ_ACT_SILU>(t, b, first, rows, values);
+    case XQ_ACT_SIGMOID: return put_groups_as<V, VECS, XQ_ACT_SIGMOID>(t, b, first, rows, values);
+    case XQ_ACT_TANH: return put_groups_as<V, VECS, XQ_ACT_TANH>(t, b, first, rows, values);
+    default: return put_groups_as<V, VECS, XQ_ACT_NONE>(t, b, first, rows, values);
+  }
+}
+
+// Rows [first, first + ROWS) of a task times one block.
+template <class V, int ROWS, int VECS, GroupCodes CODES, bool HALF>
+void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& rows, int64_t first) {
+  using I = typename V::I;
+  using F = typename V::F;
+  constexpr bool kNibbles = CODES == GroupCodes::kNibbles;
+  constexpr int kVector = V::kLanes * 4, kStep = VECS * kVector, kScales = VECS * V::kLanes * (HALF ? 2 : 4);
+  const xq::Packed& p = *t.packed;
+  const uint8_t* w = p.at<uint8_t>(p.weights) + b.w_off;
+  const int64_t groups = p.groups, features = p.conv.in_channels / groups, lda = rows.lda;
+  const uint8_t *near = rows.a, *far = rows.a + 3 * lda;  // three rows an address register
+  const auto row_at = [&](int r) XQ_INLINE { return r < 3 ? near + r * lda : far + (r - 3) * lda; };
+  const auto scale_at = [](const uint8_t* from) XQ_INLINE {
+    if constexpr (HALF) return load_halves<V>(from);
+    else return V::loadf(reinterpret_cast<const float*>(from));
+  };
+  const I low = V::set8(15);
+  F values[ROWS * VECS];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { values[i] = V::setf(0); });
+  for (int64_t g = 0; g < groups; ++g, near += features, far += features) {
+    I acc[ROWS * VECS];
+    unroll<ROWS>([&](int r) XQ_INLINE {
+      const I start = V::set32(kNibbles ? -8 * rows.sums[r * groups + g] : 0);
+      unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = start; });
+    });
+    for (int64_t k = 0; k < features; k += 8) {
+      I weights[2 * VECS];
+      unroll<VECS>([&](int v) XQ_INLINE {
+        const I bytes = V::load(w + v * kVector);
+        if constexpr (kNibbles) {
+          weights[v] = V::both(bytes, low), weights[VECS + v] = V::both(V::template right16<4>(bytes), low);
+        } else {
+          weights[v] = bytes, weights[VECS + v] = V::load(w + kStep + v * kVector);
+        }
+      });
+      w += kNibbles ? kStep : 2 * kStep;
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        const I x = V::quad(row_at(r) + k), y = V::quad(row_at(r) + k + 4);
+        unroll<VECS>([&](int v) XQ_INLINE {
+          I& to = acc[r * VECS + v];
+          to = dot_two_quads<V, CODES>(to, x, weights[v], y, weights[VECS + v]);
+        });
+      });
+    }
+    unroll<VECS>([&](int v) XQ_INLINE {
+      const F scale = scale_at(w + v * (kScales / VECS));
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        values[r * VECS + v] = V::fma(V::to_float(acc[r * VECS + v]), scale, values[r * VECS + v]);
+      });
+    });
+    w += kScales;
+    if (!p.has_offsets) continue;
+    unroll<VECS>([&](int v) XQ_INLINE {
+      const F offset = scale_at(w + v * (kScales / VECS));
+      unroll<ROWS>([&](int r) XQ_INLINE {
+        const F sum = V::setf(static_cast<float>(rows.sums[r * groups + g]));
+        values[r * VECS + v] = V::fma(sum, offset, values[r * VECS + v]);
+      });
+    });
+    w += kScales;
+  }
+  alignas(64) float all[ROWS * VECS * V::kLanes];
+  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(all + i * V::kLanes, V::as_bits(values[i])); });
+  put_groups<V, VECS>(t, b, first, ROWS, all);
+}
+
+// As many rows as vectors have registers for: sums and floats of each.
+template <class V>
+constexpr int kGroupRows = V::kLanes == 16 ? 6 : 4;
+
+// Of up to kGroupRows rows.
+template <class V, int VECS, GroupCodes CODES, bool HALF>
+void group_rows(const xq::DenseTask& t, const xq::Block& b, const GroupRows& rows, int64_t first, int64_t count) {
+  switch (count) {
+    case 1: return group_tile<V, 1, VECS, CODES, HALF>(t, b, rows, first);
+    case 2: return group_tile<V, 2, VECS, CODES, HALF>(t, b, rows, first);
+    case 3: return group_tile<V, 3, VECS, CODES, HALF>(t, b, rows, first);
+    case 4: return group_tile<V, 4, VECS, CODES, HALF>(t, b, rows, first);
+  }
+  if constexpr (kGroupRows<V> > 4) {
+    if (count == 5) return group_tile<V, 5, VECS, CODES, HALF>(t, b, rows, first);
+    return group_tile<V, 6, VECS, CODES, HALF>(t, b, rows, first);
+  }
+}
+
+using GroupRun = void (*)(const xq::DenseTask&, const xq::Block&, const GroupRows&, int64_t, int64_t);
+
+template <class V, int VECS>
+GroupRun group_run_of(const xq::Packed& p) {
+  constexpr auto kNibbles = GroupCodes::kNibbles, kNarrow = GroupCodes::kNarrow, kBytes = GroupCodes::kBytes;
+  if (p.code_bits == 4) return p.half_scales ? group_rows<V, VECS, kNibbles, true> : group_rows<V, VECS, kNibbles, false>;
+  if constexpr (!V::kVnni) {
+    if (p.narrow) return p.half_scales ? group_rows<V, VECS, kNarrow, true> : group_rows<V, VECS, kNarrow, false>;
+  }
+  return p.half_scales ? group_rows<V, VECS, kBytes, true> : group_rows<V, VECS, kBytes, false>;
+}
+
+// What the codes of each group of a row add up to.
+inline void sum_groups(const uint8_t* row, int64_t groups, int64_t features, int32_t* sums) {
+  const __m128i none = _mm_setzero_si128();
+  for (int64_t g = 0; g < groups; ++g) {
+    __m128i sum = none;
+    int64_t k = 0;
+    for (; k + 16 <= features; k += 16, row += 16)
+      sum = _mm_add_epi32(sum, _mm_sad_epu8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row)), none));
+    if (k < features) {
+      sum = _mm_add_epi32(sum, _mm_sad_epu8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row)), none));
+      row += 8;
+    }
+    sums[g] = _mm_cvtsi128_si32(sum) + _mm_extract_epi32(sum, 2);
+  }
+}
+
+template <class V>
+void group_product(const xq::DenseTask& t) {
+  // Sums of as many rows as pass over all blocks together: of the most groups there may be, those of a tile.
+  constexpr int64_t kSums = 16 << 10;
+  static_assert(kSums >= kGroupRows<V> * xq::kMostGroups);
+  int32_t sums[kSums];
+  const xq::Packed& p = *t.packed;
+  const xq::Block* blocks = p.at<xq::Block>(p.blocks);
+  const int64_t groups = p.groups, features = p.conv.in_channels / groups;
+  const GroupRun wide = group_run_of<V, 2>(p), slim = group_run_of<V, 1>(p);
+  const int64_t fit = xq::min64(kSums / groups, p.caches.l2 / 2 / xq::max64(t.lda, 1));
+  const int64_t chunk = xq::max64(fit / kGroupRows<V>, 1) * kGroupRows<V>;
+  const int64_t border = xq::min64(t.tail_begin, t.rows);
+  for (int64_t begin = 0; begin < t.rows;) {
+    const bool in_tail = begin >= border;
+    const int64_t end = xq::min64(begin + chunk, in_tail ? t.rows : border), lda = in_tail ? t.tail_lda : t.lda;
+    const uint8_t* a = in_tail ? t.tail + (begin - border) * lda : t.a + begin * lda;
+    for (int64_t m = begin; m < end; ++m) sum_groups(a + (m - begin) * lda, groups, features, sums + (m - begin) * groups);
+    for (int b = t.block_begin; b < t.block_end; ++b) {
+      const GroupRun run = blocks[b].vecs == 2 ? wide : slim;
+      // Even tiles rather than full ones and a remnant.
+      const int64_t tiles = xq::ceil_div(end - begin, kGroupRows<V>);
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t from = i * (end - begin) / tiles, to = (i + 1) * (end - begin) / tiles;
+        run(t, blocks[b], {a + from * lda, lda, sums + from * groups}, begin + from, to - from);
+      }
+    }
+    begin = end;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,14 @@
+// Weights with scales for groups of input features: AVX2 and FMA.
+#define XQ_TARGET "avx2,fma,f16c"
+#include "target.h"
+
+#include "vec256.h"
+
+#include "group_loops.h"
+#include "row_tasks.h"
+
+namespace xq {
+void linear_groups_avx2(const DenseTask& t) { group_product<Vec256<false>>(t); }
+}  // namespace xq
+
+XQ_TARGET_END

@@ -1,0 +1,20 @@
+// Weights with scales for groups of input features: AVX-VNNI.
+#ifdef XQ_EMULATED
+#define XQ_TARGET "avx2,fma,f16c"
+#else
+#define XQ_TARGET "avx2,fma,f16c,avxvnni"
+#endif
+#include "target.h"
+
+#include "emulated_avx_vnni.h"
+
+#include "vec256.h"
+
+#include "group_loops.h"
+#include "row_tasks.h"
+
+namespace xq {
+void linear_groups_avx_vnni(const DenseTask& t) { group_product<Vec256<true>>(t); }
+}  // namespace xq
+
+XQ_TARGET_END

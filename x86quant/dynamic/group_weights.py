@@ -1,0 +1,110 @@
+"""Float weights as codes of 4 or 8 bits with a scale for each group of input features.
+
+The format is that of ``x86quant/ops/groups.py``. Of the scales that are tried for a group the one
+is taken that changes its weights least, by mean square.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from x86quant.errors import InvalidInputError
+from x86quant.ops.groups import GROUP_STEP, MOST_GROUPS, pack_nibbles
+
+#: Features of a group, where nobody says: with a scale of 16 bits a weight takes 4.5.
+GROUP = 32
+#: What a weight may become; 8 bits have a scale an output feature.
+BITS = (8, 4)
+
+#: Codes reach from -LIMIT to LIMIT - 1.
+_LIMIT = {4: 8, 8: 128}
+#: Scales to try, as shares of the one by which the largest weight of a group becomes -LIMIT. By the
+#: first one it becomes LIMIT - 1 or its negative, so that both signs reach equally far.
+_SHARES = {4: (8 / 7, 1.0, 0.94, 0.88, 0.82, 0.76), 8: (128 / 127,)}
+#: Weights that are looked at together: intermediate results stay small.
+_TOGETHER = 2**22
+_LEAST_SCALE = 2.0**-24  # of float16
+
+
+def check_bits(bits: object) -> None:
+    """Raise InvalidInputError unless weights may have so many ``bits``."""
+    if isinstance(bits, bool) or bits not in BITS:
+        raise InvalidInputError(f"weight_bits must be 8 or 4, got {bits!r}")
+
+
+def group_of(features: int, group: int = GROUP) -> int | None:
+    """The features of a group, ``group`` or what divides them; None where there are no groups."""
+    while group >= GROUP_STEP:
+        if features % group == 0 and 0 < features // group <= MOST_GROUPS:
+            return group
+        group //= 2
+    return None
+
+
+def quantize_groups(
+    weight: torch.Tensor, bits: int = 4, group: int = GROUP, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and float16 scales [N, K / group] of ``weight`` [N, K].
+
+    Args:
+        weight: finite floats.
+        bits: of a code, 4 or 8.
+        group: features of a group; it has to divide K.
+        importance: what an error of each feature counts, [K]; by default all count the same.
+    """
+    outputs, features = weight.shape
+    if features % group or group % GROUP_STEP or features // group > MOST_GROUPS:
+        raise InvalidInputError(
+            f"groups of {group} do not divide {features} input features into at most {MOST_GROUPS} "
+            f"groups of a multiple of {GROUP_STEP}"
+        )
+    if not bool(torch.isfinite(weight).all()):
+        raise InvalidInputError(
+            f"the weight of shape {tuple(weight.shape)} holds NaN or infinity; "
+            "check the float model"
+        )
+    counts = None if importance is None else importance.float().reshape(1, -1, group)
+    codes, scales = [], []
+    for rows in torch.split(weight.detach(), max(1, _TOGETHER // features)):
+        groups = rows.float().reshape(len(rows), -1, group)
+        scale = best_scales(groups, bits, counts)
+        limit = _LIMIT[bits]
+        found = torch.round(groups / scale.float()).clamp(-limit, limit - 1).to(torch.int8)
+        found = found.reshape(len(rows), features)
+        codes.append(pack_nibbles(found) if bits == 4 else found)
+        scales.append(scale.squeeze(-1))
+    if not outputs:
+        empty = weight.new_empty((0, features), dtype=torch.int8)
+        return pack_nibbles(empty) if bits == 4 else empty, weight.new_empty(
+            (0, features // group), dtype=torch.float16
+        )
+    return torch.cat(codes), torch.cat(scales)
+
+
+def best_scales(
+    groups: torch.Tensor, bits: int, importance: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The float16 scale [..., 1] of each of ``groups`` [..., group] that changes it least."""
+    limit = _LIMIT[bits]
+    high, low = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
+    # The largest weight becomes -LIMIT, since codes reach further on that side.
+    whole = torch.where(high > -low, -high, -low) / limit
+    best = best_error = None
+    for share in _SHARES[bits]:
+        scale = (whole * share).to(torch.float16)
+        scale = torch.where(scale.abs() < _LEAST_SCALE, _LEAST_SCALE, scale)
+        real = scale.float()
+        off = torch.round(groups / real).clamp_(-limit, limit - 1).mul_(real).sub_(groups).square_()
+        error = (off if importance is None else off * importance).sum(-1, keepdim=True)
+        if best is None or best_error is None:
+            best, best_error = scale, error
+        else:
+            better = error < best_error
+            best = torch.where(better, scale, best)
+            best_error = torch.where(better, error, best_error)
+    assert best is not None
+    if not bool(torch.isfinite(best).all()):
+        raise InvalidInputError(
+            f"weights up to {float(groups.abs().max()):.3g} are too large for float16 scales"
+        )
+    return best
