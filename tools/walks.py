@@ -105,7 +105,7 @@ def walks(folder: Path) -> dict[str, Callable[[], Any]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", action="store_true", help="name the files, by package")
     wanted = parser.parse_args(arguments)
     torch.manual_seed(0)

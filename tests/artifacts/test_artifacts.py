@@ -215,7 +215,7 @@ def test_exported_program_with_dynamic_shapes(tmp_path: Path) -> None:
     assert torch.equal(loaded(x[:1]), module(x[:1]))
 
 
-def test_wrong_trace_is_noticed(tmp_path: Path) -> None:
+def test_a_model_that_counts_its_calls_is_refused(tmp_path: Path) -> None:
     class Counting(nn.Module):
         calls = 0
 
@@ -223,7 +223,7 @@ def test_wrong_trace_is_noticed(tmp_path: Path) -> None:
             self.calls += 1
             return x + self.calls
 
-    with pytest.raises(ArtifactError, match="other results than the model"):
+    with pytest.raises(ArtifactError, match="keeps something else after each call"):
         x86quant.save(Counting().eval(), tmp_path / "a", example_inputs=(torch.zeros(1),))
 
 

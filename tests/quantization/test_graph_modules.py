@@ -119,23 +119,31 @@ def test_a_program_with_keywords_and_nested_results() -> None:
 
 
 class Branching(nn.Module):
-    """Batch norms behind convolutions, in code that torch.fx cannot follow."""
+    """Batch norms and dropouts behind convolutions, in code that torch.fx cannot follow."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Conv2d(3, 8, 3, padding="same"), nn.BatchNorm2d(8)
-        self.inner = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.inner = nn.Sequential(
+            nn.Conv2d(8, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Dropout(inplace=True),
+            nn.Dropout2d(),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.b(self.a(x))
         return self.inner(x * 2 if x.shape[2] > 5 else x)
 
 
-def test_batch_norms_are_folded_into_layers_that_export_traced() -> None:
+def test_batch_norms_and_dropouts_go_where_export_traced() -> None:
     model = Branching().eval()
     traced = trace(model, Call((torch.randn(4, 3, 16, 16),)), by_export)
     called = [node.target for node in traced.graph_module.graph.nodes if node.op == "call_module"]
     assert called == ["a", "inner.0"]
-    assert not any("batch_norm" in node.name for node in traced.graph_module.graph.nodes)
+    others = " ".join(node.name for node in traced.graph_module.graph.nodes)
+    assert "batch_norm" not in others
+    assert "dropout" not in others
     x = torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(traced(x), model(x))

@@ -106,14 +106,13 @@ def _check_forgetful(model: nn.Module, call: Call) -> None:
 
 def _seen(model: nn.Module, example: Call, leaves: Sequence[torch.Tensor]) -> list[Observed]:
     """What ``model`` returns for ``example``, and for calls at other sizes that it takes."""
-    tried = variants([example], functools.partial(_runs, model), _GROWTH)
-    calls = [call for call in tried if call is example or not _is_odd(leaves, call.leaves)]
-    return [_observed(model, call) for call in calls if call is example or _runs(model, call)]
-
-
-def _observed(model: nn.Module, call: Call) -> Observed:
-    again = run(model, call, OTHER_SEED)
-    return Observed(call, run(model, call), changes_inputs=False, again=again)
+    again = run(model, example, OTHER_SEED)
+    seen = [Observed(example, run(model, example), changes_inputs=False, again=again)]
+    for call in variants([example], functools.partial(_takes, model), _GROWTH)[1:]:
+        if not _is_odd(leaves, call.leaves):
+            with contextlib.suppress(Exception):  # whatever the model's own code raises
+                seen.append(Observed(call, _result(model, call), changes_inputs=False))
+    return seen
 
 
 def _is_odd(leaves: Sequence[torch.Tensor], tried: Sequence[torch.Tensor]) -> bool:
@@ -122,15 +121,19 @@ def _is_odd(leaves: Sequence[torch.Tensor], tried: Sequence[torch.Tensor]) -> bo
     return any(1 in y.shape[2:] and 1 not in x.shape[2:] for x, y in pairs)
 
 
-def _runs(model: nn.Module, call: Call) -> bool:
-    """Whether ``model`` takes such inputs."""
+def _takes(model: nn.Module, call: Call) -> bool:
     try:
-        with silent(), warnings.catch_warnings():
-            warnings.simplefilter("error", X86QuantWarning)  # that a guard has it run in float
-            run(model, call)
+        _result(model, call)
     except Exception:  # whatever the model's own code raises
         return False
     return True
+
+
+def _result(model: nn.Module, call: Call) -> Any:
+    """What ``model`` returns; it raises where a guard in it has the call run in float."""
+    with silent(), warnings.catch_warnings():
+        warnings.simplefilter("error", X86QuantWarning)
+        return run(model, call)
 
 
 def _captured(

@@ -70,7 +70,7 @@ def ready(
     if transformers_models.is_one(model):
         return None, transformers_models.why_given(model)
     try:
-        graph, missing = _traced(model, example, quantized)
+        graph, missing = _traced(model, example)
         if missing:
             return graph, missing
         return _with_other_forms(model, graph)
@@ -117,32 +117,17 @@ def was_quantized(model: nn.Module) -> bool:
     )
 
 
-def _traced(
-    model: nn.Module, example: Call | None, quantized: bool
-) -> tuple[CompiledModule | GuardedModule, str]:
-    """``model`` as a graph, by torch.fx, or by torch.export where that cannot."""
+def _traced(model: nn.Module, example: Call | None) -> tuple[CompiledModule | GuardedModule, str]:
+    """``model`` as a graph, by torch.export; without an example, to compare on, by torch.fx."""
+    if example is not None:
+        return capture(model, example.args, example.kwargs)
     parameters = inspect.signature(model.forward).parameters.values()
-    if example is None:
-        if any(p.default is not p.empty for p in parameters):
-            raise ArtifactError(
-                f"{type(model).__name__}.forward has optional arguments; pass example_inputs, "
-                "so that it is known which are given"
-            )
-        return CompiledModule(_by_fx(model)), ""
-    if not quantized and not example.kwargs and len(parameters) == len(example.args):
-        try:
-            traced = _by_fx(model)
-            same = gives_the_same(model, traced, example)
-        except ArtifactError:
-            same = None
-        if same is False:
-            raise ArtifactError(
-                f"the graph traced from {type(model).__name__} gives other results than the "
-                f"model; {_REMEDY}"
-            )
-        if same:
-            return CompiledModule(_described(traced, example)), ""
-    return capture(model, example.args, example.kwargs)
+    if any(p.default is not p.empty for p in parameters):
+        raise ArtifactError(
+            f"{type(model).__name__}.forward has optional arguments; pass example_inputs, "
+            "so that it is known which are given"
+        )
+    return CompiledModule(_by_fx(model)), ""
 
 
 def _by_fx(model: nn.Module) -> GraphModule:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic_config
 
-from x86quant.calling.flat_call import FlatCall
 from x86quant.calling.op_watch import OpWatch
 from x86quant.calling.wording import quiet
+from x86quant.capture.flat_call import FlatCall
 from x86quant.capture.traced_graph import Traced
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm

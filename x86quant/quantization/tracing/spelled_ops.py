@@ -204,10 +204,24 @@ _LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
 _OF_SEVERAL = (aten._native_batch_norm_legit_no_training.default,)
 
 
+#: What does nothing in evaluation mode, by its third argument.
+_DROPOUTS = (
+    aten.dropout.default,
+    aten.dropout_.default,
+    aten.feature_dropout.default,
+    aten.feature_dropout_.default,
+    aten.alpha_dropout.default,
+    aten.alpha_dropout_.default,
+    aten.feature_alpha_dropout.default,
+    aten.feature_alpha_dropout_.default,
+)
+
+
 def _as_function(node: Node) -> None:
     """Let ``node``, a call of an aten op, call the function that stock quantization knows."""
-    if node.target is aten.dropout.default:  # in evaluation mode
+    if node.target in _DROPOUTS and node.args[2] is False:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        node.graph.erase_node(node)  # to torch.fx, what draws or writes is no dead code
     elif node.target is aten.sym_size.int:
         node.op, node.target = "call_method", "size"
     elif node.target in _FUNCTIONS:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.calling.trace_limits import TraceLimits
+from x86quant.capture.trace_limits import TraceLimits
 from x86quant.forms.call_form import CallForm, Structure, take_apart
 
 
