@@ -170,9 +170,10 @@ def written(folder: Path, settings: dict[str, Any], store: Any) -> Any:
     tensors, meant = {}, copy.deepcopy(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
-            parts = drawn(*module.weight.shape, 32, 4, len(name))
-            tensors.update({f"{name}.{key}": x for key, x in store(*parts).items()})
-            meant.get_submodule(name).weight.data = real(*parts)
+            outputs, features = module.weight.shape
+            codes, zeros, scales = drawn(outputs, features, 32, 4, len(name))
+            tensors.update({f"{name}.{key}": x for key, x in store(codes, zeros, scales).items()})
+            meant.get_submodule(name).weight.data = real(codes, zeros, scales)
     left = {
         k: v
         for k, v in model.state_dict().items()
@@ -217,7 +218,7 @@ def packed(codes: Any, zeros: Any, scales: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
 def test_models_are_read_as_they_are(kind: str, tmp_path: Path) -> None:
     settings, store = {
-        "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, lambda *p: gptq(*p, 4)),
+        "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, lambda *p: gptq(p[0], p[1], p[2], 4)),
         "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, awq),
         "compressed-tensors": (_PACKED, packed),
     }[kind]

@@ -174,16 +174,21 @@ class Int8Linear(Int8Module):
 
     @classmethod
     def from_float(
-        cls: type[_Self], linear: nn.Module, activation: str | None = None, bits: int = 8
+        cls: type[_Self],
+        linear: nn.Module,
+        activation: str | None = None,
+        bits: int = 8,
+        operands: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> _Self:
         """The form of a float ``linear`` in ``bits``, with ``activation`` fused behind it.
 
         ``linear`` is an ``nn.Linear``, or the layer that Hugging Face calls Conv1D. Weights that no
-        group divides have 8 bits.
+        group divides have 8 bits. ``operands`` are codes and scales to be taken as they are.
         """
         transposed = is_conv1d(linear)
         weight, bias = linear.get_parameter("weight"), linear.bias
-        operands = quantized(weight.t() if transposed else weight, bits)
+        if operands is None:
+            operands = quantized(weight.t() if transposed else weight, bits)
         found = cls(*operands, float_bias(bias), activation, transposed)  # type: ignore[arg-type]
         carry_attributes(linear, found)
         return found
