@@ -18,12 +18,12 @@ alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours wit
 ``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
 behind a prompt, with what the tokens that are held take.
 
-Peers: loaded (ours, int8 while loaded by ``from_pretrained``) and
-loaded-layers (the same with fuse_blocks=False), four-bits (loaded, with weight_bits=4); fp32; stock (dynamic quantization by torch);
-layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float activations);
-torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a static cache,
-called as a step); of prompts, openvino: int8 by NNCF, from ids to the last token's logits, without
-a cache.
+Peers: loaded (ours, int8 while loaded by ``from_pretrained``), loaded-layers (the same with
+fuse_blocks=False) and four-bits (loaded, with weight_bits=4); fp32; stock (dynamic quantization by
+torch); layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float
+activations); torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a
+static cache, called as a step); of prompts, openvino: int8 by NNCF, from ids to the last token's
+logits, without a cache.
 """
 
 from __future__ import annotations

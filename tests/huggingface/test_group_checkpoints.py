@@ -218,7 +218,10 @@ def packed(codes: Any, zeros: Any, scales: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["gptq", "awq", "compressed-tensors"])
 def test_models_are_read_as_they_are(kind: str, tmp_path: Path) -> None:
     settings, store = {
-        "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, lambda *p: gptq(p[0], p[1], p[2], 4)),
+        "gptq": (
+            {"quant_method": "gptq", "bits": 4, "group_size": 32},
+            lambda *p: gptq(p[0], p[1], p[2], 4),
+        ),
         "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, awq),
         "compressed-tensors": (_PACKED, packed),
     }[kind]

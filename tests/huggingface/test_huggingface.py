@@ -310,7 +310,7 @@ def test_the_head_stays_in_float_if_asked(llama_folder: Path) -> None:
         ({"scheme": "static"}, "scheme must be 'dynamic' or 'weight_only'"),
         ({"modules_to_not_convert": "lm_head"}, "must be a list of names"),
         ({"embeddings": "yes"}, "embeddings must be True or False"),
-        ({"load_in_8bit": True}, "has no option load_in_8bit; it has bits"),
+        ({"load_in_8bit": True}, "has no option load_in_8bit; it has weight_bits"),
         ({"quant_method": "gptq"}, "is for the method 'x86quant'"),
         ({"checkpoint": "gguf"}, "checkpoint must be"),
     ],

@@ -105,7 +105,7 @@ def _watched(
     for name in names:
         module = model.get_submodule(name)
         features = _weight_of(module).shape[1]
-        squares = _Squares(*torch.zeros(2, features, features))
+        squares = _Squares(*torch.zeros(2, features, features, dtype=torch.float32))
         found[name] = squares
 
         def take(_: nn.Module, given: tuple[Any, ...], squares: _Squares = squares) -> None:
@@ -147,7 +147,7 @@ def rounded_with_feedback(
     codes = torch.empty(weight.shape, dtype=torch.int8)
     for first in range(0, features, _BLOCK):
         last = min(first + _BLOCK, features)
-        changes = torch.empty(len(weight), last - first)
+        changes = left.new_empty(len(weight), last - first)
         for column in range(first, last):
             code = codes_at(left[:, column], steps[:, column], bits)
             codes[:, column] = code
