@@ -6,6 +6,7 @@
     python -m benchmarks.decoding --prompts 128 512 --peers layers fp32  # prompts instead
     python -m benchmarks.decoding --prompts 128 --peers openvino
     python -m benchmarks.decoding --kind llama --peers loaded loaded-layers
+    python -m benchmarks.decoding --kind llama --peers four-bits
     python -m benchmarks.decoding --cache float int8 --prompt 2048   # the kinds of cache
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
@@ -17,12 +18,12 @@ alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours wit
 ``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
 behind a prompt, with what the tokens that are held take.
 
-Peers: loaded (ours, int8 while loaded by ``from_pretrained``) and
-loaded-layers (the same with fuse_blocks=False); fp32; stock (dynamic quantization by torch);
-layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float activations);
-torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a static cache,
-called as a step); of prompts, openvino: int8 by NNCF, from ids to the last token's logits, without
-a cache.
+Peers: loaded (ours, int8 while loaded by ``from_pretrained``), loaded-layers (the same with
+fuse_blocks=False) and four-bits (loaded, with weight_bits=4); fp32; stock (dynamic quantization by
+torch); layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float
+activations); torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a
+static cache, called as a step); of prompts, openvino: int8 by NNCF, from ids to the last token's
+logits, without a cache.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from benchmarks.environment import print_environment
 from x86quant.torchvision_import import import_torchvision
 
 PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
-LOADED_PEERS = ("loaded", "loaded-layers")
+LOADED_PEERS = ("loaded", "loaded-layers", "four-bits")
 PROMPT_PEERS = ("openvino",)
 _STREAM_BYTES = 512 << 20
 
@@ -261,6 +262,7 @@ def subjects(
         "fp32": lambda: _by_transformers("fp32", model),
         "loaded": lambda: _by_transformers("loaded", _loaded(model, True)),
         "loaded-layers": lambda: _by_transformers("loaded-layers", _loaded(model, False)),
+        "four-bits": lambda: _by_transformers("four-bits", _loaded(model, True, 4)),
         "layers": lambda: _by_transformers("layers", x86quant.to_dynamic(model)),
         "weight-only": lambda: _by_transformers(
             "weight-only", x86quant.to_dynamic(model, weight_only=True)
@@ -272,9 +274,9 @@ def subjects(
     return [*found, *(make[name]() for name in peers)]
 
 
-def _loaded(model: Any, fuse_blocks: bool) -> Any:
-    """Saved in float, and int8 while it is loaded; says what loading took."""
-    config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks)
+def _loaded(model: Any, fuse_blocks: bool, bits: int = 8) -> Any:
+    """Saved in float, and in so many bits while it is loaded; says what loading took."""
+    config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks, weight_bits=bits)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         start = time.perf_counter()

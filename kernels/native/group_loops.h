@@ -30,12 +30,15 @@ XQ_INLINE inline typename V::F load_halves(const uint8_t* from) {
   else return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
-// Rows of codes side by side, and what the codes of each of their groups add up to.
+// Rows of codes side by side, and what the codes of each of their groups add up to: of nibbles -8 times that, where their
+// products begin.
 struct GroupRows {
   const uint8_t* a;
   int64_t lda;
   const int32_t* sums;
 };
+
+constexpr int32_t kNibbleZero = -8;
 
 template <class V, int VECS, int ACTIVATION>
 void put_groups_as(const xq::DenseTask& t, const xq::Block& b, int64_t first, int rows, const float* values) {
@@ -91,7 +94,7 @@ void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
   for (int64_t g = 0; g < groups; ++g, near += features, far += features) {
     I acc[ROWS * VECS];
     unroll<ROWS>([&](int r) XQ_INLINE {
-      const I start = V::set32(kNibbles ? -8 * rows.sums[r * groups + g] : 0);
+      const I start = V::set32(kNibbles ? rows.sums[r * groups + g] : 0);
       unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = start; });
     });
     for (int64_t k = 0; k < features; k += 8) {
@@ -124,7 +127,7 @@ void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
     unroll<VECS>([&](int v) XQ_INLINE {
       const F offset = scale_at(w + v * (kScales / VECS));
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const F sum = V::setf(static_cast<float>(rows.sums[r * groups + g]));
+        const F sum = V::setf(static_cast<float>(rows.sums[r * groups + g]) / (kNibbles ? kNibbleZero : 1));  // exact
         values[r * VECS + v] = V::fma(sum, offset, values[r * VECS + v]);
       });
     });
@@ -135,9 +138,9 @@ void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
   put_groups<V, VECS>(t, b, first, ROWS, all);
 }
 
-// As many rows as vectors have registers for: sums and floats of each.
+// As many rows as vectors have registers for the sums of; their floats may wait in memory for the end of a group.
 template <class V>
-constexpr int kGroupRows = V::kLanes == 16 ? 6 : 4;
+constexpr int kGroupRows = V::kLanes == 16 ? 8 : 4;
 
 // Of up to kGroupRows rows.
 template <class V, int VECS, GroupCodes CODES, bool HALF>
@@ -150,7 +153,9 @@ void group_rows(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
   }
   if constexpr (kGroupRows<V> > 4) {
     if (count == 5) return group_tile<V, 5, VECS, CODES, HALF>(t, b, rows, first);
-    return group_tile<V, 6, VECS, CODES, HALF>(t, b, rows, first);
+    if (count == 6) return group_tile<V, 6, VECS, CODES, HALF>(t, b, rows, first);
+    if (count == 7) return group_tile<V, 7, VECS, CODES, HALF>(t, b, rows, first);
+    return group_tile<V, 8, VECS, CODES, HALF>(t, b, rows, first);
   }
 }
 
@@ -166,8 +171,8 @@ GroupRun group_run_of(const xq::Packed& p) {
   return p.half_scales ? group_rows<V, VECS, kBytes, true> : group_rows<V, VECS, kBytes, false>;
 }
 
-// What the codes of each group of a row add up to.
-inline void sum_groups(const uint8_t* row, int64_t groups, int64_t features, int32_t* sums) {
+// What the codes of each group of a row add up to, times a factor.
+inline void sum_groups(const uint8_t* row, int64_t groups, int64_t features, int32_t factor, int32_t* sums) {
   const __m128i none = _mm_setzero_si128();
   for (int64_t g = 0; g < groups; ++g) {
     __m128i sum = none;
@@ -178,7 +183,7 @@ inline void sum_groups(const uint8_t* row, int64_t groups, int64_t features, int
       sum = _mm_add_epi32(sum, _mm_sad_epu8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row)), none));
       row += 8;
     }
-    sums[g] = _mm_cvtsi128_si32(sum) + _mm_extract_epi32(sum, 2);
+    sums[g] = factor * (_mm_cvtsi128_si32(sum) + _mm_extract_epi32(sum, 2));
   }
 }
 
@@ -199,7 +204,8 @@ void group_product(const xq::DenseTask& t) {
     const bool in_tail = begin >= border;
     const int64_t end = xq::min64(begin + chunk, in_tail ? t.rows : border), lda = in_tail ? t.tail_lda : t.lda;
     const uint8_t* a = in_tail ? t.tail + (begin - border) * lda : t.a + begin * lda;
-    for (int64_t m = begin; m < end; ++m) sum_groups(a + (m - begin) * lda, groups, features, sums + (m - begin) * groups);
+    for (int64_t m = begin; m < end; ++m)
+      sum_groups(a + (m - begin) * lda, groups, features, p.code_bits == 4 ? kNibbleZero : 1, sums + (m - begin) * groups);
     for (int b = t.block_begin; b < t.block_end; ++b) {
       const GroupRun run = blocks[b].vecs == 2 ? wide : slim;
       // Even tiles rather than full ones and a remnant.

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+import x86quant
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.gguf_file import BLOCK_TYPES, read_gguf
 from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
 from x86quant.ops.groups import real_weight
 
 gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
 
 _NUMBERS = {kind.name: (number, kind) for number, kind in BLOCK_TYPES.items()}
 QUANTIZED = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -117,3 +119,100 @@ def test_scales_that_are_no_numbers(written: Path) -> None:
     tensor.blocks[1, :2] = torch.tensor([0, 0x7C], dtype=torch.uint8)  # infinity
     with pytest.raises(InvalidInputError, match="infinite"):
         group_weights(tensor)
+
+
+# --- whole models ------------------------------------------------------------------------------
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def _llama_file(path: Path, kind: str, tied: bool = False) -> None:
+    """A llama of random weights as llama.cpp writes it, rows of queries and keys in pairs."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=96, max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(64)
+    stored = gguf.GGMLQuantizationType[kind]
+    for name, weight in model.state_dict().items():
+        place = name.removesuffix(".weight")
+        if place == "lm_head" and tied:
+            continue
+        if place.startswith("model.layers."):
+            number, _, part = place.removeprefix("model.layers.").partition(".")
+            place = f"blk.{number}.{_NAMES[part]}"
+        else:
+            tops = {
+                "lm_head": "output",
+                "model.norm": "output_norm",
+                "model.embed_tokens": "token_embd",
+            }
+            place = tops[place]
+        values = weight.float() * (1 if weight.dim() == 1 else 4)
+        if "attn_q" in place or "attn_k" in place:
+            heads = 4 if "attn_q" in place else 2
+            values = values.reshape(heads, 2, -1, 64).transpose(1, 2).reshape(values.shape)
+        array = values.numpy()
+        if weight.dim() == 2:
+            writer.add_tensor(
+                f"{place}.weight", gguf.quants.quantize(array, stored), raw_dtype=stored
+            )
+        else:
+            writer.add_tensor(f"{place}.weight", array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_models_mean_what_transformers_makes_of_them(kind: str, tied: bool, tmp_path: Path) -> None:
+    transformers.utils.logging.set_verbosity_error()
+    path = tmp_path / "model.gguf"
+    _llama_file(path, kind, tied)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    )
+    ours = x86quant.huggingface.load(path)
+    linears = [m for m in ours.modules() if isinstance(m, x86quant.DynamicLinear)]
+    assert {m.bits for m in linears} == {8 if kind == "Q8_0" else 4}
+    assert len(linears) == 15
+    for name, parameter in theirs.state_dict().items():
+        module = ours.get_submodule(name.rpartition(".")[0])
+        assert torch.allclose(
+            torch.as_tensor(module.weight) + 0, parameter, rtol=1e-5, atol=1e-6
+        ), name
+    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        want, found = theirs(ids).logits, ours(ids).logits
+    assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.999
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_that_lack_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _llama_file(path, "Q4_0")
+    renamed = path.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_xx")
+    path.write_bytes(renamed)
+    with pytest.raises(InvalidInputError, match=r"lacks 1 tensors.*layers\.1\.mlp\.up_proj"):
+        x86quant.huggingface.load(path)

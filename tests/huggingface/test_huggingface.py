@@ -306,11 +306,11 @@ def test_the_head_stays_in_float_if_asked(llama_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 4}, "bits must be 8, not 4"),
+        ({"bits": 5}, "weight_bits must be 8 or 4, got 5"),
         ({"scheme": "static"}, "scheme must be 'dynamic' or 'weight_only'"),
         ({"modules_to_not_convert": "lm_head"}, "must be a list of names"),
         ({"embeddings": "yes"}, "embeddings must be True or False"),
-        ({"load_in_8bit": True}, "has no option load_in_8bit; it has bits"),
+        ({"load_in_8bit": True}, "has no option load_in_8bit; it has weight_bits"),
         ({"quant_method": "gptq"}, "is for the method 'x86quant'"),
         ({"checkpoint": "gguf"}, "checkpoint must be"),
     ],

@@ -524,7 +524,7 @@ def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path:
 
 
 #: How packed weights begin: xq::kMagic.
-_HEAD = (0x58513804).to_bytes(4, "little")
+_HEAD = (0x58513805).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize(
@@ -808,7 +808,7 @@ TAGGED = torch.zeros(3, 9, 20)
         (lambda m: m["row_packs"][0]["linears"][0].update(weight="t99"), "no tensor t99"),
         (lambda m: m["row_packs"][0]["linears"].append(m["row_packs"][1]["linears"][0]),
          "gate and up must have one shape"),
-        (lambda m: _linear(m).update(scale=_linear(m)["weight"]), "takes a float for each"),
+        (lambda m: _linear(m).update(scale=_linear(m)["weight"]), "takes a scale, or"),
         (lambda m: _linear(m).update(weight=_linear(m)["scale"]), "takes an int8 weight"),
         (lambda m: _recurrent(m).update(units=25), "has weights of other sizes"),
         (lambda m: _recurrent(m).update(steps=1000), "reaches bytes|writes over"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
@@ -30,6 +31,7 @@ def to_dynamic(
     weight_only: bool = False,
     embeddings: bool | int = False,
     weight_bits: int = 8,
+    weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
     keep: Callable[[str, nn.Module], bool] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -49,6 +51,7 @@ def to_dynamic(
             as ``WeightOnlyEmbedding``, by which tied linears multiply in int8.
         weight_bits: of the weights of linears: 8, or 4 with a scale for each group of 32 input
             features. Attentions of torch's own class and recurrent layers have 8.
+        weights: codes and scales of linears by name, in place of those made here.
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
@@ -69,7 +72,8 @@ def to_dynamic(
                     done[module] = DynamicMultiheadAttention.from_float(module)
             elif is_linear(module):
                 if not (kept or why_float(module)):
-                    done[module] = kind.from_float(module, bits=weight_bits)
+                    operands = None if weights is None else weights.get(name)
+                    done[module] = kind.from_float(module, bits=weight_bits, operands=operands)
             elif is_recurrent(module):
                 if not (kept or weight_only or why_float(module)):
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]

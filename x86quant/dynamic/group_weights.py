@@ -52,7 +52,7 @@ def quantize_groups(
         group: features of a group; it has to divide K.
         importance: what an error of each feature counts, [K]; by default all count the same.
     """
-    outputs, features = weight.shape
+    features = weight.shape[1]
     if features % group or group % GROUP_STEP or features // group > MOST_GROUPS:
         raise InvalidInputError(
             f"groups of {group} do not divide {features} input features into at most {MOST_GROUPS} "
@@ -68,17 +68,21 @@ def quantize_groups(
     for rows in torch.split(weight.detach(), max(1, _TOGETHER // features)):
         groups = rows.float().reshape(len(rows), -1, group)
         scale = best_scales(groups, bits, counts)
-        limit = _LIMIT[bits]
-        found = torch.round(groups / scale.float()).clamp(-limit, limit - 1).to(torch.int8)
-        found = found.reshape(len(rows), features)
-        codes.append(pack_nibbles(found) if bits == 4 else found)
+        found = codes_at(groups, scale.float(), bits)
+        codes.append(packed(found.reshape(len(rows), features), bits))
         scales.append(scale.squeeze(-1))
-    if not outputs:
-        empty = weight.new_empty((0, features), dtype=torch.int8)
-        return pack_nibbles(empty) if bits == 4 else empty, weight.new_empty(
-            (0, features // group), dtype=torch.float16
-        )
     return torch.cat(codes), torch.cat(scales)
+
+
+def codes_at(weight: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:
+    """The codes, as int8, that come closest to ``weight`` by these scales."""
+    limit = _LIMIT[bits]
+    return torch.round(weight / scale).clamp(-limit, limit - 1).to(torch.int8)
+
+
+def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """int8 codes [N, K] as weights are kept."""
+    return pack_nibbles(codes) if bits == 4 else codes
 
 
 def best_scales(

@@ -25,10 +25,11 @@ from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 from x86quant.ops.gradients import asks_for_gradient, without_gradient
-from x86quant.ops.groups import features_of, has_groups, real_weight
+from x86quant.ops.groups import real_weight
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.choice import Choice
 from x86quant.routing.routes import Routes
+from x86quant.weight_form import bits_of, features_of, has_groups
 
 _Self = TypeVar("_Self", bound="Int8Linear")
 
@@ -174,16 +175,21 @@ class Int8Linear(Int8Module):
 
     @classmethod
     def from_float(
-        cls: type[_Self], linear: nn.Module, activation: str | None = None, bits: int = 8
+        cls: type[_Self],
+        linear: nn.Module,
+        activation: str | None = None,
+        bits: int = 8,
+        operands: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> _Self:
         """The form of a float ``linear`` in ``bits``, with ``activation`` fused behind it.
 
         ``linear`` is an ``nn.Linear``, or the layer that Hugging Face calls Conv1D. Weights that no
-        group divides have 8 bits.
+        group divides have 8 bits. ``operands`` are codes and scales to be taken as they are.
         """
         transposed = is_conv1d(linear)
         weight, bias = linear.get_parameter("weight"), linear.bias
-        operands = quantized(weight.t() if transposed else weight, bits)
+        if operands is None:
+            operands = quantized(weight.t() if transposed else weight, bits)
         found = cls(*operands, float_bias(bias), activation, transposed)  # type: ignore[arg-type]
         carry_attributes(linear, found)
         return found
@@ -221,7 +227,7 @@ class Int8Linear(Int8Module):
     @property
     def bits(self) -> int:
         """Bits of a weight's code."""
-        return 4 if self.int8_weight.dtype == torch.uint8 else 8
+        return bits_of(self.int8_weight)
 
     @property
     def out_features(self) -> int:

@@ -27,18 +27,25 @@ class CheckpointFormat:
 
     Attributes:
         codes: the tensor that tells a quantized layer from others.
-        beside: what else a layer may have.
+        beside: what else it has.
+        sometimes: what some layers have.
         read: makes our codes and scales of these tensors.
     """
 
     codes: str
     beside: tuple[str, ...]
     read: Reader
+    sometimes: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """What every layer has."""
+        return (self.codes, *self.beside)
 
     @property
     def names(self) -> tuple[str, ...]:
         """All tensors of a layer."""
-        return (self.codes, *self.beside)
+        return (*self.needed, *self.sometimes)
 
 
 def _ours(tensors: Tensors, features: int) -> GroupWeights:
@@ -49,19 +56,23 @@ def _by_channel(tensors: Tensors, features: int) -> GroupWeights:
     return GroupWeights(tensors["weight"], tensors["weight_scale"].flatten().float())
 
 
-_GPTQ = ("qzeros", "scales", "g_idx")
+_GPTQ = ("qzeros", "scales")
+_ACT_ORDER = ("g_idx",)
 
 FORMATS: Mapping[str, CheckpointFormat] = {
     OURS: CheckpointFormat("int8_weight", ("weight_scale",), _ours),
     compressed_format.METHOD: CheckpointFormat("weight", ("weight_scale",), _by_channel),
     "compressed-tensors-packed": CheckpointFormat(
         "weight_packed",
-        ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+        ("weight_scale",),
         from_compressed_tensors,
+        ("weight_zero_point", "weight_g_idx", "weight_shape"),
     ),
-    "gptq": CheckpointFormat("qweight", _GPTQ, from_gptq),
-    "gptq_v2": CheckpointFormat("qweight", _GPTQ, functools.partial(from_gptq, first_zero=0)),
-    "awq": CheckpointFormat("qweight", ("qzeros", "scales"), from_awq),
+    "gptq": CheckpointFormat("qweight", _GPTQ, from_gptq, _ACT_ORDER),
+    "gptq_v2": CheckpointFormat(
+        "qweight", _GPTQ, functools.partial(from_gptq, first_zero=0), _ACT_ORDER
+    ),
+    "awq": CheckpointFormat("qweight", _GPTQ, from_awq),
 }
 
 

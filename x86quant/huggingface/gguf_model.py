@@ -93,7 +93,7 @@ def _put(model: Any, name: str, tensor: GgufTensor) -> None:
         weight, scale = found.weight, found.weight_scale
         if order is not None:
             weight, scale = weight[order], scale[order]
-        bias = None if module.bias is None else torch.zeros(module.bias.shape)
+        bias = None if module.bias is None else torch.zeros(module.bias.shape, dtype=torch.float32)
         model.set_submodule(path, DynamicLinear(weight, scale, bias))
         return
     real = real_numbers(tensor)

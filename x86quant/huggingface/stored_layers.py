@@ -52,6 +52,8 @@ def stored_layers(
             layer = key.removesuffix(suffix)
             beside = {other: tensors.get(f"{layer}.{other}") for other in stored.names}
             present = {other: x for other, x in beside.items() if x is not None}
+            for other in stored.needed:  # what is missing is said when the others are there
+                present.setdefault(other, torch.empty(0, dtype=torch.float32, device="meta"))
             found[name.removesuffix(suffix)] = present
     if layers and not found:
         kinds = "no int8 weights at all" if not codes else f"others, such as {codes[0]}"

@@ -19,7 +19,7 @@ from x86quant.dynamic.layers import carry_attributes, is_conv1d, quantized
 from x86quant.errors import InvalidInputError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, CheckpointFormat
 from x86quant.ops.dynamic import check_weight
-from x86quant.ops.groups import features_of, has_groups
+from x86quant.weight_form import features_of, has_groups
 
 _LINEARS = {"dynamic": DynamicLinear, "weight_only": WeightOnlyLinear}
 

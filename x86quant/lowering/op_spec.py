@@ -17,7 +17,8 @@ from torch.fx import GraphModule, Node
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.lowering.graph_tools import attribute, op_name, own_call
 from x86quant.ops.dynamic import ACTIVATIONS
-from x86quant.ops.groups import check_groups, has_groups
+from x86quant.ops.groups import check_groups
+from x86quant.weight_form import has_groups
 
 #: Finds the tensor behind a ``get_attr`` node; None for any other argument.
 Constant = Callable[[object], torch.Tensor | None]

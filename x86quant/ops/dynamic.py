@@ -31,7 +31,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
-from x86quant.ops.groups import check_groups, features_of, group_product, has_groups, real_weight
+from x86quant.ops.groups import check_groups, group_product, real_weight
+from x86quant.weight_form import features_of, has_groups
 
 ARGUMENTS = "Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, str? activation=None"
 

@@ -35,6 +35,7 @@ from collections.abc import Callable
 import torch
 
 from x86quant.errors import InvalidInputError
+from x86quant.weight_form import features_of, has_groups
 
 #: What a code of 4 bits counts from.
 ZERO = 8
@@ -42,16 +43,6 @@ ZERO = 8
 GROUP_STEP = 8
 #: More groups of a row than kernels keep the sums of.
 MOST_GROUPS = 2048
-
-
-def has_groups(weight_scale: torch.Tensor) -> bool:
-    """Whether these are scales of groups rather than of output features."""
-    return weight_scale.dim() > 1
-
-
-def features_of(weight: torch.Tensor) -> int:
-    """The input features of ``weight``, whatever its bits."""
-    return weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ import torch.nn.functional as F  # noqa: N812
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
 from x86quant.ops.dynamic import check_activation, check_weight, row_codes, row_product
-from x86quant.ops.groups import features_of
+from x86quant.weight_form import features_of
 
 RowCodes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 NormResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

@@ -15,11 +15,11 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
-from x86quant.ops.groups import features_of, has_groups
 from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.routes import Routes
 from x86quant.spec import OpSpec
+from x86quant.weight_form import bits_of, features_of, has_groups
 
 Stamp = tuple[tuple[int, int], ...]
 
@@ -73,7 +73,7 @@ def _spec(
         post_op=activation or "none",
         caller="graph",
         weights=None if groups else weight_facts(weight),
-        bits=(4 if weight.dtype == torch.uint8 else 8) if groups else None,
+        bits=bits_of(weight) if groups else None,
     )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 
+import torch
 from torch import nn
 
 from x86quant.calling.call import Call
@@ -84,6 +85,7 @@ class PreparedModel:
         smoothed: the layer norms whose scales moved into linears.
         strict: whether calls that a graph does not hold for raise.
         weight_bits: of linears that are not static.
+        weights: codes and scales of some of these that were chosen by the sample.
         notes: what a user should know.
     """
 
@@ -102,6 +104,7 @@ class PreparedModel:
     smoothed: tuple[Smoothed, ...]
     strict: bool
     weight_bits: int
+    weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     notes: tuple[str, ...]
 
     def layers_in(self, wanted: Collection[str | type]) -> set[str]:
@@ -155,6 +158,7 @@ class PreparedModel:
                 weight_only=self.scheme.weight_only,
                 embeddings=self.scheme.weight_only,
                 weight_bits=self.weight_bits,
+                weights=self.weights,
                 keep=lambda name, _: name not in wanted,
                 inplace=True,
             )
@@ -223,6 +227,7 @@ class PreparedModel:
                 weight_only=self.scheme.weight_only,
                 embeddings=self.scheme.weight_only,
                 weight_bits=self.weight_bits,
+                weights=self.weights,
                 keep=lambda name, _: name not in dynamic,
             )
         with simulated(model, static, held_back=held_back, known=known) as found:

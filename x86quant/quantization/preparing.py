@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator, MutableMapping, Sequence
 
+import torch
 from torch import nn
 
 from x86quant.calling.as_written import as_written
@@ -18,7 +19,7 @@ from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.variants import takes, variants
-from x86quant.dynamic.convert import has_hooks, to_dynamic, why_float
+from x86quant.dynamic.convert import has_hooks, is_linear, to_dynamic, why_float
 from x86quant.errors import (
     InvalidInputError,
     UnsupportedError,
@@ -27,6 +28,7 @@ from x86quant.errors import (
     first_line,
 )
 from x86quant.quantization.batches import Calibration, Data
+from x86quant.quantization.error_feedback import with_error_feedback
 from x86quant.quantization.kit.accuracy_kit import (
     Halves,
     calibrated_parts,
@@ -198,6 +200,15 @@ def _prepared(
             f"{type(model).__name__} has no layer that mode {scheme.mode!r} can turn into int8"
             + "".join(f"; {note}" for note in notes[-2:])
         )
+    weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    if settings.weight_bits < 8 and scheme.dynamic and sample:
+        linears = [x.name for x in layers.values() if x.part is None and _is_plain(model, x.name)]
+        with state_kept(model):
+            weights = with_error_feedback(model, linears, sample, settings.weight_bits)
+        notes.append(
+            f"{len(weights)} of {len(linears)} linears have codes of {settings.weight_bits} bits "
+            "chosen by the data, with error feedback; the others round each weight by itself"
+        )
     return PreparedModel(
         model=model,
         reference=reference,
@@ -214,8 +225,14 @@ def _prepared(
         smoothed=smoothed,
         strict=settings.strict,
         weight_bits=settings.weight_bits,
+        weights=weights,
         notes=tuple(notes),
     )
+
+
+def _is_plain(model: nn.Module, name: str) -> bool:
+    """Whether the layer called ``name`` is a linear alone."""
+    return is_linear(model.get_submodule(name))
 
 
 def _within(found: Parts, halves: Halves, sample: tuple[Call, ...]) -> Halves:

@@ -32,7 +32,7 @@ from x86quant.dynamic import (
 )
 from x86quant.errors import ArtifactError
 from x86quant.ops.dynamic import check_weight
-from x86quant.ops.groups import has_groups
+from x86quant.weight_form import has_groups
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

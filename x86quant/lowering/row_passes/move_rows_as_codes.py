@@ -24,7 +24,7 @@ from x86quant.lowering.row_passes._values import (
     value_of,
 )
 from x86quant.lowering.views import is_roll
-from x86quant.ops.groups import features_of
+from x86quant.weight_form import features_of
 
 aten = torch.ops.aten
 

@@ -1,0 +1,172 @@
+"""Models with linears of 4 bits: how they are quantized, run, saved and explained."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import x86quant
+from x86quant.calling.call import Call
+from x86quant.dynamic.group_weights import group_of, quantize_groups
+from x86quant.errors import InvalidInputError
+from x86quant.ops.groups import real_weight
+from x86quant.quantization.error_feedback import rounded_with_feedback, with_error_feedback
+
+
+def correlated(rows: int, features: int, seed: int = 0) -> torch.Tensor:
+    """Rows whose features depend on each other, as those of a model do."""
+    draw = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(8, features, generator=torch.Generator().manual_seed(9))
+    x = torch.randn(rows, 8, generator=draw) @ mixed
+    return x + 0.2 * torch.randn(rows, features, generator=draw)
+
+
+class Block(nn.Module):
+    """A gated block as transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.gate, self.up, self.down = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Net(nn.Module):
+    """Two of them and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = Block(), Block(), nn.LayerNorm(64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.norm(self.second(self.first(x))))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def test_scales_change_weights_less_than_the_largest_weight_would_have_it() -> None:
+    weight = torch.randn(40, 256, generator=torch.Generator().manual_seed(0))
+    groups = weight.unflatten(1, (-1, 32))
+    plain = groups.abs().amax(-1, keepdim=True) / 7
+    worse = (torch.round(groups / plain) * plain - groups).square().mean()
+    better = (real_weight(*quantize_groups(weight)) - weight).square().mean()
+    assert float(better) < 0.9 * float(worse)
+
+
+@pytest.mark.parametrize(("features", "group"), [(96, 32), (80, 16), (40, 8), (36, None)])
+def test_groups_divide_the_features(features: int, group: int | None) -> None:
+    assert group_of(features) == group
+    linear = x86quant.DynamicLinear.from_float(nn.Linear(features, 5), bits=4)
+    assert linear.bits == (8 if group is None else 4)
+    x = torch.randn(3, features)
+    close = torch.cosine_similarity(linear(x), nn.functional.linear(x, linear.weight, linear.bias))
+    assert float(close.min()) > 0.999
+
+
+def test_error_feedback_is_closer_on_rows_that_nobody_looked_at() -> None:
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(1))
+    seen, other = correlated(600, 128, 1), correlated(600, 128, 2)
+    fed = real_weight(*rounded_with_feedback(weight, seen.t() @ seen, 4))
+    plain = real_weight(*quantize_groups(weight))
+    errors = [float((other @ (w - weight).t()).norm()) for w in (fed, plain)]
+    assert errors[0] < 0.6 * errors[1]
+
+
+def test_error_feedback_is_kept_where_it_helps() -> None:
+    first = nn.Linear(64, 32)
+    layers = nn.ModuleDict({"gains": first, "alike": copy.deepcopy(first)})
+    whitened = torch.randn(64, 64)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layers["gains"](x), self.layers["alike"](whitened[:2])
+
+    found = with_error_feedback(
+        Two(), ["layers.gains", "layers.alike"], [Call((correlated(400, 64),), {})], 4
+    )
+    assert "layers.gains" in found
+    assert all(codes.dtype == torch.uint8 for codes, _ in found.values())
+
+
+def test_quantize_runs_fused_saves_and_explains(tmp_path: Path) -> None:
+    real = model()
+    batches = [correlated(32, 64, seed).reshape(4, 8, 64) for seed in range(4)]
+    ours = x86quant.quantize(
+        real, batches, mode="dynamic", weight_bits=4, fuse_blocks=True, speed_check=False,
+        progress=False,
+    )  # fmt: skip
+    assert {m.bits for m in ours.modules() if isinstance(m, x86quant.DynamicLinear)} == {4}
+    assert "4 bits" in str(ours.quantization)
+    with torch.no_grad():
+        want, found = real(batches[0]), ours(batches[0])
+    assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.98
+    explained = str(x86quant.explain(ours))
+    assert "native" in explained
+    x86quant.assert_int8(ours, batches[0])
+    with warnings.catch_warnings():  # the code of a class in a test is not in the file
+        warnings.simplefilter("ignore")
+        x86quant.save(ours, tmp_path / "four.x86q")
+    assert (tmp_path / "four.x86q").stat().st_size < 60_000  # and float32 would take 155 KB
+    again = x86quant.load(tmp_path / "four.x86q", model=model())
+    with torch.no_grad():
+        assert torch.equal(again(batches[0]), found)
+
+
+def test_layers_and_fused_graphs_give_the_same() -> None:
+    layers = x86quant.to_dynamic(model(), weight_bits=4)
+    x = correlated(20, 64).reshape(2, 10, 64)
+    fused = x86quant.compile(layers, (x,))
+    with torch.no_grad():
+        close = torch.cosine_similarity(layers(x).flatten(), fused(x).flatten(), 0)
+    assert float(close) > 0.9999
+    assert "bits in groups" in str(x86quant.explain(layers))
+
+
+def test_rows_do_not_see_each_other() -> None:
+    linear = x86quant.DynamicLinear.from_float(nn.Linear(96, 70), bits=4)
+    x = torch.randn(37, 96)
+    alone = torch.cat([linear(row[None]) for row in x])
+    assert torch.equal(linear(x), alone)
+
+
+def test_gradients_copies_and_types() -> None:
+    linear = x86quant.DynamicLinear.from_float(nn.Linear(64, 8), bits=4)
+    x = torch.randn(3, 64)
+    assert torch.equal(copy.deepcopy(linear)(x), linear(x))
+    assert linear.half()(x.half()).dtype == torch.float16
+    assert "bits=4, group=32" in repr(linear)
+
+
+@pytest.mark.parametrize("bits", [3, True, "4", None])
+def test_bits_that_there_are_not(bits: Any) -> None:
+    with pytest.raises(InvalidInputError, match="weight_bits must be 8 or 4"):
+        x86quant.to_dynamic(model(), weight_bits=bits)
+    with pytest.raises(InvalidInputError, match="weight_bits must be 8 or 4"):
+        x86quant.quantize(model(), weight_bits=bits, mode="dynamic")
+
+
+def test_weights_that_are_no_numbers() -> None:
+    real = nn.Linear(64, 4)
+    real.weight.data[2, 3] = torch.nan
+    with pytest.raises(InvalidInputError, match="NaN or infinity"):
+        x86quant.DynamicLinear.from_float(real, bits=4)
+    real.weight.data[2, 3] = 1e7
+    with pytest.raises(InvalidInputError, match="too large for float16"):
+        x86quant.DynamicLinear.from_float(real, bits=4)
