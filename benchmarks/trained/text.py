@@ -12,12 +12,15 @@ from torch import nn
 import x86quant
 from benchmarks.trained.network import Trained, batches, cosine, folder_of
 
-_WORDS = (
-    "Invoice Total Amount Due Date Payment Receipt Customer Order Number Street City Country "
-    "Phone Email Shipping Address Quantity Price Discount Tax Balance Account Bank Transfer Signature "
-    "Approved Report Chapter Section Figure Table Page Volume Pressure Velocity Warning Danger Exit "
-    "Entrance Open Closed Platform Departure Arrival Delayed Gate Flight Passport Ticket "
-).split()
+_WORDS = [
+    "Invoice", "Total", "Amount", "Due", "Date", "Payment", "Receipt", "Customer",
+    "Order", "Number", "Street", "City", "Country", "Phone", "Email", "Shipping",
+    "Address", "Quantity", "Price", "Discount", "Tax", "Balance", "Account", "Bank",
+    "Transfer", "Signature", "Approved", "Report", "Chapter", "Section", "Figure", "Table",
+    "Page", "Volume", "Pressure", "Velocity", "Warning", "Danger", "Exit", "Entrance",
+    "Open", "Closed", "Platform", "Departure", "Arrival", "Delayed", "Gate", "Flight",
+    "Passport", "Ticket",
+]  # fmt: skip
 
 
 def _faces() -> list[Path]:
