@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from x86quant.huggingface import Int8Cache as Int8Cache
     from x86quant.huggingface import X86QuantConfig as X86QuantConfig
     from x86quant.onnx_models import from_onnx as from_onnx
-    from x86quant.onnx_models.exporting import export_onnx as export_onnx
+    from x86quant.onnx_models.writing_onnx import export_onnx as export_onnx
     from x86quant.profiling import Profile as Profile
     from x86quant.profiling import profile as profile
     from x86quant.pt2e import X86Quantizer as X86Quantizer
@@ -148,7 +148,7 @@ _HOME = {
     ),
     "explaining.int8_proof": ("ComputeReport", "assert_int8", "compute_ops"),
     "onnx_models": ("from_onnx",),
-    "onnx_models.exporting": ("export_onnx",),
+    "onnx_models.writing_onnx": ("export_onnx",),
     "profiling": ("Profile", "profile"),
     "stock.qconfig": (
         "get_backend_config",

@@ -41,7 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FUNCTION|FILE",
         help="calibration data; only dynamic and weight_only can do without",
     )
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the file to write; NAME.onnx as ONNX"
+    )
     parser.add_argument(
         "--mode", choices=("auto", "static", "dynamic", "weight_only"), default="auto"
     )
@@ -97,9 +99,11 @@ def run(options: argparse.Namespace) -> int:
             max_drop=options.max_drop,
             speed_check=not options.no_speed_check,
         )
-    data = to_bytes(result)
-    write_aside(options.out, data)
-    size = len(data)
+    if options.out.suffix == ".onnx":
+        x86quant.export_onnx(result, options.out)
+    else:
+        write_aside(options.out, to_bytes(result))
+    size = options.out.stat().st_size
     loading.tell(f"wrote {options.out}, {size / 1e6:.2f} MB")
     summary = result.quantization
     if options.json:

@@ -37,7 +37,7 @@ class OutputAgreement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
+class ShownSample:
     """One sample, what both models say of it, and pictures: of what, and as a data URL."""
 
     number: int
@@ -74,7 +74,7 @@ class BesideFloat:
     int8_time: Timing | None
     layer_us: Mapping[str, float]
     outputs: tuple[OutputAgreement, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[ShownSample, ...]
     noise: tuple[NoiseShare, ...] = ()
 
 
@@ -182,7 +182,7 @@ def _outputs(pairs: Sequence[_Pair]) -> tuple[OutputAgreement, ...]:
     return tuple(found)
 
 
-def _worst(calls: Sequence[Call], pairs: Sequence[_Pair]) -> tuple[Sample, ...]:
+def _worst(calls: Sequence[Call], pairs: Sequence[_Pair]) -> tuple[ShownSample, ...]:
     """The samples whose first output is furthest from the float model's, if calls have rows."""
     found: list[tuple[float, int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
     number = 0
@@ -203,11 +203,11 @@ def _worst(calls: Sequence[Call], pairs: Sequence[_Pair]) -> tuple[Sample, ...]:
 
 def _sample(
     db: float, number: int, given: torch.Tensor, exact: torch.Tensor, actual: torch.Tensor
-) -> Sample:
+) -> ShownSample:
     pictures: list[tuple[str, str]] = []
     if is_picture(given):
         pictures.append(("input", picture(given)))
     draw = picture if is_picture(exact) else class_map if is_map(exact) else None
     if draw is not None:
         pictures += [("float", draw(exact)), ("int8", draw(actual))]
-    return Sample(number, db, outcome(exact), outcome(actual), tuple(pictures))
+    return ShownSample(number, db, outcome(exact), outcome(actual), tuple(pictures))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 
-from x86quant.reporting.beside_float import BesideFloat, NoiseShare, Sample
+from x86quant.reporting.beside_float import BesideFloat, NoiseShare, ShownSample
 from x86quant.reporting.charts import Bar, bars
 
 #: So many layers are drawn.
@@ -64,12 +64,12 @@ def _cost(one: NoiseShare) -> str:
     return "" if one.cost_us is None else f" · {one.cost_us:+.0f} µs"
 
 
-def _samples(samples: Sequence[Sample]) -> str:
+def _samples(samples: Sequence[ShownSample]) -> str:
     cards = "".join(_card(sample) for sample in samples)
     return f'<section><h2>Samples that differ most</h2><div class="cards">{cards}</div></section>'
 
 
-def _card(sample: Sample) -> str:
+def _card(sample: ShownSample) -> str:
     drawn = "".join(
         f'<figure><img src="{url}" alt="{html.escape(what)} of sample {sample.number}">'
         f"<figcaption>{html.escape(what)}</figcaption></figure>"

@@ -2,7 +2,7 @@
 
 This form, QDQ, is what runtimes of ONNX know as quantized: they fuse it to their int8 kernels. What
 is left of our own are ``quantize``, ``dequantize``, ``dequantize_weight`` and ``lut``, which
-``exporting`` writes as ONNX operators. Operators that are not here are spelled by their own
+``writing_onnx`` writes as ONNX operators. Operators that are not here are spelled by their own
 definition in plain torch.
 """
 
@@ -21,7 +21,7 @@ from x86quant.ops._register import PLAIN
 from x86quant.ops.dynamic import ACTIVATIONS, row_codes
 
 _OPS: Any = torch.ops.x86quant
-#: What exporting writes.
+#: What ``writing_onnx`` writes.
 KEPT = ("quantize", "dequantize", "dequantize_weight", "lut")
 #: A bias of more units than this stays float: int32 sums add it to the products.
 _MOST_UNITS = 2**30

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from x86quant.cli import main
 from x86quant.errors import InvalidInputError, UnsupportedError
 
 onnx = pytest.importorskip("onnx")
@@ -191,6 +192,21 @@ def test_what_cannot_be_exported_is_said_and_leaves_no_file(tmp_path: Path) -> N
     with pytest.raises(InvalidInputError, match="is a folder"):
         x86quant.export_onnx(nn.Linear(2, 2), tmp_path, torch.ones(1, 2))
     assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def net(): return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())\n"
+        "def data(): return [torch.randn(2, 3, 9, 9) for _ in range(2)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["quantize", "mine.py:net", "--data", "mine.py:data", "--out", "net.onnx"]
+    assert main([*command, "--no-speed-check"]) == 0
+    assert "wrote net.onnx" in capsys.readouterr().err
+    assert session(tmp_path / "net.onnx").get_outputs()[0].shape[1:] == [4, 7, 7]
 
 
 def test_the_model_stays_as_it_is(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from x86quant.calling.state import with_shared_tensors
 from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.files import check_target, write_aside
-from x86quant.onnx_models.spelled_ops import count_biases, spellings
+from x86quant.onnx_models.qdq_forms import count_biases, spellings
 from x86quant.profiling.recorder import example_call
 
 #: The first that has all of QDQ, int32 biases among it, and runs on runtimes of 2024 on.
