@@ -9,7 +9,6 @@
 #include <random>
 #include <vector>
 
-#include "../groups.h"
 #include "../native.h"
 #include "../native_rows.h"
 #include "floats.h"
@@ -140,82 +139,40 @@ bool conv_agrees(Random& r, const std::vector<int>& isas) {
   return true;
 }
 
-// Rows of floats for a linear, on a block no longer than it must be.
-struct FloatRows {
-  int64_t rows, in, out, in_stride, out_stride;
-  std::vector<float> values;
-
-  FloatRows(Random& r, int64_t in_features, int64_t out_features)
-      : rows(r.upto(70)), in(in_features), out(out_features), in_stride(in + r.upto(9) - 1), out_stride(out + r.upto(9) - 1),
-        values(signed_floats(r, (rows - 1) * in_stride + in)) {}
-
-  static std::vector<float> signed_floats(Random& r, int64_t count) {
+bool linear_agrees(Random& r, const std::vector<int>& isas) {
+  // Activations are approximations on all but the reference: those that are exact only.
+  const xq_linear l{r.one_in(4) ? r.upto(1500) : r.upto(200), r.upto(150), r.upto(2) - 1};
+  const int64_t rows = r.upto(70), in_stride = l.in_features + r.upto(9) - 1, out_stride = l.out_features + r.upto(9) - 1;
+  const auto floats = [&](int64_t count) {
     std::vector<float> v(static_cast<size_t>(count));
     for (float& x : v) x = static_cast<float>(r.byte() - 128) * static_cast<float>(r.byte()) * 0.01f;
     return v;
-  }
-
-  // Times packed weights.
-  std::vector<float> times(const Aligned& packed, int threads) const {
-    std::vector<float> result(static_cast<size_t>((rows - 1) * out_stride + out));
-    xq_linear_call call{packed.data, values.data(), result.data(), rows, in_stride, out_stride, nullptr, threads};
+  };
+  // No row and no weight longer than it must be.
+  const std::vector<float> in = floats((rows - 1) * in_stride + l.in_features);
+  const std::vector<float> scale = floats(l.out_features), bias = floats(l.out_features);
+  std::vector<int8_t> weight(static_cast<size_t>(l.out_features) * l.in_features);
+  for (int8_t& w : weight) w = static_cast<int8_t>(r.byte() - 128);
+  const auto run = [&](int isa, int threads) {
+    Aligned packed(xq_linear_packed_size(&l, isa));
+    if (xq_linear_pack(&l, isa, weight.data(), scale.data(), bias.data(), packed.data) != XQ_OK) std::abort();
+    std::vector<float> out(static_cast<size_t>((rows - 1) * out_stride + l.out_features));
+    xq_linear_call call{packed.data, in.data(), out.data(), rows, in_stride, out_stride, nullptr, threads};
     if (xq_linear_check(&call) != XQ_OK) std::abort();
     Aligned codes(xq_linear_codes_size(&call));
     call.codes = codes.data;
     if (!xq_linear_by_rows(&call)) xq_linear_quantize(&call, 0, rows);
     xq_linear_run(&call, 0, xq_linear_items(&call));
-    return result;
-  }
-
-  // Whether all levels, which `pack` packs for, give the same on one thread and on several.
-  template <class Pack>
-  bool agree(const std::vector<int>& isas, const char* what, const Pack& pack) const {
-    const auto run = [&](int isa, int threads) {
-      const Aligned packed(pack(isa, nullptr));
-      pack(isa, packed.data);
-      return times(packed, threads);
-    };
-    const std::vector<float> want = run(XQ_ISA_REFERENCE, 1);
-    for (int isa : isas)
-      for (int threads : {1, 3})
-        if (run(isa, threads) != want) {
-          std::printf("isa %d differs: %s %ld -> %ld, %ld rows\n", isa, what, static_cast<long>(in), static_cast<long>(out),
-                      static_cast<long>(rows));
-          return false;
-        }
-    return true;
-  }
-};
-
-bool linear_agrees(Random& r, const std::vector<int>& isas) {
-  // Activations are approximations on all but the reference: those that are exact only.
-  const xq_linear l{r.one_in(4) ? r.upto(1500) : r.upto(200), r.upto(150), r.upto(2) - 1};
-  const FloatRows rows(r, l.in_features, l.out_features);
-  const std::vector<float> scale = FloatRows::signed_floats(r, l.out_features);
-  const std::vector<float> bias = FloatRows::signed_floats(r, l.out_features);
-  std::vector<int8_t> weight(static_cast<size_t>(l.out_features) * l.in_features);
-  for (int8_t& w : weight) w = static_cast<int8_t>(r.byte() - 128);
-  return rows.agree(isas, "linear", [&](int isa, void* packed) {
-    if (packed && xq_linear_pack(&l, isa, weight.data(), scale.data(), bias.data(), packed) != XQ_OK) std::abort();
-    return xq_linear_packed_size(&l, isa);
-  });
-}
-
-// Weights with scales for groups, of 4 and of 8 bits.
-bool groups_agree(Random& r, const std::vector<int>& isas) {
-  const int size = 8 * r.upto(r.one_in(3) ? 20 : 4), groups = r.upto(r.one_in(4) ? 60 : 6);
-  xq_groups g{size * groups, r.upto(150), r.upto(2) - 1, groups, r.one_in(2) ? 4 : 8, r.one_in(2), r.one_in(2)};
-  const FloatRows rows(r, g.in_features, g.out_features);
-  const int64_t scales = int64_t{g.out_features} * groups * (g.offsets ? 2 : 1);
-  const std::vector<float> wide = FloatRows::signed_floats(r, scales), bias = FloatRows::signed_floats(r, g.out_features);
-  std::vector<uint16_t> half(static_cast<size_t>(scales));
-  for (uint16_t& x : half) x = static_cast<uint16_t>(r.byte() % 248 << 7 | r.byte() % 2 << 15);  // numbers
-  const Bytes codes = r.bytes(static_cast<size_t>(g.out_features) * g.in_features * g.bits / 8);
-  const void* scale = g.half ? static_cast<const void*>(half.data()) : wide.data();
-  return rows.agree(isas, "groups", [&](int isa, void* packed) {
-    if (packed && xq_groups_pack(&g, isa, codes.data(), scale, bias.data(), packed) != XQ_OK) std::abort();
-    return xq_groups_packed_size(&g, isa);
-  });
+    return out;
+  };
+  const std::vector<float> want = run(XQ_ISA_REFERENCE, 1);
+  for (int isa : isas)
+    for (int threads : {1, 3})
+      if (run(isa, threads) != want) {
+        std::printf("isa %d differs: linear %d -> %d, %ld rows\n", isa, l.in_features, l.out_features, static_cast<long>(rows));
+        return false;
+      }
+  return true;
 }
 
 bool op_agrees(Random& r, const std::vector<int>& isas) {
@@ -466,7 +423,7 @@ int main(int argc, char** argv) {
     Random r{std::mt19937(static_cast<unsigned>(seed))};
     if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas) ||
         !linear_agrees(r, isas) || !lookup_agrees(r, isas) || !interaction_agrees(r, isas) || !gates_agree(r, isas) ||
-        !rows_agree(r, isas) || !attention_agrees(r, isas) || !groups_agree(r, isas))
+        !rows_agree(r, isas) || !attention_agrees(r, isas))
       return std::printf("seed %d\n", seed), 1;
   }
   std::printf("%d seeds agree\n", last - first);
