@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.ops.groups import ZERO, check_groups, codes_of, pack_nibbles
+from x86quant.ops.groups import ZERO, check_groups, codes_of, exact_half, pack_nibbles
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -158,9 +158,3 @@ def check_scales(scale: torch.Tensor) -> None:
         raise InvalidInputError("its scales hold NaN or infinity: the checkpoint is damaged")
     if bool((scale == 0).any()):
         raise InvalidInputError("its scales hold zeros: the checkpoint is damaged")
-
-
-def exact_half(numbers: torch.Tensor) -> torch.Tensor:
-    """``numbers`` as float16 where all of them are numbers of float16, else as they are."""
-    half = numbers.to(torch.float16)
-    return half if torch.equal(half.float(), numbers) else numbers
