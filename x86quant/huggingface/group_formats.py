@@ -120,7 +120,7 @@ def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _order(g_idx: torch.Tensor | None, group: int) -> torch.Tensor | None:
     """The features in the order of their groups; None if they are in it."""
-    if g_idx is None or g_idx.numel() == 0:
+    if g_idx is None or bool((g_idx < 0).all()):  # compressed-tensors fills it with -1
         return None
     order = torch.argsort(g_idx, stable=True)
     groups = torch.arange(len(g_idx), device=g_idx.device) // max(group, 1)
