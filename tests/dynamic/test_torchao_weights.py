@@ -38,6 +38,31 @@ def test_quantize_says_what_to_do() -> None:
 
 def test_codes_of_another_kind_are_refused() -> None:
     model = by_torchao()
-    model[0].weight.zero_point = torch.ones(64, 1)
+    model[0].weight.scale = torch.ones(64, 3)  # whose groups do not divide 64 features
     with pytest.raises(x86quant.UnsupportedError, match="torchao's Int8Tensor"):
         x86quant.to_dynamic(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_of_torchao_are_taken_over(bits: int, asymmetric: bool) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    granularity = pytest.importorskip("torchao.quantization.granularity")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 48)).eval()
+    mapping = "ASYMMETRIC" if asymmetric else "SYMMETRIC"
+    quantization.quantize_(
+        model,
+        quantization.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4 if bits == 4 else torch.int8,
+            granularity=granularity.PerGroup(32),
+            mapping_type=getattr(quantization.MappingType, mapping),
+        ),
+    )
+    ours = x86quant.to_dynamic(model)[0]
+    assert ours.bits == bits
+    assert ours.weight_scale.shape == ((48, 2, 2) if asymmetric else (48, 2))
+    assert torch.allclose(ours.weight + 0, model[0].weight.dequantize(), rtol=1e-6, atol=1e-6)
+    x = torch.randn(8, 64)
+    assert float(torch.cosine_similarity(ours(x), model(x)).min()) > 0.999

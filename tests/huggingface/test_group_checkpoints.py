@@ -243,6 +243,50 @@ def test_models_are_read_as_they_are(kind: str, tmp_path: Path) -> None:
         assert torch.equal(x86quant.huggingface.load(again)(ids).logits, found)
 
 
+def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
+    order = {n: torch.randperm(n, generator=torch.Generator().manual_seed(n)) for n in (64, 96)}
+
+    def store(codes: Any, zeros: Any, scales: Any) -> dict[str, Any]:
+        g_idx = torch.empty(codes.shape[1], dtype=torch.int32)
+        g_idx[order[codes.shape[1]]] = torch.arange(codes.shape[1], dtype=torch.int32) // 32
+        # The codes of features in their own places, each by the scales of its group.
+        placed = torch.empty_like(codes)
+        placed[:, order[codes.shape[1]]] = codes
+        return {**gptq(placed, zeros, scales, 4), "g_idx": g_idx}
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    meant = written(tmp_path, settings, store)
+    for name, module in meant.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            placed = torch.empty_like(module.weight.data)
+            placed[:, order[module.in_features]] = module.weight.data
+            module.weight.data = placed
+    model = x86quant.huggingface.load(tmp_path, fuse_blocks=True)
+    layers = [m for m in model.modules() if isinstance(m, x86quant.dynamic.ReorderedLinear)]
+    assert len(layers) == 14
+    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        want, found = meant(ids).logits, model(ids).logits
+    assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, "gptq_v2"),
+        ({"quant_method": "auto-round", "bits": 4}, "gptq"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
+            "awq",
+        ),
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+    ],
+)
+def test_names_of_formats(settings: dict[str, Any], name: str) -> None:
+    assert x86quant.X86QuantConfig.from_others(settings).checkpoint == name
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_float_models_are_quantized_as_they_are_read(bits: int, tmp_path: Path) -> None:
     model = llama()

@@ -170,3 +170,16 @@ def test_weights_that_are_no_numbers() -> None:
     real.weight.data[2, 3] = 1e7
     with pytest.raises(InvalidInputError, match="too large for float16"):
         x86quant.DynamicLinear.from_float(real, bits=4)
+
+
+@torch.no_grad()
+def test_tables_of_four_bits() -> None:
+    table = nn.Embedding(30, 64)
+    ours = x86quant.to_dynamic(nn.Sequential(table), embeddings=True, weight_bits=4)[0]
+    assert isinstance(ours, x86quant.WeightOnlyEmbedding)
+    assert ours.int8_weight.dtype == torch.uint8
+    ids = torch.tensor([[3, 29, 0], [7, 7, 1]])
+    assert torch.equal(ours(ids), ours.weight.dequantize()[ids])
+    assert float(torch.cosine_similarity(ours(ids), table(ids), -1).min()) > 0.98
+    with pytest.raises(InvalidInputError, match="index 30"):
+        ours(torch.tensor([30]))

@@ -49,8 +49,9 @@ def to_dynamic(
         embeddings: embedding tables too, which saves memory: 8, 4 or 2 bits, in FBGEMM's rows
             (``RowwiseEmbedding``, ``WeightOnlyEmbeddingBag``). True: bags in 8 bits, and embeddings
             as ``WeightOnlyEmbedding``, by which tied linears multiply in int8.
-        weight_bits: of the weights of linears: 8, or 4 with a scale for each group of 32 input
-            features. Attentions of torch's own class and recurrent layers have 8.
+        weight_bits: of the weights of linears, and of tables where ``embeddings`` is True: 8, or 4
+            with a scale for each group of 32 input features. Attentions of torch's own class and
+            recurrent layers have 8.
         weights: codes and scales of linears by name, in place of those made here.
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
@@ -80,7 +81,7 @@ def to_dynamic(
             elif isinstance(module, nn.Embedding):
                 if embeddings and not (kept or why_float(module)):
                     done[module] = (
-                        WeightOnlyEmbedding.from_float(module, name)
+                        WeightOnlyEmbedding.from_float(module, name, weight_bits)
                         if embeddings is True
                         else RowwiseEmbedding.from_float(module, name, embeddings)
                     )

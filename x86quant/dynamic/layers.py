@@ -19,9 +19,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from x86quant.dynamic.group_weights import group_of, quantize_groups
+from x86quant.dynamic.weight_codes import quantize_weight, quantized
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
-from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 from x86quant.ops.gradients import asks_for_gradient, without_gradient
@@ -32,70 +32,6 @@ from x86quant.routing.routes import Routes
 from x86quant.weight_form import bits_of, features_of, has_groups
 
 _Self = TypeVar("_Self", bound="Int8Linear")
-
-_WEIGHT_MAX = 127
-
-
-def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weight`` [N, K] as int8 codes in -127..127 and one float32 scale a row.
-
-    Of a weight that torchao has quantized so these are its own codes and scales.
-    """
-    if (known := _codes_of_torchao(weight)) is not None:
-        return known
-    if weight.dtype != torch.float32:
-        raise InvalidInputError(
-            f"the weight of shape {tuple(weight.shape)} is {weight.dtype}, expected float32; "
-            "call model.float() first"
-        )
-    real = weight.detach()
-    if not bool(torch.isfinite(real).all()):
-        raise InvalidInputError(
-            f"the weight of shape {tuple(weight.shape)} holds NaN or infinity; "
-            "check the float model"
-        )
-    largest = real.abs().amax(1) if real.shape[1] else real.new_zeros(real.shape[0])
-    scale = (largest / _WEIGHT_MAX).clamp(min=torch.finfo(torch.float32).tiny)
-    codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
-    # In its own order, whatever that of the float weight: kernels read it row by row.
-    return codes.to(torch.int8).contiguous(), scale
-
-
-def quantized(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weight`` [N, K] as codes of ``bits`` and their scales: of groups, where it has 4."""
-    group = None if bits == 8 or is_torchao(weight) else group_of(weight.shape[1])
-    return quantize_weight(weight) if group is None else quantize_groups(weight, bits, group)
-
-
-def is_torchao(weight: torch.Tensor) -> bool:
-    """Whether ``weight`` is one of torchao's tensors, which few functions of torch take."""
-    return type(weight).__module__.startswith("torchao.")
-
-
-def _codes_of_torchao(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The int8 codes and scales of torchao's ``Int8Tensor``; None of an ordinary weight.
-
-    Raises:
-        UnsupportedError: it is another tensor of torchao's.
-    """
-    if not is_torchao(weight):
-        return None
-    codes, scale = getattr(weight, "qdata", None), getattr(weight, "scale", None)
-    zero_point = getattr(weight, "zero_point", None)
-    if (
-        codes is None
-        or scale is None
-        or codes.dtype != torch.int8
-        or scale.numel() not in (1, codes.shape[0])
-        or (zero_point is not None and bool(zero_point.any()))
-    ):
-        raise UnsupportedError(
-            f"the weight of shape {tuple(weight.shape)} is torchao's {type(weight).__name__}, "
-            "whose codes are no int8 with a scale a row: give the float model, as it was before "
-            "torchao's quantize_"
-        )
-    scales = scale.detach().flatten().to(torch.float32).expand(codes.shape[0])
-    return codes.detach().clone(), scales.clone()
 
 
 def float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -416,11 +352,11 @@ class WeightOnlyLinear(Int8Linear):
 
 
 class WeightOnlyEmbedding(Int8Module):
-    """An embedding table in int8, one scale a row; what is looked up is float.
+    """An embedding table in 8 or 4 bits; what is looked up is float.
 
     Attributes:
-        int8_weight: int8 [num_embeddings, embedding_dim].
-        weight_scale: float32 [num_embeddings].
+        int8_weight: int8 [num_embeddings, embedding_dim], or of 4 bits as in ``Int8Linear``.
+        weight_scale: float32 [num_embeddings], or scales of groups.
         name: what the table is called in errors.
     """
 
@@ -436,9 +372,11 @@ class WeightOnlyEmbedding(Int8Module):
         self.register_buffer("weight_scale", weight_scale)
 
     @classmethod
-    def from_float(cls, embedding: nn.Embedding, name: str = "") -> WeightOnlyEmbedding:
-        """The int8 form of a float ``embedding``."""
-        found = cls(*quantize_weight(embedding.weight), name)
+    def from_float(
+        cls, embedding: nn.Embedding, name: str = "", bits: int = 8
+    ) -> WeightOnlyEmbedding:
+        """The form of a float ``embedding`` in ``bits``."""
+        found = cls(*quantized(embedding.weight, bits), name)
         carry_attributes(embedding, found)
         return found
 
@@ -447,12 +385,12 @@ class WeightOnlyEmbedding(Int8Module):
         """The float table that the codes stand for; no memory is used until it is read."""
         if torch.compiler.is_compiling():
             return self._float_weight()
-        shape = tuple(self.int8_weight.shape)
+        shape = (self.num_embeddings, self.embedding_dim)
         device = self.int8_weight.device
         return WeightOnDemand(shape, device, self._float_weight, self._product, self._float_type)
 
     def _float_weight(self) -> torch.Tensor:
-        return (self.int8_weight * self.weight_scale[:, None]).to(self._float_type)
+        return real_weight(self.int8_weight, self.weight_scale).to(self._float_type)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` times the table: a linear that is tied to it."""
@@ -469,7 +407,7 @@ class WeightOnlyEmbedding(Int8Module):
     @property
     def embedding_dim(self) -> int:
         """Size of a row."""
-        return self.int8_weight.shape[1]
+        return features_of(self.int8_weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the table for ``ids`` of any shape."""
@@ -483,7 +421,12 @@ class WeightOnlyEmbedding(Int8Module):
                 f"the table {table}: index {int(ids[at])} at position {at} is not in "
                 f"0..{self.num_embeddings - 1}"
             ) from error
-        return (codes * F.embedding(ids, self.weight_scale.unsqueeze(1))).to(self._float_type)
+        if not has_groups(self.weight_scale):
+            return (codes * F.embedding(ids, self.weight_scale.unsqueeze(1))).to(self._float_type)
+        scales = F.embedding(ids, self.weight_scale.flatten(1))
+        scales = scales.reshape(-1, *self.weight_scale.shape[1:])
+        rows = real_weight(codes.reshape(-1, codes.shape[-1]), scales)
+        return rows.reshape(*ids.shape, self.embedding_dim).to(self._float_type)
 
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""

@@ -23,8 +23,8 @@ from x86quant.dynamic.layers import (
     carry_attributes,
     float_bias,
     is_plain,
-    quantize_weight,
 )
+from x86quant.dynamic.weight_codes import quantize_weight
 from x86quant.errors import InvalidInputError
 from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
 from x86quant.ops.gradients import asks_for_gradient, without_gradient

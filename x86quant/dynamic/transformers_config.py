@@ -20,6 +20,7 @@ from x86quant.dynamic.layers import (
     WeightOnlyLinear,
 )
 from x86quant.errors import UnsupportedError
+from x86quant.weight_form import bits_of
 
 
 def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto") -> None:
@@ -35,7 +36,7 @@ def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto
             config: Any = module.config
             config.quantization_config = {
                 "quant_method": "x86quant",
-                "bits": 8,
+                "bits": 4 if any(_has_four_bits(m) for m in layers) else 8,
                 "scheme": _scheme(layers),
                 "embeddings": any(isinstance(m, WeightOnlyEmbedding) for m in layers),
                 "modules_to_not_convert": None,
@@ -56,6 +57,10 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether ``module`` stands for one of a float layer, rather than for a sequence of them."""
     kind = type(module)
     return kind.__module__.startswith("x86quant.") and kind is not Int8Sequential
+
+
+def _has_four_bits(layer: Any) -> bool:
+    return isinstance(layer, Int8Linear | WeightOnlyEmbedding) and bits_of(layer.int8_weight) == 4
 
 
 def _scheme(layers: list[nn.Module]) -> str:

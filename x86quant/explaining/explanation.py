@@ -32,6 +32,7 @@ from x86quant.routing.routes import Routes
 from x86quant.stock.pack_sites import PackSite, pack_sites
 from x86quant.tables.likeness import likeness
 from x86quant.terminal.text_table import text_table
+from x86quant.weight_form import bits_of, features_of
 
 _STOCK_CLASSES = {"Onednn": "onednn", "Qnnp": "qnnpack", "Packed": "fbgemm"}
 _NOT_ROUTED = (
@@ -267,8 +268,10 @@ def _ours(module: torch.nn.Module, path: str = "") -> Iterator[LayerChoice]:
         yield LayerChoice(path, "embedding", shape, "native", "", "the only kernel there is for it")
     elif isinstance(module, WeightOnlyLinear | WeightOnlyEmbedding):
         op = "embedding" if isinstance(module, WeightOnlyEmbedding) else "linear"
-        shape = "→".join(map(str, reversed(module.int8_weight.shape)))
-        yield LayerChoice(path, op, shape, "native", "", "int8 weights, float arithmetic")
+        shape = f"{features_of(module.int8_weight)}→{len(module.int8_weight)}"
+        bits = bits_of(module.int8_weight)
+        reason = f"{'int8' if bits == 8 else '4-bit'} weights, float arithmetic"
+        yield LayerChoice(path, op, shape, "native", "", reason)
     elif (blocks := blocks_of(module)) is not None:
         for choice in _explain_compiled(blocks.graphs[0].compiled, None):
             yield dataclasses.replace(choice, layer=within(path, choice.layer))

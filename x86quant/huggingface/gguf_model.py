@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers import modeling_gguf_pytorch_utils as gguf_names
 
-from x86quant.dynamic import DynamicLinear, is_linear
+from x86quant.dynamic import DynamicLinear, WeightOnlyEmbedding, is_linear, note_in_config
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.gguf_file import GgufTensor, read_gguf
 from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
@@ -58,6 +58,7 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
         except X86QuantError as error:
             raise type(error)(f"{file}: {name}: {error}") from error
     model.requires_grad_(False).eval()
+    note_in_config(model, fuse_blocks)
     give_graphs(model, fuse_blocks)
     return model
 
@@ -88,6 +89,10 @@ def _put(model: Any, name: str, tensor: GgufTensor) -> None:
     if tuple(own.shape) != tensor.shape:
         raise InvalidInputError(f"it is {tensor.shape}, and the model's {tuple(own.shape)}")
     order = _row_order(model.config, name, tensor.shape[0])
+    if last == "weight" and isinstance(module, nn.Embedding) and is_matrix_of_codes(tensor):
+        found = group_weights(tensor)
+        model.set_submodule(path, WeightOnlyEmbedding(found.weight, found.weight_scale, path))
+        return
     if last == "weight" and is_linear(module) and is_matrix_of_codes(tensor):
         found = group_weights(tensor)
         weight, scale = found.weight, found.weight_scale

@@ -23,8 +23,8 @@ import torch
 
 from x86quant.errors import InvalidInputError
 from x86quant.huggingface.gguf_file import GgufTensor
-from x86quant.huggingface.group_formats import GroupWeights, exact_half
-from x86quant.ops.groups import ZERO, check_groups, pack_nibbles
+from x86quant.huggingface.group_formats import GroupWeights
+from x86quant.ops.groups import ZERO, check_groups, exact_half, pack_nibbles
 
 _Blocks = torch.Tensor
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.ops.groups import ZERO, check_groups, codes_of, pack_nibbles
+from x86quant.ops.groups import ZERO, check_groups, codes_of, exact_half, pack_nibbles
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -120,7 +120,7 @@ def unpacked(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _order(g_idx: torch.Tensor | None, group: int) -> torch.Tensor | None:
     """The features in the order of their groups; None if they are in it."""
-    if g_idx is None or g_idx.numel() == 0:
+    if g_idx is None or bool((g_idx < 0).all()):  # compressed-tensors fills it with -1
         return None
     order = torch.argsort(g_idx, stable=True)
     groups = torch.arange(len(g_idx), device=g_idx.device) // max(group, 1)
@@ -158,9 +158,3 @@ def check_scales(scale: torch.Tensor) -> None:
         raise InvalidInputError("its scales hold NaN or infinity: the checkpoint is damaged")
     if bool((scale == 0).any()):
         raise InvalidInputError("its scales hold zeros: the checkpoint is damaged")
-
-
-def exact_half(numbers: torch.Tensor) -> torch.Tensor:
-    """``numbers`` as float16 where all of them are numbers of float16, else as they are."""
-    half = numbers.to(torch.float16)
-    return half if torch.equal(half.float(), numbers) else numbers

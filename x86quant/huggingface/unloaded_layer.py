@@ -15,7 +15,8 @@ from x86quant.dynamic import (
     WeightOnlyLinear,
 )
 from x86quant.dynamic.group_weights import group_of
-from x86quant.dynamic.layers import carry_attributes, is_conv1d, quantized
+from x86quant.dynamic.layers import carry_attributes, is_conv1d
+from x86quant.dynamic.weight_codes import quantized
 from x86quant.errors import InvalidInputError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, CheckpointFormat
 from x86quant.ops.dynamic import check_weight
@@ -43,7 +44,7 @@ class UnloadedLayer(nn.Module):
         self._is_table = isinstance(layer, nn.Embedding)
         self._transposed = is_conv1d(layer)
         self._shape = tuple(weight.shape)[::-1] if self._transposed else tuple(weight.shape)
-        self._bits = 8 if self._is_table else bits
+        self._bits = bits
         self._format = of_files
         if of_files is FORMATS[OURS]:
             # Models that initialize the weights of their layers' layers take it for loaded.

@@ -77,6 +77,12 @@ def real_weight(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tenso
     return real.flatten(1)
 
 
+def exact_half(numbers: torch.Tensor) -> torch.Tensor:
+    """``numbers`` as float16 where all of them are numbers of float16, else as they are."""
+    half = numbers.to(torch.float16)
+    return half if torch.equal(half.float(), numbers) else numbers
+
+
 def check_groups(op: str, weight: torch.Tensor, weight_scale: torch.Tensor) -> None:
     """Raise InvalidInputError unless ``weight`` and the scales of its groups fit each other."""
     if weight.dtype not in (torch.int8, torch.uint8) or weight.dim() != 2:

@@ -10,7 +10,7 @@ from torch import nn
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import Int8Linear
-from x86quant.dynamic.layers import is_torchao
+from x86quant.dynamic.torchao_weights import is_torchao
 from x86quant.errors import InvalidInputError
 
 #: Where stock PyTorch keeps its quantized layers.

@@ -12,6 +12,7 @@
 #include "../native.h"
 #include "../native_rows.h"
 #include "floats.h"
+#include "groups.h"
 
 namespace {
 
@@ -423,7 +424,7 @@ int main(int argc, char** argv) {
     Random r{std::mt19937(static_cast<unsigned>(seed))};
     if (!conv_agrees(r, isas) || !op_agrees(r, isas) || !channel_op_agrees(r, isas) ||
         !linear_agrees(r, isas) || !lookup_agrees(r, isas) || !interaction_agrees(r, isas) || !gates_agree(r, isas) ||
-        !rows_agree(r, isas) || !attention_agrees(r, isas))
+        !rows_agree(r, isas) || !attention_agrees(r, isas) || !groups_agree<Aligned>(r, isas))
       return std::printf("seed %d\n", seed), 1;
   }
   std::printf("%d seeds agree\n", last - first);
