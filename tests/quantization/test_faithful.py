@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from x86quant.calling import trace_limits
 from x86quant.calling.call import Call
+from x86quant.capture import trace_limits
 from x86quant.capture.observed import observe
 from x86quant.capture.proof import prove
 from x86quant.capture.variants import elements, takes, variants

@@ -16,11 +16,13 @@ from benchmarks.fuzz.judging import Judge, judged
 from benchmarks.fuzz.ledger import Judged, Ledger
 from benchmarks.fuzz.programs import Program
 from benchmarks.fuzz.shrinking import shrunk
+from x86quant.capture import proof
+from x86quant.capture.observed import Observed
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.graph_tools import is_op
 from x86quant.quantization import outcome
 from x86quant.quantization.static import part_search, static_part
-from x86quant.quantization.tracing import proof, tracing
+from x86quant.quantization.tracing import tracing
 
 SHAPE = (2, 8, 6)
 
@@ -218,8 +220,7 @@ def test_an_overwritten_input_that_is_not_fails(monkeypatch: pytest.MonkeyPatch)
     def unseen(*arguments: Any, **options: Any) -> Any:
         found = blind(*arguments, **options)
         return {
-            path: [proof.Observed(x.call, x.result, False) for x in seen]
-            for path, seen in found.items()
+            path: [Observed(x.call, x.result, False) for x in seen] for path, seen in found.items()
         }
 
     monkeypatch.setattr(part_search, "observe", unseen)
