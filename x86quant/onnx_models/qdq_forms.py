@@ -114,10 +114,27 @@ def _bias(bias: Any, weight_scales: Any, x_scale: float) -> Any:
     return _weight(bias, weight_scales * x_scale, 0)
 
 
+def _finished(
+    x: Any,
+    out_scale: float,
+    out_zp: int,
+    lo: int = 0,
+    hi: int = 255,
+    residual: Any = None,
+    residual_scale: float = 1.0,
+    residual_zp: int = 0,
+    lut: Any = None,
+) -> Any:
+    """What stands behind a product, in the order of the operators' arguments."""
+    if residual is not None:
+        x = x + _real(residual, residual_scale, residual_zp)
+    return _codes(x, out_scale, out_zp, lo, hi, lut)
+
+
 def _conv(
     x: Any,
     weight: Any,
-    weight_scales: Any,
+    scales: Any,
     bias: Any,
     stride: list[int],
     padding: list[int],
@@ -127,60 +144,27 @@ def _conv(
     output_padding: list[int],
     x_scale: float,
     x_zp: int,
-    out_scale: float,
-    out_zp: int,
-    lo: int = 0,
-    hi: int = 255,
-    residual: Any = None,
-    residual_scale: float = 1.0,
-    residual_zp: int = 0,
-    lut: Any = None,
+    *out: Any,
+    **more: Any,
 ) -> Any:
     if transposed and groups > 1:  # a scale for each channel of a group has no axis in ONNX
-        wide = weight.shape[0] // groups
-        shape = (groups, wide, *weight.shape[1:])
-        scales = weight_scales.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
-        real_weight = (weight.reshape(shape).float() * scales).reshape(weight.shape)
+        shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
+        of_group = scales.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
+        real_weight = (weight.reshape(shape).float() * of_group).reshape(weight.shape)
     else:
-        real_weight = _weight(weight, weight_scales, 1 if transposed else 0)
-    out = torch.ops.aten.convolution.default(
-        _real(x, x_scale, x_zp),
-        real_weight,
-        _bias(bias, weight_scales, x_scale),
-        stride,
-        padding,
-        dilation,
-        transposed,
-        output_padding,
-        groups,
-    )
-    if residual is not None:
-        out = out + _real(residual, residual_scale, residual_zp)
-    return _codes(out, out_scale, out_zp, lo, hi, lut)
+        real_weight = _weight(weight, scales, 1 if transposed else 0)
+    operands = (_real(x, x_scale, x_zp), real_weight, _bias(bias, scales, x_scale))
+    window = (stride, padding, dilation, transposed, output_padding, groups)
+    return _finished(torch.ops.aten.convolution.default(*operands, *window), *out, **more)
 
 
 def _linear(
-    x: Any,
-    weight: Any,
-    weight_scales: Any,
-    bias: Any,
-    x_scale: float,
-    x_zp: int,
-    out_scale: float,
-    out_zp: int,
-    lo: int = 0,
-    hi: int = 255,
-    residual: Any = None,
-    residual_scale: float = 1.0,
-    residual_zp: int = 0,
-    lut: Any = None,
+    x: Any, weight: Any, scales: Any, bias: Any, x_scale: float, x_zp: int, *out: Any, **more: Any
 ) -> Any:
-    out = _product(_real(x, x_scale, x_zp), weight, weight_scales)
+    result = _product(_real(x, x_scale, x_zp), weight, scales)
     if bias is not None:
-        out = out + _bias(bias, weight_scales, x_scale)
-    if residual is not None:
-        out = out + _real(residual, residual_scale, residual_zp)
-    return _codes(out, out_scale, out_zp, lo, hi, lut)
+        result = result + _bias(bias, scales, x_scale)
+    return _finished(result, *out, **more)
 
 
 def _product(x: Any, weight: Any, weight_scales: Any) -> Any:

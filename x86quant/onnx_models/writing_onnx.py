@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.files import check_target, write_aside
 from x86quant.onnx_models.qdq_forms import count_biases, spellings
 from x86quant.profiling.recorder import example_call
+from x86quant.terminal.silence import silent
 
 #: The first that has all of QDQ, int32 biases among it, and runs on runtimes of 2024 on.
 _OPSET = 21
@@ -72,7 +70,7 @@ def export_onnx(
     for _, part in compiled_parts(model):
         count_biases(part.graph_module)
     program = _exported(_OfTensors(model, call), leaves, free_batch)
-    with _quiet():
+    with silent("onnxscript"):
         try:
             spelled = program.run_decompositions(spellings())
             found: Any = torch.onnx.export(
@@ -163,7 +161,7 @@ def _exported(module: _OfTensors, leaves: list[torch.Tensor], free_batch: bool) 
     reason: Exception | None = None
     for tensors, shapes in tries:
         try:
-            with _quiet(), torch.no_grad():
+            with silent(), torch.no_grad():
                 return torch.export.export(module, tuple(tensors), dynamic_shapes=shapes)
         except Exception as error:  # the model's own code, traced, may raise anything
             reason = error
@@ -187,20 +185,6 @@ def _cause(error: BaseException | None) -> str:
     while error is not None and error.__cause__ is not None:
         error = error.__cause__
     return "" if error is None else first_line(error)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch's exporters say of themselves."""
-    optimizer = logging.getLogger("onnxscript")
-    level = optimizer.level
-    optimizer.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        optimizer.setLevel(level)
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:

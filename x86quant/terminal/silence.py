@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """No warnings, and nothing on stderr from torch's own loggers."""
-    logger = logging.getLogger("torch")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+def silent(*others: str) -> Iterator[None]:
+    """No warnings, and nothing on stderr from the loggers of torch and of ``others``."""
+    loggers = [logging.getLogger(name) for name in ("torch", *others)]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
