@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import x86quant
-from x86quant.compiled.guarded import graph_of
+from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.runtime.check import check_ops
@@ -126,7 +126,7 @@ def graph_by_torch(model: nn.Module, call: tuple[Any, ...]) -> torch.Tensor:
 
 def program_of(model: nn.Module) -> x86quant.CompiledModule:
     """Without the check of sizes that may be in front of it."""
-    found = graph_of(model)
+    found = whole_graph(model)
     assert isinstance(found, x86quant.CompiledModule), found
     return found
 

@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn
 
 from x86quant.compiled.block_graphs import blocks_of, token_step_of
-from x86quant.compiled.guarded import GuardedModule, graph_of
+from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.module import CompiledModule
 from x86quant.errors import InvalidInputError
 
 
 def whole_graph(model: object) -> CompiledModule | None:
     """The graph that does all that ``model`` does, for calls like its example; or None."""
-    graph = graph_of(model) if isinstance(model, nn.Module) else None
+    graph = model.compiled if isinstance(model, GuardedModule) else model
     return graph if isinstance(graph, CompiledModule) else None
 
 

@@ -280,8 +280,3 @@ def _untraceable() -> Exception:
     return torch.fx.proxy.TraceError(
         "torch.fx cannot trace a GuardedModule, whose conditions are about real tensors"
     )
-
-
-def graph_of(module: nn.Module) -> nn.Module:
-    """The compiled module itself, without a guard around it."""
-    return module.compiled if isinstance(module, GuardedModule) else module

@@ -15,7 +15,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import feed, feed_parts, no_fast_path
 from x86quant.calling.state import copied
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.guarded import graph_of
+from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
@@ -111,8 +111,8 @@ def statistics(
         smoothing.apply(reference, norm)
     found: list[LayerStatistics] = []
     for path in summary.traced_by:
-        compiled = graph_of(quantized.get_submodule(path))
-        if isinstance(compiled, CompiledModule):
+        compiled = whole_graph(quantized.get_submodule(path))
+        if compiled is not None:
             found += _static(reference, path, compiled, summary, calls)
     found += _dynamic(reference, quantized, calls)
     return tuple(found)

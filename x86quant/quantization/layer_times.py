@@ -14,7 +14,7 @@ from torch.fx import Interpreter, Node
 from x86quant.calling.call import Call
 from x86quant.calling.running import feed_parts
 from x86quant.compiled import CompiledModule
-from x86quant.compiled.guarded import graph_of
+from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.profiling import profile
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.static.static_part import StaticPart
@@ -61,8 +61,8 @@ def _int8_times(prepared: PreparedModel) -> dict[str, float]:
     model = prepared.build()
     call = prepared.sample[0]
     for part in prepared.parts:
-        compiled = graph_of(model.get_submodule(part.path))
-        if isinstance(compiled, CompiledModule) and compiled.segments:
+        compiled = whole_graph(model.get_submodule(part.path))
+        if compiled is not None and compiled.segments:
             times.update(_profiled(prepared, part, compiled))
     dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
     times.update(_module_times(model, dynamic, call))

@@ -13,11 +13,6 @@ Words = list[int]
 _OUTER = 4
 
 
-def channel_dim(rank: int) -> int:
-    """Where the channels of an image-like tensor of ``rank`` are."""
-    return 1 if rank >= 2 else 0
-
-
 def fits(meta: torch.Tensor, channel: int) -> bool:
     """Whether the channels of a pixel are adjacent."""
     return meta.shape[channel] == 1 or meta.stride(channel) == 1
