@@ -170,7 +170,7 @@ def _linear_real_packed(
     pack = row_linear((weight, weight_scale, bias), activation)
     if pack is None:
         return None
-    scale = weight_scale.new_full(x.shape[:-1], x_scale)
+    scale = torch.full(x.shape[:-1], x_scale, dtype=torch.float32)
     zero_point = torch.full_like(scale, x_zp, dtype=torch.int32)
     out: torch.Tensor = pack.floats(x, scale, zero_point)
     return out
@@ -180,7 +180,7 @@ def _linear_real_packed(
     f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, {X_QPARAMS}, "
     "str? activation=None",
     checks=[_check_linear_real],
-    shapes=lambda x, weight, weight_scale: weight_scale.new_empty((*x.shape[:-1], weight.shape[0])),
+    shapes=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32),
     native=_linear_real_packed,
 )
 def linear_real(
