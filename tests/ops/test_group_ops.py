@@ -19,7 +19,7 @@ CODES, SCALES = quantize_groups(floats(7, 16), 4, 8)
 WEIGHT = {"weight": CODES, "weight_scale": SCALES, "bias": floats(7)}
 GATED = {f"{part}_{name}": x for part in ("gate", "up") for name, x in zip(
     ("weight", "scale", "bias"), WEIGHT.values(), strict=True)}  # fmt: skip
-OF_GROUPS = {
+OF_GROUPS: dict[str, dict[str, Any]] = {
     "linear_dynamic": {"x": floats(3, 5, 16), **WEIGHT, "activation": "gelu"},
     "linear_weight_only": {"x": floats(3, 5, 16), **WEIGHT, "activation": None},
     "linear_rows": {**CODES_OF_X, **WEIGHT, "activation": None},
