@@ -408,17 +408,17 @@ class Library:
     ) -> Bytes:
         """Weights (out, in) of a linear with float output, for an ``xq_activation``."""
         linear = Linear(weight.shape[1], weight.shape[0], activation)
-        size = self.lib.xq_linear_packed_size(ctypes.byref(linear), ISAS[isa])
+        return self._pack("xq_linear", linear, isa, weight, scale, bias)
+
+    def _pack(self, kind: str, linear: ctypes.Structure, isa: str, *arrays: Any) -> Bytes:
+        """What ``kind`` packs of ``linear``, a description, and its weight, scale and bias."""
+        at, level = ctypes.byref(linear), ISAS[isa]
+        size = getattr(self.lib, f"{kind}_packed_size")(at, level)
         if size == 0:
             raise NativeError(f"{isa} refuses this linear")
         packed = aligned(size)
-        bias_at = None if bias is None else bias.ctypes.data
-        arguments = (weight.ctypes.data, scale.ctypes.data, bias_at, packed.ctypes.data)
-        self.check(
-            self.lib.xq_linear_pack(
-                ctypes.byref(linear), ISAS[isa], *(ctypes.c_void_p(at) for at in arguments)
-            )
-        )
+        places = [None if x is None else x.ctypes.data for x in (*arrays, packed)]
+        self.check(getattr(self.lib, f"{kind}_pack")(at, level, *map(ctypes.c_void_p, places)))
         return packed
 
     def pack_groups(
@@ -434,18 +434,7 @@ class Library:
         features = weight.shape[1] * 8 // bits
         half, offsets = scale.dtype == np.float16, scale.ndim == 3
         linear = Groups(features, weight.shape[0], activation, scale.shape[1], bits, half, offsets)
-        size = self.lib.xq_groups_packed_size(ctypes.byref(linear), ISAS[isa])
-        if size == 0:
-            raise NativeError(f"{isa} refuses this linear")
-        packed = aligned(size)
-        bias_at = None if bias is None else bias.ctypes.data
-        arguments = (weight.ctypes.data, scale.ctypes.data, bias_at, packed.ctypes.data)
-        self.check(
-            self.lib.xq_groups_pack(
-                ctypes.byref(linear), ISAS[isa], *(ctypes.c_void_p(at) for at in arguments)
-            )
-        )
-        return packed
+        return self._pack("xq_groups", linear, isa, weight, scale, bias)
 
     def rows(self, op: Rows) -> None:
         """Run all items of an op on row codes, each with its own scratch, on this thread."""

@@ -206,6 +206,9 @@ def test_models_mean_what_transformers_makes_of_them(kind: str, tied: bool, tmp_
     with torch.no_grad():
         want, found = theirs(ids).logits, ours(ids).logits
     assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.999
+    ours.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        assert torch.equal(x86quant.huggingface.load(tmp_path / "again")(ids).logits, found)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -264,6 +264,8 @@ def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
     model = x86quant.huggingface.load(tmp_path, fuse_blocks=True)
     layers = [m for m in model.modules() if isinstance(m, x86quant.dynamic.ReorderedLinear)]
     assert len(layers) == 14
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "no")
     ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         want, found = meant(ids).logits, model(ids).logits

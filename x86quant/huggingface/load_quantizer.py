@@ -11,7 +11,7 @@ from torch import nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from x86quant.dynamic import adapt_containers, is_linear, why_float
+from x86quant.dynamic import ReorderedLinear, adapt_containers, is_linear, why_float
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FORMATS
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
@@ -38,6 +38,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._tied: dict[str, nn.Module] = {}  # those whose weights are known when all are read
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
+        self._reordered = False
 
     # --- asked by transformers ---
 
@@ -47,8 +48,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
     def is_serializable(self) -> bool:
-        """Whether ``save_pretrained`` works."""
-        return True
+        """Whether ``save_pretrained`` works: not of layers that files have no form for."""
+        return not self._reordered
 
     def validate_environment(self, *, device_map: Any = None, **_: Any) -> None:
         """Raise if the options, or where the model is to be, are wrong."""
@@ -110,7 +111,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"{', '.join(missing[:_NAMED])}; save the model again"
             )
         for path, layer in self._unloaded.items():
-            _replace(model, layer, layer.int8_form(path, self.quantization_config.scheme))
+            form = layer.int8_form(path, self.quantization_config.scheme)
+            self._reordered = self._reordered or isinstance(form, ReorderedLinear)
+            _replace(model, layer, form)
         self._unloaded.clear()
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as

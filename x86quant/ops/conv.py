@@ -32,6 +32,7 @@ from x86quant.ops._numerics import (
 )
 from x86quant.ops._register import CLAMP, LUT, OUT_QPARAMS, X_QPARAMS, register
 from x86quant.ops.dynamic import check_activation, check_weight, row_product
+from x86quant.weight_form import features_of
 
 _WEIGHTS = "Tensor weight, Tensor weight_scales, Tensor? bias"
 _RESIDUAL = "Tensor? residual=None, float residual_scale=1.0, int residual_zp=0"
@@ -148,9 +149,9 @@ def _check_linear_real(
     check_qparams("linear_real", x_scale, x_zp)
     check_weight("linear_real", weight, weight_scale, bias)
     check_activation("linear_real", activation)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+    if x.dim() == 0 or x.shape[-1] != features_of(weight):
         raise InvalidInputError(
-            f"x86quant::linear_real: expected {weight.shape[1]} input features, "
+            f"x86quant::linear_real: expected {features_of(weight)} input features, "
             f"got shape {tuple(x.shape)}"
         )
 
@@ -169,7 +170,7 @@ def _linear_real_packed(
     pack = row_linear((weight, weight_scale, bias), activation)
     if pack is None:
         return None
-    scale = weight_scale.new_full(x.shape[:-1], x_scale)
+    scale = torch.full(x.shape[:-1], x_scale, dtype=torch.float32)
     zero_point = torch.full_like(scale, x_zp, dtype=torch.int32)
     out: torch.Tensor = pack.floats(x, scale, zero_point)
     return out
@@ -179,7 +180,7 @@ def _linear_real_packed(
     f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, {X_QPARAMS}, "
     "str? activation=None",
     checks=[_check_linear_real],
-    shapes=lambda x, weight, weight_scale: weight_scale.new_empty((*x.shape[:-1], weight.shape[0])),
+    shapes=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32),
     native=_linear_real_packed,
 )
 def linear_real(
@@ -192,8 +193,8 @@ def linear_real(
     activation: str | None = None,
 ) -> torch.Tensor:
     """``x`` [..., K] times the transpose of ``weight`` [N, K], not rounded: float32 [..., N]."""
-    rows = x.reshape(x.shape[:-1].numel(), weight.shape[1])
-    scale = weight_scale.new_full((rows.shape[0], 1), x_scale)
+    rows = x.reshape(x.shape[:-1].numel(), features_of(weight))
+    scale = torch.full((rows.shape[0], 1), x_scale, dtype=torch.float32)
     zero_point = torch.full_like(scale, x_zp)
     out = row_product(rows, scale, zero_point, weight, weight_scale, bias, activation)
     return out.reshape(*x.shape[:-1], weight.shape[0])

@@ -157,14 +157,7 @@ bool linear_agrees(Random& r, const std::vector<int>& isas) {
   const auto run = [&](int isa, int threads) {
     Aligned packed(xq_linear_packed_size(&l, isa));
     if (xq_linear_pack(&l, isa, weight.data(), scale.data(), bias.data(), packed.data) != XQ_OK) std::abort();
-    std::vector<float> out(static_cast<size_t>((rows - 1) * out_stride + l.out_features));
-    xq_linear_call call{packed.data, in.data(), out.data(), rows, in_stride, out_stride, nullptr, threads};
-    if (xq_linear_check(&call) != XQ_OK) std::abort();
-    Aligned codes(xq_linear_codes_size(&call));
-    call.codes = codes.data;
-    if (!xq_linear_by_rows(&call)) xq_linear_quantize(&call, 0, rows);
-    xq_linear_run(&call, 0, xq_linear_items(&call));
-    return out;
+    return run_linear<Aligned>(packed.data, l.out_features, in, in_stride, rows, out_stride, threads);
   };
   const std::vector<float> want = run(XQ_ISA_REFERENCE, 1);
   for (int isa : isas)

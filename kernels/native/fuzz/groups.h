@@ -10,7 +10,21 @@
 
 namespace {
 
-// `Aligned` is memory of a size at a multiple of 64 bytes.
+// Runs packed weights on rows of floats. `Aligned` is memory of a size at a multiple of 64 bytes.
+template <class Aligned>
+std::vector<float> run_linear(const void* packed, int32_t outputs, const std::vector<float>& in, int64_t in_stride, int64_t rows,
+                              int64_t out_stride, int threads) {
+  // No row longer than it must be.
+  std::vector<float> out(static_cast<size_t>((rows - 1) * out_stride + outputs));
+  xq_linear_call call{packed, in.data(), out.data(), rows, in_stride, out_stride, nullptr, threads};
+  if (xq_linear_check(&call) != XQ_OK) std::abort();
+  Aligned codes(xq_linear_codes_size(&call));
+  call.codes = codes.data;
+  if (!xq_linear_by_rows(&call)) xq_linear_quantize(&call, 0, rows);
+  xq_linear_run(&call, 0, xq_linear_items(&call));
+  return out;
+}
+
 template <class Aligned, class Random>
 bool groups_agree(Random& r, const std::vector<int>& isas) {
   // Activations are approximations on all but the reference: those that are exact only.
@@ -30,14 +44,7 @@ bool groups_agree(Random& r, const std::vector<int>& isas) {
   const auto run = [&](int isa, int threads) {
     Aligned packed(xq_groups_packed_size(&g, isa));
     if (xq_groups_pack(&g, isa, codes.data(), scales, bias.data(), packed.data) != XQ_OK) std::abort();
-    std::vector<float> out(static_cast<size_t>(rows * g.out_features));
-    xq_linear_call call{packed.data, in.data(), out.data(), rows, features, g.out_features, nullptr, threads};
-    if (xq_linear_check(&call) != XQ_OK) std::abort();
-    Aligned row_codes(xq_linear_codes_size(&call));
-    call.codes = row_codes.data;
-    if (!xq_linear_by_rows(&call)) xq_linear_quantize(&call, 0, rows);
-    xq_linear_run(&call, 0, xq_linear_items(&call));
-    return out;
+    return run_linear<Aligned>(packed.data, g.out_features, in, features, rows, g.out_features, threads);
   };
   const std::vector<float> want = run(XQ_ISA_REFERENCE, 1);
   for (int isa : isas)

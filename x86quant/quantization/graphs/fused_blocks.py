@@ -65,8 +65,9 @@ _FUSED = (
 
 
 def weights_of(module: nn.Module) -> int:
-    """How many int8 weights the dynamic layers in ``module`` have."""
-    return sum(m.int8_weight.numel() for m in module.modules() if isinstance(m, DynamicLinear))
+    """How many weights the dynamic layers in ``module`` have."""
+    linears = [m for m in module.modules() if isinstance(m, DynamicLinear)]
+    return sum(m.out_features * m.in_features for m in linears)
 
 
 def with_block_graphs(
