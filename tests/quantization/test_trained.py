@@ -12,7 +12,7 @@ import x86quant
 from benchmarks.trained import audio, digits, scenes
 from benchmarks.trained.network import Trained
 from x86quant.errors import InvalidInputError
-from x86quant.quantization import static_recurrent
+from x86quant.quantization import speed, static_recurrent
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -44,6 +44,7 @@ def test_small_recurrent_networks_are_static_where_that_is_faster(
     gain: float | None, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static_recurrent, "gained", lambda *_: gain)
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: None)  # than float: nothing is
     network = NETWORKS["lstm"]()
     int8 = x86quant.quantize(network.model, network.calibration)
     assert int8.quantization.mode == mode

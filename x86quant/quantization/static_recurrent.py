@@ -71,7 +71,7 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
 
 
 def gained(found: Any, other: Any, calls: Sequence[Call]) -> float | None:
-    """How many times as long ``found`` takes as ``other``, if clearly longer on each of ``calls``."""
+    """How many times as long ``found`` takes as ``other``, if clearly longer on all ``calls``."""
     ratios = []
     for call in calls:
         with state_kept(found), state_kept(other):
