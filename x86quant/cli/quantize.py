@@ -48,6 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--mode", choices=("auto", "static", "dynamic", "weight_only"), default="auto"
     )
     parser.add_argument(
+        "--effort",
+        choices=("fast", "default", "best"),
+        default="default",
+        help="how much time to spend on accuracy",
+    )
+    parser.add_argument(
         "--observer",
         choices=("auto", "minmax", "histogram", "percentile", "mse", "kl"),
         default="auto",
@@ -90,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
             model,
             load_data(options.data),
             mode=options.mode,
+            effort=options.effort,
             observer=options.observer,
             equalize=_SWITCHES[options.equalize],
             bias_correction=_SWITCHES[options.bias_correction],

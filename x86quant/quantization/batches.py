@@ -46,12 +46,11 @@ class Calibration:
         *,
         example_inputs: Sequence[Any] | None = None,
         show: bool = False,
-        as_calls: bool = False,
     ) -> None:
-        """Read ``data``, batches as users have them, or with ``as_calls`` calls."""
+        """Read ``data``, batches as users have them, or calls."""
         self._show = show
         self._length = _length(data)
-        self._calls = iter(data if as_calls else _calls(data, model, example_inputs))
+        self._calls = iter(_calls(data, model, example_inputs))
         self.sample = self._take_sample()
         self._used = False
 
@@ -161,6 +160,8 @@ class _Signature:
 
     def call(self, batch: Any, number: int) -> Call:
         """``batch`` as the model takes it: targets, which come last, are left out."""
+        if isinstance(batch, Call):
+            return batch
         if isinstance(batch, torch.Tensor):
             return Call((batch,))
         if isinstance(batch, Mapping):

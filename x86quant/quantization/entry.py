@@ -25,7 +25,8 @@ from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric, search
-from x86quant.quantization.settings import Settings, Switch
+from x86quant.quantization.settings import Effort, Settings, Switch
+from x86quant.quantization.static_recurrent import may_be_static, static_if_better
 from x86quant.quantization.tracing.exported_programs import is_exported, with_layers, without_hook
 from x86quant.unforeseen import described, is_own
 
@@ -42,6 +43,7 @@ def quantize(
     calibration: Data | None = None,
     *,
     mode: Mode = "auto",
+    effort: Effort = "default",
     observer: ObserverName | Literal["auto"] = "auto",
     weight_observer: WeightObserverName | Literal["auto"] = "auto",
     activation_bits: int = 8,
@@ -76,6 +78,9 @@ def quantize(
             inputs of linears token by token as they come; "weight_only" keeps arithmetic in float
             and weights in int8. "auto": transformers are dynamic, their convolutions and all other
             models static.
+        effort: how much time to spend on accuracy. "fast" corrects biases and tries nothing;
+            "default" tries each step of the accuracy kit; "best" also other observers, and biases
+            corrected layer by layer, which takes up to a few times as long.
         observer: how activation ranges are chosen: "minmax", "histogram", "percentile", "mse" (the
             automatic choice) or "kl".
         weight_observer: "minmax" (the automatic choice), or "mse" to clip weights.
@@ -140,6 +145,7 @@ def quantize(
         )
     settings = Settings(
         mode=mode,
+        effort=effort,
         observer=observer,
         weight_observer=weight_observer,
         activation_bits=activation_bits,
@@ -164,6 +170,8 @@ def quantize(
             outcome = outcome.searched(search(prepared, scored, drop, kept, max_trials).result)
         with failing_batches_named(prepared.reference, prepared.sample):
             found: nn.Module = checked(outcome, settings)
+            if metric is None and not kept and may_be_static(prepared, settings):
+                found = static_if_better(found, prepared, settings)
     if isinstance(found, GuardedModule):
         without_hook(found)
     _log.info("%s", found.quantization)

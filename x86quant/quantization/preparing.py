@@ -38,6 +38,7 @@ from x86quant.quantization.kit.accuracy_kit import (
 )
 from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.model_check import check_model
+from x86quant.quantization.odd_data import what_is_odd
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
@@ -71,13 +72,8 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
     reference = as_written(copied(given)).eval()
     if data is not None:
         _check_runs(reference, data.example, given=given)
-        floats = [x for call in data.sample for x in call.leaves if x.is_floating_point()]
-        if floats and not any(bool(x.any()) for x in floats):
-            warnings.warn(
-                "all values of the calibration data are zero: ranges chosen by them mean nothing",
-                X86QuantWarning,
-                stacklevel=4,
-            )
+        for odd in what_is_odd(data.sample):
+            warnings.warn(odd, X86QuantWarning, stacklevel=4)
     exact = FloatResults(reference)
     refused: dict[tuple[str, str], str] = {}
     while True:
@@ -88,7 +84,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
             return prepared
         assert data is not None
         refused |= failed
-        data = Calibration(list(data.sample), given, as_calls=True)
+        data = Calibration(list(data.sample), given)
 
 
 def _not_buildable(prepared: PreparedModel) -> Iterator[tuple[tuple[str, str], str]]:
@@ -191,7 +187,7 @@ def _prepared(
                 + "".join(f": {note}" for note in notes)
             )
         with state_kept(model):
-            parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
+            ranges, parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
             batches = _calibrate_further(model, parts, data, halves)
             correct_biases(own, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}

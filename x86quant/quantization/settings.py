@@ -12,6 +12,8 @@ from x86quant.observing.activations import OBSERVER_NAMES
 from x86quant.quantization.scheme import MODES
 
 Switch = bool | Literal["auto"]
+Effort = Literal["fast", "default", "best"]
+EFFORTS: tuple[Effort, ...] = ("fast", "default", "best")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class Settings:
     """The arguments of ``quantize`` and ``sensitivity`` that say how; meanings are given there."""
 
     mode: str = "auto"
+    effort: str = "default"
     observer: str = "auto"
     weight_observer: str = "auto"
     activation_bits: int = 8
@@ -37,6 +40,10 @@ class Settings:
         if self.mode not in MODES:
             raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
         check_bits(self.weight_bits)
+        if self.effort not in EFFORTS:
+            raise InvalidInputError(
+                f"effort must be one of {', '.join(EFFORTS)}, not {self.effort!r}"
+            )
         if self.embedding_bits not in (None, 8, 4, 2):
             raise InvalidInputError(
                 f"embedding_bits must be 8, 4, 2 or None, not {self.embedding_bits!r}"

@@ -23,12 +23,14 @@ from x86quant.capture.variants import shared_rows
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.forms.call_form import take_apart
+from x86quant.observing.activations import ObserverName
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.kit.simulation import simulated
 from x86quant.quantization.scheme import Scheme
-from x86quant.quantization.settings import Settings
+from x86quant.quantization.settings import Settings, Switch
 from x86quant.quantization.static.part_search import FoundPart, Parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
@@ -101,7 +103,7 @@ def smoothed_model(
 ) -> tuple[nn.Module, tuple[smoothing.Smoothed, ...]]:
     """``model`` with its layer norms smoothed, if that is wanted and helps, and what was done."""
     wanted = settings.smooth_quant
-    if wanted is False or scheme.weight_only:
+    if _left_out(wanted, settings) or scheme.weight_only:
         return model, ()
     if not halves.seen:
         if wanted is True:
@@ -148,12 +150,34 @@ def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -
     return True
 
 
+#: Observers that are tried where time does not count, beside the one that is chosen without.
+_OTHER_OBSERVERS: tuple[ObserverName, ...] = ("percentile", "minmax")
+
+
 def calibrated_parts(
+    exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
+) -> tuple[Ranges, tuple[StaticPart, ...], tuple[equalization.Equalized, ...]]:
+    """``parts`` calibrated on the calls seen, how, and what was equalized.
+
+    With ``effort="best"`` other observers are tried, too: what has the least noise on calls not
+    seen is taken.
+    """
+    first = (ranges, *_calibrated(exact, parts, ranges, halves, settings))
+    if settings.effort != "best" or settings.observer != "auto" or halves.seen is halves.unseen:
+        return first
+    tried = [first]
+    for name in _OTHER_OBSERVERS:
+        other = dataclasses.replace(ranges, observer=name)
+        tried.append((other, *_calibrated(exact, parts, other, halves, settings)))
+    return max(tried, key=lambda one: _simulated_noise(exact, one[1], halves.unseen))
+
+
+def _calibrated(
     exact: FloatResults, parts: Parts, ranges: Ranges, halves: Halves, settings: Settings
 ) -> tuple[tuple[StaticPart, ...], tuple[equalization.Equalized, ...]]:
     """``parts`` calibrated on the calls seen; what was equalized, where it is wanted and helps."""
     plain = tuple(part.static(ranges) for part in parts.found)
-    watched = () if settings.equalize is False else plain
+    watched = () if _left_out(settings.equalize, settings) else plain
     seen = {part: equalization.ChannelRanges(part.float_module) for part in watched}
     with contextlib.ExitStack() as stack:
         for part, found in seen.items():
@@ -182,6 +206,11 @@ def calibrated_parts(
         if after < before:
             return plain, ()
     return equalized, done
+
+
+def _left_out(switch: Switch, settings: Settings) -> bool:
+    """Whether a step is not wanted, or has to be judged and there is no time for that."""
+    return switch is False or (switch == "auto" and settings.effort == "fast")
 
 
 def _equalized(part: FoundPart, pairs: Sequence[equalization.Equalized]) -> FoundPart:
@@ -241,16 +270,45 @@ def smoothing_helps(
 def correct_biases(
     exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
 ) -> None:
-    """Measure what rounding adds to each channel, and take it off where that helps."""
+    """Take what rounding adds to each channel off its bias, in the way that helps most, if any."""
     if settings.bias_correction is False:
         return
-    corrections = {part: BiasCorrection(part) for part in parts}
-    feed_parts(exact.model, halves.seen, {part: seen.observe for part, seen in corrections.items()})
-    found = {part: seen.corrections() for part, seen in corrections.items()}
-    judged = settings.bias_correction == "auto" and halves.seen is not halves.unseen
-    before = _simulated_noise(exact, parts, halves.unseen) if judged else -torch.inf
-    for part in parts:
-        part.corrections = found[part]
-    if judged and _simulated_noise(exact, parts, halves.unseen) < before:
+    judged = (
+        settings.bias_correction == "auto"
+        and settings.effort != "fast"
+        and halves.seen is not halves.unseen
+    )
+    ways = _CORRECTIONS[: 2 if settings.effort == "best" and judged else 1]
+    found: list[tuple[_Corrections, float]] = []
+    for way in (None, *ways) if judged else ways:
+        none: _Corrections = {part: {} for part in parts}
+        corrections = none if way is None else way(exact, parts, halves)
         for part in parts:
-            part.corrections = {}
+            part.corrections = corrections[part]
+        noise = _simulated_noise(exact, parts, halves.unseen) if judged else 0.0
+        found.append((corrections, noise))
+    best = max(reversed(found), key=operator.itemgetter(1))[0]  # among equals the last
+    for part in parts:
+        part.corrections = best[part]
+
+
+#: What to subtract from biases, by part and by path of the layer.
+_Corrections = dict[StaticPart, dict[str, torch.Tensor]]
+
+
+def _one_by_one(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
+    """Each layer on what the float model gives it."""
+    seen = {part: BiasCorrection(part) for part in parts}
+    feed_parts(exact.model, halves.seen, {part: one.observe for part, one in seen.items()})
+    return {part: one.corrections() for part, one in seen.items()}
+
+
+def _in_order(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
+    """Each layer on what those before it, corrected, give it."""
+    inputs: dict[StaticPart, list[Call]] = {part: [] for part in parts}
+    feed_parts(exact.model, halves.seen, {part: kept.append for part, kept in inputs.items()})
+    return {part: corrections_in_order(part, calls) for part, calls in inputs.items()}
+
+
+#: The ways to correct biases, the quick one first.
+_CORRECTIONS = (_one_by_one, _in_order)

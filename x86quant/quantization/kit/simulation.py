@@ -132,7 +132,7 @@ class SimulatedPart(nn.Module):
         self._part = part
         self.__dict__["_known"] = known
         on = {x.node.name for x in part.layers if x.name in layers}
-        self._run = _Simulation(part, on, part.chosen_before if held_back else None)
+        self._run = Simulation(part, on, part.chosen_before if held_back else None)
         self.__dict__["_original"] = original
         hand_over_hooks(original, self)
 
@@ -157,7 +157,9 @@ class SimulatedPart(nn.Module):
             return getattr(self.__dict__["_original"], name)
 
 
-class _Simulation(Interpreter):
+class Simulation(Interpreter):
+    """Runs a part in float, except that the nodes named ``on`` compute as if they were int8."""
+
     def __init__(self, part: StaticPart, on: set[str], chosen: Chosen | None) -> None:
         # torch looks through all modules to make one; a layer alone takes not much longer to run.
         self.__dict__.update(vars(part.interpreter))
@@ -178,6 +180,7 @@ class _Simulation(Interpreter):
         return {node: values[node.name] for node in self.graph.nodes if node not in touched}
 
     def run_node(self, n: Node) -> Any:
+        """The value of ``n``."""
         if n.name not in self._on:
             return super().run_node(n)
         node = self._part.nodes[n.name]
@@ -202,19 +205,23 @@ class _Simulation(Interpreter):
             return rnn(*self.fetch_args_kwargs_from_env(n)[0])
         if not is_weighted(module):
             return super().run_node(n)
-        source = n.all_input_nodes[0]
-        x = self.env[source]
-        before = self._part.observer_of(node.args[0])
-        if before is not None and not self._is_rounded(source, before):
-            x = fake_activation(before, x, self._chosen)
         layer = rounded_copy(self._part, node)
-        y = layer(x)
+        y = layer(self.rounded_input(n))
         if (correction := self._part.corrections.get(str(node.target))) is not None:
             y = y - along_channels(correction, layer, y)
         fused = self.fetch_attr(str(n.target))
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
             y = follower(y)
         return y
+
+    def rounded_input(self, n: Node) -> torch.Tensor:
+        """What the convolution or linear that ``n`` calls gets, as its codes say it."""
+        source = n.all_input_nodes[0]
+        x: torch.Tensor = self.env[source]
+        before = self._part.observer_of(self._part.nodes[n.name].args[0])
+        if before is None or self._is_rounded(source, before):
+            return x
+        return fake_activation(before, x, self._chosen)
 
     def _is_rounded(self, source: Node, observer: Any) -> bool:
         """Whether the value of ``source`` is one that ``observer`` rounds to itself."""
@@ -224,7 +231,7 @@ class _Simulation(Interpreter):
         )
 
 
-class _Keeping(_Simulation):
+class _Keeping(Simulation):
     """A run in float that keeps every value."""
 
     def __init__(self, part: StaticPart) -> None:

@@ -1,0 +1,84 @@
+"""Recurrent networks: static int8 in place of dynamic where that is faster and close to float.
+
+Which of both is better is not seen from layers. Of small ones the products, which is all that is
+dynamic, take less time than what is between them; large inputs may be no good with one range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from x86quant.calling.call import Call
+from x86quant.calling.state import state_kept
+from x86quant.dynamic import is_recurrent
+from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
+from x86quant.quantization import speed
+from x86quant.quantization.outcome import Choices, checked
+from x86quant.quantization.prepared import PreparedModel
+from x86quant.quantization.preparing import prepare
+from x86quant.quantization.settings import Settings
+from x86quant.quantization.tracing.proof import smallest
+
+_log = logging.getLogger("x86quant.quantization")
+
+#: Static int8 must come so close to float, in dB: dynamic int8 comes closer as a rule.
+_CLOSE_DB = 25.0
+#: And what was found first must take so many times its time.
+_CLEARLY = 1.1
+
+
+def may_be_static(prepared: PreparedModel, settings: Settings) -> bool:
+    """Whether it was left to us that a recurrent network is dynamic, and both can be timed."""
+    scheme = prepared.scheme
+    return (
+        settings.mode == "auto"
+        and settings.effort != "fast"
+        and settings.speed_check
+        and bool(prepared.sample)
+        and not (scheme.static or scheme.weight_only)
+        and any(is_recurrent(module) for module in prepared.reference.modules())
+        and speed.can_tell()
+    )
+
+
+def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) -> Any:
+    """``found``, which is dynamic, or the model in static int8, by the batches that were kept."""
+    static = dataclasses.replace(settings, mode="static", progress=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", X86QuantWarning)
+        try:
+            other = checked(
+                Choices(prepare(prepared.reference, prepared.sample, static), {}), static
+            )
+        except UnsupportedError as error:
+            _log.info("not static: %s", first_line(error))
+            return found
+    summary = other.quantization
+    if not summary.int8_layers or min(summary.sqnr_db, default=0.0) < _CLOSE_DB:
+        return found
+    gain = gained(found, other, (prepared.sample[0], smallest(prepared.sample)))
+    if gain is None:
+        return found
+    for one in told:
+        warnings.warn(one.message, X86QuantWarning, stacklevel=3)
+    why = f"a recurrent network: any other way takes {gain:.1f} times as long here"
+    other.quantization = dataclasses.replace(summary, why=why)
+    return other
+
+
+def gained(found: Any, other: Any, calls: Sequence[Call]) -> float | None:
+    """How many times as long ``found`` takes as ``other``, if clearly longer on all ``calls``."""
+    ratios = []
+    for call in calls:
+        with state_kept(found), state_kept(other):
+            for model in (other, found):
+                call(model)  # of a size that it may not have had yet
+            ratio = speed.slower(other, found, call)
+        if ratio is None or ratio < _CLEARLY:
+            return None
+        ratios.append(ratio)
+    return min(ratios)
