@@ -14,6 +14,7 @@ from typing import Any
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import state_kept
+from x86quant.capture.variants import smallest
 from x86quant.dynamic import is_recurrent
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization import speed
@@ -21,7 +22,6 @@ from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.tracing.proof import smallest
 
 _log = logging.getLogger("x86quant.quantization")
 
