@@ -50,7 +50,8 @@ def crepe(size: str = "full") -> Trained:
         _frames(tone(float(rng.uniform(60, 1200)), 0.3, int(rng.integers(1, 8)), rng), 320)
         for _ in range(12)
     ]
-    pool = torch.cat(seen)[torch.randperm(sum(map(len, seen)))]
+    pool = torch.cat(seen)
+    pool = pool[torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))]
     rng = np.random.default_rng(1)
     hertz = rng.uniform(55, 1500, 64)
     tones = [_frames(tone(float(one), 0.16, int(rng.integers(1, 8)), rng))[4:6] for one in hertz]

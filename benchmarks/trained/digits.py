@@ -13,7 +13,7 @@ from benchmarks.trained.network import Trained, batches, fitted, joined
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """All pictures [N, 1, 8, 8], from 0 to 1, and what they show, in an order of their own."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))

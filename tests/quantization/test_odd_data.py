@@ -18,8 +18,8 @@ def told(*calls: Call) -> str:
     [
         ([torch.zeros(2, 3)] * 2, "are zero"),
         ([torch.full((2, 3), 0.5), torch.ones(2, 3)], "one value throughout"),
-        ([torch.arange(6.0).view(2, 3)] * 3, "all 3 calibration batches are the same"),
-        ([torch.arange(6.0).view(2, 3).clone() for _ in range(2)], "are the same"),
+        ([torch.arange(6.0).view(2, 3)] * 4, "all 4 calibration batches are the same"),
+        ([torch.arange(6.0).view(2, 3).clone() for _ in range(4)], "are the same"),
     ],
 )
 def test_what_is_odd_is_told(batches: list[torch.Tensor], said: str) -> None:

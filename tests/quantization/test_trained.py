@@ -44,6 +44,7 @@ def test_small_recurrent_networks_are_static_where_that_is_faster(
     gain: float | None, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(static_recurrent, "gained", lambda *_: gain)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
     monkeypatch.setattr(speed, "slower", lambda *_, **__: None)  # than float: nothing is
     network = NETWORKS["lstm"]()
     int8 = x86quant.quantize(network.model, network.calibration)

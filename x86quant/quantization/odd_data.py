@@ -12,6 +12,8 @@ from x86quant.calling.call import Call, dense
 #: Arguments that say which tokens count, and those that say which do not.
 _SHOWS = re.compile("attention_mask$")
 _HIDES = re.compile("padding_mask$")
+#: Fewer batches may be the same for a trial.
+_FEWEST_ALIKE = 4
 
 
 def what_is_odd(sample: Sequence[Call]) -> Iterator[str]:
@@ -38,7 +40,7 @@ def _values(sample: Sequence[Call]) -> Iterator[str]:
             "every tensor of the calibration data holds one value throughout: ranges chosen by "
             "such data mean little"
         )
-    elif len(sample) > 1 and _all_alike(sample):
+    elif len(sample) >= _FEWEST_ALIKE and _all_alike(sample):
         yield (
             f"all {len(sample)} calibration batches are the same one: ranges fit it, and perhaps "
             "nothing else"
