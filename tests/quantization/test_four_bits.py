@@ -183,3 +183,23 @@ def test_tables_of_four_bits() -> None:
     assert float(torch.cosine_similarity(ours(ids), table(ids), -1).min()) > 0.98
     with pytest.raises(InvalidInputError, match="index 30"):
         ours(torch.tensor([30]))
+
+
+def test_linears_that_four_bits_harm_most_have_eight() -> None:
+    net = model()
+    torch.manual_seed(3)
+    # In each group one weight is so large that 4 bits have no codes for the others, which count.
+    weight = 0.05 * torch.randn(10, 64)
+    weight[:, ::32] = 2.0
+    with torch.no_grad():
+        net.head.weight.copy_(weight)
+        net.norm.weight[::32] = 1e-3
+        net.norm.bias[::32] = 0
+    batches = [torch.randn(8, 5, 64) for _ in range(4)]
+    found = x86quant.quantize(
+        net, batches, weight_bits=4, smooth_quant=False, speed_check=False
+    )
+    assert found.head.bits == 8
+    assert found.first.gate.bits == 4, "only those that harm"
+    assert not found.quantization.float_layers
+    assert "have weights of 8 bits, which 4 harm most: head" in str(found.quantization)

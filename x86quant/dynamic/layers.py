@@ -58,6 +58,12 @@ def is_conv1d(module: nn.Module) -> bool:
     return _full_name(type(module)) == "transformers.pytorch_utils.Conv1D"
 
 
+def weight_of(linear: nn.Module) -> torch.Tensor:
+    """The float weight [out_features, in_features] of a linear, however it keeps it."""
+    weight = linear.get_parameter("weight")
+    return weight.t() if is_conv1d(linear) else weight
+
+
 def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -122,11 +128,10 @@ class Int8Linear(Int8Module):
         ``linear`` is an ``nn.Linear``, or the layer that Hugging Face calls Conv1D. Weights that no
         group divides have 8 bits. ``operands`` are codes and scales to be taken as they are.
         """
-        transposed = is_conv1d(linear)
-        weight, bias = linear.get_parameter("weight"), linear.bias
         if operands is None:
-            operands = quantized(weight.t() if transposed else weight, bits)
-        found = cls(*operands, float_bias(bias), activation, transposed)  # type: ignore[arg-type]
+            operands = quantized(weight_of(linear), bits)
+        bias = float_bias(linear.bias)  # type: ignore[arg-type]
+        found = cls(*operands, bias, activation, is_conv1d(linear))
         carry_attributes(linear, found)
         return found
 

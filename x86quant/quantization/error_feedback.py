@@ -26,7 +26,7 @@ from x86quant.dynamic.group_weights import (
     packed,
     quantize_groups,
 )
-from x86quant.dynamic.layers import is_conv1d
+from x86quant.dynamic.layers import weight_of
 from x86quant.ops.groups import real_weight
 
 Operands = tuple[torch.Tensor, torch.Tensor]
@@ -70,7 +70,7 @@ def with_error_feedback(
     found: dict[str, Operands] = {}
     for some in _batches(model, names):
         for name, squares in _watched(model, some, sample).items():
-            weight = _weight_of(model.get_submodule(name))
+            weight = weight_of(model.get_submodule(name)).detach()
             group = group_of(weight.shape[1])
             if group is None or squares.rows < 2:
                 continue
@@ -86,7 +86,7 @@ def _batches(model: nn.Module, names: Sequence[str]) -> Iterator[list[str]]:
     some: list[str] = []
     held = 0
     for name in names:
-        size = 8 * _weight_of(model.get_submodule(name)).shape[1] ** 2
+        size = 8 * weight_of(model.get_submodule(name)).shape[1] ** 2
         if some and held + size > _TOGETHER:
             yield some
             some, held = [], 0
@@ -104,7 +104,7 @@ def _watched(
     handles = []
     for name in names:
         module = model.get_submodule(name)
-        features = _weight_of(module).shape[1]
+        features = weight_of(module).shape[1]
         squares = _Squares(*torch.zeros(2, features, features, dtype=torch.float32))
         found[name] = squares
 
@@ -121,11 +121,6 @@ def _watched(
         for handle in handles:
             handle.remove()
     return found
-
-
-def _weight_of(module: nn.Module) -> torch.Tensor:
-    weight = module.get_parameter("weight").detach()
-    return weight.t() if is_conv1d(module) else weight
 
 
 def _error(weight: torch.Tensor, operands: Operands, squares: _Squares) -> float:

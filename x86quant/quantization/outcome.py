@@ -24,7 +24,7 @@ from x86quant.calling.wording import listed
 from x86quant.capture.variants import smallest, variants
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.guarded import GuardedModule
-from x86quant.dynamic import note_in_config
+from x86quant.dynamic import is_linear, note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import Structure, take_apart
 from x86quant.quantization import speed
@@ -156,6 +156,7 @@ def checked(outcome: Choices, settings: Settings) -> Any:
     if sample:
         outcome = _judged(outcome, model)
         outcome, model = _without_costly_steps(outcome, model)
+        outcome, model = _wide_enough(outcome, model)
         outcome, model = _good_enough(outcome, model)
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample)
@@ -291,7 +292,7 @@ def _without_numbers(structure: Structure) -> Structure:
 def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> tuple[float, ...]:
     """Signal to noise in dB of each float tensor in the result, over all of ``calls``.
 
-    What the model's own code refuses, once values are rounded, is all noise.
+    If the model fails on rounded values, the result counts as pure noise.
 
     Where an attention mask is given, what the model makes of padding does not count.
     """
@@ -435,6 +436,31 @@ def _is_enough(outcome: Choices) -> bool:
     return found >= _ENOUGH_FOR_CLASSES_DB and share >= _ENOUGH_AGREEMENT
 
 
+def _wide_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
+    """With 8 bits in the linears that 4 harm most, until that is enough.
+
+    What has :data:`USABLE_DB` as it is widens a share of its linears at most.
+    """
+    prepared = outcome.prepared
+    if prepared.weight_bits == 8 or _is_enough(outcome) or outcome.search is not None:
+        return outcome, model
+    narrow = [n for n in outcome.int8_layers if is_linear(prepared.model.get_submodule(n))]
+    order = list(rough_harms(prepared, narrow))
+    usable = min(outcome.sqnr_db) >= USABLE_DB
+    most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
+    best, size = (outcome, model), min(1, len(order))
+    while size:
+        tried = dataclasses.replace(outcome, prepared=prepared.with_eight_bits(order[:size]))
+        other, _ = _tried(tried)
+        if other is not None:
+            note = f"{size} of {len(order)} linears have weights of 8 bits, which 4 harm most: "
+            best = (_judged(tried, other).noting(note + listed(order[:size])), other)
+        if size == most or _is_enough(best[0]):
+            break
+        size = min(2 * size, most)
+    return best
+
+
 def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
     """With the worst layers in float until every output has :data:`ENOUGH_DB`, if that helps.
 
@@ -443,6 +469,8 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     if _is_enough(outcome) or outcome.search is not None or not outcome.int8_layers:
         return outcome, model
     before = min(outcome.sqnr_db)
+    if before >= USABLE_DB and outcome.prepared.weight_bits < 8:
+        return outcome, model  # that much is lost by 4 bits as a rule
     if before >= USABLE_DB and min(outcome.fitted_db, default=before) >= ENOUGH_DB:
         return outcome.noting(_MORE_DATA), model  # no layer is at fault
     prepared = outcome.prepared

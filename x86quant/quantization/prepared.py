@@ -18,6 +18,8 @@ from x86quant.capture.variants import takes
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
+from x86quant.dynamic.layers import weight_of
+from x86quant.dynamic.weight_codes import quantize_weight
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.kit.simulation import FloatValues, simulated
@@ -126,6 +128,12 @@ class PreparedModel:
                 raise InvalidInputError(f"float_layers: no int8 layer is called {one!r}; {hint}")
             found |= names
         return found
+
+    def with_eight_bits(self, names: Collection[str]) -> PreparedModel:
+        """The same, with weights of 8 bits in the linears called ``names``."""
+        linears = {name: self.model.get_submodule(name) for name in names}
+        wider = {name: quantize_weight(weight_of(linear)) for name, linear in linears.items()}
+        return dataclasses.replace(self, weights={**self.weights, **wider})
 
     def build(
         self,
