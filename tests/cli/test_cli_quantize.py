@@ -25,6 +25,13 @@ def encoder():
     torch.manual_seed(0)
     return nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 4))
 
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+
+def rows():
+    return torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
+
 def batches():
     for seed in range(4):
         yield torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed)), torch.zeros(2)
@@ -55,6 +62,13 @@ def test_batches_from_a_callable(capsys):
     assert "wrote out.x86q" in shown.err
     loaded = x86quant.load("out.x86q")
     assert loaded(torch.zeros(1, 3, 8, 8)).shape == (1, 4, 6, 6)
+
+
+def test_weights_of_four_bits(capsys):
+    data = ("--data", "cli_quantize_source:rows")
+    assert quantize("wide", *data, "--mode", "dynamic", "--weight-bits", "4") == 0
+    loaded = x86quant.load("out.x86q")
+    assert 4 in {m.bits for m in loaded.modules() if isinstance(m, x86quant.DynamicLinear)}
 
 
 @pytest.mark.parametrize("form", ["npy", "pt", "pt list"])

@@ -196,9 +196,7 @@ def test_linears_that_four_bits_harm_most_have_eight() -> None:
         net.norm.weight[::32] = 1e-3
         net.norm.bias[::32] = 0
     batches = [torch.randn(8, 5, 64) for _ in range(4)]
-    found = x86quant.quantize(
-        net, batches, weight_bits=4, smooth_quant=False, speed_check=False
-    )
+    found = x86quant.quantize(net, batches, weight_bits=4, smooth_quant=False, speed_check=False)
     assert found.head.bits == 8
     assert found.first.gate.bits == 4, "only those that harm"
     assert not found.quantization.float_layers

@@ -59,6 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how activation ranges are chosen",
     )
+    parser.add_argument(
+        "--weight-bits", type=int, choices=(8, 4), default=8, help="of linears (default: 8)"
+    )
     for name in ("equalize", "bias-correction", "smooth-quant"):
         parser.add_argument(f"--{name}", choices=tuple(_SWITCHES), default="auto")
     parser.add_argument(
@@ -101,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
             equalize=_SWITCHES[options.equalize],
             bias_correction=_SWITCHES[options.bias_correction],
             smooth_quant=_SWITCHES[options.smooth_quant],
+            weight_bits=options.weight_bits,
             float_layers=options.float_layer,
             metric=metric,
             max_drop=options.max_drop,
