@@ -795,7 +795,7 @@ def tagger_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-TAGGED = torch.zeros(3, 9, 20)
+TAGGED = torch.linspace(-1, 1, 540).view(3, 9, 20)
 
 
 @pytest.mark.parametrize(
