@@ -185,6 +185,9 @@ def test_what_cannot_be_exported_is_said_and_leaves_no_file(tmp_path: Path) -> N
     path = tmp_path / "net.onnx"
     with pytest.raises(UnsupportedError, match=r"Sorted cannot be traced by torch\.export"):
         x86quant.export_onnx(Sorted(), path, torch.ones(2, 4))
+    lstm = nn.LSTM(4, 6, proj_size=3, batch_first=True)
+    with pytest.raises(UnsupportedError, match="LSTM is an LSTM with projections"):
+        x86quant.export_onnx(lstm, path, torch.ones(2, 5, 4))
     with pytest.raises(InvalidInputError, match=r"what Linear takes is not known: give inputs"):
         x86quant.export_onnx(nn.Linear(2, 2), path)
     with pytest.raises(InvalidInputError, match="2 names for 1 tensors"):

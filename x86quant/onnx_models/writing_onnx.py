@@ -66,6 +66,7 @@ def export_onnx(
     names = [*(input_names or _names(call))]
     if len(names) != len(leaves):
         raise InvalidInputError(f"input_names has {len(names)} names for {len(leaves)} tensors")
+    _check_layers(model)
     model = with_shared_tensors(model).eval()
     for _, part in compiled_parts(model):
         count_biases(part.graph_module)
@@ -105,6 +106,15 @@ def onnx_needed() -> None:
             f"ONNX files are written by onnx and onnxscript: pip install 'x86quant[onnx]' ({error})"
         ) from error
     del onnx, onnxscript
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse what torch.onnx writes otherwise than it is meant."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LSTM) and module.proj_size:
+            raise UnsupportedError(
+                f"{name or type(model).__name__} is an LSTM with projections, which ONNX lacks"
+            )
 
 
 class _OfTensors(nn.Module):
