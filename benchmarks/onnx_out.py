@@ -25,8 +25,9 @@ import torch
 
 import x86quant
 from benchmarks.environment import print_environment
-from tests.zoo import ZOO, Animal, call, floats, sqnr
+from tests.zoo import ZOO, Animal, call, sqnr
 from x86quant.calling.call import Call
+from x86quant.calling.running import tensors_in
 from x86quant.errors import X86QuantError
 from x86quant.terminal.text_table import text_table
 
@@ -51,9 +52,8 @@ def judged(animal: Animal, folder: Path) -> tuple[str, ...]:
         theirs, kernels = _run(path, call_of)
     except Exception as error:  # it may lack a kernel: of bfloat16, of convolutions in double
         return animal.name, "not run", "", "", "", str(error).splitlines()[0][:100]
-    wanted = floats(ours)
-    found = [x for x in theirs if x.is_floating_point()]
-    between, rounding = sqnr(wanted, found), sqnr(floats(exact), wanted)
+    wanted = tensors_in(ours)  # a cache's, too
+    between, rounding = sqnr(wanted, theirs), sqnr(tensors_in(exact), wanted)
     verdict = "same" if between >= min(rounding, 60.0) else "WRONG"
     return animal.name, verdict, f"{between:.1f}", f"{rounding:.1f}", str(kernels), ""
 
