@@ -51,7 +51,7 @@ def float_times(prepared: PreparedModel) -> dict[str, float]:
                 node = next(n for n, name in by_node.items() if name == layer.layer)
                 times[layer.name] = stopwatch.microseconds(node)
     dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
-    times.update(_module_times(prepared.model, dynamic, call))
+    times.update(module_times(prepared.model, dynamic, call))
     return times
 
 
@@ -65,7 +65,7 @@ def _int8_times(prepared: PreparedModel) -> dict[str, float]:
         if compiled is not None and compiled.segments:
             times.update(_profiled(prepared, part, compiled))
     dynamic = [layer.name for layer in prepared.layers.values() if layer.part is None]
-    times.update(_module_times(model, dynamic, call))
+    times.update(module_times(model, dynamic, call))
     return times
 
 
@@ -98,7 +98,7 @@ class _Stopwatch(Interpreter):
         return statistics.median(self._seconds[node]) * 1e6
 
 
-def _module_times(model: nn.Module, names: Collection[str], call: Call) -> dict[str, float]:
+def module_times(model: nn.Module, names: Collection[str], call: Call) -> dict[str, float]:
     """Median microseconds of the modules named, while ``model`` runs."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
     started: dict[str, float] = {}

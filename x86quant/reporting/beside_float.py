@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 
 import torch
 from torch import nn
@@ -20,6 +18,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import run, tensors_in
 from x86quant.profiling.timing import Timing, interleaved
 from x86quant.quantization.harm import sqnr_between
+from x86quant.quantization.layer_times import module_times
 from x86quant.reporting.output_terms import agreement, outcome
 from x86quant.reporting.pictures import class_map, is_map, is_picture, picture
 
@@ -95,7 +94,8 @@ def beside_float(
             if runs
             else {}
         )
-        layer_us = _layer_times(float_model, calls[0], runs) if runs else {}
+        names = [name for name, _ in float_model.named_modules() if name]
+        layer_us = module_times(float_model, names, calls[0]) if runs else {}
         pairs = [(_floats(run(float_model, c)), _floats(run(int8, c))) for c in calls]
     alike = all(_alike(*pair) for pair in pairs)
     return BesideFloat(
@@ -129,31 +129,6 @@ def noise_shares(
         cost = float_us[name] - us[name] if known else None
         found.append(NoiseShare(name, alone_db[name][0], share, -10 * math.log10(rest), cost))
     return tuple(found)
-
-
-def _layer_times(model: nn.Module, call: Call, runs: int) -> dict[str, float]:
-    """Median microseconds of each module of ``model`` that has a name."""
-    spent: dict[str, list[float]] = {}
-    began: dict[str, float] = {}
-    handles = []
-
-    def before(name: str) -> None:
-        began[name] = perf_counter()
-
-    def after(name: str) -> None:
-        spent.setdefault(name, []).append(perf_counter() - began[name])
-
-    for name, module in model.named_modules():
-        if name:
-            handles.append(module.register_forward_pre_hook(lambda *_, name=name: before(name)))
-            handles.append(module.register_forward_hook(lambda *_, name=name: after(name)))
-    try:
-        for _ in range(max(3, runs // 2)):
-            run(model, call)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: statistics.median(found) * 1e6 for name, found in spent.items()}
 
 
 def _floats(result: object) -> list[torch.Tensor]:
