@@ -24,8 +24,8 @@ import torch
 from torch import Generator, Tensor
 
 import x86quant
-from benchmarks.shared_sums import as_weight
 from x86quant.hardware.cpu import cpu
+from x86quant.kernels.probing.shared_sums import as_weight
 from x86quant.kernels.saturation import weight_facts
 from x86quant.spec import OpSpec
 from x86quant.tuning.candidates import candidates

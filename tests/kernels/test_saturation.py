@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import shared_sums
 from tests import isa
 from tests.packs import Problem
 from x86quant.hardware.cpu import Cpu, cpu
 from x86quant.kernels import all_kernels, dynamic_kernels, fbgemm, graph_kernels, saturation
+from x86quant.kernels.probing import shared_sums
 from x86quant.spec import OpSpec
 
 FBGEMM, ONEDNN = all_kernels()["fbgemm"], all_kernels()["onednn"]

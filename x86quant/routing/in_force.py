@@ -27,6 +27,7 @@ from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
 from x86quant.hardware.cpu import cpu as this_cpu
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import kernel_names
+from x86quant.kernels.probing import libraries
 from x86quant.routing.router import Override, Routing, make_override
 from x86quant.tables.conditions import did_you_mean
 from x86quant.tables.errata import read_errata
@@ -192,7 +193,7 @@ def routing_in_force(kernels: Mapping[str, Kernel]) -> Routing:
 
 @functools.cache
 def _errata() -> tuple[Erratum, ...]:
-    return read_errata(importlib.metadata.version("torch"))
+    return read_errata(libraries.judged_as(importlib.metadata.version("torch")))
 
 
 def reset() -> None:
