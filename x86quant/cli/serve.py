@@ -12,6 +12,9 @@ SIGTERM ends it when what was asked is answered.
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 from pathlib import Path
 
 from x86quant.cli import loading
@@ -69,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
         waiting=options.waiting,
         timeout_s=options.timeout,
     )
+    # Tokenizers would start a thread for every core, whatever the quota.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The first process of a container ends by no signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     at = listening(options.host, options.port)  # now, not after loading
     loading.tell(f"loading {options.folder} ...")
     engine = load_engine(options.folder, threads=options.threads, name=options.name)

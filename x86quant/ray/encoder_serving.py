@@ -18,6 +18,7 @@ from x86quant.ray.serving import run_application, scaling
 from x86quant.service import EncoderService, Engine, EngineFacts, Limits, TokenRow, load_engine
 from x86quant.service.engine import Text
 from x86quant.service.request_forms import RefusedError
+from x86quant.service.server import settle
 
 
 class PinnedEngine:
@@ -50,6 +51,7 @@ class EncoderServer:
         self._service = EncoderService(
             PinnedEngine(engine, lease(threads) if pin else None), limits
         )
+        settle()
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request; Serve cancels this when the client has gone."""

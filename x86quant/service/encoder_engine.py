@@ -9,16 +9,23 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
+from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.hardware.cpu import cpu
+from x86quant.lowering.graph_tools import is_op
+from x86quant.profiling.roofline import using_threads
 from x86quant.service.engine import EngineFacts, Text, TokenRow
-from x86quant.service.text_tokens import TextTokens, padded
+from x86quant.service.text_tokens import LENGTHS, TextTokens, padded, roomy_shape
 
 #: Texts by which what is tokenized here is held against what the model's own methods would.
 _PROBES = ("a", "Two short sentences. Of different lengths!")
-#: Tokens of the calls that are made before a service answers, so that nobody waits for plans.
-_WARM = (8, 32, 128)
+#: The batches that are run before a service answers: rows, and at most so many tokens.
+_WARM_ROWS = (1, 2, 3, 4, 6, 8)
+_WARM_TOKENS = 512
+#: What shows in a graph that rows of padding are not computed.
+_OF_TOKENS = "present_tokens"
 
 
 def load_engine(
@@ -99,6 +106,20 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def leaves_padding_out(model: nn.Module) -> bool:
+    """Whether every native graph of ``model`` computes tokens alone, and there is one."""
+    blocks = [found for found in map(blocks_of, model.modules()) if found is not None]
+    graphs = [graph.compiled.graph_module.graph for found in blocks for graph in found.graphs]
+    return bool(graphs) and all(
+        any(is_op(node, _OF_TOKENS) for node in graph.nodes) for graph in graphs
+    )
+
+
+def _dtype(config: Any) -> str:
+    settings = getattr(config, "quantization_config", None)
+    return "float32" if settings is None else f"int{settings.bits}"
+
+
 class EncoderEngine:
     """A model of sentence-transformers as an ``Engine``."""
 
@@ -113,6 +134,7 @@ class EncoderEngine:
         self._beside = {k: v for k, v in features.items() if not isinstance(v, torch.Tensor)}
         self._inputs = [k for k, v in features.items() if isinstance(v, torch.Tensor)]
         self._check()
+        self._pads = not leaves_padding_out(model)
         transformer = model.transformers_model
         self.facts = EngineFacts(
             name=name,
@@ -120,7 +142,8 @@ class EncoderEngine:
             max_tokens=int(model.max_seq_length),
             vocabulary=int(transformer.config.get_text_config().vocab_size),
             dimensions=self.run(self.tokenize([self._probe(_PROBES[0])])).shape[1],
-            dtype=f"int{transformer.config.quantization_config.bits}",
+            pads=self._pads,
+            dtype=_dtype(transformer.config),
             prompts={k: v for k, v in (model.prompts or {}).items() if v},
             default_prompt=model.default_prompt_name,
         )
@@ -135,25 +158,26 @@ class EncoderEngine:
 
     def run(self, rows: Sequence[TokenRow]) -> np.ndarray:
         """As ``Engine`` says."""
-        if torch.get_num_threads() != self._threads:  # each thread has a number of its own
-            torch.set_num_threads(self._threads)
-        with torch.inference_mode():
-            found = self._model({**self._features(rows), **self._beside})
+        arrays = padded(rows, self._tokens.pad, self.shape_for(rows))
+        features = {name: torch.from_numpy(arrays[name]) for name in self._inputs}
+        with using_threads(self._threads), torch.inference_mode():
+            found = self._model({**features, **self._beside})
         result = found["scores" if self._task == "rerank" else "sentence_embedding"].float()
         if self._task == "embed" and self._model.truncate_dim is not None:
             result = result[:, : self._model.truncate_dim]
-        return np.asarray(result.reshape(len(rows), -1).numpy())
+        return np.asarray(result[: len(rows)].reshape(len(rows), -1).numpy())
+
+    def shape_for(self, rows: Sequence[TokenRow]) -> tuple[int, int] | None:
+        """The shape in which ``rows`` are computed; None for the smallest."""
+        return None if self._pads else roomy_shape(rows)
 
     def warm(self) -> None:
-        """Run batches of usual sizes."""
+        """Run batches of usual sizes, so that nobody waits for their plans."""
         (row,) = self.tokenize([self._probe(_PROBES[0])])
-        for length in _WARM:
-            if length <= self.facts.max_tokens:
-                self.run([TokenRow([row.ids[0]] * length)])
-
-    def _features(self, rows: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
-        arrays = padded(rows, self._tokens.pad)
-        return {name: torch.from_numpy(arrays[name]) for name in self._inputs}
+        for length in LENGTHS:
+            for count in _WARM_ROWS:
+                if length <= self.facts.max_tokens and length * count <= _WARM_TOKENS:
+                    self.run([TokenRow([row.ids[0]] * length)] * count)
 
     def _probe(self, text: str) -> Text:
         return text if self._task == "embed" else (text, _PROBES[1])

@@ -13,6 +13,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+try:  # several times as fast as json, and what it writes of float32 is half as long
+    import orjson
+except ImportError:
+    orjson = None  # type: ignore[assignment]
+
 from x86quant.service import request_forms
 from x86quant.service.batcher import (
     Batcher,
@@ -121,7 +126,7 @@ class EncoderService:
         facts = self._facts("embed")
         request = request_forms.openai_embeddings(body, facts, self.limits)
         found, tokens = await self._embeddings(request)
-        written = [_base64(row) if request.base64 else row.tolist() for row in found]
+        written = [_base64(row) if request.base64 else row for row in found]
         data = [
             {"object": "embedding", "index": place, "embedding": one}
             for place, one in enumerate(written)
@@ -132,7 +137,7 @@ class EncoderService:
     async def _embed(self, body: bytes) -> Reply:
         request = request_forms.tei_embed(body, self._facts("embed"), self.limits)
         found, _ = await self._embeddings(request)
-        return _json([row.tolist() for row in found])
+        return _json(found)
 
     async def _rerank(self, body: bytes) -> Reply:
         request = request_forms.tei_rerank(body, self._facts("rerank"), self.limits)
@@ -196,28 +201,26 @@ class EncoderService:
         Raises:
             RefusedError: one has too many, and is not to be shortened.
         """
+        if truncate:
+            return [self._shortened(one, keep_end) for one in inputs]
+        texts = [one for one in inputs if _is_text(one)]
+        found = iter(self._engine.tokenize(texts) if texts else ())
+        rows = [next(found) if _is_text(one) else _row_of(one) for one in inputs]
         most = self._engine.facts.max_tokens
-        texts = {place: one for place, one in enumerate(inputs) if _is_text(one)}
-        found = self._engine.tokenize(list(texts.values())) if texts else []
-        rows = dict(zip(texts, found, strict=True))
-        for place, one in enumerate(inputs):
-            row = rows[place] if place in texts else TokenRow(one)  # type: ignore[arg-type]
-            if len(row) > most and truncate:
-                row = self._shortened(one, keep_end)
+        for place, row in enumerate(rows):
             if len(row) > most:
                 raise RefusedError(
                     413,
                     f"text {place} has {len(row)} tokens, and the model takes {most}: shorten it, "
                     'or give "truncate": true',
                 )
-            rows[place] = row
-        return [rows[place] for place in range(len(inputs))]
+        return rows
 
     def _shortened(self, one: Input, keep_end: bool) -> TokenRow:
-        most = self._engine.facts.max_tokens
         if _is_text(one):
             return self._engine.shortened(one, keep_end=keep_end)
-        return TokenRow(one[-most:] if keep_end else one[:most])  # type: ignore[arg-type]
+        ids, most = _row_of(one).ids, self._engine.facts.max_tokens
+        return TokenRow(ids[-most:] if keep_end else ids[:most])
 
 
 _Handler = Callable[[bytes], Coroutine[Any, Any, Reply]]
@@ -227,9 +230,16 @@ def _is_text(one: Input) -> TypeGuard[Text]:
     return isinstance(one, str) or isinstance(one[0], str)
 
 
+def _row_of(ids: Input) -> TokenRow:
+    return TokenRow(ids)  # type: ignore[arg-type]
+
+
 def _base64(row: np.ndarray) -> str:
     return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
 
 
 def _json(found: Any) -> Reply:
-    return Reply(200, json.dumps(found, separators=(",", ":")).encode())
+    if orjson is not None:
+        return Reply(200, orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY))
+    body = json.dumps(found, separators=(",", ":"), default=np.ndarray.tolist)
+    return Reply(200, body.encode())

@@ -69,7 +69,7 @@ class Engine(Protocol):
         ...
 
     def shortened(self, text: Text, *, keep_end: bool = False) -> TokenRow:
-        """The tokens of ``text`` without what is too long: at its end, or at its beginning."""
+        """The tokens of ``text``; if they are too many, those at its beginning or at its end."""
         ...
 
     def run(self, rows: Sequence[TokenRow]) -> np.ndarray:

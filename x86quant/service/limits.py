@@ -22,7 +22,7 @@ class Limits:
 
     body_bytes: int = 2 << 20
     inputs: int = 128
-    batch_tokens: int = 2048
+    batch_tokens: int = 512
     waiting: int = 512
     timeout_s: float = 30.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import math
 import signal
 import socket
@@ -35,6 +36,16 @@ def listening(host: str, port: int) -> socket.socket:
     return found
 
 
+def settle() -> None:
+    """Leave all objects that there are out of garbage collection, from now on.
+
+    A process that has loaded torch and transformers has so many that a full collection takes
+    longer than most requests, and finds nothing.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def serve(service: EncoderService, at: socket.socket, grace_s: float) -> None:
     """Answer at the socket ``at`` until SIGTERM or SIGINT.
 
@@ -57,6 +68,8 @@ def serve(service: EncoderService, at: socket.socket, grace_s: float) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(grace_s),
+        timeout_keep_alive=75,  # longer than what balancers keep, who would else ask too late
     )
+    settle()
     with contextlib.closing(at):
         Server(config).run(sockets=[at])

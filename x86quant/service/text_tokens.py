@@ -52,10 +52,16 @@ class TextTokens:
         return TokenRow(found[_IDS], found.get(_KINDS, ()))
 
 
-def padded(rows: Sequence[TokenRow], pad: int) -> dict[str, np.ndarray]:
-    """int64 [rows, longest]: ids with ``pad`` behind short rows, the mask of tokens, kinds."""
+def padded(
+    rows: Sequence[TokenRow], pad: int, shape: tuple[int, int] | None = None
+) -> dict[str, np.ndarray]:
+    """int64 arrays: ids with ``pad`` behind short rows, the mask of tokens, their kinds.
+
+    ``shape`` is [rows, longest] unless given. Rows beyond those given have one token each.
+    """
+    shape = shape or (len(rows), max(map(len, rows)))
     found = {
-        name: np.full((len(rows), max(map(len, rows))), pad if name == _IDS else 0, dtype=np.int64)
+        name: np.full(shape, pad if name == _IDS else 0, dtype=np.int64)
         for name in (_IDS, _MASK, _KINDS)
     }
     for place, row in enumerate(rows):
@@ -63,4 +69,22 @@ def padded(rows: Sequence[TokenRow], pad: int) -> dict[str, np.ndarray]:
         found[_MASK][place, : len(row)] = 1
         if row.kinds:
             found[_KINDS][place, : len(row)] = row.kinds
+    found[_MASK][len(rows) :, 0] = 1
     return found
+
+
+#: Sizes of batches: each shape has a plan of its own, which takes milliseconds to make, and few
+#: shapes are planned once and for all. Where padding is not computed more of it costs little.
+LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def roomy_shape(rows: Sequence[TokenRow]) -> tuple[int, int]:
+    """The smallest shape among few that holds ``rows``."""
+    return _at_least(len(rows), _COUNTS), _at_least(max(map(len, rows)), LENGTHS)
+
+
+def _at_least(size: int, known: Sequence[int]) -> int:
+    """The smallest of ``known`` that is not less; beyond these a multiple of the last."""
+    last = known[-1]
+    return next((one for one in known if one >= size), -(-size // last) * last)
