@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import x86quant
 from tests.service.asgi_calls import call
 from tests.tiny_encoder import WORDS, write_tiny_encoder
 from x86quant.errors import InvalidInputError, UnsupportedError
@@ -103,6 +104,28 @@ def test_an_int8_folder_with_prompts_is_served(plain: Path, tmp_path: Path) -> N
     found = _ask(engine, "/embed", {"inputs": _TEXTS, "normalize": False})
     assert np.allclose(found, model.encode(_TEXTS), atol=1e-5)
     assert not np.allclose(found, model.encode(_TEXTS, prompt=""), atol=1e-3)
+
+
+def test_shapes_are_few_where_padding_is_not_computed(plain: Path, tmp_path: Path) -> None:
+    importlib.import_module("x86quant.sentence_transformers")
+    config = x86quant.X86QuantConfig(fuse_blocks=True)
+    model = library.SentenceTransformer(
+        str(plain), device="cpu", backend="x86quant",
+        model_kwargs={"quantization_config": config},
+    )  # fmt: skip
+    model.max_seq_length = 60
+    model.save_pretrained(str(tmp_path))
+    assert load_engine(plain, threads=1).facts.pads  # so few weights get no graphs
+    engine = load_engine(tmp_path, threads=1)
+    assert not engine.facts.pads
+    shapes = set()
+    for count in (1, 2, 5, 7):
+        for words in (3, 8, 20, 50, 58):
+            texts = [" ".join((WORDS * 4)[place : place + words]) for place in range(count)]
+            rows = engine.tokenize(texts)
+            shapes.add(engine.shape_for(rows))
+            assert np.allclose(engine.run(rows), model.encode(texts), atol=1e-5)
+    assert shapes == {(a, b) for a in (1, 2, 6, 8) for b in (16, 32, 60)}
 
 
 def test_folders_that_cannot_be_served_are_refused(plain: Path, tmp_path: Path) -> None:

@@ -80,7 +80,11 @@ def run(options: argparse.Namespace) -> int:
     loading.tell(f"loading {options.folder} ...")
     engine = load_engine(options.folder, threads=options.threads, name=options.name)
     facts = engine.facts
-    loading.tell(f"{facts.name}: {facts.task}, {facts.dtype}, up to {facts.max_tokens} tokens")
+    padding = "is computed" if facts.pads else "is left out"
+    loading.tell(
+        f"{facts.name}: {facts.task}, {facts.dtype}, up to {facts.max_tokens} tokens, padding "
+        f"{padding}"
+    )
     loading.tell(f"listening at http://{options.host}:{at.getsockname()[1]}")
     serve(EncoderService(engine, limits), at, options.grace)
     loading.tell("ended")

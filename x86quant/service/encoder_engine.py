@@ -169,7 +169,7 @@ class EncoderEngine:
 
     def shape_for(self, rows: Sequence[TokenRow]) -> tuple[int, int] | None:
         """The shape in which ``rows`` are computed; None for the smallest."""
-        return None if self._pads else roomy_shape(rows)
+        return None if self._pads else roomy_shape(rows, self._model.max_seq_length)
 
     def warm(self) -> None:
         """Run batches of usual sizes, so that nobody waits for their plans."""

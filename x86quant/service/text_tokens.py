@@ -79,9 +79,10 @@ LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
-def roomy_shape(rows: Sequence[TokenRow]) -> tuple[int, int]:
-    """The smallest shape among few that holds ``rows``."""
-    return _at_least(len(rows), _COUNTS), _at_least(max(map(len, rows)), LENGTHS)
+def roomy_shape(rows: Sequence[TokenRow], most: int) -> tuple[int, int]:
+    """The smallest shape among few that holds ``rows``; beyond ``most`` tokens a model may end."""
+    longest = max(map(len, rows))
+    return _at_least(len(rows), _COUNTS), max(longest, min(most, _at_least(longest, LENGTHS)))
 
 
 def _at_least(size: int, known: Sequence[int]) -> int:
