@@ -62,6 +62,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load, listen, answer."""
+    import torch
+
+    from x86quant.hardware.cpu import cpu
     from x86quant.service import EncoderService, load_engine
     from x86quant.service.server import listening, serve
 
@@ -77,8 +80,10 @@ def run(options: argparse.Namespace) -> int:
     # The first process of a container ends by no signal that it does not handle.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     at = listening(options.host, options.port)  # now, not after loading
-    loading.tell(f"loading {options.folder} ...")
-    engine = load_engine(options.folder, threads=options.threads, name=options.name)
+    threads = options.threads or cpu().best_threads
+    loading.tell(f"loading {options.folder}, {threads} threads ...")
+    torch.set_num_threads(threads)  # to load with; torch's own choice knows no quota
+    engine = load_engine(options.folder, threads=threads, name=options.name)
     facts = engine.facts
     padding = "is computed" if facts.pads else "is left out"
     loading.tell(
