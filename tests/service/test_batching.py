@@ -178,6 +178,15 @@ def test_one_bad_text_spoils_no_other_request() -> None:
     _run(body)
 
 
+def test_the_rest_of_a_request_that_failed_is_left_out() -> None:
+    async def body(app: Any, engine: WordEngine, service: EncoderService) -> None:
+        assert (await _ask(app, ["boom", "a " * 8, "bb " * 8, "ccc " * 8])).status == 500
+        await _ask(app, "dddd")
+        assert engine.batches == [[1], [8], [1]]  # the second was under way
+
+    _run(body, batch_tokens=8)
+
+
 def test_at_the_end_what_was_asked_is_answered_and_nothing_new_taken() -> None:
     async def body(app: Any, engine: WordEngine, service: EncoderService) -> None:
         first = await _busy(app, engine)

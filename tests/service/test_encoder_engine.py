@@ -17,7 +17,8 @@ import x86quant
 from tests.service.asgi_calls import call
 from tests.tiny_encoder import WORDS, write_tiny_encoder
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.service import EncoderService, application, load_engine
+from x86quant.service import EncoderService, TokenRow, application, load_engine
+from x86quant.service.text_tokens import padded
 
 pytest.importorskip("transformers")
 library = pytest.importorskip("sentence_transformers")
@@ -126,6 +127,13 @@ def test_shapes_are_few_where_padding_is_not_computed(plain: Path, tmp_path: Pat
             shapes.add(engine.shape_for(rows))
             assert np.allclose(engine.run(rows), model.encode(texts), atol=1e-5)
     assert shapes == {(a, b) for a in (1, 2, 6, 8) for b in (16, 32, 60)}
+
+
+def test_rows_beyond_those_given_have_one_token() -> None:
+    found = padded([TokenRow([5, 6]), TokenRow([7], [1])], 9, (3, 4))
+    assert found["input_ids"].tolist() == [[5, 6, 9, 9], [7, 9, 9, 9], [9, 9, 9, 9]]
+    assert found["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
+    assert found["token_type_ids"].tolist() == [[0] * 4, [1, 0, 0, 0], [0] * 4]
 
 
 def test_folders_that_cannot_be_served_are_refused(plain: Path, tmp_path: Path) -> None:
