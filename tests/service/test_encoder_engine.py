@@ -129,6 +129,23 @@ def test_shapes_are_few_where_padding_is_not_computed(plain: Path, tmp_path: Pat
     assert shapes == {(a, b) for a in (1, 2, 6, 8) for b in (16, 32, 60)}
 
 
+def test_a_reranker_leaves_padding_out(reranker: Path, tmp_path: Path) -> None:
+    importlib.import_module("x86quant.sentence_transformers")
+    config = x86quant.X86QuantConfig(fuse_blocks=True)
+    model = library.CrossEncoder(
+        str(reranker), device="cpu", backend="x86quant",
+        model_kwargs={"quantization_config": config},
+    )  # fmt: skip
+    model.save_pretrained(str(tmp_path))
+    engine = load_engine(tmp_path, threads=1)
+    assert not engine.facts.pads
+    pairs = list(zip(_TEXTS, reversed(_TEXTS), strict=True))
+    wanted = model.predict(pairs, activation_fn=torch.nn.Identity())
+    found = engine.run(engine.tokenize(pairs))
+    assert engine.shape_for(engine.tokenize(pairs)) == (16, 16)
+    assert np.allclose(found[:, 0], wanted, atol=1e-5)
+
+
 def test_rows_beyond_those_given_have_one_token() -> None:
     found = padded([TokenRow([5, 6]), TokenRow([7], [1])], 9, (3, 4))
     assert found["input_ids"].tolist() == [[5, 6, 9, 9], [7, 9, 9, 9], [9, 9, 9, 9]]

@@ -14,7 +14,7 @@ import pytest
 from tests.service.asgi_calls import Answer, call
 from tests.service.word_engine import MOST, WordEngine
 from x86quant.errors import InvalidInputError
-from x86quant.service import EncoderService, Limits, application
+from x86quant.service import EncoderService, Limits, application, encoder_service
 
 _LIMITS = Limits(body_bytes=2000, inputs=4)
 
@@ -45,6 +45,25 @@ def test_embeddings_as_bytes_and_their_first_numbers() -> None:
     assert found.tolist() == _unit(2, 3, 1)
     (one,) = _ask("/v1/embeddings", {"input": "a bb", "dimensions": 2}).json()["data"]
     assert one["embedding"] == _unit(2, 3)
+    cut = {"inputs": ["a bb", "ccc"], "dimensions": 2, "normalize": False}
+    assert _ask("/embed", cut).json() == [[2, 3], [1, 3]]
+
+
+def test_answers_are_the_same_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[str, Any]] = [
+        ("/v1/embeddings", {"input": ["a bb", "ccc"]}),
+        ("/embed", {"inputs": ["a bb", "ccc"], "dimensions": 2, "normalize": False}),
+    ]
+    for path, asked in cases:
+        with_it = _ask(path, asked).json()
+        with monkeypatch.context() as patch:
+            patch.setattr(encoder_service, "orjson", None)
+            without = _ask(path, asked).json()
+        rows, wanted = (
+            [x["embedding"] for x in found["data"]] if path != "/embed" else found
+            for found in (without, with_it)
+        )
+        assert np.array_equal(np.float32(rows), np.float32(wanted))
 
 
 @pytest.mark.parametrize(

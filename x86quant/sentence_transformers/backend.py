@@ -27,9 +27,10 @@ from x86quant.quantization.settings import Switch
 BACKEND = "x86quant"
 #: What this was tested with.
 _TESTED = "6.2"
-#: Tokens of the texts on which graphs are proved. The first is traced. They are many, since a
-#: reranker's result is one number, and the noise of a few numbers says little.
-_LENGTHS = (12, 7, 20, 9, 16, 11, 5, 24, 14)
+#: Tokens of the texts on which graphs are proved. The first is traced.
+_LENGTHS = (12, 7, 20)
+#: Pairs in a call of a reranker, whose result is one number: the noise of a few says little.
+_PAIRS = 16
 
 
 def register() -> None:
@@ -134,7 +135,8 @@ def made_up_calls(model: Any) -> list[Call]:
         words: str = tokenizer.decode(ids, skip_special_tokens=True)
         return words
 
-    texts: list[Any] = [text(length) for length in _LENGTHS]
+    data: list[Any] = [text(length) for length in _LENGTHS]
     if takes_pairs(model):
-        texts = [(text(length), text(length + 3)) for length in _LENGTHS]
-    return list(Calibration(texts, model).sample)
+        pairs = ([(text(n), text(n + 3)) for _ in range(_PAIRS)] for n in _LENGTHS)
+        data = [dict(model.preprocess(batch)) for batch in pairs]
+    return list(Calibration(data, model).sample)

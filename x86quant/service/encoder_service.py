@@ -183,7 +183,7 @@ class EncoderService:
         rows = await self._tokens(given, request.truncate, request.keep_end)
         found = np.stack(await self._batcher.run(rows))
         if request.dimensions is not None:
-            found = found[:, : request.dimensions]
+            found = np.ascontiguousarray(found[:, : request.dimensions])
         if request.normalize:
             found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
         return found, sum(map(len, rows))
