@@ -15,45 +15,24 @@ import torch
 from torch import nn
 
 import x86quant
+from tests.tiny_encoder import WORDS, write_tiny_encoder
 from x86quant.compiled.block_graphs import blocks_of
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("sentence_transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages
 
-_TEXT = "a cat sat on the mat and slept while dogs ran over green hills far away"
-_WORDS = _TEXT.split()
-_TEXTS = [" ".join(_WORDS[i : i + 3 + i % 5]) for i in range(len(_WORDS))]
+_TEXTS = [" ".join(WORDS[i : i + 3 + i % 5]) for i in range(len(WORDS))]
 _PAIRS = list(zip(_TEXTS, reversed(_TEXTS), strict=True))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny BERT with a tokenizer that knows a few words."""
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    path: Path = tmp_path_factory.mktemp("encoder")
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(_WORDS)]
-    (path / "vocab.txt").write_text("\n".join(names))
-    transformers.BertTokenizerFast(str(path / "vocab.txt")).save_pretrained(path)
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(names),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
-    model = transformers.BertModel(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data *= 4
-    model.save_pretrained(path)
-    return str(path)
+    return str(write_tiny_encoder(tmp_path_factory.mktemp("encoder")))
 
 
 @pytest.fixture(scope="module")

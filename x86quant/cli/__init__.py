@@ -25,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "explain",
     "bench",
     "report",
+    "serve",
     "tune",
     "rules",
     "export-program",

@@ -1,8 +1,8 @@
 """Models of transformers say in their configuration that they are int8.
 
-``save_pretrained`` writes int8 layers as they are. Without a word about them in config.json,
-``from_pretrained`` would take them for strangers, and fill the layers with random numbers. With it,
-``x86quant.huggingface`` makes the layers again.
+``save_pretrained`` writes int8 layers as they are. By what config.json says of them,
+``x86quant.huggingface`` makes the layers again; by marks in the file ``from_pretrained`` fails in a
+process that has not imported it, where it would otherwise fill the layers with random numbers.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto
                 "fuse_blocks": fuse_blocks,
                 "checkpoint": "x86quant",
             }
-            _let_transformers_load()
+            _let_transformers_save_and_load(module)
 
 
-def _let_transformers_load() -> None:
-    """Make the method known to transformers, so that this process can load what it saves."""
+def _let_transformers_save_and_load(model: nn.Module) -> None:
+    """Make the method known to transformers, and let files of ``model`` be marked as int8."""
     # By name: that package is built on this one. A transformers too old for it cannot load anyway.
     with contextlib.suppress(ImportError, UnsupportedError):
-        importlib.import_module("x86quant.huggingface")
+        importlib.import_module("x86quant.huggingface.load_quantizer").let_save(model)
 
 
 def _is_layer(module: nn.Module) -> bool:

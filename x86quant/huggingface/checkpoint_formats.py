@@ -19,6 +19,10 @@ from x86quant.huggingface.group_formats import (
 )
 
 OURS = "x86quant"
+#: What a float layer calls its weight. Our files hold one number by this name for each int8 layer:
+#: transformers that knows nothing of this package then ends with "size mismatch", where it would
+#: otherwise take the layer for one without weights, and make some at random.
+FLOAT_WEIGHT = "weight"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

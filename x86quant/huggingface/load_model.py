@@ -39,16 +39,12 @@ def load(
 
         return load_gguf(folder, "auto" if fuse_blocks is None else fuse_blocks)
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(folder)
-    settings = getattr(config, "quantization_config", None)
+    settings = stored_settings(config)
     if settings is None:
         raise InvalidInputError(
             f"{os.fspath(folder)} holds a float model: give its from_pretrained "
             "quantization_config=x86quant.X86QuantConfig()"
         )
-    if not isinstance(settings, dict):
-        settings = settings.to_dict()
-    if settings.get("quant_method") != METHOD:
-        settings = X86QuantConfig.from_others(settings).to_dict()
     if fuse_blocks is not None:
         settings = {**settings, "fuse_blocks": fuse_blocks}
     config.quantization_config = settings
@@ -56,3 +52,18 @@ def load(
         names = config.architectures or ["AutoModel"]
         model_class = getattr(transformers, names[0], transformers.AutoModel)
     return model_class.from_pretrained(folder, config=config, **options)
+
+
+def stored_settings(config: Any) -> dict[str, Any] | None:
+    """The options of ``X86QuantConfig`` for files with this ``config``; None for a float model.
+
+    Raises:
+        UnsupportedError: they are in a format that cannot be read; says which.
+    """
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    found: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
+    if found.get("quant_method") != METHOD:
+        found = X86QuantConfig.from_others(found).to_dict()
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,16 @@ from torch import nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
-from x86quant.dynamic import ReorderedLinear, adapt_containers, is_linear, why_float
+from x86quant.dynamic import (
+    ReorderedLinear,
+    WeightOnlyEmbedding,
+    adapt_containers,
+    is_linear,
+    why_float,
+)
+from x86quant.dynamic.layers import Int8Linear
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
-from x86quant.huggingface.checkpoint_formats import FORMATS
+from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.huggingface.stored_layers import stored_layers
@@ -92,6 +100,10 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         }
         for path, tensors in stored_layers(model, layers, checkpoint_files, stored).items():
             self._expect(model, path, UnloadedLayer(layers[path], stored=tensors, of_files=stored))
+        if not foreign:
+            known = model._keys_to_ignore_on_load_unexpected or ()
+            marks = (rf"(^|\.){re.escape(f'{path}.{FLOAT_WEIGHT}')}$" for path in self._unloaded)
+            model._keys_to_ignore_on_load_unexpected = {*known, *marks}
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self._errors:
@@ -123,6 +135,16 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
         give_graphs(model, self.quantization_config.fuse_blocks)
         return model
+
+    def get_state_dict_and_metadata(
+        self, model: nn.Module
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """What ``save_pretrained`` writes: the state, and a mark for every int8 layer."""
+        state = dict(model.state_dict())
+        for path, module in model.named_modules():
+            if isinstance(module, Int8Linear | WeightOnlyEmbedding):
+                state[f"{path}.{FLOAT_WEIGHT}"] = torch.zeros(1, dtype=torch.int8)
+        return state, {}
 
     # --- the layers ---
 
@@ -157,6 +179,12 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             return {}
         self._expect(model, path, layer)
         return {f"{path}.{key}": value for key, value in values.items()}
+
+
+def let_save(model: Any) -> None:
+    """Let ``save_pretrained`` of ``model``, whose layers became int8 after loading, mark them."""
+    if getattr(model, "hf_quantizer", None) is None:
+        model.hf_quantizer = X86HfQuantizer(X86QuantConfig(), pre_quantized=True)
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +31,18 @@ _SIZES = ((2, 12), (1, 12), (1, 7))
 _BESIDE = ("attention_mask", "token_type_ids")
 
 
-def give_graphs(model: Any, fuse_blocks: Switch) -> None:
+def give_graphs(
+    model: Any, fuse_blocks: Switch, calls_of: Callable[[Any], Sequence[Call]] | None = None
+) -> None:
     """Let ``model`` run as native graphs of its int8 layers where it can.
 
     What was done is in its attribute ``quantization``. What has no graph runs layer by layer.
+    ``calls_of`` makes the calls on which graphs are proved, ``usual_calls`` if it is left out.
     """
     notes: tuple[str, ...] = ()
     if wants_graphs(model, fuse_blocks):
         with alone():
-            notes = _noted(model, fuse_blocks)
+            notes = _noted(model, fuse_blocks, calls_of or usual_calls)
     layers = tuple(n for n, m in model.named_modules() if isinstance(m, DynamicLinear))
     model.quantization = Summary(
         "dynamic", "as its weights were loaded", {}, 0, None, layers, {}, notes=notes
@@ -46,9 +50,11 @@ def give_graphs(model: Any, fuse_blocks: Switch) -> None:
     _log.info("%s", model.quantization)
 
 
-def _noted(model: Any, fuse_blocks: Switch) -> tuple[str, ...]:
-    calls = usual_calls(model)
+def _noted(
+    model: Any, fuse_blocks: Switch, calls_of: Callable[[Any], Sequence[Call]]
+) -> tuple[str, ...]:
     try:
+        calls = calls_of(model)
         notes = given_graphs.give_graphs(model, calls, fuse_blocks)
     except Exception as error:  # the model's own code may raise anything at made-up inputs
         _log.info("no graphs: %s", first_line(error))

@@ -33,9 +33,9 @@ def tokenized(data: Iterable[Any], model: Any) -> Iterator[Any]:
     Sentences may come in batches, but are not computed so: how good a model is must not be judged
     by what it makes of padding. What is no sentence is handed on.
     """
-    takes_pairs = any(kind.__name__ == "CrossEncoder" for kind in type(model).__mro__)
+    pairs = takes_pairs(model)
     for item in data:
-        pair = takes_pairs and _is_pair(item)
+        pair = pairs and _is_pair(item)
         if not pair and isinstance(item, list | tuple) and item and all(map(_is_text, item)):
             yield from (_features(model, text) for text in item)
         elif _is_text(item):
@@ -44,6 +44,11 @@ def tokenized(data: Iterable[Any], model: Any) -> Iterator[Any]:
             yield dict(item)  # tokenizers return a class of their own
         else:
             yield item
+
+
+def takes_pairs(model: nn.Module) -> bool:
+    """Whether ``model`` is a reranker, which takes pairs of texts."""
+    return any(kind.__name__ == "CrossEncoder" for kind in type(model).__mro__)
 
 
 def _features(model: Any, text: Any) -> dict[str, Any]:

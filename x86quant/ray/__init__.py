@@ -5,7 +5,8 @@
     predicted = predict(dataset, "net.x86q", inputs="image", outputs="scores", workers=4)
 
 ``predict`` runs an artifact over a dataset of Ray Data, ``deployment`` and ``serve_artifact`` serve
-one with Ray Serve, ``tune_fleet`` is ``x86quant tune --ray``.
+one with Ray Serve, ``encoder_deployment`` and ``serve_encoder`` a sentence encoder, and
+``tune_fleet`` is ``x86quant tune --ray``.
 """
 
 from __future__ import annotations
@@ -20,16 +21,26 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from x86quant.ray.batch_inference import predict
+    from x86quant.ray.encoder_serving import encoder_deployment, serve_encoder
     from x86quant.ray.fleet import tune_fleet
     from x86quant.ray.serving import deployment, serve_artifact
 
-__all__ = ["deployment", "predict", "serve_artifact", "tune_fleet"]
+__all__ = [
+    "deployment",
+    "encoder_deployment",
+    "predict",
+    "serve_artifact",
+    "serve_encoder",
+    "tune_fleet",
+]
 
 # Found on first use: workers of one kind need not import what the others do.
 _MODULE_OF = {
     "deployment": "serving",
+    "encoder_deployment": "encoder_serving",
     "predict": "batch_inference",
     "serve_artifact": "serving",
+    "serve_encoder": "encoder_serving",
     "tune_fleet": "fleet",
 }
 

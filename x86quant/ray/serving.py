@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import os
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from x86quant.errors import InvalidInputError, X86QuantError
 from x86quant.ray.nodes import alive, check_packages
 from x86quant.ray.pinned import PinnedModel, dtype_of
 from x86quant.ray.requests import Sample, answer_all, read_body, read_sample, to_json
+from x86quant.service.server import listening
 
 
 class ArtifactServer:
@@ -114,28 +112,41 @@ def deployment(
         ArtifactError: the file cannot be loaded.
         InvalidInputError: an argument makes no sense, or the file does not say its inputs.
     """
-    least, most = replicas if isinstance(replicas, tuple) else (replicas, replicas)
-    if min(max_batch_size, threads, most) < 1 or not 0 <= least <= most or max_wait_ms < 0:
+    if min(max_batch_size, threads) < 1 or max_wait_ms < 0:
         raise InvalidInputError(
-            "max_batch_size, threads and replicas are at least 1, max_wait_ms at least 0, and the "
-            "least of the replicas comes first"
+            "max_batch_size and threads are at least 1, and max_wait_ms at least 0"
         )
     where = os.path.abspath(path)
     known_inputs(where, describe(where).inputs)
-    scaling: dict[str, Any] = {"num_replicas": least}
-    if isinstance(replicas, tuple):
-        scaling = {
-            "autoscaling_config": AutoscalingConfig(
-                min_replicas=least, max_replicas=most, target_ongoing_requests=max_batch_size
-            )
-        }
     kind = serve.deployment(ArtifactServer).options(
         name=name,
         max_ongoing_requests=2 * max_batch_size,
         ray_actor_options={"num_cpus": threads},
-        **scaling,
+        **scaling(replicas, max_batch_size),
     )
     return kind.bind(where, max_batch_size, max_wait_ms / 1e3, threads, pin)
+
+
+def scaling(replicas: int | tuple[int, int], ongoing: int) -> dict[str, Any]:
+    """Options of a deployment: so many replicas, or between two numbers.
+
+    Each then has about ``ongoing`` requests under way.
+
+    Raises:
+        InvalidInputError: these are no such numbers.
+    """
+    least, most = replicas if isinstance(replicas, tuple) else (replicas, replicas)
+    if most < 1 or not 0 <= least <= most:
+        raise InvalidInputError(
+            f"replicas are at least 1, and the least of them comes first, not {replicas}"
+        )
+    if not isinstance(replicas, tuple):
+        return {"num_replicas": least}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=least, max_replicas=most, target_ongoing_requests=ongoing
+        )
+    }
 
 
 def serve_artifact(
@@ -156,12 +167,24 @@ def serve_artifact(
         UnsupportedError: a node of the cluster lacks x86quant, or has another version.
     """
     application = deployment(path, name=name, **options)
+    return run_application(application, host=host, port=port, route=route, name=name)
+
+
+def run_application(
+    application: serve.Application, *, host: str, port: int, route: str, name: str
+) -> Any:
+    """Serve ``application`` at ``http://host:port/route``, and return a handle to it.
+
+    Raises:
+        InvalidInputError: the port is taken, or Serve runs at another one already.
+        UnsupportedError: a node of the cluster lacks x86quant, or has another version.
+    """
     if not ray.is_initialized():
         ray.init()
     check_packages(alive())
     running = _get_global_client(raise_if_no_controller_running=False)
     if running is None:
-        check_free(host, port)
+        listening(host, port).close()
         serve.start(http_options={"host": host, "port": port})
     elif running.http_config.port != port:
         raise InvalidInputError(
@@ -169,21 +192,6 @@ def serve_artifact(
             f"port for all: leave out port={port}, or end it with ray.serve.shutdown()"
         )
     return serve.run(application, name=name, route_prefix=route)
-
-
-def check_free(host: str, port: int) -> None:
-    """Raise InvalidInputError where nobody can listen at ``port``."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            if getattr(error, "errno", None) == errno.EADDRINUSE:
-                why = "another program is listening there"
-            raise InvalidInputError(
-                f"cannot serve at {host}:{port}: {why}; give another port="
-            ) from None
 
 
 def known_inputs(path: str, inputs: tuple[Input, ...]) -> tuple[Input, ...]:
