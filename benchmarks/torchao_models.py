@@ -48,7 +48,7 @@ class _Encoder(nn.Module):
             num_attention_heads=size // 64,
             intermediate_size=4 * size,
         )
-        self.bert = BertModel(config)
+        self.bert = BertModel(config, add_pooling_layer=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.bert(inputs_embeds=x).last_hidden_state
