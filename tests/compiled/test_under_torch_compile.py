@@ -69,7 +69,7 @@ def test_one_graph_with_the_same_values(form: str, backend: str) -> None:
 @torch.no_grad()
 def test_fused_graphs_stay_native() -> None:
     model, x = FORMS["fused"]()
-    seen = []
+    seen: list[str] = []
 
     def backend(gm: Any, _: Any) -> Any:
         seen.extend(str(node.target) for node in gm.graph.nodes if node.op == "call_function")
