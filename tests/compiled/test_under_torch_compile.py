@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +106,14 @@ def test_exported_programs_have_the_values(form: str) -> None:
     exported = torch.export.export(model, (x,)).module()
     off = (exported(x) - model(x)).square().mean() / model(x).square().mean()
     assert float(off) < (1e-4 if form == "fused" else 1e-9)  # its layers, one by one
+
+
+@torch.no_grad()
+def test_packages_of_aot_inductor_have_the_values(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4)).eval())
+    x = torch.randn(3, 16)
+    path = torch._inductor.aoti_compile_and_package(
+        torch.export.export(model, (x,)), package_path=str(tmp_path / "net.pt2")
+    )
+    assert torch.allclose(torch._inductor.aoti_load_package(path)(x), model(x), atol=1e-5)

@@ -72,7 +72,7 @@ class X86QuantInt8LinearKernel(Int8ScaledMMLinearKernel):  # type: ignore[misc]
         scale = getattr(layer, w_s).data.to(torch.float32).flatten()
         if scale.numel() != codes.shape[0]:  # one for all of it, or for each of the layers in it
             widths: Any = layer.logical_widths if scale.numel() > 1 else [codes.shape[0]]
-            scale = scale.repeat_interleave(torch.tensor(widths))
+            scale = scale.repeat_interleave(torch.tensor(widths, dtype=torch.int64))
         _keep(layer, {w_q: codes, w_s: scale})
 
     def apply_weights(
