@@ -13,6 +13,7 @@ from torch import nn
 from benchmarks.dynamic_linear import decibels
 from x86quant.bench.backends import Bind, Task, backend, first_tensor, missing
 from x86quant.bench.turns import measure_in_turn, wait_for_idle_threads
+from x86quant.errors import first_line
 from x86quant.given_model import Arguments
 
 PEERS = ("openvino", "onnxruntime", "openvino-fp32", "onnxruntime-fp32")
@@ -61,7 +62,7 @@ def compare(title: str, binds: Mapping[str, Bind], call: Call, rounds: int) -> N
         try:
             run()
         except Exception as error:  # of another runtime
-            print(f"  {name:<36} fails: {str(error).strip().splitlines()[0]}"[:160])
+            print(f"  {name:<36} fails: {first_line(error)}"[:160])
             continue
         runs[name] = run
     results = {name: first_tensor(run()).clone() for name, run in runs.items()}

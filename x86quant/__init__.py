@@ -171,11 +171,15 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 #: Need packages that ``import x86quant`` does not: ``from x86quant import *`` leaves them out.
 _EXTRAS = {"Int8Cache": "huggingface", "X86QuantConfig": "huggingface", "X86Quantizer": "pt2e"}
+#: Modules of such packages that are called by their own names, as ``x86quant.torchao``.
+_FRONT_DOORS = ("huggingface", "ray", "torchao")
 
 __all__ = sorted(_MODULE_OF)  # for checkers, the imports above say the same
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FRONT_DOORS:
+        return importlib.import_module(f"x86quant.{name}")
     home = _MODULE_OF.get(name) or _EXTRAS.get(name)
     if home is None:
         raise AttributeError(f"module 'x86quant' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -36,9 +37,9 @@ def weight_qparams(channels: int) -> dict[str, object]:
     }
 
 
-def conv(inputs: int = 4, outputs: int = 4, kernel: int = 3) -> nn.Module:
+def conv(inputs: int = 4, outputs: int = 4, kernel: int = 3, **more: Any) -> nn.Module:
     torch.manual_seed(0)
-    layer = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
+    layer = nn.Conv2d(inputs, outputs, kernel, **{"padding": kernel // 2, **more})
     return nnqr.Conv2d.from_float(layer, weight_qparams(outputs))
 
 
@@ -481,10 +482,37 @@ def test_weights_of_float_layers_are_dequantized_once() -> None:
     def body(x: torch.Tensor, c: nn.Module) -> torch.Tensor:
         return c(x)  # its result is never quantized
 
-    gm = canonical(body, conv())
+    gm = canonical(body, conv(groups=4))
     assert changes(gm, "fold_float_weights") == 1
     assert not [n for n in gm.graph.nodes if is_op(n, "dequantize_weight")]
-    assert difference(body, gm, conv()) < 1e-5
+    assert difference(body, gm, conv(groups=4)) < 1e-5
+    (node,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.convolution.default)
+    assert "with groups that gives floats" in node.meta["why"]
+
+
+@pytest.mark.parametrize(
+    ("body", "layer", "expected"),
+    [
+        (lambda x, c: c(x), conv(), ["patches", "linear_real"]),
+        (lambda x, c: F.silu(c(x)), conv(stride=2, dilation=2), ["patches", "linear_real"]),
+        (lambda x, c: q(F.silu(c(x))), conv(kernel=2), ["patches", "linear_real"]),
+        (lambda x, c: c(x).relu(), conv(kernel=1), ["linear_real"]),
+        (lambda x, c: (y := c(x)) * torch.sigmoid(y), conv(kernel=1, stride=2), None),
+        (lambda x, f: F.gelu(f(x)), linear(6, 3), ["linear_real"]),
+        (lambda x, f: q(F.leaky_relu(f(x))) + 1, linear(6, 3), ["linear_real"]),
+    ],
+)
+def test_products_whose_results_are_not_quantized_give_floats(
+    body: Callable[..., torch.Tensor], layer: nn.Module, expected: list[str] | None
+) -> None:
+    gm = canonical(body, layer)
+    assert changes(gm, "give_floats") == 1
+    run_passes(gm)
+    names = [op_name(n) for n in gm.graph.nodes if is_op(n, "patches", "linear_real")]
+    assert names == (expected or ["patches", "linear_real"])
+    assert not [n for n in gm.graph.nodes if n.target is torch.ops.aten.convolution.default]
+    rounded = any(is_op(n, "quantize") for n in list(gm.graph.nodes)[2:])
+    assert difference(body, gm, layer) <= (STEP * 1.001 if rounded else 1e-5)
 
 
 def test_a_float_result_read_twice_is_refused_with_its_readers() -> None:

@@ -122,6 +122,14 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "dilation": [1, 1],
         "ceil_mode": True,
     },
+    "patches": {
+        "x": X,
+        "x_zp": 7,
+        "kernel_size": [3, 2],
+        "stride": [2, 1],
+        "padding": [1, 0],
+        "dilation": [1, 2],
+    },
     "avg_pool": {
         "x": X,
         "kernel_size": [3, 3],
@@ -290,6 +298,17 @@ def test_binary_ops_match_the_reals(name: str) -> None:
     assert within_a_step(call(name, lo=0, lut=None), rounded(real.numpy() / 0.1, 100))
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_patches_times_weights_are_a_convolution(dims: int) -> None:
+    function = getattr(F, f"conv{dims}d")
+    x, weight = codes(2, 5, *[7, 6, 5][:dims]), weights(3, 5, *[2, 3, 2][:dims])
+    window = {"stride": [2, 1, 1][:dims], "padding": [1, 2, 0][:dims], "dilation": [1, 2, 1][:dims]}
+    exact = function(x.double() - 9, weight.double(), None, *window.values())
+    patches = OPS.patches(x, 9, list(weight.shape[2:]), *window.values())
+    rows = (patches.double() - 9).movedim(1, -1) @ weight.double().movedim(1, -1).flatten(1).t()
+    assert torch.equal(rows.movedim(-1, 1), exact)
+
+
 def test_max_pool_padding_never_wins_even_at_code_zero() -> None:
     zeros = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
     assert call("max_pool", x=zeros).unique().tolist() == [0]
@@ -337,6 +356,8 @@ def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
         ("lut", {"table": TABLE[:255]}, "256 uint8 codes"),
         ("cat", {"x_zps": [3]}, "as many scales and zero points"),
         ("max_pool", {"x": X[0]}, "rank 4"),
+        ("patches", {"kernel_size": [3, 9]}, "do not fit into"),
+        ("patches", {"x_zp": 256}, "x_zp is a code"),
     ],
 )
 def test_bad_input_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:

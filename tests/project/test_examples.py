@@ -30,6 +30,7 @@ def _restored():
         ("fx_static", "largest difference from the float model: 0.0"),
         ("fx_qat", "int8 gets 100% right"),
         ("torch_compile", "2 convolutions and matrix products in int8, 0 in float"),
+        ("torchao_config", "torchao's codes on our kernels: "),
         ("dlrm --quick", "2 bits   AUC 0."),
         ("lstm --epochs 1 --rounds 2", "dynamic int8, 2 layers"),
     ],

@@ -166,6 +166,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "mul": {**_OUT, "b": "image", **_CODES, "b_zp": 1, "mult": 0.5},
     "shuffle": {**_OUT, "groups": 2},
     "max_pool": {**_OUT, **_WINDOW},
+    "patches": {**_OUT, **_WINDOW, "a_zp": 3},
     "avg_pool": {**_OUT, **_WINDOW, **_CODES, "a_mult": 1.0, "count_include_pad": True},
     "adaptive_avg_pool": {**_OUT, **_CODES, "a_mult": 1.0},
     "nearest": {**_OUT, **_UP},

@@ -23,9 +23,9 @@ from torch import nn
 from x86quant import extension
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.token_step import TokenStep
-from x86quant.compiled.traced import only_watched
+from x86quant.compiled.traced import only_watched, register
 from x86quant.compiled.watch import watch
-from x86quant.errors import ExtensionError, X86QuantWarning
+from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 
 
 def tensors_for(
@@ -69,6 +69,16 @@ class BlockGraphs:
         self._takes_ids = next(iter(self.__signature__.parameters), "") == _IDS
         self._watch: _BlockWatch | None = _BlockWatch(module)
         self._copied_from: int | None = None
+        self._opaque = self._registered()
+
+    def _registered(self) -> tuple[_Opaque, ...]:
+        """The graphs as ``torch.compile`` calls them."""
+        return tuple(_Opaque(self, graph) for graph in self.graphs)
+
+    @property
+    def __code__(self) -> types.CodeType:
+        """That of the module's own forward: torch.export asks for it."""
+        return type(self.module).forward.__code__
 
     def attach(self) -> None:
         """Let calls of the module come here."""
@@ -76,6 +86,8 @@ class BlockGraphs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
+        if torch.compiler.is_compiling():
+            return self._traced(args, kwargs)
         if self.token_step is not None and self._may_run() and only_watched() and self._holds():
             if len(args) == 1 and self._takes_ids and _IDS not in kwargs:
                 (ids,) = args
@@ -106,6 +118,25 @@ class BlockGraphs:
             )
         return answer
 
+    def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The call as ``torch.compile`` and ``torch.export`` should see it.
+
+        The former gets one op for a graph, as of any compiled model: see ``traced``.
+        """
+        in_float32 = not torch.is_autocast_enabled("cpu")
+        if in_float32 and not torch.compiler.is_exporting():
+            for opaque in self._opaque:
+                graph = opaque.graph
+                given = graph.form.tensors(args, kwargs)
+                if given is None or (
+                    torch.is_grad_enabled() and any(x.requires_grad for x in given)
+                ):
+                    continue
+                if graph.compiled.is_opaque and graph.guard.refusal(given) is None:
+                    results = graph.compiled.traced_run(opaque.handle, given)
+                    return graph.results.fill(results)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
     def _by_layers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the module's own code returns, which may write to caches of its own."""
         watched = self._watch_of_copy() if self.graphs or self.token_step is not None else None
@@ -129,8 +160,8 @@ class BlockGraphs:
         return None
 
     def _may_run(self) -> bool:
-        """Whether the call is one that computes in float32, and is not traced."""
-        return not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
+        """Whether the call is one that computes in float32."""
+        return not torch.is_autocast_enabled("cpu")
 
     def current(self) -> bool:
         """Whether there are graphs of the module as it is."""
@@ -141,7 +172,7 @@ class BlockGraphs:
         return self._watch.holds()
 
     def _forget(self) -> None:
-        self.graphs, self.token_step = (), None
+        self.graphs, self.token_step, self._opaque = (), None, ()
 
     def _holds(self) -> bool:
         """Whether the module is as it was when the graphs were made; if not, they go."""
@@ -176,10 +207,34 @@ class BlockGraphs:
         holds = self._watch is None or self._watch.holds()
         made = self._copied_from if self._watch is None else _fingerprint_of(self.module)
         kept = {} if holds else {"graphs": (), "token_step": None}
-        return {**self.__dict__, **kept, "_watch": None, "_copied_from": made}
+        now = {"_watch": None, "_copied_from": made, "_opaque": ()}
+        return {**self.__dict__, **kept, **now}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._opaque = self._registered()
+
+
+class _Opaque:
+    """A graph of ``blocks`` behind the op that ``torch.compile`` calls.
+
+    Nothing guards a compiled program against changes of the module, so each run looks for them.
+    """
+
+    def __init__(self, blocks: BlockGraphs, graph: GuardedModule) -> None:
+        self.blocks, self.graph = blocks, graph
+        self.graph_module = graph.compiled.graph_module
+        self.handle = register(self)
+
+    def run(self, inputs: tuple[Any, ...]) -> Any:
+        """What the graph returns."""
+        if not self.blocks._holds():
+            raise InvalidInputError(
+                f"{type(self.blocks.module).__name__} was changed after torch.compile had compiled "
+                "it: call torch.compiler.reset(), and what torch.compile returned will be compiled "
+                "again"
+            )
+        return self.graph.compiled.run(inputs)
 
 
 def give_token_step(module: nn.Module, step: TokenStep) -> None:

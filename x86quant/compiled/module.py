@@ -94,15 +94,8 @@ class CompiledModule(Baked):
                 with torch.no_grad():
                     results = self.forward(*inputs, **named)
                 return without_gradient(results, "a compiled model", *given)
-        runtime = self._runtime
-        if (
-            runtime is not None
-            and runtime.whole is not None
-            and not named
-            and self._float_type is torch.float32
-            and runtime.is_current()
-        ):
-            results = runtime.whole.run_again(inputs)
+        if not named and self._float_type is torch.float32:
+            results = self._again(inputs)
             if results is not None:
                 return results[0]
         if _get_tracing_state() is not None or not traced.only_watched():
@@ -116,6 +109,13 @@ class CompiledModule(Baked):
                 "call it with the whole batch, outside of the transform"
             )
         return in_float_type(self.run(values), self._float_type)
+
+    def _again(self, inputs: tuple[Any, ...]) -> Sequence[Any] | None:
+        """The one result, if all that there is to run is a segment and a plan for such inputs."""
+        runtime = self._runtime
+        if runtime is None or runtime.whole is None or not runtime.is_current():
+            return None
+        return runtime.whole.run_again(inputs)
 
     def arguments(self, positional: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call in order, each as the graph takes it.
@@ -132,6 +132,8 @@ class CompiledModule(Baked):
 
     def run(self, inputs: tuple[Any, ...]) -> Any:
         """Run the graph on inputs that are as it takes them: nothing is checked or converted."""
+        if not torch.is_autocast_enabled("cpu") and (results := self._again(inputs)) is not None:
+            return results[0]
         with torch.no_grad():  # segments have no gradient, and a part of it would be wrong
             if not torch.is_autocast_enabled("cpu"):
                 return self._run(inputs)
@@ -188,12 +190,22 @@ class CompiledModule(Baked):
         if (
             torch.compiler.is_exporting()
             or not torch.compiler.is_compiling()
-            or self._results is None
+            or not self.is_opaque
             or len(tensors) < len(values)
         ):
             return in_float_type(self.graph_module(*values), self._float_type)
-        results = torch.ops.x86quant.run_compiled(self._handle, [x.detach() for x in tensors])
-        return in_float_type(self._results.fill(results), self._float_type)
+        return in_float_type(self.traced_run(self._handle, tensors), self._float_type)
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether ``torch.compile`` may call it as one op: it returns tensors alone."""
+        return self._results is not None
+
+    def traced_run(self, handle: str, tensors: Sequence[torch.Tensor]) -> Any:
+        """The results of the opaque op for ``handle``, in the structure that the graph returns."""
+        assert self._results is not None
+        results = torch.ops.x86quant.run_compiled(handle, [x.detach() for x in tensors])
+        return self._results.fill(results)
 
     def _holds_rows_of_another_rank(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Whether a call gives rows that need only be put into the example's rank."""

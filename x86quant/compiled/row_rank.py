@@ -15,7 +15,11 @@ from x86quant.lowering.graph_tools import constant, is_op
 
 _POINTWISE = ("quantize", "dequantize", "requantize", "lut", "add", "mul")
 _ALONG_AN_AXIS = ("layer_norm", "affine")
-_FUNCTIONS = frozenset([F.relu, F.gelu, F.silu, torch.relu, torch.sigmoid, torch.tanh])
+_PRODUCTS = ("linear", "linear_real", "linear_dynamic", "linear_weight_only")
+_FUNCTIONS: frozenset[Any] = frozenset(
+    {F.relu, F.gelu, F.silu, torch.relu, torch.sigmoid, torch.tanh}
+    | {torch.ops.aten.mul.Tensor, torch.ops.aten.clamp.default}
+)
 _LAYERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout)
 
 
@@ -39,7 +43,7 @@ def _is_rowwise(node: Node, graph_module: GraphModule, rank: int) -> bool:
         return True  # constants are looked at where they are used
     if is_op(node, *_ALONG_AN_AXIS):
         return node.kwargs["axis"] in (rank - 1, -1)
-    if is_op(node, "linear", "linear_real"):
+    if is_op(node, *_PRODUCTS):
         return True
     constants = (constant(graph_module, x) for x in node.all_input_nodes)
     return (is_op(node, *_POINTWISE) or node.target in _FUNCTIONS) and all(

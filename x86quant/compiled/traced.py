@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.forms.call_form import Structure, take_apart
 from x86quant.lowering.graph_tools import attribute
-from x86quant.runtime.supported import runner
+from x86quant.lowering.views import computes_a_size
 
 _MODELS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -70,7 +70,8 @@ def _model(handle: str) -> Any:
 
 def _run(handle: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results, contiguous and in memory of their own, as the compiler is told they are."""
-    results = _tensors(_model(handle).run(tuple(inputs)))
+    found = _model(handle).run(tuple(inputs))
+    results = [found] if isinstance(found, torch.Tensor) else _tensors(found)
     taken = {x.untyped_storage()._cdata for x in inputs}
     for i, result in enumerate(results):
         result = results[i] = result.contiguous()
@@ -116,7 +117,9 @@ def results_of(graph: Graph) -> Structure | None:
         structure, leaves = output_of(graph)
     except UnsupportedError:
         return None
-    numbers = any(runner(node) == "either" for node in leaves)
+    numbers = any(
+        computes_a_size(node) or node.target is torch.ops.aten.sym_size.int for node in leaves
+    )
     return structure if structure.is_plain and not numbers else None
 
 

@@ -22,6 +22,7 @@ from x86quant.dynamic.layers import (
 from x86quant.dynamic.layers import has_hooks as has_hooks
 from x86quant.dynamic.own_linears import computes_linear
 from x86quant.dynamic.recurrent import RECURRENT
+from x86quant.dynamic.torchao_layers import from_torchao, takes_codes_of
 from x86quant.dynamic.transformers_config import note_in_config
 
 
@@ -74,7 +75,11 @@ def to_dynamic(
             elif is_linear(module):
                 if not (kept or why_float(module)):
                     operands = None if weights is None else weights.get(name)
-                    done[module] = kind.from_float(module, bits=weight_bits, operands=operands)
+                    done[module] = (
+                        from_torchao(module, kind)
+                        if takes_codes_of(module)
+                        else kind.from_float(module, bits=weight_bits, operands=operands)
+                    )
             elif is_recurrent(module):
                 if not (kept or weight_only or why_float(module)):
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]

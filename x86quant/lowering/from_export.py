@@ -31,7 +31,9 @@ _QTYPES = {torch.uint8: torch.quint8, torch.int8: torch.qint8}
 
 def reference_form(model: nn.Module | ExportedProgram, example_inputs: Sequence[Any]) -> nn.Module:
     """``model`` itself, or if it is exported or made by PT2E, as a graph that ``from_fx`` reads."""
-    if isinstance(model, GraphModule) and any(map(is_decomposed, model.graph.nodes)):
+    if isinstance(model, GraphModule) and (
+        any(map(is_decomposed, model.graph.nodes)) or hasattr(model, "_guards_fn")
+    ):
         model = _exported_again(model, example_inputs)
     if not isinstance(model, ExportedProgram):
         return model

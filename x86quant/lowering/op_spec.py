@@ -49,7 +49,7 @@ _LEAST = {
 _LATER = frozenset({"contiguous"})
 
 #: Ops without qparams of their own whose result is codes all the same.
-_KEEP_CODES = frozenset({"lut", "max_pool"})
+_KEEP_CODES = frozenset({"lut", "max_pool", "patches"})
 
 
 def yields_codes(node: Node) -> bool:

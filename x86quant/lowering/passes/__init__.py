@@ -22,6 +22,7 @@ from x86quant.lowering.passes import (
     fuse_requantize,
     fuse_residual,
     fuse_table,
+    give_floats,
     hoist_quantize,
     keep_float_results,
     lay_out_results,
@@ -63,6 +64,7 @@ PASSES: tuple[ModuleType, ...] = (
     lower_upsample,
     lower_cat,
     keep_float_results,
+    give_floats,
     views_on_codes,
     remove_float_pairs,
     # Clamps before tables: a clamp that an op can do itself needs no table.

@@ -15,10 +15,8 @@ from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import (
     UNBOUNDED,
-    add_constant,
     constant,
     dequantized,
-    emit,
     finish,
     is_op,
     nodes_of,
@@ -27,6 +25,7 @@ from x86quant.lowering.graph_tools import (
 )
 from x86quant.lowering.normalize import UNARY
 from x86quant.lowering.passes._epilogue import is_clamp
+from x86quant.lowering.passes._real_products import real_pixels, real_product
 from x86quant.lowering.passes.fuse_activation import activation_of
 from x86quant.lowering.views import is_question, is_view
 
@@ -49,10 +48,11 @@ def run(gm: GraphModule) -> int:
             continue
         fits = bias is None or bias.dtype == torch.float32
         if fits and product.meta.get("bounds", UNBOUNDED) in _ACTIVATIONS:
+            activation = _ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)]
             if is_op(product, "linear"):
-                _replace(product, _float_product(gm, product, product.kwargs["x"]))
+                _replace(product, real_product(gm, product, product.kwargs, activation))
             elif _is_pointwise(gm, product):
-                _replace(product, _float_pixels(gm, product))
+                _replace(product, real_pixels(gm, product, product.kwargs, activation, None))
             else:
                 continue
             changed += 1
@@ -75,32 +75,6 @@ def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
         and not any(kwargs["padding"])
         and len(conv.meta.get("shape") or ()) == weight.dim()
     )
-
-
-def _float_pixels(gm: GraphModule, conv: Node) -> Node:
-    """A 1 x 1 convolution as a product of rows, between two permutes that copy nothing."""
-    rank = len(conv.meta["shape"])
-    last, back = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
-    x = conv.kwargs["x"]
-    assert isinstance(x, Node)
-    weight = constant(gm, conv.kwargs["weight"])
-    assert weight is not None
-    with gm.graph.inserting_before(conv):
-        rows = _permuted(gm, x, last)
-        flat = add_constant(gm, gm.graph, f"{conv.name}_rows", weight.flatten(1))
-    floats = _float_product(gm, conv, rows, flat)
-    floats.meta["shape"] = tuple(conv.meta["shape"][dim] for dim in last)
-    with gm.graph.inserting_before(conv):
-        return _permuted(gm, floats, back)
-
-
-def _permuted(gm: GraphModule, value: Node, dims: tuple[int, ...]) -> Node:
-    found = gm.graph.call_function(torch.permute, (value, dims))
-    shape = value.meta.get("shape")
-    found.meta.update({k: value.meta[k] for k in ("layer", "qparams") if k in value.meta})
-    if shape is not None:
-        found.meta["shape"] = tuple(shape[dim] for dim in dims)
-    return found
 
 
 def _drop_roundings(gm: GraphModule) -> int:
@@ -150,27 +124,6 @@ def _is_float(value: Node) -> bool:
         return moved.op != "placeholder"
     fused = [activation_of(x) is not None and x.all_input_nodes[0] is moved for x in unary]
     return fused == [True] and is_op(codes, "linear") and sole_user(codes) is moved
-
-
-def _float_product(gm: GraphModule, product: Node, x: Any, weight: Node | None = None) -> Node:
-    """A product of rows ``x`` with what ``product`` multiplies by, which gives floats."""
-    kwargs = product.kwargs
-    with gm.graph.inserting_before(product):
-        floats = emit(
-            gm.graph,
-            "linear_real",
-            x=x,
-            weight=kwargs["weight"] if weight is None else weight,
-            weight_scale=kwargs["weight_scales"],
-            bias=kwargs["bias"],
-            x_scale=kwargs["x_scale"],
-            x_zp=kwargs["x_zp"],
-            activation=_ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)],
-        )
-    floats.meta.update(
-        {k: product.meta[k] for k in ("layer", "source", "shape") if k in product.meta}
-    )
-    return floats
 
 
 def _replace(product: Node, floats: Node) -> None:

@@ -1,7 +1,8 @@
-"""Pools."""
+"""Pools, and windows as they are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,14 @@ def _pool(draft: Draft, node: Node) -> Value:
     return draft.add(node, NativeStep(kind, {**images_of(x, out), **numbers}), [x], out)
 
 
+def _patches(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
+    fields = {**images_of(x, out), **_window(kwargs), "a_zp": kwargs["x_zp"]}
+    return draft.add(node, NativeStep("patches", fields), [x], out)
+
+
 def _window(kwargs: Any) -> dict[str, list[int]]:
     """Three entries each, of depth, height and width."""
     return {
@@ -44,14 +53,27 @@ def _window(kwargs: Any) -> dict[str, list[int]]:
     }
 
 
+def _pool_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    halves = zip(kwargs["padding"], kwargs["kernel_size"], strict=False)
+    if kwargs["ceil_mode"] or any(2 * p > w for p, w in halves):
+        return None
+    return _window_sizes(known, kwargs)
+
+
+def _patch_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    sizes = _window_sizes(known, kwargs)
+    if sizes is None:
+        return None
+    images, channels, *spatial = sizes
+    return [images, channels * math.prod(kwargs["kernel_size"]), *spatial]
+
+
 def _window_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     x = known.size(kwargs["x"])
     windows = kwargs["kernel_size"]
     stride, padding = kwargs["stride"] or windows, kwargs["padding"]
     dilation = kwargs.get("dilation") or [1] * len(windows)
-    if kwargs["ceil_mode"] or not len(x) - 2 == len(windows) == len(stride) == len(padding):
-        return None
-    if any(2 * p > w for p, w in zip(padding, windows, strict=True)):
+    if not len(x) - 2 == len(windows) == len(stride) == len(padding) == len(dilation):
         return None
     sizes = [
         (size + 2 * p - d * (w - 1) - 1) // s + 1
@@ -69,7 +91,8 @@ def _adaptive_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 
 
 FORMS = (
-    NativeForm("max_pool", _window_sizes, _pool),
-    NativeForm("avg_pool", _window_sizes, _pool),
+    NativeForm("max_pool", _pool_sizes, _pool),
+    NativeForm("avg_pool", _pool_sizes, _pool),
+    NativeForm("patches", _patch_sizes, _patches),
     NativeForm("adaptive_avg_pool", _adaptive_sizes, _pool),
 )
