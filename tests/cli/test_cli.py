@@ -8,6 +8,7 @@ import pytest
 
 import x86quant
 from x86quant.cli import COMMANDS, main
+from x86quant.kernels.probing import libraries
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +33,17 @@ def test_info_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert facts["cpu"]["isa"] == x86quant.cpu().isa
     assert facts["rules"] == x86quant.current_rules().name
+    assert set(facts["libraries"]) == {"fbgemm", "onednn", "qnnpack"}
+
+
+def test_info_names_libraries_that_are_not_on_record(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["info"])
+    assert "not on record" not in capsys.readouterr().out
+    monkeypatch.setattr(libraries, "on_record", lambda library: library != "onednn")
+    main(["info"])
+    assert f"onednn {libraries.version('onednn')} is not on record" in capsys.readouterr().out
 
 
 def test_errors_are_one_line_and_status_2(

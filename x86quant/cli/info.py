@@ -19,6 +19,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.kernels.probing import libraries
     from x86quant.routing.in_force import stale
     from x86quant.tables.likeness import likeness
 
@@ -26,6 +27,10 @@ def run(options: argparse.Namespace) -> int:
         "x86quant": x86quant.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "libraries": {
+            name: {"version": libraries.version(name), "on_record": libraries.on_record(name)}
+            for name in libraries.LIBRARIES
+        },
     }
     try:
         cpu = x86quant.cpu()
@@ -58,6 +63,12 @@ def run(options: argparse.Namespace) -> int:
         for name in ("x86quant", "torch", "threads", "rules"):
             print(f"{name:<9} {facts[name] or 'none'}")
         print(description)
+        for name in libraries.LIBRARIES:
+            if not libraries.on_record(name):
+                print(
+                    f"  {name} {libraries.version(name)} is not on record: it is tried out before "
+                    "a kernel of it is chosen"
+                )
     return 0
 
 
