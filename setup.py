@@ -93,9 +93,9 @@ def extension() -> list[CppExtension]:
     if reason is not None:
         print(
             f"x86quant: {reason}. Installing without the compiled part: compiled models will run "
-            "in plain torch, slowly. To change that, install a compiler (Debian, Ubuntu: apt-get "
-            "install g++), name another by CXX, or install a wheel that was built elsewhere "
-            "(python -m tools.wheel).",
+            "in plain torch, slowly. To change that on x86 and Linux, install a compiler (Debian, "
+            "Ubuntu: apt-get install g++), name another by CXX, or install a wheel that was built "
+            "elsewhere (python -m tools.wheel).",
             file=sys.stderr,
         )
         return []
@@ -193,7 +193,8 @@ def dependencies() -> list[str]:
         f"torch=={torch}.*",
         "numpy>=1.26",
         "py-cpuinfo>=9.0",
-        f"fbgemm-gpu-cpu=={FBGEMM_OF_TORCH[torch]}.*",
+        # There are files of it for Linux alone, and only lookups of its own tables need it.
+        f"fbgemm-gpu-cpu=={FBGEMM_OF_TORCH[torch]}.*; sys_platform == 'linux'",
         "safetensors>=0.5",
         "tomli>=2.0; python_version < '3.11'",
     ]

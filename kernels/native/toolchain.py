@@ -6,8 +6,10 @@ Stands alone, because ``setup.py`` loads it by its path before anything is insta
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -53,6 +55,10 @@ def flags() -> list[str]:
 
 def why_not() -> str | None:
     """Why ``compiler()`` cannot build the extension, in one line; None if it can."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"its kernels are for x86-64 CPUs, and this one is {platform.machine()}"
+    if sys.platform != "linux":
+        return f"its compiled part is for Linux, and this is {sys.platform}"
     with tempfile.TemporaryDirectory() as folder:
         command = [*shlex.split(compiler()), STANDARD, "-c", str(PROBE)]
         try:

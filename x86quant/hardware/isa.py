@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from x86quant.errors import CpuError, CpuTooOldError
 
 VARIABLE = "X86QUANT_ISA"
+_X86_64 = ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ def best_level(features: frozenset[str]) -> str:
     for name, level in reversed(LEVELS.items()):
         if level.features <= features:
             return name
+    import platform  # not needed where all is well
+
+    if (machine := platform.machine()) not in _X86_64:
+        raise CpuTooOldError(f"x86quant's kernels are for x86-64 CPUs, and this one is {machine}.")
     raise CpuTooOldError(
         "x86quant needs a CPU with AVX2 (Intel Haswell, AMD Zen or later) and an operating "
         "system, or hypervisor, that lets programs use it."
