@@ -7,6 +7,9 @@ from importlib.metadata import version
 
 from x86quant.errors import UnsupportedError
 
+#: Releases of torchao that the tests ran with.
+TORCHAO = ("0.18",)
+
 
 def check_tested(package: str, tested: Sequence[str], user: str) -> None:
     """Raise UnsupportedError unless the installed ``package`` is of one of the ``tested`` releases.

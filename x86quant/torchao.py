@@ -17,7 +17,7 @@ from torch import nn
 
 from x86quant.dynamic import INT8_LAYERS, check_bits, to_dynamic, why_float
 from x86quant.errors import X86QuantWarning
-from x86quant.tested_versions import check_tested
+from x86quant.tested_versions import TORCHAO, check_tested
 
 try:
     from torchao.core.config import AOBaseConfig
@@ -27,9 +27,7 @@ except ImportError as error:
         "x86quant.torchao needs the package torchao: pip install 'x86quant[pt2e]'"
     ) from error
 
-#: Releases that the tests ran with.
-TESTED = ("0.18",)
-check_tested("torchao", TESTED, "x86quant.torchao")
+check_tested("torchao", TORCHAO, "x86quant.torchao")
 
 
 @dataclass

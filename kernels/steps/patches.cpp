@@ -27,7 +27,7 @@ class PatchesStep final : public Step {
       taps *= std::min<int64_t>(kernel_[i], out.c + 1);  // more are refused, whatever their product
       if (taps > out.c) break;
     }
-    if (out.n != a.n || out.c != taps * a.c) fields.refuse("out", "does not hold a window of channels");
+    if (a.c < 1 || out.n != a.n || out.c != taps * a.c) fields.refuse("out", "does not hold a window of channels");
     nanoseconds_ = static_cast<double>(out.n * out.d * out.h * out.w) * static_cast<double>(out.c) / kBytesANanosecond;
   }
 

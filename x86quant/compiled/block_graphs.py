@@ -75,18 +75,13 @@ class BlockGraphs:
         """The graphs as ``torch.compile`` calls them."""
         return tuple(_Opaque(self, graph) for graph in self.graphs)
 
-    @property
-    def __code__(self) -> types.CodeType:
-        """That of the module's own forward: torch.export asks for it."""
-        return type(self.module).forward.__code__
-
     def attach(self) -> None:
         """Let calls of the module come here."""
         self.module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return self._traced(args, kwargs)
         if self.token_step is not None and self._may_run() and only_watched() and self._holds():
             if len(args) == 1 and self._takes_ids and _IDS not in kwargs:
@@ -119,12 +114,11 @@ class BlockGraphs:
         return answer
 
     def _traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The call as ``torch.compile`` and ``torch.export`` should see it.
+        """The call as ``torch.compile`` should see it.
 
-        The former gets one op for a graph, as of any compiled model: see ``traced``.
+        It gets one op for a graph, as of any compiled model: see ``traced``.
         """
-        in_float32 = not torch.is_autocast_enabled("cpu")
-        if in_float32 and not torch.compiler.is_exporting():
+        if self._may_run():
             for opaque in self._opaque:
                 graph = opaque.graph
                 given = graph.form.tensors(args, kwargs)
@@ -160,8 +154,8 @@ class BlockGraphs:
         return None
 
     def _may_run(self) -> bool:
-        """Whether the call is one that computes in float32."""
-        return not torch.is_autocast_enabled("cpu")
+        """Whether the call is one that computes in float32, and is not exported."""
+        return not (torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"))
 
     def current(self) -> bool:
         """Whether there are graphs of the module as it is."""

@@ -7,7 +7,7 @@ calibrate(prepared)
 fast = x86quant.compile(convert_pt2e(prepared), inputs)
 """
 
-from x86quant.tested_versions import check_tested
+from x86quant.tested_versions import TORCHAO, check_tested
 
 try:
     import torchao  # noqa: F401
@@ -16,7 +16,7 @@ except ImportError as error:
         "x86quant.X86Quantizer needs the package torchao: pip install 'x86quant[pt2e]'"
     ) from error
 
-check_tested("torchao", ("0.18",), "x86quant.X86Quantizer")
+check_tested("torchao", TORCHAO, "x86quant.X86Quantizer")
 
 from x86quant.pt2e.x86_quantizer import X86Quantizer  # noqa: E402
 
