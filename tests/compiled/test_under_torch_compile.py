@@ -109,6 +109,13 @@ def test_exported_programs_have_the_values(form: str) -> None:
 
 
 @torch.no_grad()
+def test_a_model_with_fused_blocks_says_that_it_cannot_be_exported() -> None:
+    model, x = FORMS["fused"]()
+    with pytest.raises(AttributeError, match="fused blocks cannot be exported: export what"):
+        torch.export.export(model, (x,))
+
+
+@torch.no_grad()
 def test_packages_of_aot_inductor_have_the_values(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = x86quant.to_dynamic(nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4)).eval())

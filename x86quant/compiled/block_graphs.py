@@ -75,6 +75,14 @@ class BlockGraphs:
         """The graphs as ``torch.compile`` calls them."""
         return tuple(_Opaque(self, graph) for graph in self.graphs)
 
+    @property
+    def __code__(self) -> Any:
+        """What ``torch.export`` asks of a forward, and this cannot give."""
+        raise AttributeError(
+            f"a {type(self.module).__name__} with fused blocks cannot be exported: export what "
+            "x86quant.to_dynamic, or x86quant.quantize with fuse_blocks=False, makes of the model"
+        )
+
     def attach(self) -> None:
         """Let calls of the module come here."""
         self.module.forward = self
