@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import x86quant
+from tests.tiny_encoder import write_tiny_encoder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -42,6 +43,25 @@ def test_an_example_runs(
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert said in capsys.readouterr().out
+
+
+def test_the_example_of_onnx_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["to_onnx", str(tmp_path / "net.onnx")])
+    runpy.run_path(str(EXAMPLES / "to_onnx.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "results further away than a step: 0 of " in said
+
+
+def test_the_example_of_the_service_runs(tmp_path: Path) -> None:
+    folder = write_tiny_encoder(tmp_path)
+    command = [sys.executable, str(EXAMPLES / "encoder_service.py"), str(folder), "--text", "a cat"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "1 embeddings of 32 numbers" in done.stdout
+    assert " 1.000  a cat" in done.stdout
+    assert "ended with 0" in done.stdout
 
 
 def test_a_model_saved_here_runs_on_another_cpu() -> None:

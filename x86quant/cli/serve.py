@@ -90,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
         f"{facts.name}: {facts.task}, {facts.dtype}, up to {facts.max_tokens} tokens, padding "
         f"{padding}"
     )
+    at.listen()  # who connects from now on waits for the server's first turn, and is not refused
     loading.tell(f"listening at http://{options.host}:{at.getsockname()[1]}")
     serve(EncoderService(engine, limits), at, options.grace)
     loading.tell("ended")
