@@ -41,7 +41,9 @@ from x86quant.torchvision_import import import_torchvision
 
 OURS = "x86quant"
 LLAMA = "llama.cpp-q8_0"
-PEERS = ("torch", "onnx", "onnx-qint8", "openvino", "openvino-qint8", LLAMA)
+#: Those that run the transformer alone, behind the same tokenizer and pooling.
+BEHIND = ("torch", "onnx", "onnx-qint8", "openvino", "openvino-qint8")
+PEERS = (*BEHIND, LLAMA)
 #: Characters of a text: mean and standard deviation, as in the table of sentence-transformers.
 LENGTHS = ((38.9, 13.9), (619.6, 345.3), (9589.3, 633.4))
 _CALIBRATION = 300

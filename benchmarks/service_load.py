@@ -39,9 +39,9 @@ import numpy as np
 
 from benchmarks.environment import print_environment
 from benchmarks.sentence_efficiency import (
+    BEHIND,
     LENGTHS,
     OURS,
-    PEERS,
     Elsewhere,
     float_folder,
     runs_of,
@@ -277,7 +277,7 @@ def search(ports: dict[str, int], seconds: float, steps: int) -> dict[str, tuple
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--engines", nargs="*", choices=(OURS, *PEERS),
+    parser.add_argument("--engines", nargs="*", choices=(OURS, *BEHIND),
                         default=(OURS, "openvino-qint8"))  # fmt: skip
     parser.add_argument("--model", choices=("minilm", "bert-base"), default="minilm")
     parser.add_argument("--batch-tokens", type=int, default=512)
