@@ -42,14 +42,14 @@ def parts(library: str) -> Iterator[Part]:
             return {"why": str(error)}
         return {"instructions": answer.instructions, "layout": answer.layout}
 
-    def layers(op: str, family: str, specs: list[OpSpec]) -> dict[str, Any]:
-        found = random_layers.first_wrong(library, op, family, specs)
+    def layers(specs: list[OpSpec]) -> dict[str, Any]:
+        found = random_layers.first_wrong(library, specs)
         return {} if found is None else {"why": str(found)}
 
     for name in shared_sums.families(library, here):
         yield f"sums {name}", lambda name=name: layout(name)  # type: ignore[misc]
     for op, family, specs in random_layers.families(kernel, legal):
-        yield f"layers {op} {family}", lambda given=(op, family, specs): layers(*given)  # type: ignore[misc]
+        yield f"layers {op} {family}", lambda specs=specs: layers(specs)  # type: ignore[misc]
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def version(library: str) -> str:
         found = re.search(r"(?:MKL-DNN|oneDNN|DNNL) v(\d+(?:\.\d+)*)", torch.__config__.show())
         if found:
             return found[1]
-    return torch_release(torch.__version__)
+    return release(torch.__version__)
 
 
 def on_record(library: str) -> bool:
@@ -39,12 +39,12 @@ def judged_as(torch_version: str) -> str:
     That a mistake of the last version is gone must be seen before it is believed.
     """
     newest = max(_record()["fbgemm"], key=_numbers)
-    return newest if _numbers(torch_release(torch_version)) > _numbers(newest) else torch_version
+    return newest if _numbers(release(torch_version)) > _numbers(newest) else torch_version
 
 
-def torch_release(torch_version: str) -> str:
-    """``2.13.0+cpu`` as ``2.13``: its libraries change with the second number."""
-    return ".".join(torch_version.split(".")[:2])
+def release(version_of_package: str) -> str:
+    """``2.13.0+cpu`` as ``2.13``: kernels, and their times, change with the second number."""
+    return ".".join(version_of_package.split(".")[:2])
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -32,8 +32,6 @@ _LARGEST_WEIGHT = 64
 class Wrong:
     """A layer that a kernel computed wrongly."""
 
-    op: str
-    family: str
     steps: int
     spec: OpSpec
 
@@ -94,13 +92,13 @@ def families(kernel: Kernel, legal: shared_sums.Legal) -> Iterator[tuple[str, st
             yield op, family, specs
 
 
-def first_wrong(kernel: str, op: str, family: str, specs: list[OpSpec]) -> Wrong | None:
+def first_wrong(kernel: str, specs: list[OpSpec]) -> Wrong | None:
     """The first of ``specs`` that ``kernel`` computes wrongly."""
     generator = torch.Generator().manual_seed(_SEED)
     for spec in specs:
         steps = _steps_off(kernel, spec, generator)
         if steps > 1:
-            return Wrong(op, family, steps, spec)
+            return Wrong(steps, spec)
     return None
 
 

@@ -266,7 +266,8 @@ def stale(table: RuleTable) -> str | None:
     differ = [
         f"{name} {measured}, not {installed}"
         for name, measured, installed in _versions(table)
-        if _release(installed) not in {_release(part) for part in measured.split(" | ")}
+        if libraries.release(installed)
+        not in {libraries.release(part) for part in measured.split(" | ")}
     ]
     if not differ:
         return None
@@ -289,11 +290,6 @@ def _versions(table: RuleTable) -> Iterator[tuple[str, str, str]]:
         measured = str(table.provenance.get(name, ""))
         if measured:
             yield name, measured, importlib.metadata.version(name)
-
-
-def _release(version: str) -> tuple[str, ...]:
-    """What times depend on: kernels change with the second number."""
-    return tuple(version.split(".")[:2])
 
 
 #: What the user was told already.
