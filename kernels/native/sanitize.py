@@ -19,7 +19,7 @@ from pathlib import Path
 
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels.native import toolchain
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build
+from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,14 +38,14 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
     parser.add_argument("--emulate", action="store_true", help="levels that this CPU lacks, too")
     arguments = parser.parse_args()
-    library = build(arguments.directory, sanitize=True, emulate=arguments.emulate)
+    library = build(arguments.directory, sanitizer="address", emulate=arguments.emulate)
     fuzzer = arguments.directory / "fuzz"
     source = HERE / "fuzz" / "fuzz.cpp"
     flags = [
         toolchain.STANDARD,
         "-Wall",
         "-Wextra",
-        *SANITIZE_FLAGS,
+        *SANITIZERS["address"],
         f"-Wl,-rpath,{arguments.directory}",
     ]
     subprocess.run(
