@@ -4,7 +4,8 @@
 
 Exports a small network, a small recommender and a small recurrent network. Under AddressSanitizer
 and UBSan they are loaded and run with random changes, under ThreadSanitizer as they are by several
-threads at once. Needs a checkout and a C++ compiler with its sanitizer libraries.
+threads at once, and without a sanitizer with memory refused at each allocation in turn. Needs a
+checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -114,14 +115,16 @@ def exported(folder: Path) -> list[Path]:
     return paths
 
 
-def built(program: str, sanitizer: str, folder: Path) -> Path:
+def built(program: str, sanitizer: str | None, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with all it runs, compiled with the ``sanitizer``."""
     library = build(folder, sanitizer=sanitizer)
-    flags = [*toolchain.flags(), *SANITIZERS[sanitizer], "-I", str(SERVING / "include")]
+    flags = [*toolchain.flags(), "-I", str(SERVING / "include")]
+    flags += SANITIZERS[sanitizer] if sanitizer else ["-O1"]
     sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
     sources += [SERVING / "fuzz" / f"{program}.cpp"]
     sources += [KERNELS / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
-    objects = [folder / f"{sanitizer}-{x.parent.name}-{x.stem}.o" for x in sources]
+    kind = sanitizer or "plain"
+    objects = [folder / f"{kind}-{x.parent.name}-{x.stem}.o" for x in sources]
     compiler = shlex.split(toolchain.compiler())
 
     def compiled(source: Path, to: Path) -> None:
@@ -155,10 +158,11 @@ def main() -> int:
     for program, sanitizer, numbers in (
         ("fuzz", "address", [arguments.first, last]),
         ("race", "thread", [arguments.rounds]),
+        ("refused_memory", None, []),
     ):
         target = built(program, sanitizer, arguments.directory)
         for file in files:
-            print(f"{sanitizer}, {file.stem}: ", end="", flush=True)
+            print(f"{program}, {file.stem}: ", end="", flush=True)
             command = [str(target), str(file), *map(str, numbers), *here]
             done = subprocess.run(command, check=False, env={**os.environ, **options})
             failed |= done.returncode
