@@ -238,6 +238,8 @@ class _Process:
 
 def _process(number: int, seconds: float, pipe: Any) -> None:
     warnings.simplefilter("ignore")
+    # What a shell starts in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         one = _Process(number, seconds, pipe)
         pipe.send("ready")

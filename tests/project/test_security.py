@@ -38,8 +38,8 @@ def _watched(script: str, *arguments: str) -> str:
 
 
 def test_saved_models(tmp_path: Path) -> None:
-    model, x = mixed()
-    x86quant.save(model, tmp_path / "graph")
+    graph, x = mixed()
+    x86quant.save(graph, tmp_path / "graph")
     inputs = {"graph": x}
     for form, make in FORMS.items():
         model, inputs[form], skeleton = make()
