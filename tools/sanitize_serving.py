@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import x86quant
+from x86quant.cpp_library import cpp_paths
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels.native import toolchain
 from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
@@ -115,16 +116,25 @@ def exported(folder: Path) -> list[Path]:
     return paths
 
 
-def built(program: str, sanitizer: str | None, folder: Path) -> Path:
+def of_library(program: str, folder: Path) -> Path:
+    """``fuzz/<program>.cpp`` with the installed library, which finds this program's functions."""
+    paths, target = cpp_paths(), folder / f"{program}-serving"
+    source = SERVING / "fuzz" / f"{program}.cpp"
+    flags = [toolchain.STANDARD, "-rdynamic", "-pthread", "-I", str(paths.include)]
+    link = [str(paths.library), f"-Wl,-rpath,{paths.library.parent}", "-ldl", "-o", str(target)]
+    compiler = shlex.split(toolchain.compiler())
+    subprocess.run([*compiler, *flags, str(source), *link], check=True)
+    return target
+
+
+def built(program: str, sanitizer: str, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with all it runs, compiled with the ``sanitizer``."""
     library = build(folder, sanitizer=sanitizer)
-    flags = [*toolchain.flags(), "-I", str(SERVING / "include")]
-    flags += SANITIZERS[sanitizer] if sanitizer else ["-O1"]
+    flags = [*toolchain.flags(), *SANITIZERS[sanitizer], "-I", str(SERVING / "include")]
     sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
     sources += [SERVING / "fuzz" / f"{program}.cpp"]
     sources += [KERNELS / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
-    kind = sanitizer or "plain"
-    objects = [folder / f"{kind}-{x.parent.name}-{x.stem}.o" for x in sources]
+    objects = [folder / f"{sanitizer}-{x.parent.name}-{x.stem}.o" for x in sources]
     compiler = shlex.split(toolchain.compiler())
 
     def compiled(source: Path, to: Path) -> None:
@@ -160,7 +170,8 @@ def main() -> int:
         ("race", "thread", [arguments.rounds]),
         ("refused_memory", None, []),
     ):
-        target = built(program, sanitizer, arguments.directory)
+        folder = arguments.directory
+        target = built(program, sanitizer, folder) if sanitizer else of_library(program, folder)
         for file in files:
             print(f"{program}, {file.stem}: ", end="", flush=True)
             command = [str(target), str(file), *map(str, numbers), *here]
