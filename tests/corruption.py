@@ -47,8 +47,8 @@ def corrupted(data: bytes, seed: int) -> tuple[bytes, str, str]:
     """Damaged bytes, what must happen, and the name of the damage."""
     rng = random.Random(seed)
     if rng.random() < 0.4:
-        name = rng.choice(sorted(_BLIND))
-        damaged = _BLIND[name](rng, data)
+        name = rng.choice(sorted(BLIND))
+        damaged = BLIND[name](rng, data)
         return damaged, "faithful" if damaged == data else "refuse", name
     if rng.random() < 0.15:
         name = rng.choice(sorted(_TEXT))
@@ -66,8 +66,8 @@ def corrupted_anywhere(data: bytes, seed: int) -> tuple[bytes, str, str]:
     """The same for a file of any form: blind damage, or one entry of the model is another."""
     rng = random.Random(seed)
     if rng.random() < 0.3:
-        name = rng.choice(sorted(_BLIND))
-        damaged = _BLIND[name](rng, data)
+        name = rng.choice(sorted(BLIND))
+        damaged = BLIND[name](rng, data)
         return damaged, "faithful" if damaged == data else "refuse", name
     manifest, header, tensors = parts(data)
     entries = places(manifest["model"])
@@ -175,7 +175,7 @@ def _length(rng: random.Random, data: bytes) -> bytes:
     return length.to_bytes(_LENGTH, "little") + data[_LENGTH:]
 
 
-_BLIND: dict[str, Callable[[random.Random, bytes], bytes]] = {
+BLIND: dict[str, Callable[[random.Random, bytes], bytes]] = {
     function.__name__.strip("_"): function
     for function in (
         _flip_bit, _set_bytes, _truncate, _extend, _cut, _splice, _swap, _zero, _length,
@@ -326,6 +326,14 @@ def _unknown_method(d: Draft) -> bool:
     node["target"] = d.rng.choice(
         ["__class__", "numpy", "set_", "resize_", "data_ptr", "tofile", ""]
     )
+    return True
+
+
+@_hostile()
+def _method_of_a_number(d: Draft) -> bool:
+    node = d.rng.choice(_calls(d))
+    node["op"], node["target"], node["kwargs"] = "call_method", "contiguous", {}
+    node["args"] = [d.rng.choice([1, "a", [1]])]
     return True
 
 

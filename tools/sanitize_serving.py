@@ -1,9 +1,11 @@
-"""Fuzzes the loader of program files under AddressSanitizer and UBSan.
+"""Loads and runs program files under the sanitizers.
 
-    python -m tools.sanitize_serving --seeds 500
+    python -m tools.sanitize_serving --seeds 500 --rounds 20
 
-Exports a small network, a small recommender and a small recurrent network, then loads and runs them
-with random changes. Needs a checkout and a C++ compiler with its sanitizer libraries.
+Exports a small network, a small recommender and a small recurrent network. Under AddressSanitizer
+and UBSan they are loaded and run with random changes, under ThreadSanitizer as they are by several
+threads at once, and without a sanitizer with memory refused at each allocation in turn. Needs a
+checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import torch
 from torch import nn
 
 import x86quant
+from x86quant.cpp_library import cpp_paths
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels.native import toolchain
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build
+from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 SERVING = KERNELS / "serving"
@@ -113,14 +116,25 @@ def exported(folder: Path) -> list[Path]:
     return paths
 
 
-def fuzzer(folder: Path) -> Path:
-    """The fuzzer with all it runs, compiled with the sanitizers."""
-    library = build(folder, sanitize=True)
-    flags = [*toolchain.flags(), *SANITIZE_FLAGS, "-I", str(SERVING / "include")]
+def of_library(program: str, folder: Path) -> Path:
+    """``fuzz/<program>.cpp`` with the installed library, which finds this program's functions."""
+    paths, target = cpp_paths(), folder / f"{program}-serving"
+    source = SERVING / "fuzz" / f"{program}.cpp"
+    flags = [toolchain.STANDARD, "-rdynamic", "-pthread", "-I", str(paths.include)]
+    link = [str(paths.library), f"-Wl,-rpath,{paths.library.parent}", "-ldl", "-o", str(target)]
+    compiler = shlex.split(toolchain.compiler())
+    subprocess.run([*compiler, *flags, str(source), *link], check=True)
+    return target
+
+
+def built(program: str, sanitizer: str, folder: Path) -> Path:
+    """``fuzz/<program>.cpp`` with all it runs, compiled with the ``sanitizer``."""
+    library = build(folder, sanitizer=sanitizer)
+    flags = [*toolchain.flags(), *SANITIZERS[sanitizer], "-I", str(SERVING / "include")]
     sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
-    sources += [SERVING / "fuzz" / "fuzz.cpp"]
+    sources += [SERVING / "fuzz" / f"{program}.cpp"]
     sources += [KERNELS / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
-    objects = [folder / f"serving-{source.parent.name}-{source.stem}.o" for source in sources]
+    objects = [folder / f"{sanitizer}-{x.parent.name}-{x.stem}.o" for x in sources]
     compiler = shlex.split(toolchain.compiler())
 
     def compiled(source: Path, to: Path) -> None:
@@ -128,29 +142,41 @@ def fuzzer(folder: Path) -> Path:
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compiled, sources, objects))
-    target = folder / "fuzz-serving"
+    target = folder / f"{program}-serving"
     link = [*map(str, objects), str(library), f"-Wl,-rpath,{folder}", "-pthread", "-o", str(target)]
     subprocess.run([*compiler, *flags, *link], check=True)
     return target
 
 
 def main() -> int:
-    """Build, export, run, and return the fuzzer's status."""
+    """Build, export, run, and return whether anything was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=500, help="changed files of each")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=20, help="runs by each of the threads")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
     arguments = parser.parse_args()
-    target = fuzzer(arguments.directory)
     last = arguments.first + arguments.seeds
     here = [name for name, level in LEVELS.items() if level.features <= x86quant.cpu().features]
-    options = "allocator_may_return_null=1:max_allocation_size_mb=1024:detect_leaks=0"
-    environment = {**os.environ, "ASAN_OPTIONS": options}
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    files = exported(arguments.directory)
+    options = {
+        "ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1024:detect_leaks=0",
+        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    }
     failed = 0
-    for file in exported(arguments.directory):
-        print(f"{file.stem}: ", end="", flush=True)
-        command = [str(target), str(file), str(arguments.first), str(last), *here]
-        failed |= subprocess.run(command, check=False, env=environment).returncode
+    for program, sanitizer, numbers in (
+        ("fuzz", "address", [arguments.first, last]),
+        ("race", "thread", [arguments.rounds]),
+        ("refused_memory", None, []),
+    ):
+        folder = arguments.directory
+        target = built(program, sanitizer, folder) if sanitizer else of_library(program, folder)
+        for file in files:
+            print(f"{program}, {file.stem}: ", end="", flush=True)
+            command = [str(target), str(file), *map(str, numbers), *here]
+            done = subprocess.run(command, check=False, env={**os.environ, **options})
+            failed |= done.returncode
     return failed
 
 

@@ -21,13 +21,17 @@ HERE = Path(__file__).resolve().parent
 DEFAULT_DIRECTORY = HERE.parent.parent / "build" / "native"
 #: Instructions of AMX and AVX-VNNI become functions: ``emulated_tiles.h``.
 EMULATE_FLAGS = ["-DXQ_EMULATED"]
-SANITIZE_FLAGS = [
+_SANITIZED = [
     "-O1",  # sanitizers make -O3 slow to compile
-    "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
     "-g1",  # lines of code, for the reports
 ]
+#: AddressSanitizer with UBSan, and ThreadSanitizer, which cannot be together.
+SANITIZERS = {
+    "address": [*_SANITIZED, "-fsanitize=address,undefined"],
+    "thread": [*_SANITIZED, "-fsanitize=thread"],
+}
 
 
 def sources() -> list[Path]:
@@ -46,13 +50,13 @@ def _compile(source: Path, objects: Path, flags: list[str]) -> Path:
 
 
 def build(
-    directory: Path = DEFAULT_DIRECTORY, *, sanitize: bool = False, emulate: bool = False
+    directory: Path = DEFAULT_DIRECTORY, *, sanitizer: str | None = None, emulate: bool = False
 ) -> Path:
     """Compile what changed and link it. Returns the library's path.
 
     Args:
         directory: of objects and library.
-        sanitize: with AddressSanitizer and UBSan.
+        sanitizer: one of ``SANITIZERS``.
         emulate: AMX and AVX-VNNI by other instructions, for tests on CPUs without them.
 
     Raises:
@@ -62,11 +66,12 @@ def build(
     flags = [
         *toolchain.flags(),
         "-fno-exceptions",
-        *(SANITIZE_FLAGS if sanitize else []),
+        *(SANITIZERS[sanitizer] if sanitizer else []),
         *(EMULATE_FLAGS if emulate else []),
     ]
     directory.mkdir(parents=True, exist_ok=True)
-    library = directory / f"libxq_native{'_sanitized' * sanitize}{'_emulated' * emulate}.so"
+    kind = f"_{sanitizer}" if sanitizer else ""
+    library = directory / f"libxq_native{kind}{'_emulated' * emulate}.so"
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda source: _compile(source, directory, flags), sources()))
     newest = max(path.stat().st_mtime for path in objects)
@@ -90,10 +95,10 @@ def main() -> int:
     """Build and print the library's path."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
-    parser.add_argument("--sanitize", action="store_true", help="with ASan and UBSan")
+    parser.add_argument("--sanitizer", choices=[*SANITIZERS])
     parser.add_argument("--emulate", action="store_true", help="AMX and AVX-VNNI by others")
     arguments = parser.parse_args()
-    print(build(arguments.directory, sanitize=arguments.sanitize, emulate=arguments.emulate))
+    print(build(arguments.directory, sanitizer=arguments.sanitizer, emulate=arguments.emulate))
     return 0
 
 

@@ -3,6 +3,7 @@
     python kernels/native/sanitize.py --seeds 300
 
     python kernels/native/sanitize.py --seeds 300 --emulate
+    python kernels/native/sanitize.py --seeds 20000 --emulate --plain   # comparisons alone, fast
 
 Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out, or
 emulated: AVX-VNNI on CPUs with AVX2, AMX on those with AVX512-VNNI. What emulated tiles touch is
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels.native import toolchain
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZE_FLAGS, build
+from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 
 HERE = Path(__file__).resolve().parent
 
@@ -37,15 +38,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
     parser.add_argument("--emulate", action="store_true", help="levels that this CPU lacks, too")
+    parser.add_argument("--plain", action="store_true", help="without the sanitizers")
     arguments = parser.parse_args()
-    library = build(arguments.directory, sanitize=True, emulate=arguments.emulate)
+    sanitizer = None if arguments.plain else "address"
+    library = build(arguments.directory, sanitizer=sanitizer, emulate=arguments.emulate)
     fuzzer = arguments.directory / "fuzz"
     source = HERE / "fuzz" / "fuzz.cpp"
     flags = [
         toolchain.STANDARD,
         "-Wall",
         "-Wextra",
-        *SANITIZE_FLAGS,
+        *(SANITIZERS[sanitizer] if sanitizer else ["-O1"]),
         f"-Wl,-rpath,{arguments.directory}",
     ]
     subprocess.run(

@@ -53,7 +53,10 @@ Program::Stage& Program::open_stage() {
 void Program::add(const std::string& kind, const StepFields::Values& fields) {
   checked_.reset();
   Stage& stage = open_stage();
-  stage.steps.push_back(make_step(kind, fields, stage.reach));
+  Reach reach;
+  stage.steps.push_back(make_step(kind, fields, reach));
+  stage.reach.add(reach);
+  stage.fences.add(reach);
   stage.shared_steps += stage.steps.back()->threads() == StepThreads::kShared;
   stage.steps_with_own_threads += stage.steps.back()->threads() == StepThreads::kOwn;
 }
@@ -212,17 +215,23 @@ void Program::together(const Stage& stage, const Body& body) {
   with_team([&](int) { body(); });
 }
 
-void Program::run_steps(const Stage& stage, const Bases& bases) {
+void Program::run_steps(const Stage& stage, const Bases& bases) const {
+  const Fences::Watch fences(stage.fences, bases[0], arena_.bytes());
   together(stage, [&] {
-    for (const auto& step : stage.steps) step->run(bases);
+    for (size_t i = 0; i < stage.steps.size(); ++i) {
+      fences.before(i);
+      stage.steps[i]->run(bases);
+    }
   });
 }
 
-void Program::run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds) {
+void Program::run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds) const {
   using Clock = std::chrono::steady_clock;
+  const Fences::Watch fences(stage.fences, bases[0], arena_.bytes());
   together(stage, [&] {
     auto before = Clock::now();
     for (size_t i = 0; i < stage.steps.size(); ++i) {
+      fences.before(i);
       stage.steps[i]->run(bases);
       const auto after = Clock::now();
       microseconds[i] = std::chrono::duration<double, std::micro>(after - before).count();

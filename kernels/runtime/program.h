@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arenas.h"
+#include "fences.h"
 #include "memory.h"
 #include "step.h"
 
@@ -75,6 +76,7 @@ class Program {
     std::vector<std::shared_ptr<const Step>> steps;
     int64_t shared_steps = 0, steps_with_own_threads = 0;
     Reach reach;
+    Fences fences;
     int64_t parts = 1;
     Words advance;  // of every base but the arena, from part to part; none of a stage that is for whole batches
   };
@@ -95,8 +97,8 @@ class Program {
   // Calls body(), its loops shared by threads that stay together where there is more than one.
   template <class Body>
   static void together(const Stage& stage, const Body& body);
-  static void run_steps(const Stage& stage, const Bases& bases);
-  static void run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds);
+  void run_steps(const Stage& stage, const Bases& bases) const;
+  void run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds) const;
 
   int threads_;
   ArenaClaim arena_;

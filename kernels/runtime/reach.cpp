@@ -98,6 +98,13 @@ bool Reach::is_apart() const {
   return true;
 }
 
+std::vector<Reach::Range> Reach::ranges(int64_t base) const {
+  std::vector<Range> found;
+  for (const Extent& extent : extents_)
+    if (extent.base == base) found.push_back(range_of(extent));
+  return found;
+}
+
 void Reach::add(const Reach& step) {
   for (const auto& [base, other] : step.touched_) {
     Touched& mine = touched_[base];

@@ -58,6 +58,8 @@ class Reach {
 
   const std::map<int64_t, Touched>& touched() const { return touched_; }
   const std::vector<Open>& open() const { return open_; }
+  // Of one step: what it touches of a base, a range for each tensor.
+  std::vector<Range> ranges(int64_t base) const;
 
  private:
   std::vector<Extent> extents_;  // of one step

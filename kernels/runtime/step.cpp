@@ -31,7 +31,7 @@ StepPtr make_step(const std::string& kind, const StepFields::Values& values, Rea
   StepFields fields(kind, values);
   StepPtr step = found->second(fields);
   fields.finish();
-  reach.add(fields.reach());
+  reach = fields.reach();
   return step;
 }
 

@@ -114,7 +114,7 @@ struct RegisterStep {
   RegisterStep(const char* kind, StepPtr (*make)(StepFields& fields));
 };
 
-// Throws a Refused that names the kind, and the field, of whatever is wrong. `reach` grows by that of the step.
+// Throws a Refused that names the kind, and the field, of whatever is wrong. `reach` receives that of the step.
 StepPtr make_step(const std::string& kind, const StepFields::Values& fields, Reach& reach);
 std::vector<std::string> step_kinds();
 

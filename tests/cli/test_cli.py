@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -63,3 +64,19 @@ def test_interruption_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(x86quant, "cpu", interrupt)
     assert main(["info"]) == 130
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "folder", "--threads", "9223372036854775808"],
+        ["explain", "net.x86q", "--threads", "5000"],
+        ["explain", "net.x86q", "--shape", "1,9223372036854775808"],
+        ["bench", "resnet18", "--threads", "1,5000"],
+    ],
+)
+def test_numbers_beyond_any_machine(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert re.search("is more than 4096|sizes are from 1 to", capsys.readouterr().err)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_files_that_are_cut_off(written: Path, tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(InvalidInputError, match=r"empty|ends too early|no GGUF|incomplete"):
             read_gguf(path)
+
+
+def test_a_tensor_without_numbers_is_refused(written: Path, tmp_path: Path) -> None:
+    """Beside a size of zero another may be anything, and no row would be missed in the file."""
+    whole = written.read_bytes()
+    sizes = struct.pack("<IQQ", 2, 3, 2)
+    assert whole.count(sizes) == 1
+    path = tmp_path / "nothing.gguf"
+    path.write_bytes(whole.replace(sizes, struct.pack("<IQQ", 2, 0, 2**63)))
+    with pytest.raises(InvalidInputError, match="'plain' has no numbers"):
+        read_gguf(path)
 
 
 def test_files_with_other_bytes_are_read_or_refused(written: Path, tmp_path: Path) -> None:

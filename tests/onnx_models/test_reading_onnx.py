@@ -190,3 +190,12 @@ def test_functions_of_the_model_are_put_in_place() -> None:
     proto.functions.append(function)
     proto.opset_import.append(helper.make_opsetid("own", 1))
     held_against_onnx_runtime(proto, x=noise(4))
+
+
+@pytest.mark.parametrize("opset", [17, 2**40])
+def test_nodes_that_onnx_itself_does_not_take_are_refused(opset: int) -> None:
+    """By inference of types and by its table of versions, each of which raises its own errors."""
+    proto = model([node("Shape", "x", "s"), node("Shape", "x", "s t")], {"x": [4]}, ["s"])
+    proto.opset_import[0].version = opset
+    with pytest.raises(InvalidInputError, match="the operator Shape"):
+        from_onnx(proto)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from torch import nn
 
+import x86quant
 from x86quant.calling.call import Call
+from x86quant.errors import X86QuantWarning
 from x86quant.quantization.odd_data import what_is_odd
+from x86quant.quantization.training_statistics import unlike_training
 
 
 def told(*calls: Call) -> str:
@@ -42,3 +48,49 @@ def test_nothing_is_told_of_data() -> None:
     assert not told(Call((ids,)), Call((ids,)))  # of numbers no ranges are chosen
     assert not told(Call((), {"x": torch.randn(2, 3), **masks}))
     assert not told(Call((torch.tensor(2.0), torch.randn(3))))  # a scalar beside data
+
+
+def trained(norm: bool = True) -> nn.Module:
+    """A network that was trained on pictures of mean 0 and width 1."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8) if norm else nn.Identity(), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)).train()
+    for _ in range(100):
+        net(torch.randn(4, 3, 12, 12))
+    return net.eval()
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "said"),
+    [
+        (57.0, 0.0, "values that reach 1 are 5[0-9][0-9.]* times as large as in training"),
+        (1 / 57, 0.0, "values that reach 1 are 0.01[0-9]+ times as large"),
+        (57.0, 128.0, "from -[0-9.]+ to [0-9.]+, are not scaled as the training data were"),
+        (1.0, 0.0, "^$"),
+        (0.4, 0.5, "^$"),
+    ],
+)
+def test_data_of_another_scale_than_in_training(scale: float, shift: float, said: str) -> None:
+    calls = [Call((torch.randn(2, 3, 12, 12) * scale + shift,)) for _ in range(2)]
+    assert re.search(said, " / ".join(unlike_training(trained(), calls)))
+
+
+def test_values_far_from_those_in_training_are_told() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(3))
+    net[0].running_mean.fill_(0.5)
+    calls = [Call((torch.randn(2, 3, 12, 12) + 20,))]
+    assert "far from where they were" in " / ".join(unlike_training(net.eval(), calls))
+
+
+def test_a_single_picture_is_told_where_the_network_was_trained() -> None:
+    one = [Call((torch.randn(1, 3, 12, 12),))]
+    assert "a single sample" in " / ".join(unlike_training(trained(), one))
+    assert not [*unlike_training(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), one)]
+    assert not [*unlike_training(trained(), one * 2)]
+
+
+def test_quantize_tells_it() -> None:
+    net = trained()
+    pixels = [torch.randint(0, 256, (2, 3, 12, 12)).float() for _ in range(2)]
+    with pytest.warns(X86QuantWarning, match="not scaled as the training data were"):
+        x86quant.quantize(net, pixels, speed_check=False, progress=False)

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     loading.add_input_arguments(parser)
     parser.add_argument(
-        "--threads", type=_counts, metavar="N,M", help="threads of each (default: torch's)"
+        "--threads", type=_thread_counts, metavar="N,M", help="threads of each (default: torch's)"
     )
     parser.add_argument(
         "--backends",
@@ -252,6 +252,11 @@ def _names(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 def _counts(text: str) -> tuple[int, ...]:
     """``"1,8"`` as numbers, for argparse."""
     return tuple(dict.fromkeys(map(loading.positive, text.split(","))))
+
+
+def _thread_counts(text: str) -> tuple[int, ...]:
+    """The same of threads."""
+    return tuple(dict.fromkeys(map(loading.thread_count, text.split(","))))
 
 
 def _share(text: str) -> float:

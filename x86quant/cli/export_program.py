@@ -29,7 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, required=True, help="the file to write")
     parser.add_argument(
-        "--threads", type=loading.positive, help="threads that the plans are for (default: torch's)"
+        "--threads",
+        type=loading.thread_count,
+        help="threads that the plans are for (default: torch's)",
     )
     loading.add_packed_cache(parser)
 

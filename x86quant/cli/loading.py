@@ -42,6 +42,10 @@ class Forms:
     compiled: nn.Module
 
 
+#: Beyond it no memory holds what has such a size.
+_LARGEST_SIZE = 2**40
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """``model``, ``--shape``, ``--input``, ``--threads``, ``--packed-cache`` and ``--json``."""
     parser.add_argument(
@@ -53,7 +57,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "torchvision.models:resnet18)",
     )
     add_input_arguments(parser)
-    parser.add_argument("--threads", type=positive, help="threads (default: torch's)")
+    parser.add_argument("--threads", type=thread_count, help="threads (default: torch's)")
     add_packed_cache(parser)
 
 
@@ -105,12 +109,12 @@ def shape(text: str) -> tuple[int, ...]:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 1,3,224,224") from None
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: sizes must be at least 1")
+    if min(sizes) < 1 or max(sizes) > _LARGEST_SIZE:
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes are from 1 to {_LARGEST_SIZE}")
     return sizes
 
 
-def positive(text: str) -> int:
+def positive(text: str, most: int = 2**31 - 1) -> int:
     """An integer of at least 1, for argparse."""
     try:
         number = int(text)
@@ -118,7 +122,14 @@ def positive(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{text} is more than {most}")
     return number
+
+
+def thread_count(text: str) -> int:
+    """A number of threads, for argparse: no machine has more."""
+    return positive(text, most=4096)
 
 
 def random_inputs(shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:

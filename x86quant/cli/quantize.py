@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metric", metavar="MODULE:FUNCTION", help="hold this metric")
     parser.add_argument("--max-drop", type=float, help="how far it may fall (default: 0.01)")
-    parser.add_argument("--threads", type=loading.positive, help="threads (default: torch's)")
+    parser.add_argument("--threads", type=loading.thread_count, help="threads (default: torch's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

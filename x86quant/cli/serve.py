@@ -32,7 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=8080, help="0 is any that is free (default: %(default)s)"
     )
     parser.add_argument(
-        "--threads", type=loading.positive, help="of the model (default: the cores that it may use)"
+        "--threads",
+        type=loading.thread_count,
+        help="of the model (default: the cores that it may use)",
     )
     parser.add_argument("--name", help="what clients are told the model is (default: the folder's)")
     for name, value, text in (

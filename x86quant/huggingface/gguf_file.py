@@ -166,6 +166,8 @@ class _Reader:
         if not 0 < dimensions <= _MOST_DIMENSIONS:
             raise self.damaged(f"the tensor {name[:80]!r} has {dimensions} dimensions")
         sizes = [self.number("<Q") for _ in range(dimensions)]
+        if not all(sizes):  # a zero would hide that the others are beyond any file
+            raise self.damaged(f"the tensor {name[:80]!r} has no numbers")
         return name, (tuple(sizes[::-1]), self.number("<I"), self.number("<Q"))
 
     def placed(

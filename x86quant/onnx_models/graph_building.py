@@ -115,20 +115,29 @@ class GraphBuilder:
         return [self.value(one.name, "the graph's outputs") for one in graph.output]
 
     def node(self, proto: NodeProto, opsets: Mapping[str, int] | None = None) -> None:
-        """Make one node."""
-        seen = view(proto, self.file, opsets or self.opsets, self._attributes)
-        for name in seen.inputs:
-            self.value(name, seen.label)
+        """Make one node.
+
+        Raises:
+            UnsupportedError: it cannot be read.
+            InvalidInputError: it is no valid node, or fails on what the file gives it.
+        """
+        label = proto.op_type
         try:
-            results = self._made(seen)
+            seen = view(proto, self.file, opsets or self.opsets, self._attributes)
+            label = seen.label
+            for name in seen.inputs:
+                self.value(name, label)
+            self._bind_results(seen, self._made(seen))
         except X86QuantError as error:
             if str(error).startswith(("the operator", self.file.name)):
                 raise
-            raise type(error)(f"the operator {seen.label}: {error}") from error
-        except Exception as error:  # of torch, on constants or attributes that do not fit
+            raise type(error)(f"the operator {label}: {error}") from error
+        except Exception as error:  # of torch or onnx, on constants or attributes that do not fit
             raise InvalidInputError(
-                f"the operator {seen.label} fails on what the file gives it: {first_line(error)}"
+                f"the operator {label} fails on what the file gives it: {first_line(error)}"
             ) from error
+
+    def _bind_results(self, seen: NodeView, results: Sequence[Any]) -> None:
         self.types.infer(seen, {n: self.known.get(n) for n in seen.inputs})
         for name, value in zip(seen.outputs, results, strict=False):
             if name:

@@ -45,6 +45,7 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
+from x86quant.quantization.training_statistics import unlike_training
 
 _log = logging.getLogger("x86quant.quantization")
 
@@ -72,7 +73,7 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
     reference = as_written(copied(given)).eval()
     if data is not None:
         _check_runs(reference, data.example, given=given)
-        for odd in what_is_odd(data.sample):
+        for odd in (*what_is_odd(data.sample), *unlike_training(reference, data.sample)):
             warnings.warn(odd, X86QuantWarning, stacklevel=4)
     exact = FloatResults(reference)
     refused: dict[tuple[str, str], str] = {}

@@ -96,6 +96,8 @@ def _signature(rows: object) -> inspect.Signature:
         if not isinstance(row, list) or len(row) != 4 or str(row[1]) not in _KINDS:
             raise ArtifactError("a parameter of a guarded graph is not as it should be")
         name, kind, has_default, default = row
+        if not typed(str, name, "the name of a parameter").isidentifier():
+            raise ArtifactError(f"a parameter of a guarded graph is called {name[:80]!r}")
         value = read_structure(default).fill(()) if has_default is True else _NO_DEFAULT
         try:
             found.append(inspect.Parameter(name, _KINDS[str(kind)], default=value))

@@ -146,6 +146,9 @@ class _GraphReader:
         _check_arity(op, target, args, kwargs)
         if kwargs.get("out") is not None:
             raise ArtifactError("it writes to an argument")
+        if op == "call_method" and not isinstance(args[0], Node):
+            # The code of torch.fx would hold a literal with the method behind it.
+            raise ArtifactError("it calls a method of what no node computes")
         node = self._graph.create_node(op, target, args, kwargs, name=name)
         if node.name != name:
             raise ArtifactError(f"the name {name!r} is taken")

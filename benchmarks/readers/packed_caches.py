@@ -1,0 +1,88 @@
+"""Packed weights beside a saved model: damaged, and others behind a right checksum."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import x86quant
+from benchmarks.readers.changes import anything, json_changes
+from benchmarks.readers.reader import Depth, Reader, WrongAnswerError
+from x86quant.artifacts.file import container
+from x86quant.version import __version__
+
+_HEAD = 8 + 4 + 4 + 8
+_WRITE, _READ = "write_packed_cache", "read_packed_cache"
+
+
+class _Net(nn.Module):
+    """Convolutions of three kinds, and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.third = nn.Conv2d(16, 16, 1)
+        self.last = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores."""
+        y = self.first(x).relu()
+        y = y + self.third(self.second(y).relu())
+        scores: torch.Tensor = self.last(y.mean((2, 3)))
+        return scores
+
+
+def packed_cache(folder: Path) -> Reader:
+    """The file that ``load(..., packed_cache=True)`` keeps."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 6, 6)
+    path = folder / "net.x86q"
+    module = x86quant.quantize(_Net().eval(), [x, x], speed_check=False, progress=False)
+    x86quant.save(module, path)
+    right = x86quant.load(path)(x)
+    x86quant.load(path, packed_cache=True)(x)
+    (kept,) = (file for file in folder.iterdir() if file != path)
+    sample = kept.read_bytes()
+    key = f"{__version__} {container.checksum(path.read_bytes())}"
+    assert getattr(torch.ops.x86quant, _READ)(str(kept), key)[0]
+
+    def change(rng: random.Random, data: bytes) -> bytes:
+        if rng.random() < 0.1:
+            return anything(rng, data)
+        kept.write_bytes(data)
+        blobs, why = getattr(torch.ops.x86quant, _READ)(str(kept), key)
+        assert not why
+        parts = [blob.numpy().tobytes() for blob in blobs]
+        place = rng.randrange(len(parts))
+        how = rng.randrange(4)
+        if how == 0:
+            parts[0] = json.dumps(json_changes(rng, json.loads(parts[0]))).encode()
+        elif how == 1:
+            parts[place] = anything(rng, parts[place])
+        elif how == 2:
+            parts[place] = rng.choice(parts)
+        elif rng.random() < 0.5:
+            del parts[place]
+        else:
+            parts.insert(place, rng.choice(parts))
+        tensors = [torch.frombuffer(bytearray(part), dtype=torch.uint8) if part else
+                   torch.empty(0, dtype=torch.uint8) for part in parts]  # fmt: skip
+        getattr(torch.ops.x86quant, _WRITE)(str(kept), key, tensors)
+        return kept.read_bytes()
+
+    def tried(data: bytes) -> Depth:
+        kept.write_bytes(data)
+        _, why = getattr(torch.ops.x86quant, _READ)(str(kept), key)
+        found = x86quant.load(path, packed_cache=True)(x)
+        if why and not torch.equal(found, right):
+            raise WrongAnswerError(f"not used, since {why}, and the answer is another")
+        if not why:
+            return Depth.READ
+        return Depth.FIRST if len(data) < _HEAD or "kind" in why else Depth.REFUSED
+
+    return Reader([sample], change, tried)

@@ -1,0 +1,175 @@
+// Refuses memory at one allocation after the other: refused_memory FILE [ISA...].
+//
+// A load or a run then ends with a status, or does without; the next, to which nothing is refused, gives the answer
+// that it gave before.
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "x86quant/runtime.h"
+
+namespace {
+
+std::atomic<long> left{-1};  // allocations until one is refused; below 0: none is
+
+bool refuses() {
+  if (left.load(std::memory_order_relaxed) < 0) return false;
+  if (left.fetch_sub(1) != 0) return false;
+  errno = ENOMEM;
+  return true;
+}
+
+template <class Function>
+Function* real(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* before, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+
+void* malloc(size_t size) { return refuses() ? nullptr : __libc_malloc(size); }
+void* calloc(size_t count, size_t size) { return refuses() ? nullptr : __libc_calloc(count, size); }
+void* realloc(void* before, size_t size) { return refuses() ? nullptr : __libc_realloc(before, size); }
+void* aligned_alloc(size_t alignment, size_t size) { return refuses() ? nullptr : __libc_memalign(alignment, size); }
+int posix_memalign(void** found, size_t alignment, size_t size) {
+  if (refuses()) return ENOMEM;
+  *found = __libc_memalign(alignment, size);
+  return *found == nullptr ? ENOMEM : 0;
+}
+void* mmap(void* at, size_t size, int access, int flags, int file, off_t from) {
+  if (refuses()) return MAP_FAILED;
+  static auto* const next = real<void*(void*, size_t, int, int, int, off_t)>("mmap");
+  return next(at, size, access, flags, file, from);
+}
+}
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+struct Tensors {
+  std::vector<x86quant_tensor> inputs, outputs;
+  std::vector<Bytes> in, out;
+};
+
+Tensors tensors_of(const x86quant_program* program, size_t plan) {
+  std::mt19937 random(static_cast<uint32_t>(plan));
+  Tensors t;
+  t.inputs.resize(x86quant_inputs(program));
+  t.outputs.resize(x86quant_outputs(program));
+  for (size_t i = 0; i < t.inputs.size(); ++i) {
+    x86quant_input(program, plan, i, &t.inputs[i]);
+    t.in.emplace_back(t.inputs[i].bytes);
+    const size_t step = t.inputs[i].type == X86QUANT_INT64 ? 8 : 1;
+    for (size_t at = 0; at < t.in[i].size(); at += step) t.in[i][at] = static_cast<uint8_t>(random() % 16);
+    t.inputs[i].data = t.in[i].data();
+  }
+  for (size_t i = 0; i < t.outputs.size(); ++i) {
+    x86quant_output(program, plan, i, &t.outputs[i]);
+    t.out.emplace_back(t.outputs[i].bytes);
+    t.outputs[i].data = t.out[i].data();
+  }
+  return t;
+}
+
+int run(const x86quant_program* program, Tensors& t) {
+  for (Bytes& bytes : t.out) std::memset(bytes.data(), 1, bytes.size());
+  return x86quant_run(program, t.inputs.data(), t.inputs.size(), t.outputs.data(), t.outputs.size());
+}
+
+[[noreturn]] void fail(const char* what, long at) {
+  left = -1;
+  std::fprintf(stderr, "%s, at allocation %ld: %s\n", what, at, x86quant_error());
+  std::_Exit(1);
+}
+
+int load(const char* path, const char* isa, x86quant_program** program) {
+  const x86quant_options options{2, isa, nullptr};
+  *program = nullptr;
+  return x86quant_load(path, &options, program);
+}
+
+// How often `act` was refused memory, and in how many of these it ended with a status.
+template <class Act>
+void refuse_each(const Act& act, long* tried, long* told) {
+  for (long at = 0;; ++at) {
+    left = at;
+    const bool failed = act(at);
+    const bool reached = left.exchange(-1) < 0;
+    if (!reached) return;
+    ++*tried;
+    *told += failed;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  std::vector<const char*> isas(argv + 2, argv + argc);
+  if (isas.empty()) isas.push_back(nullptr);
+  long loads = 0, loads_told = 0, runs = 0, runs_told = 0;
+  for (const char* isa : isas) {
+    x86quant_program* program = nullptr;
+    if (load(argv[1], isa, &program) != X86QUANT_OK) fail("the file is not loaded", -1);
+    const size_t plans = x86quant_plans(program);
+    std::vector<Tensors> tensors;
+    std::vector<std::vector<Bytes>> want;
+    for (size_t plan = 0; plan < plans; ++plan) {
+      tensors.push_back(tensors_of(program, plan));
+      if (run(program, tensors[plan]) != X86QUANT_OK) fail("a run", -1);
+      want.push_back(tensors[plan].out);
+    }
+    x86quant_free(program);
+    const auto right = [&](x86quant_program* one, size_t plan, long at) {
+      if (run(one, tensors[plan]) != X86QUANT_OK) fail("the run after it", at);
+      if (tensors[plan].out != want[plan]) fail("another answer", at);
+    };
+    refuse_each(
+        [&](long at) {
+          x86quant_program* one = nullptr;
+          const bool failed = load(argv[1], isa, &one) != X86QUANT_OK;
+          const long before = left.exchange(-1);
+          if (failed && one != nullptr) fail("a load failed and gave a program", at);
+          if (!failed) right(one, 0, at);
+          x86quant_free(one);
+          left = before;
+          return failed;
+        },
+        &loads, &loads_told);
+    for (size_t plan = 0; plan < plans; ++plan) {
+      // Of a program that has not run, which takes its memory in the first run.
+      refuse_each(
+          [&](long at) {
+            const long chosen = left.exchange(-1);
+            x86quant_program* one = nullptr;
+            if (load(argv[1], isa, &one) != X86QUANT_OK) fail("the load after it", at);
+            left = chosen;
+            const int status = run(one, tensors[plan]);
+            const long before = left.exchange(-1);
+            if (status == X86QUANT_OK && tensors[plan].out != want[plan]) fail("another answer", at);
+            right(one, plan, at);
+            x86quant_free(one);
+            left = before;
+            return status != X86QUANT_OK;
+          },
+          &runs, &runs_told);
+    }
+  }
+  std::printf("memory refused %ld times in loads (%ld ended with a status), %ld in runs (%ld)\n", loads, loads_told, runs,
+              runs_told);
+  return loads > 0 && runs > 0 ? 0 : 1;
+}

@@ -1,0 +1,107 @@
+"""Loading a file starts no process, opens no connection and unpickles nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+
+import x86quant
+from benchmarks.readers import READERS
+from tests.artifact_models import FORMS, mixed
+
+_ENDS_ON = """
+import sys
+
+ENDED_BY = ("socket.connect", "socket.bind", "socket.getaddrinfo", "subprocess.Popen", "os.system",
+            "os.exec", "os.posix_spawn", "os.fork", "pickle.find_class", "urllib.Request")
+
+def watch(event, arguments):
+    if event in ENDED_BY:
+        raise SystemExit(f"{event}: {arguments}")
+"""
+
+
+def _watched(script: str, *arguments: str) -> str:
+    """What a process says in which ``script`` runs behind ``watching()``."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ENDS_ON + textwrap.dedent(script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_saved_models(tmp_path: Path) -> None:
+    graph, x = mixed()
+    x86quant.save(graph, tmp_path / "graph")
+    inputs = {"graph": x}
+    for form, make in FORMS.items():
+        model, inputs[form], skeleton = make()
+        if skeleton is None:
+            x86quant.save(model, tmp_path / form)
+    torch.save({k: x for k, x in inputs.items() if (tmp_path / k).exists()}, tmp_path / "inputs")
+    said = _watched(
+        """
+        import torch, x86quant
+        inputs = torch.load(sys.argv[1] + "/inputs", weights_only=True)
+        for watched in (False, True):  # modules of torch that are imported start processes
+            if watched:
+                sys.addaudithook(watch)
+            for form, x in inputs.items():
+                x86quant.load(f"{sys.argv[1]}/{form}")(x)
+        print(*inputs)
+        """,
+        str(tmp_path),
+    )
+    assert said.split() == ["graph", "exported"]
+
+
+def test_what_others_write(tmp_path: Path) -> None:
+    """The samples of the fuzz: ONNX models, checkpoints, GGUF files, tables, requests."""
+    names = [n for n in READERS if n not in ("command-line", "packed-cache")]
+    said = _watched(
+        """
+        from pathlib import Path
+        from benchmarks.readers import reader
+        found = []
+        for name in sys.argv[2:]:
+            Path(sys.argv[1], name).mkdir()
+            found.append((name, reader(name, Path(sys.argv[1], name))))
+        for name, one in found:
+            for sample in one.samples:
+                one.read(sample)  # imports what it needs
+        sys.addaudithook(watch)
+        for name, one in found:
+            assert all(one.read(sample).name == "READ" for sample in one.samples), name
+            print(name)
+        """,
+        str(tmp_path),
+        *names,
+    )
+    assert said.split() == names
+
+
+def test_the_watch_sees_what_it_looks_for() -> None:
+    for act in (
+        "subprocess.run(['true'])",
+        "socket.create_connection(('127.0.0.1', 9))",
+        "pickle.loads(pickle.dumps(print))",
+    ):
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{_ENDS_ON}\nimport subprocess, socket, pickle\nsys.addaudithook(watch)\n{act}",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 1
+        assert ended.stderr.startswith(("subprocess", "socket", "pickle"))
