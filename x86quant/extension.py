@@ -1,4 +1,8 @@
-"""Loads the compiled part, ``x86quant._C``, once, when something first needs it."""
+"""Loads the compiled parts once, when something first needs them.
+
+``x86quant._C`` is what everything needs. What the stock engine needs besides, and the kernels that
+are torch's own, is a part that belongs to one torch, whose version is in its name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,52 @@ _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall -
 
 @functools.cache
 def load() -> None:
-    """Register the compiled ops under ``torch.ops.x86quant``."""
+    """Register the compiled ops under ``torch.ops.x86quant``, of both parts where both load."""
+    _load_main()
+    _stock_refusal()
+
+
+def need_stock() -> None:
+    """The same; an error that says what is missing unless the stock part has loaded."""
+    load()
+    if (reason := _stock_refusal()) is not None:
+        raise ExtensionError(reason)
+
+
+def why_no_stock() -> str | None:
+    """Why kernels of the stock part cannot run; None if they can, or if nothing compiled can."""
+    try:
+        load()
+    except ExtensionError:  # says more, where it matters
+        return None
+    return _stock_refusal()
+
+
+def stock_library() -> Path:
+    """Where the stock part for the torch at hand is, if there is one."""
+    torch_minor = "_".join(torch.__version__.split(".")[:2])
+    return Path(__file__).with_name(f"_stock_torch_{torch_minor}.so")
+
+
+@functools.cache
+def _stock_refusal() -> str | None:
+    """Load the stock part, behind the main one; why it does not load, or None."""
+    library = stock_library()
+    without = "Routing of the stock engine and its FBGEMM and oneDNN kernels need it; all else runs"
+    if not library.exists():
+        return (
+            f"x86quant's part for the stock engine of torch {torch.__version__} is missing "
+            f"({library.name}). {without}. {_REBUILD}"
+        )
+    try:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        what = error.__cause__ or error
+        return f"{library} does not fit torch {torch.__version__}: {what}. {without}. {_REBUILD}"
+    return None
+
+
+def _load_main() -> None:
     try:
         here = cpu()
     except CpuTooOldError as error:
@@ -39,7 +88,7 @@ def load() -> None:
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
     if (warning := other_torch(torch.ops.x86quant.built_for(), torch.__version__)) is not None:
-        warnings.warn(warning, X86QuantWarning, stacklevel=2)
+        warnings.warn(warning, X86QuantWarning, stacklevel=3)
     in_use = torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     if in_use != here.isa:
         warnings.warn(
@@ -47,7 +96,7 @@ def load() -> None:
             "they need for that (AVX512-VBMI, which a virtual machine may hide), or the operating "
             "system refuses it. The results are the same, more slowly.",
             X86QuantWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 

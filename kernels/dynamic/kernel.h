@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "../runtime/exported.h"
 #include "row_weights.h"
 
 namespace x86quant::dynamic {
@@ -33,13 +34,13 @@ class Kernel {
 using Make = std::function<std::shared_ptr<const Kernel>(const Description&)>;
 
 // Declared once, by a static object beside the kernel.
-struct Register {
+struct X86QUANT_EXPORTED Register {
   Register(const std::string& name, Make make);
 };
 
 std::shared_ptr<const Kernel> make(const std::string& name, const Description& description);
 
 // activation(x), in place.
-void activate(at::Tensor& x, const std::string& activation);
+X86QUANT_EXPORTED void activate(at::Tensor& x, const std::string& activation);
 
 }  // namespace x86quant::dynamic

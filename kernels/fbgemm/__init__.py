@@ -26,6 +26,7 @@ class FbgemmKernel(Kernel):
         """See the base class."""
         return (
             reasons.common(spec)
+            + reasons.stock_part()
             + reasons.dynamic_convolution(spec)
             + reasons.per_channel_transposed(spec)
             + _long_row_sums(spec)

@@ -23,6 +23,7 @@ class OnednnKernel(Kernel):
         """See the base class."""
         return (
             reasons.common(spec)
+            + reasons.stock_part()
             + reasons.dynamic_convolution(spec)
             + reasons.asymmetric_weights(spec)
             + reasons.per_channel_transposed(spec)

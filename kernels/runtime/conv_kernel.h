@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../native/native.h"
+#include "exported.h"
 #include "table.h"
 
 namespace x86quant::runtime {
@@ -54,7 +55,7 @@ class PackedConv {
   // Runs on the pool of threads unless already inside it.
   virtual void run(const ConvCall& call) const = 0;
   // Nanoseconds of a call with such an output on one thread, roughly.
-  double nanoseconds(const xq_tensor& out) const;
+  X86QUANT_EXPORTED double nanoseconds(const xq_tensor& out) const;
   // Whether `run` gathers threads in its own way, which the runtime's must not be in.
   virtual bool has_own_threads() const { return false; }
   virtual int64_t bytes() const = 0;
@@ -69,7 +70,7 @@ using PackedConvPtr = std::shared_ptr<const PackedConv>;
 using PackConv = std::function<PackedConvPtr(ConvDescription)>;
 
 // Declared once, by a static object in the provider's folder.
-struct RegisterConvKernel {
+struct X86QUANT_EXPORTED RegisterConvKernel {
   RegisterConvKernel(const std::string& name, PackConv pack);
 };
 

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "exported.h"
+
 namespace x86quant {
 
 // The instruction-set level, by its name in x86quant.hardware.isa, and one core's caches in bytes (0: unknown).
@@ -17,7 +19,7 @@ struct NativeCpu {
 NativeCpu native_cpu();
 
 // An xq_isa: the level to pack weights for.
-int native_isa();
+X86QUANT_EXPORTED int native_isa();
 
 // How many rows of floats, each of so many, take half of a core's L2: they are still there when they are read again.
 int64_t rows_in_l2(int64_t floats);
@@ -27,6 +29,6 @@ int64_t rows_in_l2(int64_t floats);
 double product_nanoseconds(double multiply_adds, double outputs);
 
 // Throws unless a native kernel accepted what it was given: an xq_status.
-void succeed(int status);
+X86QUANT_EXPORTED void succeed(int status);
 
 }  // namespace x86quant

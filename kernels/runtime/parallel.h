@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "exported.h"
+
 namespace x86quant::runtime {
 
 // Something to call with the number of a thread, which outlives the reference.
@@ -24,13 +26,13 @@ class ThreadBody {
 int all_threads();
 
 // How many threads work worth `shares` shares deserves: one inside a parallel region.
-int useful_threads(int64_t shares);
+X86QUANT_EXPORTED int useful_threads(int64_t shares);
 
 // What a loop that is shared costs for each thread that takes part, in nanoseconds: of threads that are together
 // (`with_team`), the transfer of the lines by which they tell each other, and of the operands that another core
 // wrote; of threads that have to be gathered, some microseconds.
 constexpr double kTogether = 500, kGathered = 2500;
-double cost_a_thread();
+X86QUANT_EXPORTED double cost_a_thread();
 
 // How many threads work deserves that takes one so many nanoseconds. On n threads it takes work / n + n * cost,
 // least where n² = work / cost. Short work is left to one: as much is lost as gained where half of what a thread
@@ -48,7 +50,7 @@ void with_team(ThreadBody body);
 
 // Runs body(i) for i from 0 to threads - 1, on as many threads of the pool as are free. What the bodies throw is
 // thrown here, once.
-void run_on_threads(int threads, ThreadBody body);
+X86QUANT_EXPORTED void run_on_threads(int threads, ThreadBody body);
 
 // Runs `body(begin, end)` over [0, items) on up to `threads` threads, whose shares differ by one item at most.
 template <class Body>

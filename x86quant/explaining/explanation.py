@@ -232,6 +232,7 @@ def explain_pack(kind: str, pack: Any) -> Explanation:
 
 def pack_record(kind: str, pack: Any) -> str:
     """The JSON record of a routed pack, or ``stock:<class>`` for a stock one."""
+    extension.need_stock()
     record: str = getattr(torch.ops.x86quant, f"{kind}_record")(pack)
     return record
 

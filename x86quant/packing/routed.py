@@ -53,7 +53,7 @@ def pack_linear(
     saturation: Saturation = "exact",
 ) -> Any:
     """Pack a ``(out, in)`` qint8 weight for the kernels the rules choose."""
-    extension.load()
+    extension.need_stock()
     spec = linear_spec(weight, bias, layer)
     return torch.ops.x86quant.pack_linear(weight, bias, *_routing(spec, saturation, layer))
 
@@ -67,7 +67,7 @@ def pack_conv(
     saturation: Saturation = "exact",
 ) -> Any:
     """Pack a qint8 convolution weight (3d for conv1d to 5d for conv3d)."""
-    extension.load()
+    extension.need_stock()
     spec = conv_spec(weight, bias, geometry, layer)
     routing = _routing(spec, saturation, layer)
     if spec.dims == 1:

@@ -91,7 +91,7 @@ def enable(*, saturation: Saturation = "exact") -> Enabled:
     """
     if saturation not in ("exact", "7bit"):
         raise InvalidInputError(f"saturation is {saturation!r}; use 'exact' or '7bit'.")
-    extension.load()
+    extension.need_stock()
     with _lock:
         before = _routing.saturation if _routing else None
         _set(saturation)

@@ -131,7 +131,7 @@ class StockLookupRunner(_LookupRunner):
     """A stock operator on a packed table routed to one kernel."""
 
     def __init__(self, operands: LookupOperands, kernel: str) -> None:
-        extension.load()
+        extension.need_stock()
         with override(kernel, op="embedding_bag"):
             pack = pack_embedding(operands.quantized_weight())
         name = f"embedding_bag_{_STOCK_OPERATORS[operands.bits]}"
