@@ -82,6 +82,8 @@ STOCK = [
     if Path(source).parent.name in ("fbgemm", "onednn", "qnnpack", "routed")
     or source == "kernels/dynamic/stock.cpp"
 ]
+#: What both extensions hold, hidden.
+FOR_OLD_GLIBC = ["kernels/runtime/glibc_floor.cpp"]
 #: What the stock extension finds the main one by, among what is loaded: no other has this name.
 MAIN, SONAME = "x86quant._C", "x86quant_C.so"
 #: The library that serves program files without torch.
@@ -133,7 +135,7 @@ def extension() -> list[CppExtension]:
         ),
         CppExtension(
             stock,
-            together(STOCK),
+            [*together(STOCK), *FOR_OLD_GLIBC],
             extra_compile_args=flags,
             # What the main extension does not export is an error now, not when it loads.
             extra_link_args=[*link, "-Wl,--no-undefined"],
