@@ -203,9 +203,10 @@ class _Process:
     def interrupt(self) -> None:
         """Ctrl-C while the main thread runs models; the next call is right."""
         work = self.rng.choice(self.works)
-        threading.Timer(self.rng.random() * 0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-        ends = time.monotonic() + 10
+        ends = time.monotonic() + _STILL_SECONDS
         try:
+            after = self.rng.random() * 0.05
+            threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)).start()
             while time.monotonic() < ends:
                 work.answer(0)
             self.wrong.append("Ctrl-C did not come")

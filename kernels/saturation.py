@@ -55,7 +55,7 @@ PROBED = Path(__file__).with_name("shared_sums.json")
 _BLOCK = 2**20  # weights
 
 INT16 = (-(2**15), 2**15 - 1)
-INT32 = (-(2**31), 2**31 - 1)
+INT32 = (-(2**31), 2**31 - 1)  # the lower end is same either way: sums are taken in both signs
 
 
 def weight_facts(

@@ -100,6 +100,24 @@ def test_saturation_bounds(extremes, activation_max, expected):
     assert saturation.can_saturate(extremes, activation_max) is expected
 
 
+@pytest.mark.parametrize("times", [1, 7])
+def test_sums_at_the_very_bound_are_safe_and_one_more_is_not(times):
+    for can, low, high in (
+        (saturation.can_saturate, -(2**15), 2**15 - 1),
+        (saturation.can_overflow, -(2**31 - 1), 2**31 - 1),  # either way, for any zero point
+    ):
+        least, most = -(-low // times), high // times
+        assert not can((least, most), times)
+        assert can((least - 1, 0), times)
+        assert can((0, most + 1), times)
+
+
+def test_weights_are_symmetric_unless_it_is_said():
+    weight = torch.ones(2, 4, dtype=torch.int8)
+    assert saturation.weight_facts(weight).symmetric
+    assert not saturation.weight_facts(weight, symmetric=False).symmetric
+
+
 def test_seven_bits_are_always_safe_and_the_bound_is_reached():
     assert 127 * (127 + 127) <= 32767
     assert 127 * (-128 - 128) >= -32768
