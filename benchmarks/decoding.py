@@ -15,7 +15,8 @@
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
 the same threads gives, measured in the same run between the models' turns; ``of memory`` is how
-much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
+much of it the model's bytes of weights a second are: of its median by the median step, and of its
+best by the least. ``step`` is a call of the model alone, without
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
 alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours with an
 ``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
@@ -182,27 +183,20 @@ def main() -> int:
     read = measure(found, ids, options.tokens, options.rounds)
     best = max(read)
     print(f"read: {statistics.median(read) / 1e9:.1f} GB/s, at best {best / 1e9:.1f}")
-    head = (
-        "",
-        "MB",
-        "step ms",
-        "of memory",
-        "token ms",
-        "of memory",
-        "prompt ms",
-        "steps over ours",
+    columns = ("MB", "step ms", "of memory", "least ms", "of memory", "token ms", "prompt ms")
+    print(
+        ("{:<16}" + "{:>11}" * 7 + "{:>18}{:>11}").format("", *columns, "steps over ours", "least")
     )
-    print(("{:<14}" + "{:>11}" * 6 + "{:>17}").format(*head))
-    ours = found[0].median("step")
+    ours = found[0].times["step"]
     for subject in found:
-        step, token = subject.median("step"), subject.median("token")
-        share = [
-            subject.weight_bytes / seconds / statistics.median(read) for seconds in (step, token)
-        ]
+        step, least = subject.median("step"), min(subject.times["step"])
+        size = subject.weight_bytes
+        shares = size / step / statistics.median(read), size / least / best
         print(
-            f"{subject.name:<14}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
-            f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"
-            f"{subject.median('prompt') * 1e3:>11.1f}{step / ours:>17.2f}"
+            f"{subject.name:<16}{size / 1e6:>11.0f}{step * 1e3:>11.2f}{shares[0]:>11.0%}"
+            f"{least * 1e3:>11.2f}{shares[1]:>11.0%}{subject.median('token') * 1e3:>11.2f}"
+            f"{subject.median('prompt') * 1e3:>11.1f}{step / statistics.median(ours):>18.2f}"
+            f"{least / min(ours):>11.2f}"
         )
     return 0
 

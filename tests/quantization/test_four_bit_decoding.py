@@ -68,7 +68,9 @@ def test_tokens_are_those_of_the_layers(
     assert len(ran) == 5, "each call was one native run"
 
 
-class _Tokens(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
+class _Tokens(transformers.TextStreamer):
+    """What is streamed, as ids: there is no tokenizer."""
+
     def __init__(self) -> None:
         self.found: list[int] = []
 

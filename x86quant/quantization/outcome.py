@@ -442,7 +442,9 @@ def _wide_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     What has :data:`USABLE_DB` as it is widens a share of its linears at most.
     """
     prepared = outcome.prepared
-    if prepared.weight_bits == 8 or _is_enough(outcome) or outcome.search is not None:
+    if prepared.weight_bits == 8 or prepared.bits_by_layer or outcome.search is not None:
+        return outcome, model
+    if _is_enough(outcome):
         return outcome, model
     narrow = [n for n in outcome.int8_layers if is_linear(prepared.model.get_submodule(n))]
     order = list(rough_harms(prepared, narrow))
@@ -480,7 +482,7 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
     size = 1
-    for _ in range(_TRIALS):
+    for _ in range(0 if prepared.has_budget else _TRIALS):  # which one in float would exceed
         size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
         tried = outcome.without(order[:size], why)
