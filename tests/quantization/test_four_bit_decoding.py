@@ -68,8 +68,8 @@ def test_tokens_are_those_of_the_layers(
     assert len(ran) == 5, "each call was one native run"
 
 
-class _Tokens(transformers.TextStreamer):
-    """What is streamed, as ids: there is no tokenizer."""
+class _Tokens:
+    """What is streamed, as ids: a streamer of generate."""
 
     def __init__(self) -> None:
         self.found: list[int] = []
@@ -101,3 +101,21 @@ def test_a_prompt_of_512(pair: Any) -> None:
     prompt = ids(1, min(512, most), 8)
     found, wanted = (model(input_ids=prompt, logits_to_keep=1).logits for model in pair)
     assert float(torch.cosine_similarity(found.flatten(), wanted.flatten(), 0)) > 0.999
+
+
+def test_the_summary_tells_the_perplexity() -> None:
+    model = decoder("llama", width=64, layers=2, vocabulary=60)
+    given = ids(1, 9, 1)  # the same again and again: which are judged does not matter
+    mask = torch.ones_like(given)
+    mask[0, :3] = 0
+    data = [{"input_ids": given, "attention_mask": mask, "use_cache": False}] * 4
+    ours = x86quant.quantize(model, data, weight_bits=4, speed_check=False, progress=False)
+    told = ours.quantization.perplexity
+    follows = mask[:, 1:].bool()
+    follows[0, :3] = False
+    for found, net in zip(told, (ours, model), strict=True):
+        with torch.no_grad():
+            logits = net(**data[0]).logits[:, :-1][follows]
+        loss = torch.nn.functional.cross_entropy(logits, given[:, 1:][follows])
+        assert found == pytest.approx(float(loss.exp()), rel=1e-3)
+    assert "perplexity" in str(ours.quantization)
