@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gguf_files import add_sizes, add_tensor, finish
+
 #: What llama.cpp is a peer of, by kind; where rows of queries and keys lie in pairs.
 _ROWS_IN_PAIRS = {"llama": True, "qwen3": False}
 
@@ -32,11 +34,7 @@ def write_gguf(model: Any, kind: str, path: Path) -> None:
     config = model.config
     head = config.head_dim or config.hidden_size // config.num_attention_heads
     writer = gguf.GGUFWriter(path, config.model_type)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
+    add_sizes(writer, config)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
@@ -45,7 +43,6 @@ def write_gguf(model: Any, kind: str, path: Path) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
-    stored = gguf.GGMLQuantizationType[kind]
     parameters = model.state_dict()
     names = names_of.get_gguf_hf_weights_map(model, names_of.TensorProcessor())
     heads = {"attn_q.": config.num_attention_heads, "attn_k.": config.num_key_value_heads}
@@ -56,15 +53,8 @@ def write_gguf(model: Any, kind: str, path: Path) -> None:
         count = next((n for part, n in heads.items() if part in name), None)
         if count is not None and _ROWS_IN_PAIRS[config.model_type]:
             values = values.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
-        array = values.contiguous().numpy()
-        if array.ndim == 2:
-            writer.add_tensor(name, gguf.quants.quantize(array, stored), raw_dtype=stored)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_tensor(writer, name, values.contiguous().numpy(), kind)
+    finish(writer)
 
 
 class LlamaDecoder:
