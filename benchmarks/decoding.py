@@ -7,19 +7,25 @@
     python -m benchmarks.decoding --prompts 128 --peers openvino
     python -m benchmarks.decoding --kind llama --peers loaded loaded-layers
     python -m benchmarks.decoding --kind llama --peers four-bits
+    python -m benchmarks.decoding --kind llama --peers four-bits llama.cpp  # and --threads 2
+    python -m benchmarks.decoding --kind llama --peers llama.cpp --prompt 1 --tokens 128
+    python -m benchmarks.decoding --kind llama --peers llama.cpp --prompts 512
     python -m benchmarks.decoding --cache float int8 --prompt 2048   # the kinds of cache
 
 Batch 1, greedy, by ``generate`` as it is, random weights. A token reads every weight once, so its
 time is at least that of reading so many bytes: ``read`` is what streaming a buffer of 512 MB with
 the same threads gives, measured in the same run between the models' turns; ``of memory`` is how
-much of it the model's bytes of weights a second are. ``step`` is a call of the model alone, without
+much of it the model's bytes of weights a second are: of its median by the median step, and of its
+best by the least. ``step`` is a call of the model alone, without
 what generate does around it. ``prompt`` is the time of the first token. With ``--prompts`` that
 alone is measured, for prompts of so many tokens. ``--cache int8`` runs ours with an
 ``x86quant.Int8Cache``; ``--cache float int8`` compares both kinds alone, step by step by turns,
 behind a prompt, with what the tokens that are held take.
 
 Peers: loaded (ours, int8 while loaded by ``from_pretrained``), loaded-layers (the same with
-fuse_blocks=False) and four-bits (loaded, with weight_bits=4); fp32; stock (dynamic quantization by
+fuse_blocks=False) and four-bits (loaded, with weight_bits=4); llama.cpp (the same weights in Q8_0
+and in Q4_0, of llama and qwen3: ``benchmarks.decoding_llama``; its llama-bench measures prompts of
+512, and 128 tokens behind one, as in the last two of these); fp32; stock (dynamic quantization by
 torch); layers (ours, each by itself: ``to_dynamic``); weight-only (the same with float
 activations); torch-int8 (torch._weight_int8pack_mm on float32 activations, by torch.compile with a
 static cache, called as a step); of prompts, openvino: int8 by NNCF, from ids to the last token's
@@ -29,275 +35,25 @@ logits, without a cache.
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import nn
 
-import x86quant
-import x86quant.dynamic
+from benchmarks.decoding_subjects import (
+    LLAMA_PEERS,
+    LOADED_PEERS,
+    PEERS,
+    PROMPT_PEERS,
+    Subject,
+    decoder,
+    subjects,
+)
 from benchmarks.environment import print_environment
-from x86quant.torchvision_import import import_torchvision
 
-PEERS = ("fp32", "stock", "weight-only", "layers", "torch-int8")
-LOADED_PEERS = ("loaded", "loaded-layers", "four-bits")
-PROMPT_PEERS = ("openvino",)
 _STREAM_BYTES = 512 << 20
-
-
-@dataclass
-class Subject:
-    """One way to run the decoder.
-
-    Attributes:
-        name: in the table.
-        weight_bytes: that a token reads.
-        generate: decodes so many tokens after ids; None where only steps are measured.
-        step: prepares a cache behind ids and returns a call that adds one token; None where only
-            prompts are measured.
-        times: seconds of a token, by what was measured.
-        cache: that of the steps; None before there are any.
-    """
-
-    name: str
-    weight_bytes: int
-    generate: Callable[[torch.Tensor, int], Any] | None
-    step: Callable[[torch.Tensor], Callable[[], Any]] | None
-    times: dict[str, list[float]] = field(default_factory=dict)
-    cache: Any = None
-
-    @property
-    def cache_bytes(self) -> int:
-        """What the tokens in the cache of the steps take."""
-        if self.cache is None or isinstance(self.cache, x86quant.Int8Cache):
-            return 0 if self.cache is None else self.cache.nbytes
-        return sum(x.nbytes for layer in self.cache.layers for x in (layer.keys, layer.values))
-
-    def note(self, what: str, seconds: float) -> None:
-        """Keep one measurement."""
-        self.times.setdefault(what, []).append(seconds)
-
-    def median(self, what: str) -> float:
-        """In seconds; NaN where there is none."""
-        return statistics.median(self.times.get(what, [float("nan")]))
-
-
-def decoder(kind: str, positions: int = 0) -> Any:
-    """A decoder of about 125M parameters, with random weights, for so many tokens at least."""
-    import_torchvision()
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    torch.manual_seed(0)
-    if kind == "gpt2":
-        model: Any = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_positions=max(1024, positions))
-        )
-    else:
-        sizes = {
-            "vocab_size": 32000,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 4,
-            "intermediate_size": 2048,
-            "max_position_embeddings": max(2048, positions),
-        }
-        known = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
-        own = {"head_dim": 64} if kind == "qwen3" else {}
-        models = {"llama": transformers.LlamaForCausalLM, "qwen3": transformers.Qwen3ForCausalLM}
-        model = models[kind](known[kind](**sizes, **own))
-    model.generation_config.eos_token_id = None  # it never stops early
-    model.generation_config.pad_token_id = 0
-    return model.eval()
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """What a token reads: all weights of products once, tables by a row each, which is nothing."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    heads = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    found = {
-        x.data_ptr(): x.numel() * x.element_size()
-        for x in (*model.parameters(), *model.buffers())
-        if id(x) not in tables - heads
-    }
-    for module in model.modules():  # of stock dynamic layers, whose weights are no tensors
-        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
-            found[id(module)] = module.in_features * module.out_features
-    return sum(found.values())
-
-
-def _by_transformers(name: str, model: Any, cache_kind: str = "float") -> Subject:
-    def empty() -> Any:
-        return x86quant.Int8Cache(model.config) if cache_kind == "int8" else None
-
-    def generate(ids: torch.Tensor, tokens: int) -> Any:
-        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
-        if cache_kind == "int8":
-            options["past_key_values"] = empty()
-        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-
-    def step(ids: torch.Tensor) -> Callable[[], Any]:
-        with torch.no_grad():
-            cache = model(
-                input_ids=ids,
-                past_key_values=empty(),
-                use_cache=True,
-                return_dict=True,
-                logits_to_keep=1,
-            ).past_key_values
-        subject.cache = cache
-        token = ids[:, -1:]
-
-        def add() -> Any:
-            with torch.no_grad():
-                return model(
-                    input_ids=token, past_key_values=cache, use_cache=True, return_dict=True
-                ).logits
-
-        return add
-
-    subject = Subject(name, weight_bytes(model), generate, step)
-    return subject
-
-
-class _LastLogits(nn.Module):
-    """A decoder from a prompt to the logits of its last token."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        mask = torch.ones_like(input_ids)  # without one it looks for several sequences in a row
-        return self.model(
-            input_ids=input_ids, attention_mask=mask, use_cache=False, logits_to_keep=1
-        ).logits
-
-
-def _openvino(model: nn.Module, ids: list[torch.Tensor]) -> Subject:
-    """Its int8 form, converted for each length of a prompt."""
-    from x86quant.bench.backends import Task
-    from x86quant.bench.backends.openvino_backend import OpenvinoBackend
-    from x86quant.given_model import Arguments
-
-    runs: dict[int, Callable[[], Any]] = {}
-    for prompt in ids:
-        data = [Arguments((prompt.roll(n, 1),), {}) for n in range(3)]
-        task = Task(_LastLogits(model), "float", data, data[0], torch.get_num_threads())
-        runs[prompt.shape[1]] = OpenvinoBackend("openvino").prepare(task).bind(data[0])
-    return Subject("openvino", 0, lambda given, _: runs[given.shape[1]](), None)
-
-
-class _Int8WeightOnly(nn.Module):
-    """A linear with torch's own int8 weights and bfloat16 scales, for float activations."""
-
-    def __init__(self, linear: Any) -> None:
-        super().__init__()
-        layer = x86quant.dynamic.WeightOnlyLinear.from_float(linear)
-        self.register_buffer("codes", layer.int8_weight.contiguous())
-        self.register_buffer("scale", layer.weight_scale)
-        self.register_buffer("bias", layer.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        out = torch._weight_int8pack_mm(rows, self.codes, self.scale)
-        out = out if self.bias is None else out + self.bias
-        return out.reshape(*x.shape[:-1], -1)
-
-
-def _torch_int8(model: nn.Module) -> Subject:
-    """torch's int8 weight-only product under torch.compile, with a static cache."""
-    from transformers import StaticCache
-
-    changed: Any = copy.deepcopy(model)
-    for name, module in list(changed.named_modules()):
-        if x86quant.dynamic.is_linear(module):
-            parent, _, child = name.rpartition(".")
-            setattr(changed.get_submodule(parent), child, _Int8WeightOnly(module))
-    compiled = torch.compile(changed.forward, dynamic=False)
-
-    def step(ids: torch.Tensor) -> Callable[[], Any]:
-        cache = StaticCache(config=changed.config, max_cache_len=ids.shape[1] + 256)
-        token = ids[:, -1:]
-        with torch.no_grad():
-            changed(input_ids=ids, past_key_values=cache, use_cache=True)
-        at = [ids.shape[1]]
-
-        def add() -> Any:
-            # The same place again and again: reading is what costs.
-            for layer in cache.layers:
-                layer.cumulative_length.fill_(at[0])
-            with torch.no_grad():
-                positions = torch.full((1, 1), at[0])
-                return compiled(
-                    input_ids=token, past_key_values=cache, position_ids=positions, use_cache=True
-                ).logits
-
-        for _ in range(3):
-            add()
-        return add
-
-    return Subject("torch-int8", weight_bytes(changed), None, step)
-
-
-def subjects(
-    model: Any, peers: list[str], prompts: list[torch.Tensor], caches: list[str]
-) -> list[Subject]:
-    """Ours first, with each kind of cache, then the peers."""
-    ids = [{"input_ids": torch.randint(3, 1000, (1, n)), "use_cache": False} for n in (16, 24, 12)]
-    options: dict[str, Any] = {"progress": False, "speed_check": False, "fuse_blocks": True}
-    ours = x86quant.quantize(model, ids, **options)
-    names = {"float": "x86quant", "int8": "int8 cache"}
-    found = [_by_transformers(names[cache], ours, cache) for cache in caches]
-    make: dict[str, Callable[[], Subject]] = {
-        "fp32": lambda: _by_transformers("fp32", model),
-        "loaded": lambda: _by_transformers("loaded", _loaded(model, True)),
-        "loaded-layers": lambda: _by_transformers("loaded-layers", _loaded(model, False)),
-        "four-bits": lambda: _by_transformers("four-bits", _loaded(model, True, 4)),
-        "layers": lambda: _by_transformers("layers", x86quant.to_dynamic(model)),
-        "weight-only": lambda: _by_transformers(
-            "weight-only", x86quant.to_dynamic(model, weight_only=True)
-        ),
-        "stock": lambda: _by_transformers("stock", _stock(model)),
-        "torch-int8": lambda: _torch_int8(model),
-        "openvino": lambda: _openvino(model, prompts),
-    }
-    return [*found, *(make[name]() for name in peers)]
-
-
-def _loaded(model: Any, fuse_blocks: bool, bits: int = 8) -> Any:
-    """Saved in float, and in so many bits while it is loaded; says what loading took."""
-    config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks, weight_bits=bits)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        start = time.perf_counter()
-        found = type(model).from_pretrained(folder, quantization_config=config)
-        took = time.perf_counter() - start
-    print(f"loaded in {took:.1f} s with fuse_blocks={fuse_blocks}")
-    found.generation_config = model.generation_config
-    return found
-
-
-def _stock(model: nn.Module) -> nn.Module:
-    """torch's dynamic quantization, which knows nn.Linear alone."""
-    changed = copy.deepcopy(model)
-    for name, module in list(changed.named_modules()):
-        if x86quant.dynamic.is_linear(module) and not isinstance(module, nn.Linear):
-            parent, _, child = name.rpartition(".")
-            linear = nn.Linear(module.weight.shape[0], module.weight.shape[1])
-            linear.weight.data, linear.bias.data = module.weight.data.t(), module.bias.data
-            setattr(changed.get_submodule(parent), child, linear)
-    stock: nn.Module = torch.ao.quantization.quantize_dynamic(changed, {nn.Linear}, torch.qint8)
-    return stock
 
 
 def stream_once(buffer: torch.Tensor) -> float:
@@ -311,14 +67,13 @@ def measure(found: list[Subject], ids: torch.Tensor, tokens: int, rounds: int) -
     """Times of each subject by turns; returns what streaming gave between them."""
     # Floats of one type: sum() of them reads at the speed of memory, by all threads.
     buffer = torch.ones(_STREAM_BYTES // 4)
-    steps = [subject.step(ids) for subject in found if subject.step is not None]
-    for add in steps:
-        add(), add()
     read = []
     for _ in range(rounds):
-        for subject, add in zip(found, steps, strict=True):
+        for subject in found:
             read.append(stream_once(buffer))
-            add()  # what streaming pushed out of the caches comes back
+            assert subject.step is not None
+            add = subject.step(ids)
+            add(), add()  # the first ones plan
             for _ in range(tokens):
                 start = time.perf_counter()
                 add()
@@ -393,15 +148,16 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", nargs="+", choices=("float", "int8"), default=["float"])
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="measure these alone")
-    parser.add_argument(
-        "--peers", nargs="*", choices=(*PEERS, *LOADED_PEERS, *PROMPT_PEERS), default=PEERS
-    )
+    known = (*PEERS, *LOADED_PEERS, *PROMPT_PEERS, *LLAMA_PEERS, "llama.cpp")
+    parser.add_argument("--peers", nargs="*", choices=known, default=PEERS)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(options.threads)
     print_environment()
     if bool(options.prompts) < bool({*options.peers} & {*PROMPT_PEERS}):
         parser.error("openvino is a peer of --prompts alone")
+    if options.kind == "gpt2" and any("llama.cpp" in name for name in options.peers):
+        parser.error("llama.cpp is a peer of --kind llama and qwen3")
     if options.prompts and options.cache != ["float"]:
         parser.error("--cache is for steps: leave out --prompts")
     if options.prompts and "torch-int8" in options.peers:
@@ -412,7 +168,9 @@ def main() -> int:
     # Room for what is added, in both ways of measuring.
     positions = longest + 2 * (options.tokens + 2) * (options.rounds + 1)
     comparing = len(options.cache) > 1
-    peers = [] if comparing else options.peers
+    both = list(LLAMA_PEERS)
+    given = [both if name == "llama.cpp" else [name] for name in options.peers]
+    peers = [] if comparing else [name for names in given for name in names]
     found = subjects(decoder(options.kind, positions), peers, prompts, options.cache)
     if prompts:
         measure_prompts(found, prompts, options.rounds)
@@ -425,27 +183,20 @@ def main() -> int:
     read = measure(found, ids, options.tokens, options.rounds)
     best = max(read)
     print(f"read: {statistics.median(read) / 1e9:.1f} GB/s, at best {best / 1e9:.1f}")
-    head = (
-        "",
-        "MB",
-        "step ms",
-        "of memory",
-        "token ms",
-        "of memory",
-        "prompt ms",
-        "steps over ours",
+    columns = ("MB", "step ms", "of memory", "least ms", "of memory", "token ms", "prompt ms")
+    print(
+        ("{:<16}" + "{:>11}" * 7 + "{:>18}{:>11}").format("", *columns, "steps over ours", "least")
     )
-    print(("{:<14}" + "{:>11}" * 6 + "{:>17}").format(*head))
-    ours = found[0].median("step")
+    ours = found[0].times["step"]
     for subject in found:
-        step, token = subject.median("step"), subject.median("token")
-        share = [
-            subject.weight_bytes / seconds / statistics.median(read) for seconds in (step, token)
-        ]
+        step, least = subject.median("step"), min(subject.times["step"])
+        size = subject.weight_bytes
+        shares = size / step / statistics.median(read), size / least / best
         print(
-            f"{subject.name:<14}{subject.weight_bytes / 1e6:>11.0f}{step * 1e3:>11.2f}"
-            f"{share[0]:>11.0%}{token * 1e3:>11.2f}{share[1]:>11.0%}"
-            f"{subject.median('prompt') * 1e3:>11.1f}{step / ours:>17.2f}"
+            f"{subject.name:<16}{size / 1e6:>11.0f}{step * 1e3:>11.2f}{shares[0]:>11.0%}"
+            f"{least * 1e3:>11.2f}{shares[1]:>11.0%}{subject.median('token') * 1e3:>11.2f}"
+            f"{subject.median('prompt') * 1e3:>11.1f}{step / statistics.median(ours):>18.2f}"
+            f"{least / min(ours):>11.2f}"
         )
     return 0
 

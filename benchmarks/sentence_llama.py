@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.gguf_files import add_sizes, add_tensor, finish
+
 #: Parts of names in transformers' BERT, and what they are called in GGUF.
 _NAMES = (
     ("embeddings.word_embeddings", "token_embd"),
@@ -51,11 +53,7 @@ def write_gguf(bert: Any, tokenizer: Any, path: Path) -> None:
 
     config = bert.config
     writer = gguf.GGUFWriter(path, "bert")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
+    add_sizes(writer, config)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
@@ -67,15 +65,8 @@ def write_gguf(bert: Any, tokenizer: Any, path: Path) -> None:
         for theirs, ours in _NAMES:
             name = name.replace(theirs, ours)
         array = value.detach().to(torch.float32).numpy()
-        if array.ndim == 2 and not name.startswith(_FLOAT):
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_tensor(writer, name, array, "F32" if name.startswith(_FLOAT) else "Q8_0")
+    finish(writer)
 
 
 def _add_vocabulary(writer: Any, tokenizer: Any, config: Any) -> None:

@@ -61,7 +61,7 @@ void codes_to_floats(int isa, const CodeRowsTask& t) {
 // One head of keys and values of one element of the batch, and the queries of the heads that share it.
 void attend_to_codes(const xq_attention& op, int64_t n, int64_t kv, int64_t query_begin, int64_t query_end, float* scores) {
   const int64_t group = op.heads / op.kv_heads, head = kv * group, hidden = op.hidden ? op.hidden[n] : 0;
-  CodeQueryTask t{};
+  QueryTask<int8_t> t{};
   t.k = op.k_codes + n * op.k_stride[0] + kv * op.k_stride[2] + hidden * op.k_stride[1], t.k_stride = op.k_stride[1];
   t.v = op.v_codes + n * op.v_stride[0] + kv * op.v_stride[2] + hidden * op.v_stride[1], t.v_stride = op.v_stride[1];
   t.k_scale = op.k_scale + n * op.k_scale_stride[0] + kv * op.k_scale_stride[1] + hidden;
@@ -134,7 +134,7 @@ int64_t xq_attention_items(const xq_attention* op) {
 }
 
 size_t xq_attention_scratch(const xq_attention* op) {
-  if (multiplies_codes(*op)) return static_cast<size_t>(kCodeHeads * round_up(op->keys, kAttentionRows)) * sizeof(float);
+  if (multiplies_codes(*op)) return static_cast<size_t>(kHeadsTogether * round_up(op->keys, kAttentionRows)) * sizeof(float);
   const size_t floats = op->k_codes ? static_cast<size_t>(2 * op->keys * op->size) * sizeof(float) : 0;
   return floats + static_cast<size_t>(kernel_floats(*op)) * sizeof(float);
 }

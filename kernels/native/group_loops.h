@@ -36,7 +36,12 @@ struct GroupRows {
   const uint8_t* a;
   int64_t lda;
   const int32_t* sums;
+  const uint8_t* ahead;  // what of the next block is asked for meanwhile, by tiles of more than kStreamRows rows
+  int64_t beside;
 };
+
+// Up to so many rows take no longer than their weights come, which the CPU fetches ahead sooner where it is not asked to.
+constexpr int kStreamRows = 2;
 
 constexpr int32_t kNibbleZero = -8;
 
@@ -72,6 +77,47 @@ void put_groups(const xq::DenseTask& t, const xq::Block& b, int64_t first, int r
   }
 }
 
+// Sums that begin alike keep registers of their own, through a loop and behind it: GCC would move and store them otherwise.
+template <class I>
+XQ_INLINE inline void keep_apart(I& sum) {
+  __asm__("" : "+v"(sum));
+}
+
+// Floats of a tile, which wait in registers for the end of a group where sums and weights leave room for them, else in
+// memory: left to choose, compilers move sums out of registers as well.
+template <class V, int ROWS, int VECS>
+class GroupFloats {
+  using F = typename V::F;
+  static constexpr int kCount = ROWS * VECS;
+  static constexpr bool kInRegisters = 2 * kCount + 2 * VECS + 3 <= (V::kLanes == 16 ? 32 : 16);
+
+ public:
+  GroupFloats() {
+    unroll<kCount>([&](int i) XQ_INLINE { put(i, V::setf(0)); });
+  }
+  XQ_INLINE inline void add(int i, F x, F y) { put(i, V::fma(x, y, get(i))); }
+  // Of an end of a group: what is in memory is not held in registers until the next one.
+  XQ_INLINE inline void settle() {
+    if constexpr (!kInRegisters) __asm__ volatile("" : "+m"(all_));
+  }
+  const float* data() {
+    if constexpr (kInRegisters) unroll<kCount>([&](int i) XQ_INLINE { V::store(all_ + i * V::kLanes, V::as_bits(kept_[i])); });
+    return all_;
+  }
+
+ private:
+  XQ_INLINE inline F get(int i) const {
+    if constexpr (kInRegisters) return kept_[i];
+    else return V::loadf(all_ + i * V::kLanes);
+  }
+  XQ_INLINE inline void put(int i, F x) {
+    if constexpr (kInRegisters) kept_[i] = x;
+    else V::store(all_ + i * V::kLanes, V::as_bits(x));
+  }
+  F kept_[kInRegisters ? kCount : 1];
+  alignas(64) float all_[kCount * V::kLanes];
+};
+
 // Rows [first, first + ROWS) of a task times one block.
 template <class V, int ROWS, int VECS, GroupCodes CODES, bool HALF>
 void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& rows, int64_t first) {
@@ -79,23 +125,29 @@ void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
   using F = typename V::F;
   constexpr bool kNibbles = CODES == GroupCodes::kNibbles;
   constexpr int kVector = V::kLanes * 4, kStep = VECS * kVector, kScales = VECS * V::kLanes * (HALF ? 2 : 4);
+  constexpr int kBases = (ROWS + 2) / 3, kAsked = min_of(2 * 64, kStep);
   const xq::Packed& p = *t.packed;
   const uint8_t* w = p.at<uint8_t>(p.weights) + b.w_off;
   const int64_t groups = p.groups, features = p.conv.in_channels / groups, lda = rows.lda;
-  const uint8_t *near = rows.a, *far = rows.a + 3 * lda;  // three rows an address register
-  const auto row_at = [&](int r) XQ_INLINE { return r < 3 ? near + r * lda : far + (r - 3) * lda; };
+  const uint8_t* at[kBases];  // three rows an address register
+  unroll<kBases>([&](int i) XQ_INLINE { at[i] = rows.a + 3 * i * lda; });
+  const auto row_at = [&](int r) XQ_INLINE { return at[r / 3] + r % 3 * lda; };
   const auto scale_at = [](const uint8_t* from) XQ_INLINE {
     if constexpr (HALF) return load_halves<V>(from);
     else return V::loadf(reinterpret_cast<const float*>(from));
   };
   const I low = V::set8(15);
-  F values[ROWS * VECS];
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { values[i] = V::setf(0); });
-  for (int64_t g = 0; g < groups; ++g, near += features, far += features) {
-    I acc[ROWS * VECS];
+  GroupFloats<V, ROWS, VECS> values;
+  const int32_t* sums = rows.sums;
+  [[maybe_unused]] const uint8_t* ahead = rows.ahead;
+  I acc[ROWS * VECS];
+  for (int64_t g = 0; g < groups; ++g, ++sums) {
     unroll<ROWS>([&](int r) XQ_INLINE {
-      const I start = V::set32(kNibbles ? rows.sums[r * groups + g] : 0);
-      unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = start; });
+      const I start = V::set32(kNibbles ? sums[r * groups] : 0);
+      unroll<VECS>([&](int v) XQ_INLINE {
+        acc[r * VECS + v] = start;
+        if constexpr (ROWS > 1) keep_apart(acc[r * VECS + v]);
+      });
     });
     for (int64_t k = 0; k < features; k += 8) {
       I weights[2 * VECS];
@@ -108,55 +160,51 @@ void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
         }
       });
       w += kNibbles ? kStep : 2 * kStep;
+      if constexpr (ROWS > kStreamRows) xq::prefetch_to_l2(ahead), xq::prefetch_to_l2(ahead + rows.beside), ahead += kAsked;
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const I x = V::quad(row_at(r) + k), y = V::quad(row_at(r) + k + 4);
+        const I x = V::quad(row_at(r)), y = V::quad(row_at(r) + 4);
         unroll<VECS>([&](int v) XQ_INLINE {
           I& to = acc[r * VECS + v];
           to = dot_two_quads<V, CODES>(to, x, weights[v], y, weights[VECS + v]);
         });
       });
+      unroll<kBases>([&](int i) XQ_INLINE {
+        at[i] += 8;
+        __asm__("" : "+r"(at[i]));  // no vector of addresses
+      });
+      if constexpr (ROWS > 1) unroll<ROWS * VECS>([&](int i) XQ_INLINE { keep_apart(acc[i]); });
     }
     unroll<VECS>([&](int v) XQ_INLINE {
       const F scale = scale_at(w + v * (kScales / VECS));
-      unroll<ROWS>([&](int r) XQ_INLINE {
-        values[r * VECS + v] = V::fma(V::to_float(acc[r * VECS + v]), scale, values[r * VECS + v]);
-      });
+      unroll<ROWS>([&](int r) XQ_INLINE { values.add(r * VECS + v, V::to_float(acc[r * VECS + v]), scale); });
     });
+    values.settle();
     w += kScales;
     if (!p.has_offsets) continue;
     unroll<VECS>([&](int v) XQ_INLINE {
       const F offset = scale_at(w + v * (kScales / VECS));
       unroll<ROWS>([&](int r) XQ_INLINE {
-        const F sum = V::setf(static_cast<float>(rows.sums[r * groups + g]) / (kNibbles ? kNibbleZero : 1));  // exact
-        values[r * VECS + v] = V::fma(sum, offset, values[r * VECS + v]);
+        const F sum = V::setf(static_cast<float>(sums[r * groups]) / (kNibbles ? kNibbleZero : 1));  // exact
+        values.add(r * VECS + v, sum, offset);
       });
     });
+    values.settle();
     w += kScales;
   }
-  alignas(64) float all[ROWS * VECS * V::kLanes];
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(all + i * V::kLanes, V::as_bits(values[i])); });
-  put_groups<V, VECS>(t, b, first, ROWS, all);
+  put_groups<V, VECS>(t, b, first, ROWS, values.data());
 }
 
-// As many rows as vectors have registers for the sums of; their floats may wait in memory for the end of a group.
+// As many rows as vectors have registers for the sums of.
 template <class V>
 constexpr int kGroupRows = V::kLanes == 16 ? 8 : 4;
 
-// Of up to kGroupRows rows.
-template <class V, int VECS, GroupCodes CODES, bool HALF>
+// Of `count` rows, from ROWS to kGroupRows.
+template <class V, int VECS, GroupCodes CODES, bool HALF, int ROWS = 1>
 void group_rows(const xq::DenseTask& t, const xq::Block& b, const GroupRows& rows, int64_t first, int64_t count) {
-  switch (count) {
-    case 1: return group_tile<V, 1, VECS, CODES, HALF>(t, b, rows, first);
-    case 2: return group_tile<V, 2, VECS, CODES, HALF>(t, b, rows, first);
-    case 3: return group_tile<V, 3, VECS, CODES, HALF>(t, b, rows, first);
-    case 4: return group_tile<V, 4, VECS, CODES, HALF>(t, b, rows, first);
+  if constexpr (ROWS < kGroupRows<V>) {
+    if (count > ROWS) return group_rows<V, VECS, CODES, HALF, ROWS + 1>(t, b, rows, first, count);
   }
-  if constexpr (kGroupRows<V> > 4) {
-    if (count == 5) return group_tile<V, 5, VECS, CODES, HALF>(t, b, rows, first);
-    if (count == 6) return group_tile<V, 6, VECS, CODES, HALF>(t, b, rows, first);
-    if (count == 7) return group_tile<V, 7, VECS, CODES, HALF>(t, b, rows, first);
-    return group_tile<V, 8, VECS, CODES, HALF>(t, b, rows, first);
-  }
+  group_tile<V, ROWS, VECS, CODES, HALF>(t, b, rows, first);
 }
 
 using GroupRun = void (*)(const xq::DenseTask&, const xq::Block&, const GroupRows&, int64_t, int64_t);
@@ -189,16 +237,16 @@ inline void sum_groups(const uint8_t* row, int64_t groups, int64_t features, int
 
 template <class V>
 void group_product(const xq::DenseTask& t) {
-  // Sums of as many rows as pass over all blocks together: of the most groups there may be, those of a tile.
+  // Sums of as many rows as pass over all blocks together.
   constexpr int64_t kSums = 16 << 10;
-  static_assert(kSums >= kGroupRows<V> * xq::kMostGroups);
+  static_assert(kSums >= xq::kMostGroups);
   int32_t sums[kSums];
   const xq::Packed& p = *t.packed;
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   const int64_t groups = p.groups, features = p.conv.in_channels / groups;
   const GroupRun wide = group_run_of<V, 2>(p), slim = group_run_of<V, 1>(p);
   const int64_t fit = xq::min64(kSums / groups, p.caches.l2 / 2 / xq::max64(t.lda, 1));
-  const int64_t chunk = xq::max64(fit / kGroupRows<V>, 1) * kGroupRows<V>;
+  const int64_t chunk = fit < kGroupRows<V> ? xq::max64(fit, 1) : fit / kGroupRows<V> * kGroupRows<V>;
   const int64_t border = xq::min64(t.tail_begin, t.rows);
   for (int64_t begin = 0; begin < t.rows;) {
     const bool in_tail = begin >= border;
@@ -208,11 +256,12 @@ void group_product(const xq::DenseTask& t) {
       sum_groups(a + (m - begin) * lda, groups, features, p.code_bits == 4 ? kNibbleZero : 1, sums + (m - begin) * groups);
     for (int b = t.block_begin; b < t.block_end; ++b) {
       const GroupRun run = blocks[b].vecs == 2 ? wide : slim;
+      const uint8_t* ahead = p.at<uint8_t>(p.weights) + blocks[b].w_off + blocks[b].w_size;
       // Even tiles rather than full ones and a remnant.
       const int64_t tiles = xq::ceil_div(end - begin, kGroupRows<V>);
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t from = i * (end - begin) / tiles, to = (i + 1) * (end - begin) / tiles;
-        run(t, blocks[b], {a + from * lda, lda, sums + from * groups}, begin + from, to - from);
+        run(t, blocks[b], {a + from * lda, lda, sums + from * groups, ahead + i % 2 * 64, tiles == 1 ? 64 : 0}, begin + from, to - from);
       }
     }
     begin = end;

@@ -22,7 +22,7 @@ namespace xq {
 using V = Vec512<true, true>;
 const IsaKernels kAmxInt8 = {dense_amx<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                linear_amx<V>, quantize_rows<V>, weight_only<V>, nullptr};
-const RowKernels kAmxRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V>, kCodes<V>};
+const RowKernels kAmxRows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V, float>, kCodes<V>};
 }  // namespace xq
 
 XQ_TARGET_END

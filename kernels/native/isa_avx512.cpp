@@ -20,7 +20,7 @@ namespace xq {
 using V = Vec512<false, false>;
 const IsaKernels kAvx512 = {dense<V>, depthwise<V>, grouped<V>, im2col, op_rows<V>,
                                dense<V, FloatEpilogue<V>>, quantize_rows<V>, weight_only<V>, winograd<V>};
-const RowKernels kAvx512Rows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V>, kCodes<V>};
+const RowKernels kAvx512Rows = {finish_rows<V>, {attention<V, FloatProducts<V>>, attention_scratch<FloatProducts<V>>}, one_query<V, float>, kCodes<V>};
 }  // namespace xq
 
 XQ_TARGET_END

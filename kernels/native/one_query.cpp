@@ -8,7 +8,7 @@
 namespace xq {
 namespace {
 
-void one_query_reference(const OneQueryTask& t, float* scores) {
+void one_query_reference(const QueryTask<float>& t, float* scores) {
   for (int64_t head = 0; head < t.heads; ++head) {
     const float* q = t.q + head * t.q_head;
     float most = -std::numeric_limits<float>::infinity(), sum = 0;
@@ -43,7 +43,7 @@ int xq_one_query_check(const xq_one_query* op) {
 }
 
 size_t xq_one_query_scratch(const xq_one_query* op) {
-  return static_cast<size_t>(round_up(op->keys, kAttentionRows)) * sizeof(float);
+  return static_cast<size_t>(kHeadsTogether * round_up(op->keys, kAttentionRows)) * sizeof(float);
 }
 
 int64_t xq_one_query_items(const xq_one_query* op) { return op->size == 0 ? 0 : op->batch * op->kv_heads; }
@@ -53,7 +53,7 @@ void xq_one_query_run(const xq_one_query* op, int64_t begin, int64_t end, void* 
   auto* scores = static_cast<float*>(scratch);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t n = item / op->kv_heads, kv = item % op->kv_heads, head = kv * group;
-    OneQueryTask t{};
+    QueryTask<float> t{};
     t.q = op->q + n * op->q_stride[0] + head * op->q_stride[1], t.q_head = op->q_stride[1];
     t.k = op->k + n * op->k_stride[0] + kv * op->k_stride[1], t.k_stride = op->k_stride[2];
     t.v = op->v + n * op->v_stride[0] + kv * op->v_stride[1], t.v_stride = op->v_stride[2];

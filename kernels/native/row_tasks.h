@@ -48,20 +48,13 @@ struct AttentionKernel {
   size_t (*scratch)(int64_t keys, int64_t size);
 };
 
-// One query a head, of the heads that share one head of keys, of which there is at least one. Strides in elements.
-struct OneQueryTask {
-  const float *q, *k, *v;
-  int64_t q_head, k_stride, v_stride;
-  int64_t heads, keys, size;
-  float scale;
-  float* out;                 // heads follow one another
-};
-
-// The same of keys and values that are codes with a scale each.
-struct CodeQueryTask {
+// One query a head, of the heads that share one head of keys, of which there is at least one. Keys and values are floats,
+// or codes of 8 bits with a scale each. Strides in elements.
+template <class T>
+struct QueryTask {
   const float* q;
-  const int8_t *k, *v;
-  const float *k_scale, *v_scale;
+  const T *k, *v;
+  const float *k_scale, *v_scale;  // of codes
   int64_t q_head, k_stride, v_stride;
   int64_t heads, keys, size;
   float scale;
@@ -76,19 +69,19 @@ struct CodeRowsTask {
   float* out;
 };
 
-constexpr int64_t kCodeHeads = 4;  // heads of queries that read codes together, each with scores of its own
+constexpr int64_t kHeadsTogether = 4;  // heads of queries that read keys and values together, each with scores of its own
 
 struct CodeKernels {
   void (*make)(const float* x, int64_t size, int8_t* codes, float* scale);
   void (*to_floats)(const CodeRowsTask&);
-  void (*query)(const CodeQueryTask&, float* scores);
+  void (*query)(const QueryTask<int8_t>&, float* scores);
 };
 
 // What an ISA file provides beside its IsaKernels.
 struct RowKernels {
   void (*finish_rows)(const FinishTask&);
   AttentionKernel attention;  // of float32
-  void (*one_query)(const OneQueryTask&, float* scores);
+  void (*one_query)(const QueryTask<float>&, float* scores);
   CodeKernels codes;          // of an int8 cache
 };
 

@@ -185,7 +185,8 @@ def test_tables_of_four_bits() -> None:
         ours(torch.tensor([30]))
 
 
-def test_linears_that_four_bits_harm_most_have_eight() -> None:
+def outlying() -> nn.Module:
+    """A model whose head 4 bits harm most."""
     net = model()
     torch.manual_seed(3)
     # In each group one weight is so large that 4 bits have no codes for the others, which count.
@@ -195,9 +196,73 @@ def test_linears_that_four_bits_harm_most_have_eight() -> None:
         net.head.weight.copy_(weight)
         net.norm.weight[::32] = 1e-3
         net.norm.bias[::32] = 0
+    return net
+
+
+def test_linears_that_four_bits_harm_most_have_eight() -> None:
+    net = outlying()
     batches = [torch.randn(8, 5, 64) for _ in range(4)]
     found = x86quant.quantize(net, batches, weight_bits=4, smooth_quant=False, speed_check=False)
     assert found.head.bits == 8
     assert found.first.gate.bits == 4, "only those that harm"
     assert not found.quantization.float_layers
     assert "have weights of 8 bits, which 4 harm most: head" in str(found.quantization)
+
+
+def bits_of(found: nn.Module) -> dict[str, int]:
+    linears = found.named_modules()
+    return {name: m.bits for name, m in linears if isinstance(m, x86quant.DynamicLinear)}
+
+
+def bytes_of(found: nn.Module) -> int:
+    linears = [m for m in found.modules() if isinstance(m, x86quant.DynamicLinear)]
+    return sum(x.nbytes for m in linears for x in (m.int8_weight, m.weight_scale))
+
+
+def by_layer(net: nn.Module, **options: Any) -> Any:
+    batches = [torch.randn(8, 5, 64, generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    return x86quant.quantize(
+        net, batches, mode="dynamic", weight_bits="auto", smooth_quant=False, speed_check=False,
+        progress=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # that much is lost where the head has 4
+def test_bits_by_layer_within_a_budget() -> None:
+    net = outlying()
+    least, head = 21_096, 320  # with 4 bits in all of them, and what 8 in the head take more
+    for more in (0, head - 1, head, 10_000, 1_000_000):
+        found = by_layer(net, weight_budget=least + more)
+        assert bytes_of(found) <= least + more
+        assert found.head.bits == (8 if more >= head else 4)
+        assert (bytes_of(found) == least) == (more < head)
+    assert set(bits_of(found).values()) == {8}
+    with pytest.raises(InvalidInputError, match="weight_budget: with 4 bits in each"):
+        by_layer(net, weight_budget=least - 1)
+
+
+def test_bits_by_layer_for_results_and_for_a_metric() -> None:
+    net = outlying()
+    found = by_layer(net)
+    assert found.head.bits == 8
+    assert set(bits_of(found).values()) == {4, 8}
+    assert "linears have weights of 8 bits, the others 4" in str(found.quantization)
+
+    def all_wide(candidate: nn.Module) -> float:  # which only the float model and 8 bits please
+        return float(4 not in bits_of(candidate).values())
+
+    found = by_layer(net, metric=all_wide, max_drop=0.5)
+    assert set(bits_of(found).values()) == {8}
+    assert not found.quantization.float_layers
+    assert set(bits_of(by_layer(net, metric=lambda _: 1.0)).values()) == {4}
+
+
+def test_bits_by_layer_that_cannot_be_chosen() -> None:
+    with pytest.raises(InvalidInputError, match="needs weight_bits"):
+        x86quant.quantize(model(), mode="dynamic", weight_bits=4, weight_budget=1)
+    with pytest.raises(InvalidInputError, match="chooses by calibration data"):
+        x86quant.quantize(model(), mode="dynamic", weight_bits="auto")
+    with pytest.raises(InvalidInputError, match="a metric or a weight_budget"):
+        by_layer(model(), weight_budget=10**6, metric=lambda _: 1.0)
+    with pytest.raises(InvalidInputError, match="a number of bytes"):
+        by_layer(model(), weight_budget="1 MB")

@@ -60,7 +60,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how activation ranges are chosen",
     )
     parser.add_argument(
-        "--weight-bits", type=int, choices=(8, 4), default=8, help="of linears (default: 8)"
+        "--weight-bits",
+        type=lambda text: text if text == "auto" else int(text),
+        choices=(8, 4, "auto"),
+        default=8,
+        help="of linears: 8 (the default), 4, or auto: 4, and 8 where it helps most for its bytes",
+    )
+    parser.add_argument(
+        "--weight-budget",
+        type=int,
+        metavar="BYTES",
+        help="that the linears' weights may take, with --weight-bits auto",
     )
     for name in ("equalize", "bias-correction", "smooth-quant"):
         parser.add_argument(f"--{name}", choices=tuple(_SWITCHES), default="auto")
@@ -105,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
             bias_correction=_SWITCHES[options.bias_correction],
             smooth_quant=_SWITCHES[options.smooth_quant],
             weight_bits=options.weight_bits,
+            weight_budget=options.weight_budget,
             float_layers=options.float_layer,
             metric=metric,
             max_drop=options.max_drop,

@@ -20,6 +20,7 @@ from x86quant.observing.weights import WeightObserverName
 from x86quant.onnx_models import is_onnx_source
 from x86quant.onnx_models.calibration_data import model_and_data
 from x86quant.quantization.batches import Data
+from x86quant.quantization.bits_by_layer import with_bits_by_layer
 from x86quant.quantization.outcome import Choices, checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
@@ -60,7 +61,8 @@ def quantize(
     speed_check: bool = True,
     strict: bool = False,
     embedding_bits: int | None = None,
-    weight_bits: int = 8,
+    weight_bits: int | Literal["auto"] = 8,
+    weight_budget: int | None = None,
     progress: bool = True,
 ) -> nn.Module:
     """``model`` in int8: float in, float out, on whatever path is fastest for it.
@@ -107,7 +109,11 @@ def quantize(
         embedding_bits: the bits of codes in embedding tables: 8, 4 or 2, in FBGEMM's row formats.
             None leaves tables in float, but for mode "weight_only". See docs/embeddings.md.
         weight_bits: of linears that quantize their inputs as they come, or keep them in float: 8,
-            or 4 with a scale for each group of 32 input features. See docs/four-bits.md.
+            or 4 with a scale for each group of 32 input features. "auto": 4, and 8 where that helps
+            most for its bytes: within ``weight_budget``, or in as few as hold ``metric``, or
+            without either bring the results to 20 dB. See docs/four-bits.md.
+        weight_budget: bytes that the codes and scales of all these linears may take, instead of a
+            metric.
         progress: draw progress on stderr when that is a terminal.
 
     Returns:
@@ -122,6 +128,11 @@ def quantize(
     """
     if max_drop is not None and metric is None:
         raise InvalidInputError("max_drop needs a metric: metric(model) -> float, higher is better")
+    if metric is not None and weight_budget is not None:
+        raise InvalidInputError(
+            "give a metric or a weight_budget: layers that a metric keeps in float have no place "
+            "in a budget"
+        )
     if torch.is_autocast_enabled("cpu"):
         raise InvalidInputError(
             "quantize was called under torch.autocast, where the float model computes in "
@@ -158,15 +169,19 @@ def quantize(
         strict=strict,
         embedding_bits=embedding_bits,
         weight_bits=weight_bits,
+        weight_budget=weight_budget,
         progress=progress,
     )
     with alone(), _own_errors_in_a_sentence(model):
         prepared = prepare(model, calibration, settings)
         kept = prepared.layers_in(float_layers)
+        scored = metric if evaluation is None or metric is None else _on(metric, evaluation)
+        drop = _MAX_DROP if max_drop is None else max_drop
+        if weight_bits == "auto":
+            with failing_batches_named(prepared.reference, prepared.sample):
+                prepared = with_bits_by_layer(prepared, kept, weight_budget, scored, drop)
         outcome = Choices(prepared, {name: AS_ASKED for name in prepared.layers if name in kept})
-        if metric is not None:
-            scored = metric if evaluation is None else _on(metric, evaluation)
-            drop = _MAX_DROP if max_drop is None else max_drop
+        if scored is not None:
             outcome = outcome.searched(search(prepared, scored, drop, kept, max_trials).result)
         with failing_batches_named(prepared.reference, prepared.sample):
             found: nn.Module = checked(outcome, settings)

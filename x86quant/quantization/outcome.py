@@ -7,7 +7,6 @@ the layers that cost too much accuracy, and what is slower in int8.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import math
 import warnings
@@ -28,9 +27,11 @@ from x86quant.dynamic import is_linear, note_in_config
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import Structure, take_apart
 from x86quant.quantization import speed
+from x86quant.quantization.arguments import argument, padding_mask, unpadded
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
 from x86quant.quantization.judging import in_words, top_agreement, worst_group
+from x86quant.quantization.perplexity import Scored, is_causal_lm, perplexity
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
@@ -78,6 +79,7 @@ class Choices:
         fitted_db: the same by the ranges that the model has, which were chosen with all data seen.
         agreement: in which share of how many rows the largest value is the float model's.
         worst: channels that are much further from the float model's than the rest.
+        perplexity: of a causal language model, and of it in float.
     """
 
     prepared: PreparedModel
@@ -89,6 +91,7 @@ class Choices:
     fitted_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
     worst: str = ""
+    perplexity: tuple[float, float] | None = None
 
     def searched(self, result: SearchResult) -> Choices:
         """The same with the float layers that a search found."""
@@ -142,6 +145,7 @@ class Choices:
             sqnr_db=self.sqnr_db,
             agreement=self.agreement,
             worst=self.worst,
+            perplexity=self.perplexity,
             notes=(*prepared.notes, *self.notes),
             search=self.search,
             example=prepared.sample[0] if prepared.sample else None,
@@ -314,10 +318,10 @@ def _pairs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> 
     """The float tensors of both results; how many there are, where the model fails."""
     pairs: _Pairs = []
     for call in calls:
-        mask = _padding_mask(prepared.reference, call)
-        exact = [_unpadded(x, mask) for x in _floats(prepared.exact.of(call))]
+        mask = padding_mask(prepared.reference, call)
+        exact = [unpadded(x, mask) for x in _floats(prepared.exact.of(call))]
         try:
-            actual = [_unpadded(x, mask) for x in _floats(_result(model, call))]
+            actual = [unpadded(x, mask) for x in _floats(_result(model, call))]
         except Exception as error:
             _log.info("in int8 the model fails: %s", first_line(error))
             return len(exact)
@@ -331,21 +335,24 @@ def _pairs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> 
     return pairs
 
 
-def _padding_mask(model: nn.Module, call: Call) -> torch.Tensor | None:
-    """Which tokens are real, by the argument that transformers call so: [batch, tokens]."""
-    try:
-        given = inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments
-    except (TypeError, ValueError):
+def _perplexities(
+    prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]
+) -> tuple[float, float] | None:
+    """Of ``model`` and of the float model, if that is a causal language model."""
+    if not is_causal_lm(prepared.reference):
         return None
-    mask = {**given, **given.get("kwargs", {})}.get("attention_mask")
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or not mask.any():
-        return None
-    return mask.bool() if mask.bool().eq(mask).all() else None  # a mask of sums has other values
-
-
-def _unpadded(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """``x`` of the real tokens alone, if it is of all."""
-    return x if mask is None or x.shape[:2] != mask.shape else x[mask]
+    actual: list[Scored] = []
+    exact: list[Scored] = []
+    for call in calls:
+        ids = argument(prepared.reference, call, "input_ids")
+        mask = padding_mask(prepared.reference, call)
+        both = _floats(_result(model, call))[:1], _floats(prepared.exact.of(call))[:1]
+        if ids is None or any(not x or x[0].shape[:-1] != ids.shape for x in both):
+            return None
+        actual.append((both[0][0], ids, mask))
+        exact.append((both[1][0], ids, mask))
+    found, wanted = perplexity(actual), perplexity(exact)
+    return None if found is None or wanted is None else (found, wanted)
 
 
 def _judged(outcome: Choices, model: nn.Module) -> Choices:
@@ -369,7 +376,12 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
             honest = sqnrs(prepared, simulated, prepared.held_back)
         if len(honest) == len(found):
             found = tuple(map(min, found, honest))
-    outcome = dataclasses.replace(outcome, sqnr_db=found)
+    told = (
+        None
+        if isinstance(pairs, int)
+        else _perplexities(prepared, model, prepared.unseen[:_BATCHES])
+    )
+    outcome = dataclasses.replace(outcome, sqnr_db=found, perplexity=told)
     return outcome if found or _NOT_JUDGED in outcome.notes else outcome.noting(_NOT_JUDGED)
 
 
@@ -442,7 +454,9 @@ def _wide_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     What has :data:`USABLE_DB` as it is widens a share of its linears at most.
     """
     prepared = outcome.prepared
-    if prepared.weight_bits == 8 or _is_enough(outcome) or outcome.search is not None:
+    if prepared.weight_bits == 8 or prepared.bits_by_layer or outcome.search is not None:
+        return outcome, model
+    if _is_enough(outcome):
         return outcome, model
     narrow = [n for n in outcome.int8_layers if is_linear(prepared.model.get_submodule(n))]
     order = list(rough_harms(prepared, narrow))
@@ -480,7 +494,7 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
     best = (outcome, model)
     size = 1
-    for _ in range(_TRIALS):
+    for _ in range(0 if prepared.has_budget else _TRIALS):  # which one in float would exceed
         size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
         tried = outcome.without(order[:size], why)

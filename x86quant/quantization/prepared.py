@@ -89,6 +89,8 @@ class PreparedModel:
         weight_bits: of linears that are not static.
         weights: codes and scales of some of these that were chosen by the sample.
         notes: what a user should know.
+        bits_by_layer: whether it was chosen which linears have 8 bits.
+        has_budget: whether that was for the bytes of all of them.
     """
 
     model: nn.Module
@@ -108,6 +110,8 @@ class PreparedModel:
     weight_bits: int
     weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
     notes: tuple[str, ...]
+    bits_by_layer: bool = False
+    has_budget: bool = False
 
     def layers_in(self, wanted: Collection[str | type]) -> set[str]:
         """The names of the layers that ``wanted`` names: layers, containers or classes.

@@ -198,12 +198,12 @@ def _prepared(
             + "".join(f"; {note}" for note in notes[-2:])
         )
     weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    if settings.weight_bits < 8 and scheme.dynamic and sample:
+    if settings.narrow_bits < 8 and scheme.dynamic and sample:
         linears = [x.name for x in layers.values() if x.part is None and _is_plain(model, x.name)]
         with state_kept(model):
-            weights = with_error_feedback(model, linears, sample, settings.weight_bits)
+            weights = with_error_feedback(model, linears, sample, settings.narrow_bits)
         notes.append(
-            f"{len(weights)} of {len(linears)} linears have codes of {settings.weight_bits} bits "
+            f"{len(weights)} of {len(linears)} linears have codes of {settings.narrow_bits} bits "
             "chosen by the data, with error feedback; the others round each weight by itself"
         )
     return PreparedModel(
@@ -221,7 +221,7 @@ def _prepared(
         equalized=equalized,
         smoothed=smoothed,
         strict=settings.strict,
-        weight_bits=settings.weight_bits,
+        weight_bits=settings.narrow_bits,
         weights=weights,
         notes=tuple(notes),
     )

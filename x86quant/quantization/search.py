@@ -122,7 +122,7 @@ def search(
     """
     if max_trials < 1:
         raise InvalidInputError(f"max_trials must be at least 1, not {max_trials}")
-    float_score = _score(metric, prepared.model, "float")
+    float_score = score_of(metric, prepared.model, "float")
     trials = _Trials(prepared, metric, float_score - max_drop, frozenset(kept), max_trials)
     _log.info("float metric %.6g, target %.6g", float_score, trials.target)
     order: list[str] = []
@@ -170,7 +170,7 @@ class _Trials:
     def run(self, float_layers: Collection[str]) -> Trial:
         """Try the model with ``float_layers`` in float, beside those that are anyway."""
         model = self._prepared.build(self._kept | set(float_layers))
-        score = _score(self._metric, model, "int8")
+        score = score_of(self._metric, model, "int8")
         cost = sum(self.costs[name] for name in float_layers)
         step = Trial(tuple(float_layers), score, cost, score >= self.target - _SLACK)
         self.steps.append(step)
@@ -192,7 +192,8 @@ def rank(step: Trial) -> tuple[float, ...]:
     return (0.0, step.score, -step.cost_us)
 
 
-def _score(metric: Metric, model: nn.Module, what: str) -> float:
+def score_of(metric: Metric, model: nn.Module, what: str) -> float:
+    """What ``metric`` gives ``model``, which errors call so; a finite number."""
     with torch.no_grad():
         given = metric(model)
     try:

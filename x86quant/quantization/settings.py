@@ -33,13 +33,25 @@ class Settings:
     speed_check: bool = True
     strict: bool = False
     embedding_bits: int | None = None
-    weight_bits: int = 8
+    weight_bits: int | Literal["auto"] = 8
+    weight_budget: int | None = None
     progress: bool = True
+
+    @property
+    def narrow_bits(self) -> int:
+        """The bits of those linears' weights that have fewest."""
+        return 4 if self.weight_bits == "auto" else self.weight_bits
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InvalidInputError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
-        check_bits(self.weight_bits)
+        if self.weight_bits != "auto":
+            check_bits(self.weight_bits)
+        budget = self.weight_budget
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
+            raise InvalidInputError(f"weight_budget must be a number of bytes, not {budget!r}")
+        if budget is not None and self.weight_bits != "auto":
+            raise InvalidInputError('weight_budget needs weight_bits="auto"')
         if self.effort not in EFFORTS:
             raise InvalidInputError(
                 f"effort must be one of {', '.join(EFFORTS)}, not {self.effort!r}"

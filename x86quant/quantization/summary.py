@@ -36,6 +36,7 @@ class Summary:
         agreement: where it returns rows of classes, in which share of how many rows the largest is
             the float model's.
         worst: channels that are much further from the float model's than the rest, and how far.
+        perplexity: of a causal language model, and of it in float, on tokens of that data.
         notes: what else a user should know.
         search: how float layers were chosen to hold a metric.
         example: the arguments of one call, out of the calibration data; None without data.
@@ -55,6 +56,7 @@ class Summary:
     sqnr_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
     worst: str = ""
+    perplexity: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
     search: SearchResult | None = None
     example: Call | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -83,6 +85,7 @@ class Summary:
             "sqnr_db": list(self.sqnr_db),
             "agreement": None if self.agreement is None else list(self.agreement),
             "worst": self.worst,
+            "perplexity": None if self.perplexity is None else list(self.perplexity),
             "notes": list(self.notes),
             "search": None if self.search is None else self.search.to_dict(),
         }
@@ -109,6 +112,10 @@ class Summary:
             share, rows = self.agreement
             told = f"{share:.1%} of {rows} rows"
             lines.append(f"the largest value of a row is the float model's in {told}")
+        if self.perplexity is not None:
+            lines.append(
+                "perplexity {:.4g} on calibration data, float {:.4g}".format(*self.perplexity)
+            )
         lines += self.notes
         for reason, names in _by_value(self.float_layers).items():
             lines.append(f"{listed(names)} in float: {reason}")

@@ -1,0 +1,121 @@
+"""Decoders with weights of 4 bits as they are used: every cache, batches, prompts, streaming."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import x86quant
+
+transformers = pytest.importorskip("transformers")
+
+from benchmarks.greedy_agreement import decoder  # noqa: E402
+from x86quant.huggingface.native_graphs import give_graphs  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other packages
+
+_CACHES = ("dynamic", "static", "int8")
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A decoder of random weights in 4 bits, with native runs and layer by layer."""
+    transformers.utils.logging.set_verbosity_error()
+    model = decoder(request.param, width=64, layers=2, vocabulary=60)
+    layers = x86quant.to_dynamic(model, weight_bits=4)
+    fused = copy.deepcopy(layers)
+    give_graphs(fused, True)
+    assert all(m.bits == 4 for m in fused.modules() if isinstance(m, x86quant.DynamicLinear))
+    return fused, layers
+
+
+def empty(kind: str, model: Any) -> Any:
+    """A cache of a kind."""
+    if kind == "int8":
+        return x86quant.Int8Cache(model.config)
+    if kind == "static":
+        return transformers.StaticCache(config=model.config, max_cache_len=40)
+    return transformers.DynamicCache(config=model.config)
+
+
+def ids(batch: int, tokens: int, seed: int) -> torch.Tensor:
+    return torch.randint(3, 60, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", _CACHES)
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_tokens_are_those_of_the_layers(
+    pair: Any, kind: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused, _ = pair
+    step = fused.forward.token_step
+    compiled, ran = step.on_codes if kind == "int8" else step.compiled, []
+    run = compiled.run
+    monkeypatch.setattr(compiled, "run", lambda given: (ran.append(1), run(given))[1])
+    caches = [empty(kind, model) for model in pair]
+    for number, tokens in enumerate((20, 1, 1, 5, 1)):
+        some = ids(batch, tokens, number)
+        found, wanted = (
+            model(input_ids=some, past_key_values=cache, use_cache=True, return_dict=True).logits
+            for model, cache in zip(pair, caches, strict=True)
+        )
+        # Codes of rows may fall on the other side of an edge: close in the mean.
+        assert float((found - wanted).square().mean() / wanted.square().mean()) < 1e-3
+    assert len(ran) == 5, "each call was one native run"
+
+
+class _Tokens:
+    """What is streamed, as ids: a streamer of generate."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.found += value.flatten().tolist()
+
+    def end(self) -> None:
+        pass
+
+
+def test_caches_and_streaming_give_the_same_tokens(pair: Any) -> None:
+    fused, _ = pair
+    prompt = ids(1, 12, 7)
+    options: dict[str, Any] = {
+        "attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False
+    }  # fmt: skip
+    streamed = _Tokens()
+    wanted = fused.generate(prompt, streamer=streamed, **options)
+    assert streamed.found == wanted[0].tolist()
+    assert torch.equal(fused.generate(prompt, cache_implementation="static", **options), wanted)
+    assert torch.equal(fused.generate(prompt, use_cache=False, **options), wanted)
+
+
+@torch.no_grad()
+def test_a_prompt_of_512(pair: Any) -> None:
+    fused, _ = pair
+    most = fused.config.max_position_embeddings
+    prompt = ids(1, min(512, most), 8)
+    found, wanted = (model(input_ids=prompt, logits_to_keep=1).logits for model in pair)
+    assert float(torch.cosine_similarity(found.flatten(), wanted.flatten(), 0)) > 0.999
+
+
+def test_the_summary_tells_the_perplexity() -> None:
+    model = decoder("llama", width=64, layers=2, vocabulary=60)
+    given = ids(1, 9, 1)  # the same again and again: which are judged does not matter
+    mask = torch.ones_like(given)
+    mask[0, :3] = 0
+    data = [{"input_ids": given, "attention_mask": mask, "use_cache": False}] * 4
+    ours = x86quant.quantize(model, data, weight_bits=4, speed_check=False, progress=False)
+    told = ours.quantization.perplexity
+    follows = mask[:, 1:].bool()
+    follows[0, :3] = False
+    for found, net in zip(told, (ours, model), strict=True):
+        with torch.no_grad():
+            logits = net(**data[0]).logits[:, :-1][follows]
+        loss = torch.nn.functional.cross_entropy(logits, given[:, 1:][follows])
+        assert found == pytest.approx(float(loss.exp()), rel=1e-3)
+    assert "perplexity" in str(ours.quantization)
