@@ -175,9 +175,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._float.pop(path, None)
         self._unloaded[path] = layer
 
-    def _give_experts(
-        self, path: str, module: nn.Module, name: str, weight: torch.Tensor
-    ) -> None:
+    def _give_experts(self, path: str, module: nn.Module, name: str, weight: torch.Tensor) -> None:
         """Let the experts of ``module`` be linears of ours in place of the tensor ``name``."""
         config = self.quantization_config
         try:
