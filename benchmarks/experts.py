@@ -4,9 +4,9 @@
 
 The model is a Mixtral with random weights. ``float`` computes experts as transformers does by
 default (one grouped product), ``loop`` expert by expert, both in float32; the others are
-``to_dynamic`` in 8 and 4 bits. Times are calls by turns in one process, by least. ``weights MB`` are
-parameters and buffers, ``float share`` is how many of all weights are still float, and ``cosine``
-that of all logits of the longest prompt.
+``to_dynamic`` in 8 and 4 bits. Times are calls by turns in one process, by least. ``weights MB``
+are parameters and buffers, ``float share`` is how many of all weights are still float, and
+``cosine`` that of all logits of the longest prompt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers: a linear of ours for each expert, and only the chosen run."""
+"""Mixtures of experts of transformers: a linear of ours for each, and only the chosen run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def as_float(model: Any) -> Any:
 
 
 def with_weights(model: Any, values: Any) -> Any:
-    """The float ``model`` with the numbers of ``values``, made by :func:`as_float`, in its experts."""
+    """The float ``model`` with the numbers of ``values``, which :func:`as_float` made."""
     for path, module in model.named_modules():
         other = values.get_submodule(path)
         if is_experts(module):

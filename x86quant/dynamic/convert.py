@@ -42,7 +42,8 @@ def to_dynamic(
     Every ``nn.Linear`` (and Hugging Face's ``Conv1D``) becomes a ``DynamicLinear`` and every
     ``nn.MultiheadAttention`` a ``DynamicMultiheadAttention``, every ``nn.LSTM`` and ``nn.GRU`` a
     ``DynamicLSTM`` and ``DynamicGRU``, and so their cells, where that is possible and gains.
-    Experts of transformers that are one tensor become a ``DynamicLinear`` each. What stays in float: see ``why_float``.
+    Experts of transformers that are one tensor become a ``DynamicLinear`` each.
+    What stays in float: see ``why_float``.
 
     Args:
         model: a float model; it is not changed unless ``inplace``.

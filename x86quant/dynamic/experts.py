@@ -2,8 +2,8 @@
 
 transformers lets others compute them: a function by a name in its table, that gets the module, the
 tokens, the experts of each and how much these count. Ours has that name in the modules that were
-converted; they stay what they are, with a linear for each expert in place of the float tensors. Only
-the linears of experts that were chosen run, each on the rows that chose it.
+converted; they stay what they are, with a linear for each expert in place of the float tensors.
+Only the linears of experts that were chosen run, each on the rows that chose it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def expert_weights(module: Any, name: str, tensor: torch.Tensor) -> list[torch.T
 
 
 def to_int8_experts(module: nn.Module, kind: type[Int8Linear], bits: int) -> nn.Module:
-    """``module`` itself, its float weights replaced by linears of ``kind``, one tensor at a time."""
+    """``module`` itself, its float weights replaced by linears of ``kind``."""
     for name in _tensors(module):
         give_experts(module, name, module.get_parameter(name).detach(), kind, bits)
     return module
@@ -89,7 +89,7 @@ def give_experts(
     """Put linears made of the float ``tensor`` in the place of the one called ``name``."""
     weights = expert_weights(module, name, tensor)
     made = (kind(*quantized(x.contiguous(), bits)) for x in weights)
-    _replace_tensor(module, name, nn.ModuleList(made))
+    replace_tensor(module, name, nn.ModuleList(made))
 
 
 def float_tensors(module: nn.Module) -> list[str]:
@@ -100,7 +100,7 @@ def float_tensors(module: nn.Module) -> list[str]:
     return [name for name in (up, "down_proj") if LINEARS[name] in module._modules]
 
 
-def _replace_tensor(module: nn.Module, name: str, linears: nn.ModuleList) -> None:
+def replace_tensor(module: nn.Module, name: str, linears: nn.ModuleList) -> None:
     """Put ``linears`` in the place of the float tensor ``name`` of experts."""
     del module._parameters[name]
     setattr(module, LINEARS[name], linears)
@@ -123,7 +123,7 @@ def open_experts(model: nn.Module, paths: Iterable[str]) -> None:
         tensor = next((t for t in _tensors(module) if LINEARS[t] == linears), None)
         if tensor is not None and is_experts(module):
             count = int(module.num_experts)  # type: ignore[arg-type]
-            _replace_tensor(module, tensor, nn.ModuleList(nn.Identity() for _ in range(count)))
+            replace_tensor(module, tensor, nn.ModuleList(nn.Identity() for _ in range(count)))
 
 
 def _tensors(module: nn.Module) -> list[str]:
@@ -176,6 +176,6 @@ def experts_forward(
 def _products(linears: nn.ModuleList, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """The rows of each expert, which lie one behind the other, through its linear."""
     # Empty rows, where there are no tokens, go through one for the sizes.
-    parts = zip(linears, rows.split(counts), strict=True)
+    parts = zip(linears, torch.split(rows, counts), strict=True)
     found = [linear(part) for linear, part in parts if len(part)]
     return torch.cat(found) if found else linears[0](rows)

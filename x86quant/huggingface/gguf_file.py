@@ -10,6 +10,7 @@ import dataclasses
 import math
 import mmap
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,44 @@ class GgufFile:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+
+
+#: How the name of a part of several ends: its number and theirs.
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MOST_PARTS = 1 << 10
+
+
+def read_parts(path: str | os.PathLike[str]) -> GgufFile:
+    """The content of the file at ``path`` and, if it is the first of several, of all of them.
+
+    Raises:
+        InvalidInputError: it is another than the first, or one of them is missing or damaged.
+        UnsupportedError: as :func:`read_gguf`.
+    """
+    first = read_gguf(path)
+    count = first.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return first
+    found = _PART.fullmatch(os.fspath(path))
+    if not isinstance(count, int) or not 1 < count <= _MOST_PARTS or found is None:
+        raise InvalidInputError(
+            f"{os.fspath(path)} is a part of {count}, and its name is not that of one: "
+            "NAME-00001-of-00003.gguf"
+        )
+    if first.metadata.get("split.no", 0) != 0 or int(found[2]) != 1:
+        raise InvalidInputError(f"{os.fspath(path)} is not the first of its parts: give that one")
+    tensors = dict(first.tensors)
+    for number in range(2, count + 1):
+        part = Path(f"{found[1]}-{number:05d}-of-{count:05d}.gguf")
+        if not part.is_file():
+            raise InvalidInputError(f"{part} is missing, one of {count} parts of a model")
+        other = read_gguf(part)
+        if other.metadata.get("split.no") != number - 1 or tensors.keys() & other.tensors.keys():
+            raise InvalidInputError(f"{part} is a part of another model, or the wrong one")
+        tensors |= other.tensors
+    if first.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        raise InvalidInputError(f"the parts of {os.fspath(path)} do not have all of its tensors")
+    return GgufFile(first.metadata, tensors)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
