@@ -81,10 +81,12 @@ class GgufFile:
     Attributes:
         metadata: numbers, texts and lists by name.
         tensors: by name.
+        paths: of the file, or of its parts.
     """
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    paths: tuple[str, ...]
 
 
 #: How the name of a part of several ends: its number and theirs.
@@ -111,7 +113,7 @@ def read_parts(path: str | os.PathLike[str]) -> GgufFile:
         )
     if first.metadata.get("split.no", 0) != 0 or int(found[2]) != 1:
         raise InvalidInputError(f"{os.fspath(path)} is not the first of its parts: give that one")
-    tensors = dict(first.tensors)
+    tensors, paths = dict(first.tensors), list(first.paths)
     for number in range(2, count + 1):
         part = Path(f"{found[1]}-{number:05d}-of-{count:05d}.gguf")
         if not part.is_file():
@@ -120,9 +122,10 @@ def read_parts(path: str | os.PathLike[str]) -> GgufFile:
         if other.metadata.get("split.no") != number - 1 or tensors.keys() & other.tensors.keys():
             raise InvalidInputError(f"{part} is a part of another model, or the wrong one")
         tensors |= other.tensors
+        paths += other.paths
     if first.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
         raise InvalidInputError(f"the parts of {os.fspath(path)} do not have all of its tensors")
-    return GgufFile(first.metadata, tensors)
+    return GgufFile(first.metadata, tensors, tuple(paths))
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
@@ -155,7 +158,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     placed = {name: reader.placed(whole, start, *where) for name, where in found}
     if len(placed) < len(found):
         raise reader.damaged("two tensors have one name")
-    return GgufFile(metadata, placed)
+    return GgufFile(metadata, placed, (os.fspath(path),))
 
 
 class _Reader:
@@ -223,6 +226,8 @@ class _Reader:
                 f"{self._path} holds tensors of GGUF's type number {kind}; what can be read are "
                 f"{known}"
             )
+        if 0 in shape:
+            raise self.damaged("a tensor has no numbers")
         rows = math.prod(shape[:-1])
         if shape[-1] % block.numbers:
             raise self.damaged(f"rows of {shape[-1]} numbers are no whole blocks of {block.name}")

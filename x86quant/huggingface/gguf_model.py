@@ -36,8 +36,11 @@ from x86quant.huggingface.gguf_families import (
 )
 from x86quant.huggingface.gguf_file import GgufTensor, read_parts
 from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
+from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.quantization.settings import Switch
+
+_WORTH_GIVING_BACK = 2**20
 
 
 def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any:
@@ -76,6 +79,8 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
             _put(model, family, name, tensors)
         except X86QuantError as error:
             raise type(error)(f"{file}: {name}: {error}") from error
+        if sum(x.blocks.numel() for x in tensors) >= _WORTH_GIVING_BACK:
+            give_back(stored.paths)
     model.requires_grad_(False).eval()
     note_in_config(model, fuse_blocks)
     give_graphs(model, fuse_blocks)

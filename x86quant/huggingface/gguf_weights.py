@@ -33,6 +33,8 @@ from x86quant.huggingface.group_formats import GroupWeights
 from x86quant.ops.groups import ZERO, check_groups, exact_half, pack_nibbles
 
 _Blocks = torch.Tensor
+#: Numbers that are looked at together: what is between bytes and codes stays small.
+_TOGETHER = 2**20
 _FOUR_BITS = ("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K")
 #: What the places 0 to 15 of IQ4 types stand for.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -42,18 +44,24 @@ _EVEN_BITS = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
 def group_weights(tensor: GgufTensor) -> GroupWeights:
     """The codes and scales of a matrix in one of the types of the table above."""
     rows, features = tensor.shape
-    size = tensor.kind.nbytes
-    blocks = tensor.blocks.reshape(-1, size)  # [blocks, bytes]
-    codes, scales = _READERS[tensor.kind.name](blocks)
-    if not bool(torch.isfinite(scales).all()):
-        raise InvalidInputError(
-            f"scales of its {tensor.kind.name} blocks are NaN or infinite: the file is damaged"
-        )
-    four = tensor.kind.name in _FOUR_BITS
-    weight = codes.reshape(rows, features)
-    weight = pack_nibbles(weight) if four else weight
-    trailing = (2,) if scales.dim() == 3 else ()
-    weight_scale = exact_half(scales.reshape(rows, -1, *trailing))
+    kind, read = tensor.kind, _READERS[tensor.kind.name]
+    weight = scales = torch.empty(0)
+    together = max(1, _TOGETHER // features)
+    for first in range(0, rows, together):
+        here = slice(first, first + together)
+        codes, some = read(tensor.blocks[here].reshape(-1, kind.nbytes))
+        if not bool(torch.isfinite(some).all()):
+            raise InvalidInputError(
+                f"scales of its {kind.name} blocks are NaN or infinite: the file is damaged"
+            )
+        codes = codes.reshape(-1, features)
+        codes = pack_nibbles(codes) if kind.name in _FOUR_BITS else codes
+        some = some.reshape(len(codes), -1, *some.shape[2:])
+        if first == 0:
+            weight = codes.new_empty((rows, *codes.shape[1:]))
+            scales = some.new_empty((rows, *some.shape[1:]))
+        weight[here], scales[here] = codes, some
+    weight_scale = exact_half(scales)
     check_groups("linear", weight, weight_scale)
     return GroupWeights(weight, weight_scale)
 
@@ -67,7 +75,8 @@ def real_numbers(tensor: GgufTensor) -> torch.Tensor:
     """The float32 numbers of a tensor, whatever its type."""
     kind = tensor.kind.name
     if kind in _FLOATS:
-        return tensor.blocks.reshape(-1).view(_FLOATS[kind]).float().reshape(tensor.shape)
+        found = tensor.blocks.reshape(-1).view(_FLOATS[kind]).to(torch.float32, copy=True)
+        return found.reshape(tensor.shape)
     codes, scales = _READERS[kind](tensor.blocks.reshape(-1, tensor.kind.nbytes))
     groups = codes.reshape(*scales.shape[:2], -1).float()
     if scales.dim() == 2:

@@ -31,11 +31,14 @@ from x86quant.dynamic.layers import Int8Linear
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
+from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.huggingface.stored_layers import stored_layers
 from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
+#: Numbers of a layer from which on it is worth a look at what is mapped.
+_WORTH_GIVING_BACK = 2**18
 
 
 @register_quantizer(METHOD)
@@ -55,6 +58,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
         self._reordered = False
+        self._files: Sequence[str] = ()
 
     # --- asked by transformers ---
 
@@ -97,6 +101,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
         config = self.quantization_config
+        self._files = tuple(checkpoint_files or ())
         if not self.pre_quantized:
             tied = {path for group in _tied_groups(model) for path in group}
             for path, module in chosen_layers(model, config).items():
@@ -142,15 +147,20 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"the checkpoint lacks {len(missing)} tensors of int8 layers: "
                 f"{', '.join(missing[:_NAMED])}; save the model again"
             )
-        for path, layer in self._unloaded.items():
+        # Before layers are made, and after each, so that memory never holds all of the files, too.
+        for x in model.parameters():  # one of them would keep all of a mapped file in memory
+            x.data = x.data.clone()
+        give_back(self._files)
+        for path in list(self._unloaded):
+            layer = self._unloaded.pop(path)
             form = layer.int8_form(path, self.quantization_config.scheme)
             self._reordered = self._reordered or isinstance(form, ReorderedLinear)
             _replace(model, layer, form)
-        self._unloaded.clear()
+            if sum(x.numel() for x in layer.buffers()) >= _WORTH_GIVING_BACK:
+                del layer
+                give_back(self._files)
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
-        for x in model.parameters():  # one of them would keep all of a mapped file in memory
-            x.data = x.data.clone()
         adapt_containers(model)
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
         give_graphs(model, self.quantization_config.fuse_blocks)
