@@ -4,10 +4,10 @@
 
 The model is a Llama of 1.1 billion random weights (2048 wide, 22 layers, 32 heads of queries and 4
 of keys, 5632 features between, 32,000 words), written straight as codes: as GGUF in Q4_0, table and
-head too, and as GPTQ in groups of 128, table and head in float16. Each is loaded in a process of its
-own, and a token is computed. ``peak`` is how far memory rose until the model was there, above what
-the imports had taken, ``token`` until the end of the first token, for which weights are packed, and
-``held`` what is left then; all count pages of mapped files.
+head too, and as GPTQ in groups of 128, table and head in float16. Each is loaded in a process of
+its own, and a token is computed. ``peak`` is how far memory rose until the model was there, above
+what the imports had taken, ``token`` until the end of the first token, for which weights are
+packed, and ``held`` what is left then; all count pages of mapped files.
 """
 
 from __future__ import annotations

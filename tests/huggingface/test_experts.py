@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import x86quant
 from x86quant.dynamic import DynamicLinear
 from x86quant.dynamic.experts import is_experts
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
 
 transformers = pytest.importorskip("transformers")
 
@@ -194,3 +195,19 @@ def test_a_process_without_us_does_not_make_up_experts(tmp_path: Path) -> None:
     )
     assert run.returncode != 0
     assert "ignore_mismatched_sizes" in run.stderr
+
+
+def test_experts_in_codes_of_others_are_refused(tmp_path: Path) -> None:
+    """transformers would take the experts for missing, and make some at random."""
+    model = mixture("Mixtral")
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    model.config.save_pretrained(tmp_path)
+    at = "model.layers.0.block_sparse_moe.experts.0.w1"
+    tensors = {
+        f"{at}.qweight": torch.zeros(8, 96, dtype=torch.int32),
+        f"{at}.qzeros": torch.zeros(2, 12, dtype=torch.int32),
+        f"{at}.scales": torch.ones(2, 96, dtype=torch.float16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedError, match=r"experts\.0\.w1\.qweight is of an expert"):
+        x86quant.huggingface.load(tmp_path, transformers.MixtralForCausalLM)

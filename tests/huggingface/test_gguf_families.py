@@ -208,3 +208,11 @@ def test_the_positions_of_a_llama_3(tmp_path: Path) -> None:
     torch.testing.assert_close(
         ours.model.rotary_emb.inv_freq, there.model.rotary_emb.inv_freq, rtol=1e-5, atol=0
     )
+
+
+def test_files_that_were_changed_are_read_or_refused() -> None:
+    from tests.huggingface.fuzz_gguf import fuzz
+
+    found = fuzz(60)
+    assert sum(found.values()) == 60
+    assert found["refused by its head"] < 50  # else nothing behind it is tried

@@ -8,13 +8,13 @@ computed with.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from x86quant.errors import UnsupportedError
+from x86quant.errors import InvalidInputError, UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +81,31 @@ def family_of(metadata: Mapping[str, Any]) -> Family:
     return FAMILIES[name]
 
 
+#: What a file says of sizes, none of which is larger than the largest of a tensor.
+_LENGTHS = (
+    "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "rope.dimension_count", "vocab_size",
+    "expert_count", "expert_used_count", "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+)  # fmt: skip
+
+
+def check_sizes(metadata: Mapping[str, Any], shapes: Collection[tuple[int, ...]]) -> None:
+    """Raise InvalidInputError where a file says sizes that its tensors' ``shapes`` cannot have.
+
+    transformers would make a model of them, however large.
+    """
+    name = metadata["general.architecture"]
+    largest = max((max(shape) for shape in shapes), default=0)
+    for key, most in {"block_count": len(shapes), **dict.fromkeys(_LENGTHS, largest)}.items():
+        found = metadata.get(f"{name}.{key}", 1)
+        if not isinstance(found, int) or not 0 < found <= most:
+            raise InvalidInputError(
+                f"it says that {name}.{key} is {str(found)[:80]}, which no tensor in it agrees "
+                "with: the file is damaged"
+            )
+
+
 def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:
     """Let ``config`` say what transformers does not read of the sizes of experts and heads."""
     name = metadata["general.architecture"]
@@ -119,7 +144,8 @@ def _plain_frequencies(config: Any) -> torch.Tensor:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     steps = torch.arange(0, size, 2, dtype=torch.float32) / size
     theta: float = config.rope_parameters["rope_theta"]
-    return 1.0 / theta**steps
+    found: torch.Tensor = 1.0 / theta**steps
+    return found
 
 
 def row_order(family: Family, config: Any, name: str, rows: int) -> torch.Tensor | None:

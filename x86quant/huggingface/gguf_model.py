@@ -24,17 +24,18 @@ from x86quant.dynamic import (
 )
 from x86quant.dynamic.experts import is_experts, replace_tensor
 from x86quant.dynamic.layers import is_conv1d
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, first_line
 from x86quant.huggingface.gguf_families import (
     ASIDE,
     Family,
     changed_back,
+    check_sizes,
     complete_config,
     family_of,
     row_order,
     scale_positions,
 )
-from x86quant.huggingface.gguf_file import GgufTensor, read_parts
+from x86quant.huggingface.gguf_file import GgufFile, GgufTensor, read_parts
 from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
 from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
@@ -54,15 +55,10 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
     stored = read_parts(file)  # before others look at it
     try:
         family = family_of(stored.metadata)
-        config: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        complete_config(config, stored.metadata)
-        if (factors := stored.tensors.get("rope_freqs.weight")) is not None:
-            scale_positions(config, real_numbers(factors))
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{file}: {error}") from error
-    # transformers looks into the first part alone.
-    config.tie_word_embeddings = family.tied or "output.weight" not in stored.tensors
-    model = _empty(config)
+        check_sizes(stored.metadata, [x.shape for x in stored.tensors.values()])
+        model = _model_of(file, family, stored)
+    except X86QuantError as error:
+        raise type(error)(f"{file}: {error}") from error
     places = _places(model, stored.metadata["general.architecture"], stored.tensors, file)
     if model.config.tie_word_embeddings and "lm_head.weight" in dict(model.named_parameters()):
         table = _table_name(model)
@@ -85,6 +81,24 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
     note_in_config(model, fuse_blocks)
     give_graphs(model, fuse_blocks)
     return model
+
+
+def _model_of(file: Path, family: Family, stored: GgufFile) -> Any:
+    """The model that ``stored`` describes, without weights."""
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        complete_config(config, stored.metadata)
+        if (factors := stored.tensors.get("rope_freqs.weight")) is not None:
+            scale_positions(config, real_numbers(factors))
+        # transformers looks into the first part alone.
+        config.tie_word_embeddings = family.tied or "output.weight" not in stored.tensors
+        return _empty(config)
+    except X86QuantError:
+        raise
+    except Exception as error:  # transformers raises anything for values that make no sense
+        raise InvalidInputError(
+            f"transformers cannot make a model of what it says: {first_line(error)[:200]}"
+        ) from error
 
 
 def _places(
