@@ -152,9 +152,8 @@ def main() -> int:
         print(json.dumps(measure(options.measure, options.fuse_blocks)))
         return 0
     print_environment()
-    print(
-        f"{'':6}{'file MB':>9}{'load s':>9}{'peak MB':>9}{'of file':>9}{'token MB':>9}{'held MB':>9}"
-    )
+    columns = ("file MB", "load s", "peak MB", "of file", "token MB", "held MB")
+    print(("{:6}" + "{:>9}" * len(columns)).format("", *columns))
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         for kind in options.kinds:

@@ -151,8 +151,8 @@ def _plain_frequencies(config: Any) -> torch.Tensor:
 def row_order(family: Family, config: Any, name: str, rows: int) -> torch.Tensor | None:
     """Which row of the file each row of the parameter ``name`` is; None if it is its own."""
     if family.fused_heads and ".query_key_value." in name:
-        heads = config.n_head
-        return torch.arange(rows).reshape(3, heads, -1).transpose(0, 1).reshape(rows)
+        _check_heads(rows, 3 * config.n_head)
+        return torch.arange(rows).reshape(3, config.n_head, -1).transpose(0, 1).reshape(rows)
     heads = {
         ".q_proj.": getattr(config, "num_attention_heads", None),
         ".k_proj.": getattr(config, "num_key_value_heads", None),
@@ -160,7 +160,15 @@ def row_order(family: Family, config: Any, name: str, rows: int) -> torch.Tensor
     found = next((count for part, count in heads.items() if part in name), None)
     if not family.pairs or found is None:
         return None
+    _check_heads(rows, 2 * found)
     return torch.arange(rows).reshape(found, -1, 2).transpose(1, 2).reshape(rows)
+
+
+def _check_heads(rows: int, parts: int) -> None:
+    if rows % parts:
+        raise InvalidInputError(
+            f"its {rows} rows are no {parts} equal parts of heads: the file is damaged"
+        )
 
 
 def changed_back(family: Family, name: str, values: torch.Tensor) -> torch.Tensor:

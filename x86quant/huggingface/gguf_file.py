@@ -24,6 +24,7 @@ _VERSIONS = (2, 3)
 #: No model has more: a count beyond is damage.
 _MOST_ENTRIES = 1 << 20
 _MOST_DIMENSIONS = 4
+_LEAST_ALIGNMENT = 8
 _NUMBERS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -81,12 +82,10 @@ class GgufFile:
     Attributes:
         metadata: numbers, texts and lists by name.
         tensors: by name.
-        paths: of the file, or of its parts.
     """
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    paths: tuple[str, ...]
 
 
 #: How the name of a part of several ends: its number and theirs.
@@ -113,7 +112,7 @@ def read_parts(path: str | os.PathLike[str]) -> GgufFile:
         )
     if first.metadata.get("split.no", 0) != 0 or int(found[2]) != 1:
         raise InvalidInputError(f"{os.fspath(path)} is not the first of its parts: give that one")
-    tensors, paths = dict(first.tensors), list(first.paths)
+    tensors = dict(first.tensors)
     for number in range(2, count + 1):
         part = Path(f"{found[1]}-{number:05d}-of-{count:05d}.gguf")
         if not part.is_file():
@@ -122,10 +121,9 @@ def read_parts(path: str | os.PathLike[str]) -> GgufFile:
         if other.metadata.get("split.no") != number - 1 or tensors.keys() & other.tensors.keys():
             raise InvalidInputError(f"{part} is a part of another model, or the wrong one")
         tensors |= other.tensors
-        paths += other.paths
     if first.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
         raise InvalidInputError(f"the parts of {os.fspath(path)} do not have all of its tensors")
-    return GgufFile(first.metadata, tensors, tuple(paths))
+    return GgufFile(first.metadata, tensors)
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
@@ -151,14 +149,18 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     metadata = {reader.text(): reader.value() for _ in range(entries)}
     found = [reader.tensor_info() for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+    if (
+        not isinstance(alignment, int)
+        or alignment < _LEAST_ALIGNMENT
+        or alignment & (alignment - 1)
+    ):
         raise reader.damaged(f"general.alignment is {alignment!r}")
     start = -(-reader.at // alignment) * alignment
     whole = torch.frombuffer(data, dtype=torch.uint8)
     placed = {name: reader.placed(whole, start, *where) for name, where in found}
     if len(placed) < len(found):
         raise reader.damaged("two tensors have one name")
-    return GgufFile(metadata, placed, (os.fspath(path),))
+    return GgufFile(metadata, placed)
 
 
 class _Reader:
@@ -233,6 +235,8 @@ class _Reader:
             raise self.damaged(f"rows of {shape[-1]} numbers are no whole blocks of {block.name}")
         row = shape[-1] // block.numbers * block.nbytes
         begin = start + offset
+        if begin % _LEAST_ALIGNMENT:
+            raise self.damaged(f"a tensor lies at byte {begin}, between two numbers")
         if rows * row > len(self._data) - begin:
             raise self.damaged(
                 "a tensor lies beyond the end; the file is incomplete, copy it again"

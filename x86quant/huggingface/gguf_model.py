@@ -76,7 +76,7 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
         except X86QuantError as error:
             raise type(error)(f"{file}: {name}: {error}") from error
         if sum(x.blocks.numel() for x in tensors) >= _WORTH_GIVING_BACK:
-            give_back(stored.paths)
+            give_back(x.blocks for x in tensors)
     model.requires_grad_(False).eval()
     note_in_config(model, fuse_blocks)
     give_graphs(model, fuse_blocks)

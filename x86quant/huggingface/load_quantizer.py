@@ -58,7 +58,6 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
         self._reordered = False
-        self._files: Sequence[str] = ()
 
     # --- asked by transformers ---
 
@@ -101,7 +100,6 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self, model: Any, checkpoint_files: Sequence[str] | None = None, **_: Any
     ) -> None:
         config = self.quantization_config
-        self._files = tuple(checkpoint_files or ())
         if not self.pre_quantized:
             tied = {path for group in _tied_groups(model) for path in group}
             for path, module in chosen_layers(model, config).items():
@@ -147,24 +145,28 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"the checkpoint lacks {len(missing)} tensors of int8 layers: "
                 f"{', '.join(missing[:_NAMED])}; save the model again"
             )
-        # Before layers are made, and after each, so that memory never holds all of the files, too.
-        for x in model.parameters():  # one of them would keep all of a mapped file in memory
-            x.data = x.data.clone()
-        give_back(self._files)
+        self._leave_files(model)
         for path in list(self._unloaded):
             layer = self._unloaded.pop(path)
             form = layer.int8_form(path, self.quantization_config.scheme)
             self._reordered = self._reordered or isinstance(form, ReorderedLinear)
             _replace(model, layer, form)
             if sum(x.numel() for x in layer.buffers()) >= _WORTH_GIVING_BACK:
-                del layer
-                give_back(self._files)
+                give_back(layer.buffers())  # else memory holds all of the files, too
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         adapt_containers(model)
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
         give_graphs(model, self.quantization_config.fuse_blocks)
         return model
+
+    def _leave_files(self, model: nn.Module) -> None:
+        """Copy what stays float out of mapped files, of which codes alone are read from then on."""
+        stored = {id(x) for layer in self._unloaded.values() for x in layer.buffers()}
+        for x in (*model.parameters(), *model.buffers()):
+            if id(x) not in stored:
+                x.data = x.data.clone()
+        give_back(x for layer in self._unloaded.values() for x in layer.buffers())
 
     def get_state_dict_and_metadata(
         self, model: nn.Module
