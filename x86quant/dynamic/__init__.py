@@ -14,6 +14,7 @@ from x86quant.dynamic.embedding_bag import (
     RowwiseEmbedding,
     WeightOnlyEmbeddingBag,
 )
+from x86quant.dynamic.experts import is_experts
 from x86quant.dynamic.group_weights import check_bits
 from x86quant.dynamic.layers import (
     DynamicLinear,
@@ -68,6 +69,7 @@ __all__ = [
     "adapt_containers",
     "check_bits",
     "from_table_batched",
+    "is_experts",
     "is_linear",
     "is_recurrent",
     "note_in_config",

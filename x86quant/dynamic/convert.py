@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
+from x86quant.dynamic.experts import is_experts, to_int8_experts, why_float_experts
 from x86quant.dynamic.group_weights import check_bits
 from x86quant.dynamic.layers import (
     DynamicLinear,
@@ -41,6 +42,7 @@ def to_dynamic(
     Every ``nn.Linear`` (and Hugging Face's ``Conv1D``) becomes a ``DynamicLinear`` and every
     ``nn.MultiheadAttention`` a ``DynamicMultiheadAttention``, every ``nn.LSTM`` and ``nn.GRU`` a
     ``DynamicLSTM`` and ``DynamicGRU``, and so their cells, where that is possible and gains.
+    Experts of transformers that are one tensor become a ``DynamicLinear`` each.
     What stays in float: see ``why_float``.
 
     Args:
@@ -94,6 +96,9 @@ def to_dynamic(
                 if embeddings and not (kept or why_float(module)):
                     bits = 8 if embeddings is True else embeddings
                     done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
+            elif is_experts(module):
+                if not (kept or why_float(module)):
+                    to_int8_experts(module, kind, weight_bits)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():
@@ -136,6 +141,8 @@ def why_float(module: nn.Module) -> str | None:
         return "it has hooks, which read or change its float tensors"
     if "forward" in vars(module):
         return "its forward was replaced on the object"
+    if is_experts(module):
+        return why_float_experts(module)
     base = _base(module)
     if nn.utils.parametrize.is_parametrized(module):
         return "a parametrization computes its weight at each call"

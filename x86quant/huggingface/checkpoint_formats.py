@@ -13,6 +13,7 @@ from x86quant.huggingface.group_formats import (
     GroupWeights,
     Reader,
     Tensors,
+    check_scales,
     from_awq,
     from_compressed_tensors,
     from_gptq,
@@ -60,6 +61,19 @@ def _by_channel(tensors: Tensors, features: int) -> GroupWeights:
     return GroupWeights(tensors["weight"], tensors["weight_scale"].flatten().float())
 
 
+def _bitsandbytes(tensors: Tensors, features: int) -> GroupWeights:
+    """LLM.int8: codes of which 127 stand for the largest weight of an output feature."""
+    form = tensors.get("weight_format")
+    if form is not None and bool(form.any()):
+        raise UnsupportedError(
+            f"its weight_format is {int(form)}, tiles of a GPU; what can be read are rows (0): "
+            "save it again with a newer bitsandbytes"
+        )
+    largest = tensors["SCB"].flatten().float()
+    check_scales(largest, may_be_zero=True)
+    return GroupWeights(tensors["weight"], largest / 127)
+
+
 _GPTQ = ("qzeros", "scales")
 _ACT_ORDER = ("g_idx",)
 
@@ -77,6 +91,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "qweight", _GPTQ, functools.partial(from_gptq, first_zero=0), _ACT_ORDER
     ),
     "awq": CheckpointFormat("qweight", _GPTQ, from_awq),
+    "bitsandbytes": CheckpointFormat("weight", ("SCB",), _bitsandbytes, ("weight_format",)),
 }
 
 
@@ -98,9 +113,17 @@ def format_of(settings: Mapping[str, Any]) -> str:
         if version != "gemm":
             raise UnsupportedError(f'its version is {version!r}; what can be read is "gemm"')
         return "awq"
+    if method == "bitsandbytes":
+        if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
+            kind = settings.get("bnb_4bit_quant_type", "fp4")
+            raise UnsupportedError(
+                f"it holds 4 bits of bitsandbytes ({kind}), places in a table whose steps are not "
+                "even: load the float model with X86QuantConfig(weight_bits=4)"
+            )
+        return "bitsandbytes"
     raise InvalidInputError(
-        f"files by the method {method!r} cannot be read; those by compressed-tensors, gptq, awq "
-        "and auto-round can"
+        f"files by the method {method!r} cannot be read; those by compressed-tensors, gptq, awq, "
+        "auto-round and bitsandbytes (8 bits) can"
     )
 
 

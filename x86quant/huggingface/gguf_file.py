@@ -10,6 +10,7 @@ import dataclasses
 import math
 import mmap
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ _VERSIONS = (2, 3)
 #: No model has more: a count beyond is damage.
 _MOST_ENTRIES = 1 << 20
 _MOST_DIMENSIONS = 4
+_LEAST_ALIGNMENT = 8
 _NUMBERS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
@@ -44,10 +46,16 @@ BLOCK_TYPES = {
     1: BlockType("F16", 1, 2),
     2: BlockType("Q4_0", 32, 18),
     3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
     8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
     30: BlockType("BF16", 1, 2),
 }
 
@@ -80,6 +88,44 @@ class GgufFile:
     tensors: dict[str, GgufTensor]
 
 
+#: How the name of a part of several ends: its number and theirs.
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_MOST_PARTS = 1 << 10
+
+
+def read_parts(path: str | os.PathLike[str]) -> GgufFile:
+    """The content of the file at ``path`` and, if it is the first of several, of all of them.
+
+    Raises:
+        InvalidInputError: it is another than the first, or one of them is missing or damaged.
+        UnsupportedError: as :func:`read_gguf`.
+    """
+    first = read_gguf(path)
+    count = first.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return first
+    found = _PART.fullmatch(os.fspath(path))
+    if not isinstance(count, int) or not 1 < count <= _MOST_PARTS or found is None:
+        raise InvalidInputError(
+            f"{os.fspath(path)} is a part of {count}, and its name is not that of one: "
+            "NAME-00001-of-00003.gguf"
+        )
+    if first.metadata.get("split.no", 0) != 0 or int(found[2]) != 1:
+        raise InvalidInputError(f"{os.fspath(path)} is not the first of its parts: give that one")
+    tensors = dict(first.tensors)
+    for number in range(2, count + 1):
+        part = Path(f"{found[1]}-{number:05d}-of-{count:05d}.gguf")
+        if not part.is_file():
+            raise InvalidInputError(f"{part} is missing, one of {count} parts of a model")
+        other = read_gguf(part)
+        if other.metadata.get("split.no") != number - 1 or tensors.keys() & other.tensors.keys():
+            raise InvalidInputError(f"{part} is a part of another model, or the wrong one")
+        tensors |= other.tensors
+    if first.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        raise InvalidInputError(f"the parts of {os.fspath(path)} do not have all of its tensors")
+    return GgufFile(first.metadata, tensors)
+
+
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """The content of the file at ``path``, which stays mapped while its tensors live.
 
@@ -103,7 +149,11 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     metadata = {reader.text(): reader.value() for _ in range(entries)}
     found = [reader.tensor_info() for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+    if (
+        not isinstance(alignment, int)
+        or alignment < _LEAST_ALIGNMENT
+        or alignment & (alignment - 1)
+    ):
         raise reader.damaged(f"general.alignment is {alignment!r}")
     start = -(-reader.at // alignment) * alignment
     whole = torch.frombuffer(data, dtype=torch.uint8)
@@ -180,11 +230,15 @@ class _Reader:
                 f"{self._path} holds tensors of GGUF's type number {kind}; what can be read are "
                 f"{known}"
             )
+        if 0 in shape:
+            raise self.damaged("a tensor has no numbers")
         rows = math.prod(shape[:-1])
         if shape[-1] % block.numbers:
             raise self.damaged(f"rows of {shape[-1]} numbers are no whole blocks of {block.name}")
         row = shape[-1] // block.numbers * block.nbytes
         begin = start + offset
+        if begin % _LEAST_ALIGNMENT:
+            raise self.damaged(f"a tensor lies at byte {begin}, between two numbers")
         if rows * row > len(self._data) - begin:
             raise self.damaged(
                 "a tensor lies beyond the end; the file is incomplete, copy it again"

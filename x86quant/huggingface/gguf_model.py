@@ -6,6 +6,7 @@ What a tensor is called, and what the model looks like, transformers and the pac
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,33 @@ import transformers
 from torch import nn
 from transformers import modeling_gguf_pytorch_utils as gguf_names
 
-from x86quant.dynamic import DynamicLinear, WeightOnlyEmbedding, is_linear, note_in_config
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
-from x86quant.huggingface.gguf_file import GgufTensor, read_gguf
+from x86quant.dynamic import (
+    DynamicLinear,
+    WeightOnlyEmbedding,
+    is_linear,
+    note_in_config,
+    why_float,
+)
+from x86quant.dynamic.experts import is_experts, replace_tensor
+from x86quant.dynamic.layers import is_conv1d
+from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, first_line
+from x86quant.huggingface.gguf_families import (
+    ASIDE,
+    Family,
+    changed_back,
+    check_sizes,
+    complete_config,
+    family_of,
+    row_order,
+    scale_positions,
+)
+from x86quant.huggingface.gguf_file import GgufFile, GgufTensor, read_parts
 from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
+from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.quantization.settings import Switch
 
-#: Families whose tensors lie as transformers has them, but for rows of queries and keys in some.
-_ROWS_IN_PAIRS = ("llama", "mistral")
-_PLAIN = ("qwen2", "qwen3", "phi3", "starcoder2")
+_WORTH_GIVING_BACK = 2**20
 
 
 def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any:
@@ -34,33 +52,85 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
         UnsupportedError: its architecture, or a type of its tensors, is none that can be read.
     """
     file = Path(path)
-    stored = read_gguf(file)  # before others look at it
-    config: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-    if config.model_type not in (*_ROWS_IN_PAIRS, *_PLAIN):
-        raise UnsupportedError(
-            f"{file} holds a model of the kind {config.model_type!r}; what can be read are "
-            f"{', '.join((*_ROWS_IN_PAIRS, *_PLAIN))}"
-        )
-    model = _empty(config)
-    names = gguf_names.get_gguf_hf_weights_map(model, gguf_names.TensorProcessor())
-    places = {names[name]: tensor for name, tensor in stored.tensors.items() if name in names}
-    if model.config.tie_word_embeddings and "lm_head.weight" not in places:
-        places["lm_head.weight"] = places.get("model.embed_tokens.weight")  # type: ignore[assignment]
-    missing = [name for name, _ in model.named_parameters() if places.get(name) is None]
+    stored = read_parts(file)  # before others look at it
+    try:
+        family = family_of(stored.metadata)
+        check_sizes(stored.metadata, [x.shape for x in stored.tensors.values()])
+        model = _model_of(file, family, stored)
+    except X86QuantError as error:
+        raise type(error)(f"{file}: {error}") from error
+    places = _places(model, stored.metadata["general.architecture"], stored.tensors, file)
+    if model.config.tie_word_embeddings and "lm_head.weight" in dict(model.named_parameters()):
+        table = _table_name(model)
+        if table in places:
+            places.setdefault("lm_head.weight", places[table])
+    missing = [name for name, _ in model.named_parameters() if name not in places]
     if missing:
         raise InvalidInputError(
             f"{file} lacks {len(missing)} tensors of the model: {', '.join(missing[:4])}"
         )
     # Weights come first, and make the layers that biases belong to.
-    for name, tensor in sorted(places.items(), key=lambda place: place[0].endswith(".bias")):
+    for name, tensors in sorted(places.items(), key=lambda place: place[0].endswith(".bias")):
         try:
-            _put(model, name, tensor)
+            _put(model, family, name, tensors)
         except X86QuantError as error:
             raise type(error)(f"{file}: {name}: {error}") from error
+        if sum(x.blocks.numel() for x in tensors) >= _WORTH_GIVING_BACK:
+            give_back(x.blocks for x in tensors)
     model.requires_grad_(False).eval()
     note_in_config(model, fuse_blocks)
     give_graphs(model, fuse_blocks)
     return model
+
+
+def _model_of(file: Path, family: Family, stored: GgufFile) -> Any:
+    """The model that ``stored`` describes, without weights."""
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        complete_config(config, stored.metadata)
+        if (factors := stored.tensors.get("rope_freqs.weight")) is not None:
+            scale_positions(config, real_numbers(factors))
+        # transformers looks into the first part alone.
+        config.tie_word_embeddings = family.tied or "output.weight" not in stored.tensors
+        return _empty(config)
+    except X86QuantError:
+        raise
+    except Exception as error:  # transformers raises anything for values that make no sense
+        raise InvalidInputError(
+            f"transformers cannot make a model of what it says: {first_line(error)[:200]}"
+        ) from error
+
+
+def _places(
+    model: Any, architecture: str, tensors: Mapping[str, GgufTensor], file: Path
+) -> dict[str, list[GgufTensor]]:
+    """What in the file each parameter of ``model`` is: of experts two, gates and what they gate.
+
+    Raises:
+        UnsupportedError: the file has tensors that the model has not, so that it is another model.
+    """
+    kind = gguf_names.TENSOR_PROCESSORS.get(architecture, gguf_names.TensorProcessor)
+    names = gguf_names.get_gguf_hf_weights_map(model, kind(), architecture)
+    known = dict(model.named_parameters())
+    found: dict[str, list[GgufTensor]] = {}
+    left = []
+    for name, tensor in sorted(tensors.items()):  # gates lie before what they gate
+        place = names.get(name, names.get(name.removesuffix(".weight"), ""))
+        if place in known:
+            found.setdefault(place, []).append(tensor)
+        elif name not in ASIDE:
+            left.append(name)
+    if left:
+        raise UnsupportedError(
+            f"{file} has {len(left)} tensors that transformers' {type(model).__name__} has not: "
+            f"{', '.join(left[:4])}; it is of another form of {model.config.model_type}"
+        )
+    return found
+
+
+def _table_name(model: Any) -> str:
+    table = model.get_input_embeddings()
+    return next(f"{path}.weight" for path, m in model.named_modules() if m is table)
 
 
 def _empty(config: Any) -> Any:
@@ -78,45 +148,81 @@ def _empty(config: Any) -> Any:
     return model
 
 
-def _put(model: Any, name: str, tensor: GgufTensor) -> None:
-    """Let ``tensor`` be the parameter ``name`` of ``model``."""
+def _put(model: Any, family: Family, name: str, tensors: Sequence[GgufTensor]) -> None:
+    """Let ``tensors`` be the parameter ``name`` of ``model``."""
     path, last = name.rpartition(".")[::2]
     module = model.get_submodule(path)
-    own: Any = getattr(module, last)
-    if isinstance(module, DynamicLinear):  # its bias, behind its weight
-        module.bias = real_numbers(tensor).reshape(own.shape)
+    if is_experts(module):
+        _put_experts(module, last, tensors)
         return
-    if tuple(own.shape) != tensor.shape:
-        raise InvalidInputError(f"it is {tensor.shape}, and the model's {tuple(own.shape)}")
-    order = _row_order(model.config, name, tensor.shape[0])
-    if last == "weight" and isinstance(module, nn.Embedding) and is_matrix_of_codes(tensor):
+    if len(tensors) > 1:
+        raise InvalidInputError("two tensors of the file are this one")
+    (tensor,) = tensors
+    own: Any = getattr(module, last)
+    order = row_order(family, model.config, name, tensor.shape[0])
+    if isinstance(module, DynamicLinear):  # its bias, behind its weight
+        real = real_numbers(tensor).reshape(own.shape)
+        module.bias = real if order is None else real[order]
+        return
+    turned = last == "weight" and is_conv1d(module)
+    shape = tuple(own.shape)[::-1] if turned else tuple(own.shape)
+    one = (1, *tensor.shape) == shape  # a linear of one output is a row
+    if shape != tensor.shape and not one:
+        raise InvalidInputError(f"it is {tensor.shape}, and the model's {shape}")
+    in_codes = last == "weight" and is_matrix_of_codes(tensor) and why_float(module) is None
+    if in_codes and isinstance(module, nn.Embedding):
         found = group_weights(tensor)
         model.set_submodule(path, WeightOnlyEmbedding(found.weight, found.weight_scale, path))
         return
-    if last == "weight" and is_linear(module) and is_matrix_of_codes(tensor):
+    if in_codes and is_linear(module):
         found = group_weights(tensor)
         weight, scale = found.weight, found.weight_scale
         if order is not None:
             weight, scale = weight[order], scale[order]
         bias = None if module.bias is None else torch.zeros(module.bias.shape, dtype=torch.float32)
-        model.set_submodule(path, DynamicLinear(weight, scale, bias))
+        model.set_submodule(path, DynamicLinear(weight, scale, bias, None, turned))
         return
-    real = real_numbers(tensor)
-    setattr(module, last, nn.Parameter(real if order is None else real[order], False))
+    real = changed_back(family, name, real_numbers(tensor)).reshape(shape)
+    real = real if order is None else real[order]
+    setattr(module, last, nn.Parameter(real.t().contiguous() if turned else real, False))
 
 
-def _row_order(config: Any, name: str, rows: int) -> torch.Tensor | None:
-    """Which row of the file each row of the parameter ``name`` is; None if all are in their places.
+def _put_experts(module: nn.Module, name: str, tensors: Sequence[GgufTensor]) -> None:
+    """Let ``tensors`` [experts, rows, features] be one of ``module``, one below the other."""
+    own = module.get_parameter(name)
+    sizes = {(x.shape[0], x.shape[-1], len(x.shape)) for x in tensors}
+    rows = sum(x.shape[1] for x in tensors if len(x.shape) == 3)
+    if sizes != {(own.shape[0], own.shape[2], 3)} or rows != own.shape[1]:
+        raise InvalidInputError(
+            f"it is {' and '.join(str(x.shape) for x in tensors)}, and the model's "
+            f"{tuple(own.shape)}"
+        )
+    parts = [list(_experts_of(x)) for x in tensors]
+    if not all(is_matrix_of_codes(x[0]) for x in parts):
+        if any(is_matrix_of_codes(x[0]) for x in parts):
+            raise UnsupportedError(
+                "gates are floats where what they gate has codes, or the other way"
+            )
+        real = [torch.cat([real_numbers(x) for x in one]) for one in zip(*parts, strict=True)]
+        setattr(module, name, nn.Parameter(torch.stack(real), False))
+        return
+    linears = []
+    for one in zip(*parts, strict=True):
+        found = [group_weights(x) for x in one]
+        forms = {(x.weight.dtype, x.weight_scale.shape[1:]) for x in found}
+        if len(forms) > 1:
+            raise UnsupportedError(
+                f"gates and what they gate are of types that do not go together: "
+                f"{' and '.join(x.kind.name for x in one)}"
+            )
+        scales = [x.weight_scale for x in found]
+        if len({x.dtype for x in scales}) > 1:
+            scales = [x.float() for x in scales]
+        linears.append(DynamicLinear(torch.cat([x.weight for x in found]), torch.cat(scales)))
+    replace_tensor(module, name, nn.ModuleList(linears))
 
-    llama.cpp turns pairs of neighbours where transformers turns halves of a head.
-    """
-    heads = {
-        ".q_proj.": config.num_attention_heads,
-        ".k_proj.": config.num_key_value_heads,
-    }
-    if config.model_type not in _ROWS_IN_PAIRS:
-        return None
-    found = next((count for part, count in heads.items() if part in name), None)
-    if found is None:
-        return None
-    return torch.arange(rows).reshape(found, -1, 2).transpose(1, 2).reshape(rows)
+
+def _experts_of(tensor: GgufTensor) -> Iterator[GgufTensor]:
+    """The matrix of each expert in ``tensor``."""
+    for blocks in tensor.blocks.chunk(tensor.shape[0]):
+        yield GgufTensor(tensor.kind, tensor.shape[1:], blocks)

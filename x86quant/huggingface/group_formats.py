@@ -152,9 +152,9 @@ def _arranged(
     return GroupWeights(weight, found, order)
 
 
-def check_scales(scale: torch.Tensor) -> None:
-    """Raise InvalidInputError unless the scales of groups are finite and not 0."""
+def check_scales(scale: torch.Tensor, may_be_zero: bool = False) -> None:
+    """Raise InvalidInputError unless scales are finite and, where they may not be, not 0."""
     if not bool(torch.isfinite(scale).all()):
         raise InvalidInputError("its scales hold NaN or infinity: the checkpoint is damaged")
-    if bool((scale == 0).any()):
+    if not may_be_zero and bool((scale == 0).any()):
         raise InvalidInputError("its scales hold zeros: the checkpoint is damaged")

@@ -19,15 +19,26 @@ from x86quant.dynamic import (
     is_linear,
     why_float,
 )
+from x86quant.dynamic.experts import (
+    float_tensors,
+    give_experts,
+    is_expert_tensor,
+    is_experts,
+    open_experts,
+    unloaded_experts,
+)
 from x86quant.dynamic.layers import Int8Linear
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
+from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.huggingface.stored_layers import stored_layers
-from x86quant.huggingface.unloaded_layer import UnloadedLayer, loaded
+from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
+#: Numbers of a layer from which on it is worth a look at what is mapped.
+_WORTH_GIVING_BACK = 2**18
 
 
 @register_quantizer(METHOD)
@@ -77,7 +88,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         """Whether ``param_name`` is the weight of a layer that is to become int8."""
         path, name = param_name.rpartition(".")[::2]
-        return name == "weight" and path in self._float
+        return path in self._float and (
+            name == "weight" or is_expert_tensor(self._float[path], name)
+        )
 
     def get_quantize_ops(self) -> ConversionOps:
         """The operation that replaces a layer when its float weight is there."""
@@ -98,11 +111,16 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             for path, module in model.named_modules()
             if isinstance(module, nn.Linear) or (not foreign and _is_ours(module))
         }
-        for path, tensors in stored_layers(model, layers, checkpoint_files, stored).items():
+        if not foreign:
+            layers.update(_expert_linears(model))
+        found = stored_layers(model, layers, checkpoint_files, stored)
+        open_experts(model, found)
+        for path, tensors in found.items():
             self._expect(model, path, UnloadedLayer(layers[path], stored=tensors, of_files=stored))
         if not foreign:
             known = model._keys_to_ignore_on_load_unexpected or ()
-            marks = (rf"(^|\.){re.escape(f'{path}.{FLOAT_WEIGHT}')}$" for path in self._unloaded)
+            names = {f"{path}.{FLOAT_WEIGHT}" for path in self._unloaded} | set(_marks(model))
+            marks = (rf"(^|\.){re.escape(name)}$" for name in names)
             model._keys_to_ignore_on_load_unexpected = {*known, *marks}
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -110,6 +128,11 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             raise self._errors[0]
         # What the checkpoint does not have, and what is tied by now.
         for path, module in (*self._float.items(), *self._tied.items()):
+            if is_experts(module):
+                for name in list(module._parameters):
+                    if is_expert_tensor(module, name):
+                        self._give_experts(path, module, name, module.get_parameter(name).detach())
+                continue
             weight: Any = module.weight
             layer = UnloadedLayer(module, self.quantization_config.bits)
             values = self._values(path, layer, weight.detach())
@@ -122,25 +145,34 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"the checkpoint lacks {len(missing)} tensors of int8 layers: "
                 f"{', '.join(missing[:_NAMED])}; save the model again"
             )
-        for path, layer in self._unloaded.items():
+        self._leave_files(model)
+        for path in list(self._unloaded):
+            layer = self._unloaded.pop(path)
             form = layer.int8_form(path, self.quantization_config.scheme)
             self._reordered = self._reordered or isinstance(form, ReorderedLinear)
             _replace(model, layer, form)
-        self._unloaded.clear()
+            if sum(x.numel() for x in layer.buffers()) >= _WORTH_GIVING_BACK:
+                give_back(layer.buffers())  # else memory holds all of the files, too
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
-        for x in model.parameters():  # one of them would keep all of a mapped file in memory
-            x.data = x.data.clone()
         adapt_containers(model)
         model.requires_grad_(False).eval()  # as transformers did, before there were int8 layers
         give_graphs(model, self.quantization_config.fuse_blocks)
         return model
 
+    def _leave_files(self, model: nn.Module) -> None:
+        """Copy what stays float out of mapped files, of which codes alone are read from then on."""
+        stored = {id(x) for layer in self._unloaded.values() for x in layer.buffers()}
+        for x in (*model.parameters(), *model.buffers()):
+            if id(x) not in stored:
+                x.data = x.data.clone()
+        give_back(x for layer in self._unloaded.values() for x in layer.buffers())
+
     def get_state_dict_and_metadata(
         self, model: nn.Module
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """What ``save_pretrained`` writes: the state, and a mark for every int8 layer."""
-        state = dict(model.state_dict())
+        state = {**model.state_dict(), **_marks(model)}
         for path, module in model.named_modules():
             if isinstance(module, Int8Linear | WeightOnlyEmbedding):
                 state[f"{path}.{FLOAT_WEIGHT}"] = torch.zeros(1, dtype=torch.int8)
@@ -155,6 +187,14 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._float.pop(path, None)
         self._unloaded[path] = layer
 
+    def _give_experts(self, path: str, module: nn.Module, name: str, weight: torch.Tensor) -> None:
+        """Let the experts of ``module`` be linears of ours in place of the tensor ``name``."""
+        config = self.quantization_config
+        try:
+            give_experts(module, name, weight.float(), LINEARS[config.scheme], config.bits)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}.{name}: {error}") from error
+
     @staticmethod
     def _values(path: str, layer: UnloadedLayer, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         try:
@@ -165,8 +205,16 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     def quantized(self, model: nn.Module, name: str, weight: torch.Tensor) -> dict[str, Any]:
         """The tensors that stand for the float ``weight`` called ``name``, of a layer replaced."""
         path, last = name.rpartition(".")[::2]
-        module = self._float.get(path) if last == "weight" else None
-        if module is None:
+        module = self._float.get(path)
+        if module is not None and is_expert_tensor(module, last):
+            if weight.shape != module.get_parameter(last).shape:
+                return {name: weight}  # transformers reports it
+            try:
+                self._give_experts(path, module, last, weight)
+            except X86QuantError as error:
+                self._errors.append(error)
+            return {}
+        if module is None or last != "weight":
             return {name: weight}
         if weight.shape != module.weight.shape:
             del self._float[path]  # transformers reports it, or makes a new weight
@@ -242,7 +290,8 @@ def chosen_layers(model: Any, config: X86QuantConfig) -> dict[str, nn.Module]:
         if kept or path.startswith(inside or ("\0",)):
             continue
         table = type(module) is nn.Embedding and config.embeddings
-        if (table or is_linear(module)) and why_float(module) is None:
+        known = table or is_linear(module) or is_experts(module)
+        if known and why_float(module) is None:
             found[path] = module
     names = [path for path, _ in model.named_modules()]
     for entry in wanted:
@@ -261,6 +310,29 @@ def chosen_layers(model: Any, config: X86QuantConfig) -> dict[str, nn.Module]:
             f"{type(model).__name__} has no linear that could be int8 and is not to stay in float"
         )
     return found
+
+
+def _expert_linears(model: nn.Module) -> dict[str, nn.Module]:
+    """Linears that would stand for experts of ``model``, by path."""
+    return {
+        f"{path}.{name}": linear
+        for path, module in model.named_modules()
+        if is_experts(module) and why_float(module) is None
+        for name, linear in unloaded_experts(module).items()
+    }
+
+
+def _marks(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a file has by the names of the float tensors of experts that became int8.
+
+    transformers takes three dimensions apart, and puts them together again, and finds the size of
+    no experts.
+    """
+    return {
+        f"{path}.{name}": torch.zeros(1, 2, 1, dtype=torch.int8)
+        for path, module in model.named_modules()
+        for name in float_tensors(module)
+    }
 
 
 def _is_ours(module: nn.Module) -> bool:

@@ -48,6 +48,12 @@ def stored_layers(
                 f"{key} is stored in int8 as one tensor that {type(model).__name__} splits or "
                 "merges, which can be done in float only"
             )
+        if name not in known and ".experts." in key:
+            raise UnsupportedError(
+                f"{key} is of an expert, of which {type(model).__name__} has one tensor for all; "
+                "in codes they are read from GGUF and from files of x86quant: load the float "
+                "model with X86QuantConfig"
+            )
         if name in known:
             layer = key.removesuffix(suffix)
             beside = {other: tensors.get(f"{layer}.{other}") for other in stored.names}

@@ -22,7 +22,7 @@ from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, CheckpointFor
 from x86quant.ops.dynamic import check_weight
 from x86quant.weight_form import features_of, has_groups
 
-_LINEARS = {"dynamic": DynamicLinear, "weight_only": WeightOnlyLinear}
+LINEARS = {"dynamic": DynamicLinear, "weight_only": WeightOnlyLinear}
 
 
 class UnloadedLayer(nn.Module):
@@ -116,7 +116,7 @@ class UnloadedLayer(nn.Module):
             table = WeightOnlyEmbedding(codes, scale, path)
             carry_attributes(self, table)
             return table
-        linear = _LINEARS[scheme](codes, scale, bias, None, self._transposed)
+        linear = LINEARS[scheme](codes, scale, bias, None, self._transposed)
         carry_attributes(self, linear)
         return linear if found.order is None else ReorderedLinear(linear, found.order)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from x86quant.dynamic import is_linear, is_recurrent, why_float
+from x86quant.dynamic import is_experts, is_linear, is_recurrent, why_float
 from x86quant.quantization.tracing.recurrent_layers import LAYERS
 
 Mode = Literal["auto", "static", "dynamic", "weight_only"]
@@ -158,7 +158,9 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
             if not plan.weight_only and why_float(module) is None:
                 yield path, module
         elif why_float(module) is None and (
-            is_linear(module) or (plan.weight_only and isinstance(module, _TABLES))
+            is_linear(module)
+            or is_experts(module)
+            or (plan.weight_only and isinstance(module, _TABLES))
         ):
             yield path, module
 
@@ -173,8 +175,8 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
             continue
         if path.startswith(tuple(f"{one}." for one in (*taken, *found))) or path in taken:
             continue
-        known = is_linear(module) or is_recurrent(module) or isinstance(module, _ATTENTIONS)
-        reason = why_float(module) if known else None
+        known = is_linear(module) or is_recurrent(module) or is_experts(module)
+        reason = why_float(module) if known or isinstance(module, _ATTENTIONS) else None
         if (dtype := other_precision(module)) is not None:
             reason = f"it computes in {dtype}"
         found[path] = reason or f"{type(module).__name__} has no int8 form in this mode"

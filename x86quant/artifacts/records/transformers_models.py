@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.dynamic.experts import open_experts
 from x86quant.errors import ArtifactError
 from x86quant.terminal.silence import silent
 
@@ -49,6 +50,7 @@ def write(model: nn.Module, classes: dict[str, str]) -> dict[str, Any] | None:
         made = build_anywhere(type(model).__name__, written)
     except ArtifactError:
         return None
+    open_experts(made, classes)
     found = dict(made.named_modules(remove_duplicate=False))
     fits = all(type(found.get(path)).__name__ == name for path, name in classes.items())
     return written if fits else None

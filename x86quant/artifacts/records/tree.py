@@ -35,6 +35,7 @@ from x86quant.compiled.block_graphs import (
 from x86quant.compiled.token_step import TokenStep
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import adapt_containers
+from x86quant.dynamic.experts import open_experts
 from x86quant.dynamic.layers import Int8Sequential, carry_attributes
 from x86quant.errors import ArtifactError, ExtensionError
 
@@ -247,6 +248,7 @@ class _Tree:
         if _class_name(model) != self._name:
             raise ArtifactError(f"model must be a {self._name}, not {type(model).__name__}")
         made: dict[int, nn.Module] = {}
+        open_experts(model, self._replaced)
         for path, content in self._replaced.items():
             self._put(model, path, content, made)
         self._bake(model)
