@@ -161,7 +161,9 @@ def _put(model: Any, family: Family, name: str, tensors: Sequence[GgufTensor]) -
     own: Any = getattr(module, last)
     order = row_order(family, model.config, name, tensor.shape[0])
     if isinstance(module, DynamicLinear):  # its bias, behind its weight
-        real = real_numbers(tensor).reshape(own.shape)
+        if tuple(own.shape) != tensor.shape:
+            raise InvalidInputError(f"it is {tensor.shape}, and the model's {tuple(own.shape)}")
+        real = real_numbers(tensor)
         module.bias = real if order is None else real[order]
         return
     turned = last == "weight" and is_conv1d(module)
