@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import os
 import random
 import resource
@@ -148,7 +149,7 @@ def fuzzed(name: str, options: argparse.Namespace) -> bool:
         if kind == _FOUND:
             failures.setdefault(result.removeprefix(_FOUND), []).append(seed)
         if sys.stderr.isatty() and seed % 100 == 99:
-            print(f"\r{name}: {seed + 1 - options.start}", end="\r", file=sys.stderr)
+            print(f"\r{name}: {seed + 1 - options.start}   ", end="\r", file=sys.stderr)
     return _told(name, counts, failures, time.monotonic() - began, least)
 
 
@@ -221,11 +222,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.worker:
-        _work(names[0], *options.worker, options.megabytes)
+        first, last = options.worker
+        _work(names[0], first, last, options.megabytes)
         return 0
     if options.guided:
         _guided(names[0], options)
-    found = [fuzzed(name, options) for name in names]  # all, whatever the first gave
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(lambda name: fuzzed(name, options), names))
     return 0 if all(found) else 1
 
 

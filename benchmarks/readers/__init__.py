@@ -22,7 +22,8 @@ READERS = {
     "measurements": "rule_files:measurements",
     "onnx": "onnx_models:onnx_file",
     "checkpoint": "checkpoints:checkpoint",
-    "gguf": "checkpoints:gguf",
+    "gguf": "gguf_files:types",
+    "gguf-model": "gguf_files:models",
     "command-line": "command_lines:command_line",
     "http": "http_bodies:http",
 }

@@ -1,4 +1,4 @@
-"""Quantized weights by others: settings with tensors (safetensors), and GGUF files."""
+"""Quantized weights by others: settings with tensors, as in a folder of safetensors."""
 
 from __future__ import annotations
 
@@ -7,38 +7,22 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
 from benchmarks.readers.changes import anything, json_changes
-from benchmarks.readers.reader import Depth, Reader, in_file, refused
-from tests.huggingface.test_group_checkpoints import _PACKED, awq, drawn, gptq, packed
-from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
+from benchmarks.readers.reader import Depth, Reader
+from tests.huggingface.test_group_checkpoints import PACKED, awq, drawn, gptq, packed
+from tests.huggingface.test_huggingface import W8A8
+from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.huggingface.checkpoint_formats import FORMATS
-from x86quant.huggingface.gguf_file import BLOCK_TYPES, read_gguf
-from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
 from x86quant.huggingface.load_settings import X86QuantConfig
 from x86quant.huggingface.unloaded_layer import UnloadedLayer, loaded
 
 _LENGTH = 8
 _OUTPUTS, _FEATURES = 24, 64
-_W8A8 = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-            "input_activations": {
-                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token",
-                "dynamic": True,
-            },
-        }
-    },
-}  # fmt: skip
 
 
 def _joined(settings: Any, tensors: bytes) -> bytes:
@@ -68,8 +52,8 @@ def _samples() -> list[bytes]:
         ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"}, gptq(*eight, 8, 0)),
         ({"quant_method": "auto-round", "bits": 4}, gptq(codes, zeros, scales, 4)),
         ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq(codes, zeros, scales)),
-        (_PACKED, packed(codes, zeros, scales)),
-        (_W8A8, integers),
+        (PACKED, packed(codes, zeros, scales)),
+        (W8A8, integers),
     ]
     return [_joined(settings, save(tensors)) for settings, tensors in found]
 
@@ -127,58 +111,3 @@ def checkpoint(folder: Path) -> Reader:
         return Depth.READ
 
     return Reader(_samples(), _change, read)
-
-
-def _gguf_sample(path: Path) -> bytes:
-    import gguf as by_gguf
-
-    rng = np.random.default_rng(0)
-    writer = by_gguf.GGUFWriter(path, "llama")
-    writer.add_uint32("llama.block_count", 2)
-    writer.add_array("tokenizer.ggml.tokens", ["a", "bc", ""])
-    writer.add_array("numbers", [0.5, 2.0])
-    writer.add_tensor("plain", np.arange(6, dtype=np.float32).reshape(2, 3))
-    for kind in BLOCK_TYPES.values():
-        if kind.numbers > 1:
-            blocks = rng.integers(0, 60, (3, 256 // kind.numbers * kind.nbytes), dtype=np.uint8)
-            raw = by_gguf.GGMLQuantizationType[kind.name]
-            writer.add_tensor(f"blk.0.{kind.name}.weight", blocks, raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path.read_bytes()
-
-
-def _change_gguf(rng: random.Random, data: bytes) -> bytes:
-    """Numbers of the head, mostly; it ends where tensors are, in the last two thirds."""
-    if rng.random() < 0.1:
-        return anything(rng, data)
-    changed = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 4))):
-        end = len(data) // 3 if rng.random() < 0.8 else len(data) - 8
-        place = 8 + rng.randrange(end - 8)
-        width = rng.choice((1, 4, 8))
-        number = rng.choice((0, 1, 2, 255, 256, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1))
-        changed[place : place + width] = number.to_bytes(8, "little")[:width]
-    return bytes(changed)
-
-
-def gguf(folder: Path) -> Reader:
-    """A GGUF file with a tensor of each type."""
-
-    def read(path: Path) -> Depth:
-        try:
-            found = read_gguf(path)
-        except X86QuantError as error:
-            early = "no GGUF" in str(error) or "version" in str(error) or "is empty" in str(error)
-            return Depth.FIRST if early else refused(error, ())
-        try:
-            for tensor in found.tensors.values():
-                group_weights(tensor) if is_matrix_of_codes(tensor) else real_numbers(tensor)
-        except X86QuantError:
-            return Depth.REFUSED
-        return Depth.READ
-
-    sample = _gguf_sample(folder / "sample.gguf")
-    return Reader([sample], _change_gguf, in_file(folder, "forged.gguf", read))  # type: ignore[arg-type]

@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 
 import torch
-from torch import nn
 
 import x86quant
 from benchmarks.readers.changes import anything, json_changes
 from benchmarks.readers.reader import Depth, Reader, WrongAnswerError
+from tests.artifacts.test_packed_cache import Net
 from x86quant.artifacts.file import container
 from x86quant.version import __version__
 
@@ -19,30 +19,12 @@ _HEAD = 8 + 4 + 4 + 8
 _WRITE, _READ = "write_packed_cache", "read_packed_cache"
 
 
-class _Net(nn.Module):
-    """Convolutions of three kinds, and a linear."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(8, 16, 3, padding=1)
-        self.second = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        self.third = nn.Conv2d(16, 16, 1)
-        self.last = nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scores."""
-        y = self.first(x).relu()
-        y = y + self.third(self.second(y).relu())
-        scores: torch.Tensor = self.last(y.mean((2, 3)))
-        return scores
-
-
 def packed_cache(folder: Path) -> Reader:
     """The file that ``load(..., packed_cache=True)`` keeps."""
     torch.manual_seed(0)
     x = torch.randn(1, 8, 6, 6)
     path = folder / "net.x86q"
-    module = x86quant.quantize(_Net().eval(), [x, x], speed_check=False, progress=False)
+    module = x86quant.quantize(Net().eval(), [x, x], speed_check=False, progress=False)
     x86quant.save(module, path)
     right = x86quant.load(path)(x)
     x86quant.load(path, packed_cache=True)(x)

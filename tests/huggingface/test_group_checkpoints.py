@@ -186,7 +186,7 @@ def written(folder: Path, settings: dict[str, Any], store: Any) -> Any:
     return meant
 
 
-_PACKED = {
+PACKED = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
     "config_groups": {
@@ -223,7 +223,7 @@ def test_models_are_read_as_they_are(kind: str, tmp_path: Path) -> None:
             lambda *p: gptq(p[0], p[1], p[2], 4),
         ),
         "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, awq),
-        "compressed-tensors": (_PACKED, packed),
+        "compressed-tensors": (PACKED, packed),
     }[kind]
     meant = written(tmp_path, settings, store)
     model = x86quant.huggingface.load(tmp_path)

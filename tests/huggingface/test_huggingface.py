@@ -832,7 +832,7 @@ def test_the_lowest_code_is_exact() -> None:
     assert torch.allclose(found.double(), exact * step[:, None] * scale, rtol=1e-5, atol=1e-4)
 
 
-_W8A8: dict[str, Any] = {
+W8A8: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "config_groups": {
@@ -849,7 +849,7 @@ _W8A8: dict[str, Any] = {
 
 
 def _with(path: str, value: Any) -> dict[str, Any]:
-    settings = copy.deepcopy(_W8A8)
+    settings = copy.deepcopy(W8A8)
     *keys, last = path.split("/")
     inner = settings
     for key in keys:
@@ -890,7 +890,7 @@ def test_other_formats_are_refused_in_a_sentence(path: str, value: Any, message:
 
 
 def test_settings_of_others_are_refused() -> None:
-    assert x86quant.X86QuantConfig.from_others(_W8A8).checkpoint == "compressed-tensors"
+    assert x86quant.X86QuantConfig.from_others(W8A8).checkpoint == "compressed-tensors"
     with pytest.raises(InvalidInputError, match="method 'other'"):
         x86quant.X86QuantConfig.from_others({"quant_method": "other"})
     with pytest.raises(InvalidInputError, match="have no config_groups"):
