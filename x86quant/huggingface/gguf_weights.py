@@ -45,7 +45,7 @@ def group_weights(tensor: GgufTensor) -> GroupWeights:
     """The codes and scales of a matrix in one of the types of the table above."""
     rows, features = tensor.shape
     kind, read = tensor.kind, _READERS[tensor.kind.name]
-    weight = scales = torch.empty(0)
+    weight = scales = torch.empty(0, dtype=torch.uint8)
     together = max(1, _TOGETHER // features)
     for first in range(0, rows, together):
         here = slice(first, first + together)
