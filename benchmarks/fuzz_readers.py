@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reader", choices=[*READERS], action="append", help="default: all")
     parser.add_argument("--count", type=int, default=5000, help="inputs for each reader")
     parser.add_argument("--start", type=int, default=0, help="first seed")
-    parser.add_argument("--seconds", type=float, default=20, help="longest time for one input")
+    parser.add_argument("--seconds", type=float, default=60, help="longest time for one input")
     parser.add_argument("--megabytes", type=int, default=1024, help="memory for one input")
     parser.add_argument("--guided", action="store_true", help="by libFuzzer (atheris)")
     parser.add_argument("--verbose", action="store_true", help="show what the processes say")

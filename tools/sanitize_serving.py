@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import shlex
 import subprocess
@@ -30,6 +31,8 @@ from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 SERVING = KERNELS / "serving"
+#: What the programs end with that are told no file.
+_NO_FILE = 2
 
 
 class Variety(nn.Module):
@@ -148,6 +151,19 @@ def built(program: str, sanitizer: str, folder: Path) -> Path:
     return target
 
 
+def starts(target: Path) -> list[str] | None:
+    """The words that start ``target``; None if none do.
+
+    ThreadSanitizer wants its memory where newer kernels may have put something else.
+    """
+    for words in ([str(target)], ["setarch", "--addr-no-randomize", str(target)]):
+        with contextlib.suppress(OSError):
+            ended = subprocess.run(words, check=False, stderr=subprocess.DEVNULL)
+            if ended.returncode == _NO_FILE:
+                return words
+    return None
+
+
 def main() -> int:
     """Build, export, run, and return whether anything was found."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -172,9 +188,13 @@ def main() -> int:
     ):
         folder = arguments.directory
         target = built(program, sanitizer, folder) if sanitizer else of_library(program, folder)
+        start = starts(target)
+        if start is None:
+            print(f"{program}: NOT RUN: programs with the {sanitizer} sanitizer do not start here")
+            continue
         for file in files:
             print(f"{program}, {file.stem}: ", end="", flush=True)
-            command = [str(target), str(file), *map(str, numbers), *here]
+            command = [*start, str(file), *map(str, numbers), *here]
             done = subprocess.run(command, check=False, env={**os.environ, **options})
             failed |= done.returncode
     return failed
