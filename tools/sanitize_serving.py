@@ -191,6 +191,7 @@ def main() -> int:
         start = starts(target)
         if start is None:
             print(f"{program}: NOT RUN: programs with the {sanitizer} sanitizer do not start here")
+            failed |= sanitizer != "thread"
             continue
         for file in files:
             print(f"{program}, {file.stem}: ", end="", flush=True)
