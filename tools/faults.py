@@ -194,12 +194,15 @@ def _report() -> Scenario:
     model, x = _model(0)
     report = gathered(model, x, progress=False)
 
+    def write_old(folder: Path) -> None:
+        (folder / "report.html").write_text("old")
+
     def check(folder: Path, done: bool) -> None:
         text = (folder / "report.html").read_text()
         assert text.rstrip().endswith("</html>") or (not done and text == "old")
 
     return Scenario(
-        lambda folder: Path(folder, "report.html").write_text("old") and None,
+        write_old,
         lambda folder: report.write(folder / "report.html"),
         check,
     )

@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -126,7 +127,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, tree: ast.Module, path: str) -> None:
         self._name, self._tree, self._path = name, tree, path
 
-    def find_spec(self, name: str, path: object, target: object = None) -> object:
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         """The changed module."""
         if name != self._name:
             return None
@@ -141,7 +142,7 @@ def _survives(name: str, tree: ast.Module, path: str, tests: Sequence[str]) -> b
         os.setpgid(0, 0)
         signal.alarm(_SECONDS)
         assert "x86quant" not in sys.modules
-        sys.meta_path.insert(0, _Finder(name, tree, path))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder(name, tree, path))
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
