@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,12 @@ def test_numbers_beyond_any_machine(words: list[str], capsys: pytest.CaptureFixt
         main(words)
     assert ended.value.code == 2
     assert re.search("is more than 4096|sizes are from 1 to", capsys.readouterr().err)
+
+
+def test_a_report_of_data_that_hold_no_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\nnet = nn.Linear(2, 2)\n")
+    words = ["report", f"{tmp_path}/net.py:net", "--data", "math:pi"]
+    assert main([*words, "--out", str(tmp_path / "page.html")]) == 2
+    assert "--data math:pi: float is nothing that holds batches" in capsys.readouterr().err

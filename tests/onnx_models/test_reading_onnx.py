@@ -199,3 +199,11 @@ def test_nodes_that_onnx_itself_does_not_take_are_refused(opset: int) -> None:
     proto.opset_import[0].version = opset
     with pytest.raises(InvalidInputError, match="the operator Shape"):
         from_onnx(proto)
+
+
+def test_an_attribute_that_is_a_message_gets_into_no_code() -> None:
+    proto = model([node("Concat", "x x", "y", axis=0)], {"x": [2, 4]}, ["y"])
+    (axis,) = proto.graph.node[0].attribute
+    axis.type = onnx.AttributeProto.TYPE_PROTO
+    with pytest.raises((InvalidInputError, UnsupportedError), match="the operator Concat"):
+        from_onnx(proto)

@@ -11,7 +11,7 @@ compared with the float model that ``--float`` names.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,12 @@ def _arguments(model: nn.Module, batch: Any) -> tuple[Any, ...]:
 def _batches(options: argparse.Namespace, model: nn.Module) -> list[Any]:
     if options.data is not None:
         data = loading.load_object(options.data)
-        batches = list(data() if callable(data) else data)
+        found = data() if callable(data) else data
+        if not isinstance(found, Iterable):
+            raise InvalidInputError(
+                f"--data {options.data}: {type(found).__name__} is nothing that holds batches"
+            )
+        batches = list(found)
         if not batches:
             raise InvalidInputError(f"--data {options.data}: there are no batches in it")
         return batches

@@ -17,7 +17,7 @@ from x86quant.dynamic import (
 from x86quant.dynamic.group_weights import group_of
 from x86quant.dynamic.layers import carry_attributes, is_conv1d
 from x86quant.dynamic.weight_codes import quantized
-from x86quant.errors import InvalidInputError, X86QuantError
+from x86quant.errors import InvalidInputError, X86QuantError, first_line
 from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, CheckpointFormat
 from x86quant.ops.dynamic import check_weight
 from x86quant.weight_form import features_of, has_groups
@@ -100,6 +100,10 @@ class UnloadedLayer(nn.Module):
             check_weight("linear", codes, scale, None)
         except X86QuantError as error:
             raise type(error)(f"{path}: {error}") from error
+        except RuntimeError as error:  # of torch, on tensors of sizes that no format has
+            raise InvalidInputError(
+                f"{path}: its tensors do not fit each other: {first_line(error)}"
+            ) from error
         if not bool(torch.isfinite(scale).all()) or not (
             has_groups(scale) or bool((scale >= 0).all())
         ):

@@ -352,6 +352,10 @@ class GraphBuilder:
             return self.graph.call_function(tensor_of_numbers, (list(value.items), value.scalar))
         if isinstance(value, tuple | list):
             return type(value)(self.node_of(one) for one in value)
+        if hasattr(value, "SerializeToString"):  # torch.fx would write its text into code
+            raise InvalidInputError(
+                f"an attribute is a {type(value).__name__}, not a number or text"
+            )
         return value
 
     def size(self, node: Node, dim: int) -> Node:
