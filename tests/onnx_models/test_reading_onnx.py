@@ -206,5 +206,5 @@ def test_an_attribute_that_is_a_message_gets_into_no_code() -> None:
     proto.graph.input[0].type.tensor_type.elem_type = 0  # of no type is nothing inferred
     (concat,) = (one for one in proto.graph.node if one.op_type == "Concat")
     concat.attribute[0].type = onnx.AttributeProto.TYPE_PROTO
-    with pytest.raises(InvalidInputError, match="Concat.* an attribute is a TypeProto"):
+    with pytest.raises(InvalidInputError, match=r"Concat.* an attribute is a TypeProto"):
         from_onnx(proto)
