@@ -27,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.environment import print_environment
+from benchmarks.gguf_files import finish
 from benchmarks.loading import megabytes
 from x86quant.torchvision_import import import_torchvision
 
@@ -77,10 +78,7 @@ def write_gguf(path: Path) -> None:
             writer.add_tensor(f"blk.{layer}.{norm}.weight", np.ones(_WIDE, np.float32))
         for name, outputs, features in _LINEARS.values():
             add(f"blk.{layer}.{name}", outputs, features)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def write_gptq(folder: Path) -> None:

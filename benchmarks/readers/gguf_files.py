@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import transformers
 
+from benchmarks.gguf_files import finish
 from benchmarks.readers.changes import anything
 from benchmarks.readers.reader import Depth, Reader, in_file, refused
 from tests.huggingface import gguf_models
@@ -33,10 +34,7 @@ def _sample(path: Path) -> bytes:
             blocks = rng.integers(0, 60, (3, 256 // kind.numbers * kind.nbytes), dtype=np.uint8)
             raw = by_gguf.GGMLQuantizationType[kind.name]
             writer.add_tensor(f"blk.0.{kind.name}.weight", blocks, raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
 
 

@@ -12,6 +12,8 @@ import transformers
 from transformers import modeling_gguf_pytorch_utils as theirs
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
+from benchmarks.gguf_files import finish
+
 _SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 64,
@@ -110,14 +112,6 @@ def new_writer(path: Path, family: str, config: Any) -> Any:
     writer.add_pad_token_id(2)
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     return writer
-
-
-def finish(writer: Any) -> None:
-    """Write what ``writer`` was given."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def write_model(path: Path, family: str, kind: str, tied: bool = False) -> Any:

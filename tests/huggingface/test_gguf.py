@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import x86quant
+from benchmarks.gguf_files import finish
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.gguf_file import BLOCK_TYPES, read_gguf
 from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes, real_numbers
@@ -58,10 +59,7 @@ def written(tmp_path: Path) -> Path:
     for name in QUANTIZED:
         kind = gguf.GGMLQuantizationType[name]
         writer.add_tensor(name, blocks(name, 3, 512), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -127,10 +125,7 @@ def test_versions_and_types_that_are_not_known(written: Path, tmp_path: Path) ->
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType.IQ1_S
     writer.add_tensor("one", np.zeros((2, 50), np.uint8), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(UnsupportedError, match="type number 19"):
         read_gguf(path)
 
@@ -198,10 +193,7 @@ def _llama_file(path: Path, kind: str, tied: bool = False) -> None:
             )
         else:
             writer.add_tensor(f"{place}.weight", array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import x86quant
+from benchmarks.gguf_files import finish
 from x86quant.dynamic.experts import is_experts
 from x86quant.errors import InvalidInputError, UnsupportedError
 
@@ -116,7 +117,7 @@ def write_parts(folder: Path, count: int) -> Path:
         writer.add_int32("split.tensors.count", len(arrays))
         for name, values in arrays[number::count]:
             writer.add_tensor(name, values)
-        gguf_models.finish(writer)
+        finish(writer)
     return folder / f"model-00001-of-{count:05d}.gguf"
 
 
@@ -152,7 +153,7 @@ def test_families_that_are_not_read_are_named(kind: str, tmp_path: Path) -> None
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, kind)
     writer.add_tensor("token_embd.weight", torch.zeros(4, 32).numpy())
-    gguf_models.finish(writer)
+    finish(writer)
     with pytest.raises(UnsupportedError, match=f"{kind}.*what can be read are llama"):
         x86quant.huggingface.load(path)
 
@@ -168,7 +169,7 @@ def test_models_that_transformers_would_read_as_others(tmp_path: Path) -> None:
             writer.add_string(key.replace("__", "."), value)
         for name, values in {**arrays, **more}.items():
             writer.add_tensor(name, values)
-        gguf_models.finish(writer)
+        finish(writer)
 
     kept = arrays.pop("blk.1.ffn_up.weight")
     write({})
@@ -203,7 +204,7 @@ def test_the_positions_of_a_llama_3(tmp_path: Path) -> None:
     for name, values in gguf_models.arrays_of("llama", model).items():
         writer.add_tensor(name, values)
     writer.add_tensor("rope_freqs.weight", factors.numpy())
-    gguf_models.finish(writer)
+    finish(writer)
     ours = x86quant.huggingface.load(path)
     torch.testing.assert_close(
         ours.model.rotary_emb.inv_freq, there.model.rotary_emb.inv_freq, rtol=1e-5, atol=0

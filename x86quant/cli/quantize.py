@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weight-bits",
-        type=lambda text: text if text == "auto" else int(text),
+        type=_bits,
         choices=(8, 4, "auto"),
         default=8,
         help="of linears: 8 (the default), 4, or auto: 4, and 8 where it helps most for its bytes",
@@ -90,6 +90,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-drop", type=float, help="how far it may fall (default: 0.01)")
     parser.add_argument("--threads", type=loading.thread_count, help="threads (default: torch's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _bits(text: str) -> int | str:
+    """``"4"`` as 4, for argparse; what is no number as it is, for its choices to tell."""
+    return int(text) if text.isdecimal() else text
 
 
 def run(options: argparse.Namespace) -> int:

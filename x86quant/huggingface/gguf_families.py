@@ -53,9 +53,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(norms_more=1.0),
     "gemma3": Family(norms_more=1.0),
 }
-#: Tensors that are read in another way, or say again what transformers computes.
-_FACTORS = "rope_freqs.weight"
-ASIDE = (_FACTORS,)
+#: The tensor that says what positions are scaled by: no parameter of the model.
+FACTORS = "rope_freqs.weight"
 
 
 def family_of(metadata: Mapping[str, Any]) -> Family:

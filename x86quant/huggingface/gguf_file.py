@@ -230,8 +230,6 @@ class _Reader:
                 f"{self._path} holds tensors of GGUF's type number {kind}; what can be read are "
                 f"{known}"
             )
-        if 0 in shape:
-            raise self.damaged("a tensor has no numbers")
         rows = math.prod(shape[:-1])
         if shape[-1] % block.numbers:
             raise self.damaged(f"rows of {shape[-1]} numbers are no whole blocks of {block.name}")

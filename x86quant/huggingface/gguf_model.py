@@ -26,7 +26,7 @@ from x86quant.dynamic.experts import is_experts, replace_tensor
 from x86quant.dynamic.layers import is_conv1d
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError, first_line
 from x86quant.huggingface.gguf_families import (
-    ASIDE,
+    FACTORS,
     Family,
     changed_back,
     check_sizes,
@@ -40,8 +40,6 @@ from x86quant.huggingface.gguf_weights import group_weights, is_matrix_of_codes,
 from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.quantization.settings import Switch
-
-_WORTH_GIVING_BACK = 2**20
 
 
 def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any:
@@ -75,8 +73,7 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
             _put(model, family, name, tensors)
         except X86QuantError as error:
             raise type(error)(f"{file}: {name}: {error}") from error
-        if sum(x.blocks.numel() for x in tensors) >= _WORTH_GIVING_BACK:
-            give_back(x.blocks for x in tensors)
+        give_back(x.blocks for x in tensors)
     model.requires_grad_(False).eval()
     note_in_config(model, fuse_blocks)
     give_graphs(model, fuse_blocks)
@@ -88,7 +85,7 @@ def _model_of(file: Path, family: Family, stored: GgufFile) -> Any:
     try:
         config: Any = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         complete_config(config, stored.metadata)
-        if (factors := stored.tensors.get("rope_freqs.weight")) is not None:
+        if (factors := stored.tensors.get(FACTORS)) is not None:
             scale_positions(config, real_numbers(factors))
         # transformers looks into the first part alone.
         config.tie_word_embeddings = family.tied or "output.weight" not in stored.tensors
@@ -118,7 +115,7 @@ def _places(
         place = names.get(name, names.get(name.removesuffix(".weight"), ""))
         if place in known:
             found.setdefault(place, []).append(tensor)
-        elif name not in ASIDE:
+        elif name != FACTORS:
             left.append(name)
     if left:
         raise UnsupportedError(

@@ -37,8 +37,6 @@ from x86quant.huggingface.stored_layers import stored_layers
 from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
-#: Numbers of a layer from which on it is worth a look at what is mapped.
-_WORTH_GIVING_BACK = 2**18
 
 
 @register_quantizer(METHOD)
@@ -151,8 +149,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             form = layer.int8_form(path, self.quantization_config.scheme)
             self._reordered = self._reordered or isinstance(form, ReorderedLinear)
             _replace(model, layer, form)
-            if sum(x.numel() for x in layer.buffers()) >= _WORTH_GIVING_BACK:
-                give_back(layer.buffers())  # else memory holds all of the files, too
+            give_back(layer.buffers())  # else memory holds all of the files, too
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         adapt_containers(model)

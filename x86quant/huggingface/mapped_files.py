@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 _DONT_NEED = 4  # of Linux
+#: Bytes of tensors from which on it is worth a look at what is mapped.
+_WORTH_A_LOOK = 2**18
 _MAPS = Path("/proc/self/maps")
 
 
@@ -20,7 +22,10 @@ def give_back(tensors: Iterable[torch.Tensor]) -> None:
     tensors, not by names of files, of which others may have mappings of their own. Elsewhere than
     on Linux nothing is done, and the pages count until the mapping ends.
     """
-    places = {x.data_ptr() for x in tensors if x.device.type == "cpu"}
+    here = [x for x in tensors if x.device.type == "cpu"]
+    if sum(x.nbytes for x in here) < _WORTH_A_LOOK:
+        return
+    places = {x.data_ptr() for x in here}
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
         for line in _MAPS.read_text().splitlines():

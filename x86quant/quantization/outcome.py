@@ -300,13 +300,14 @@ def sqnrs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> t
 
     Where an attention mask is given, what the model makes of padding does not count.
     """
-    return _levels(_pairs(prepared, model, calls))
+    results = _results(prepared, model, calls)
+    if isinstance(results, int):
+        return (-math.inf,) * results
+    return _levels(_pairs(prepared, results))
 
 
-def _levels(pairs: _Pairs | int) -> tuple[float, ...]:
-    """Signal to noise in dB of each of ``pairs``; of so many that there are not, all noise."""
-    if isinstance(pairs, int):
-        return (-math.inf,) * pairs
+def _levels(pairs: _Pairs) -> tuple[float, ...]:
+    """Signal to noise in dB of each of ``pairs``."""
     return tuple(sqnr_between(exact, actual) for exact, actual in pairs)
 
 
@@ -314,17 +315,30 @@ def _levels(pairs: _Pairs | int) -> tuple[float, ...]:
 _Pairs = list[tuple[list[torch.Tensor], list[torch.Tensor]]]
 
 
-def _pairs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> _Pairs | int:
-    """The float tensors of both results; how many there are, where the model fails."""
-    pairs: _Pairs = []
+#: A call, and the float tensors of the float model's result and of the other's.
+_Results = list[tuple[Call, list[torch.Tensor], list[torch.Tensor]]]
+
+
+def _results(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> _Results | int:
+    """Both results of each call; how many tensors there are, where the model fails."""
+    found: _Results = []
     for call in calls:
-        mask = padding_mask(prepared.reference, call)
-        exact = [unpadded(x, mask) for x in _floats(prepared.exact.of(call))]
+        exact = _floats(prepared.exact.of(call))
         try:
-            actual = [unpadded(x, mask) for x in _floats(_result(model, call))]
+            actual = _floats(_result(model, call))
         except Exception as error:
             _log.info("in int8 the model fails: %s", first_line(error))
             return len(exact)
+        found.append((call, exact, actual))
+    return found
+
+
+def _pairs(prepared: PreparedModel, results: _Results) -> _Pairs:
+    """Each float tensor of ``results``, of real tokens alone."""
+    pairs: _Pairs = []
+    for call, *both in results:
+        mask = padding_mask(prepared.reference, call)
+        exact, actual = ([unpadded(x, mask) for x in one] for one in both)
         if [x.shape for x in exact] != [x.shape for x in actual]:
             continue  # a number of found objects, say
         for number, (x, y) in enumerate(zip(exact, actual, strict=True)):
@@ -335,24 +349,21 @@ def _pairs(prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]) -> 
     return pairs
 
 
-def _perplexities(
-    prepared: PreparedModel, model: nn.Module, calls: Sequence[Call]
-) -> tuple[float, float] | None:
-    """Of ``model`` and of the float model, if that is a causal language model."""
+def _perplexities(prepared: PreparedModel, results: _Results) -> tuple[float, float] | None:
+    """Of the other model and of the float model, if that is a causal language model."""
     if not is_causal_lm(prepared.reference):
         return None
     actual: list[Scored] = []
     exact: list[Scored] = []
-    for call in calls:
+    for call, wanted, found in results:
         ids = argument(prepared.reference, call, "input_ids")
         mask = padding_mask(prepared.reference, call)
-        both = _floats(_result(model, call))[:1], _floats(prepared.exact.of(call))[:1]
-        if ids is None or any(not x or x[0].shape[:-1] != ids.shape for x in both):
+        if ids is None or any(not x or x[0].shape[:-1] != ids.shape for x in (wanted, found)):
             return None
-        actual.append((both[0][0], ids, mask))
-        exact.append((both[1][0], ids, mask))
-    found, wanted = perplexity(actual), perplexity(exact)
-    return None if found is None or wanted is None else (found, wanted)
+        actual.append((found[0], ids, mask))
+        exact.append((wanted[0], ids, mask))
+    both = perplexity(actual), perplexity(exact)
+    return None if both[0] is None or both[1] is None else (both[0], both[1])
 
 
 def _judged(outcome: Choices, model: nn.Module) -> Choices:
@@ -362,9 +373,11 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     been without it is tried on it, in simulation, and the lower of both figures counts.
     """
     prepared = outcome.prepared
-    pairs = _pairs(prepared, model, prepared.unseen[:_BATCHES])
-    found = _levels(pairs)
-    compared = [] if isinstance(pairs, int) else list(zip(pairs, found, strict=True))
+    results = _results(prepared, model, prepared.unseen[:_BATCHES])
+    failed = isinstance(results, int)
+    pairs = [] if isinstance(results, int) else _pairs(prepared, results)
+    found = (-math.inf,) * results if isinstance(results, int) else _levels(pairs)
+    compared = [] if failed else list(zip(pairs, found, strict=True))
     groups = [group for pair, db in compared if (group := worst_group(*pair, db)) is not None]
     agreements = [one for pair, _ in compared if (one := top_agreement(*pair)) is not None]
     agreement = min(agreements, default=None)
@@ -376,11 +389,7 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
             honest = sqnrs(prepared, simulated, prepared.held_back)
         if len(honest) == len(found):
             found = tuple(map(min, found, honest))
-    told = (
-        None
-        if isinstance(pairs, int)
-        else _perplexities(prepared, model, prepared.unseen[:_BATCHES])
-    )
+    told = None if isinstance(results, int) else _perplexities(prepared, results)
     outcome = dataclasses.replace(outcome, sqnr_db=found, perplexity=told)
     return outcome if found or _NOT_JUDGED in outcome.notes else outcome.noting(_NOT_JUDGED)
 

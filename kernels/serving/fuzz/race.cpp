@@ -6,19 +6,19 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <random>
 #include <thread>
 #include <vector>
 
-#include "x86quant/runtime.h"
+#include "tensors.h"
 
 namespace {
 
 constexpr int kCallers = 4;
 constexpr int32_t kThreads[] = {1, 2, 3, 8};
 
-using Bytes = std::vector<uint8_t>;
+using x86quant::fuzz::Bytes;
+using x86quant::fuzz::Tensors;
+using x86quant::fuzz::tensors_of;
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "%s: %s\n", what, x86quant_error());
@@ -32,31 +32,11 @@ x86quant_program* loaded(const char* path, int32_t threads, const char* isa) {
   return program;
 }
 
-// The outputs of a plan for inputs that depend on its number; small numbers are fit for indices too.
+// The outputs of a plan.
 std::vector<Bytes> run(const x86quant_program* program, size_t plan) {
-  std::mt19937 random(static_cast<uint32_t>(plan));
-  std::vector<x86quant_tensor> inputs(x86quant_inputs(program)), outputs(x86quant_outputs(program));
-  std::vector<Bytes> in(inputs.size()), out(outputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    x86quant_input(program, plan, i, &inputs[i]);
-    in[i].resize(inputs[i].bytes);
-    if (inputs[i].type == X86QUANT_FLOAT32) {
-      for (size_t at = 0; at + sizeof(float) <= in[i].size(); at += sizeof(float)) {
-        const float value = static_cast<float>(random() % 2001) / 1000 - 1;
-        std::memcpy(&in[i][at], &value, sizeof(value));
-      }
-    } else if (inputs[i].type == X86QUANT_INT64) {
-      for (size_t at = 0; at < in[i].size(); at += sizeof(int64_t)) in[i][at] = static_cast<uint8_t>(random() % 16);
-    }
-    inputs[i].data = in[i].data();
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    x86quant_output(program, plan, i, &outputs[i]);
-    out[i].resize(outputs[i].bytes);
-    outputs[i].data = out[i].data();
-  }
-  if (x86quant_run(program, inputs.data(), inputs.size(), outputs.data(), outputs.size()) != X86QUANT_OK) fail("a run");
-  return out;
+  Tensors tensors = tensors_of(program, plan);
+  if (tensors.run(program) != X86QUANT_OK) fail("a run");
+  return tensors.out;
 }
 
 void race(const char* path, const char* isa, int32_t threads, int rounds) {

@@ -11,10 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <vector>
 
-#include "x86quant/runtime.h"
+#include "tensors.h"
 
 namespace {
 
@@ -58,36 +57,13 @@ void* mmap(void* at, size_t size, int access, int flags, int file, off_t from) {
 
 namespace {
 
-using Bytes = std::vector<uint8_t>;
-
-struct Tensors {
-  std::vector<x86quant_tensor> inputs, outputs;
-  std::vector<Bytes> in, out;
-};
-
-Tensors tensors_of(const x86quant_program* program, size_t plan) {
-  std::mt19937 random(static_cast<uint32_t>(plan));
-  Tensors t;
-  t.inputs.resize(x86quant_inputs(program));
-  t.outputs.resize(x86quant_outputs(program));
-  for (size_t i = 0; i < t.inputs.size(); ++i) {
-    x86quant_input(program, plan, i, &t.inputs[i]);
-    t.in.emplace_back(t.inputs[i].bytes);
-    const size_t step = t.inputs[i].type == X86QUANT_INT64 ? 8 : 1;
-    for (size_t at = 0; at < t.in[i].size(); at += step) t.in[i][at] = static_cast<uint8_t>(random() % 16);
-    t.inputs[i].data = t.in[i].data();
-  }
-  for (size_t i = 0; i < t.outputs.size(); ++i) {
-    x86quant_output(program, plan, i, &t.outputs[i]);
-    t.out.emplace_back(t.outputs[i].bytes);
-    t.outputs[i].data = t.out[i].data();
-  }
-  return t;
-}
+using x86quant::fuzz::Bytes;
+using x86quant::fuzz::Tensors;
+using x86quant::fuzz::tensors_of;
 
 int run(const x86quant_program* program, Tensors& t) {
   for (Bytes& bytes : t.out) std::memset(bytes.data(), 1, bytes.size());
-  return x86quant_run(program, t.inputs.data(), t.inputs.size(), t.outputs.data(), t.outputs.size());
+  return t.run(program);
 }
 
 [[noreturn]] void fail(const char* what, long at) {
