@@ -1,5 +1,12 @@
 #include "scratch.h"
 
+#include <pthread.h>
+
+#include <cerrno>
+#include <memory>
+#include <new>
+#include <vector>
+
 namespace x86quant::runtime {
 namespace {
 
@@ -9,9 +16,28 @@ struct Levels {
   size_t in_use = 0;
 };
 
+void end(void* levels) { delete static_cast<Levels*>(levels); }
+
+// A key, where a thread_local object with a destructor would do, if glibc did not end the process when there is no
+// memory to note that destructor. Deleted with the library: a thread that outlives it keeps its memory.
+struct Key {
+  Key() : made(pthread_key_create(&key, end) == 0) {}
+  ~Key() {
+    if (made) pthread_key_delete(key);
+  }
+  pthread_key_t key = 0;
+  bool made;
+};
+
 Levels& levels() {
-  thread_local Levels of_this_thread;
-  return of_this_thread;
+  static const Key ends;
+  thread_local Levels* of_this_thread = nullptr;
+  if (of_this_thread == nullptr) {
+    auto made = std::make_unique<Levels>();
+    if (ends.made && pthread_setspecific(ends.key, made.get()) == ENOMEM) throw std::bad_alloc();
+    of_this_thread = made.release();
+  }
+  return *of_this_thread;
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include "x86quant/runtime.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -102,7 +104,14 @@ struct Plan {
   std::vector<Output> outputs;
 };
 
-thread_local std::string last_error;
+// Plain characters: to keep a message takes no memory, and there is nothing to destroy at the end of a thread, which
+// glibc would have to note with memory of its own and ends the process where it gets none.
+thread_local char last_error[2048] = "";
+
+void keep_error(const char* what, const char* more = "") {
+  const int length = std::snprintf(last_error, sizeof last_error, "%s%s", what, more);
+  if (length >= static_cast<int>(sizeof last_error)) std::strcpy(last_error + sizeof last_error - 4, "...");
+}
 
 // Every exception ends here: the caller may be C.
 template <class Body>
@@ -111,19 +120,19 @@ int guarded(const Body& body) {
     body();
     return X86QUANT_OK;
   } catch (const Failure& failure) {
-    last_error = failure.what();
+    keep_error(failure.what());
     return failure.status;
   } catch (const Refused& refused) {
-    last_error = std::string(refused.what()) + ": the file's content is impossible";
+    keep_error(refused.what(), ": the file's content is impossible");
     return X86QUANT_MALFORMED;
   } catch (const std::bad_alloc&) {
-    last_error = "x86quant: there is not enough memory";
+    keep_error("x86quant: there is not enough memory");
     return X86QUANT_NO_MEMORY;
   } catch (const std::exception& error) {
-    last_error = error.what();
+    keep_error(error.what());
     return X86QUANT_FAILED;
   } catch (...) {
-    last_error = "x86quant: an unknown exception";
+    keep_error("x86quant: an unknown exception");
     return X86QUANT_FAILED;
   }
 }
@@ -214,7 +223,7 @@ struct x86quant_program {
   }
 };
 
-const char* x86quant_error(void) { return last_error.c_str(); }
+const char* x86quant_error(void) { return last_error; }
 
 int x86quant_load(const char* path, const x86quant_options* options, x86quant_program** program) {
   return guarded([&] {

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from x86quant.cpp_library import cpp_paths
 from x86quant.kernels.native.build import DEFAULT_DIRECTORY
 
 
@@ -28,3 +29,19 @@ def test_files_for_larger_instruction_sets_lend_nothing_to_others() -> None:
         assert len(symbols) > 2
         weak = [line for line in symbols if line.split()[-2] in "WwVvu"]
         assert not weak, f"{stem}.o has weak symbols: {weak[:3]}"
+
+
+def test_ends_of_threads_need_no_memory() -> None:
+    """glibc ends a process that has none left to note what a thread must destroy in the end."""
+    libraries = [
+        path for path in cpp_paths().library.parent.glob("*.so") if "_stock_" not in path.name
+    ]
+    assert len(libraries) >= 2
+    for library in libraries:
+        symbols = subprocess.run(
+            ["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True
+        ).stdout
+        assert "malloc" in symbols or "memalign" in symbols
+        assert "__cxa_thread_atexit" not in symbols, (
+            f"{library.name}: a thread_local with a destructor"
+        )
