@@ -1,4 +1,4 @@
-"""Builds the two extensions; everything else is declared in pyproject.toml."""
+"""Builds the extensions; everything else is declared in pyproject.toml."""
 
 import importlib.util
 import os
@@ -71,9 +71,9 @@ if os.environ.get("CFLAGS"):  # sanitizers, say: the others stay as they are
 
 SERVING = Path("kernels", "serving")
 SOURCES = sorted(str(path) for path in Path("kernels").glob("*/*.cpp") if path.parent != SERVING)
-#: Those that read the headers of torch's Python side.
-OF_PYTHON = ("kernels/runtime/direct_call.cpp", "kernels/runtime/watch.cpp",
-             "kernels/dynamic/direct_tables.cpp")  # fmt: skip
+#: Those that read the objects of one torch and one Python: an extension of their own, which makes
+#: some calls faster.
+FAST = [source for source in SOURCES if Path(source).parent.name == "fast"]
 #: Those that need torch's quantized tensors, packed parameters or FBGEMM: an extension of their
 #: own, for the stock engine, without which all else works.
 STOCK = [
@@ -82,7 +82,7 @@ STOCK = [
     if Path(source).parent.name in ("fbgemm", "onednn", "qnnpack", "routed")
     or source == "kernels/dynamic/stock.cpp"
 ]
-#: What both extensions hold, hidden.
+#: What all extensions hold, hidden.
 FOR_OLD_GLIBC = ["kernels/runtime/glibc_floor.cpp"]
 #: What the stock extension finds the main one by, among what is loaded: no other has this name.
 MAIN, SONAME = "x86quant._C", "x86quant_C.so"
@@ -120,44 +120,47 @@ def extension() -> list[CppExtension]:
     # The headers of torch are not ours to be warned of.
     system = [flag for path in include_paths() for flag in ("-isystem", path)]
     flags = [*toolchain().flags(), *PLACELESS, "-g0", *system]
-    alone = without_torch()
-    main = together([source for source in SOURCES if source not in (*alone, *STOCK)])
     # By which it knows packed weights of its own again.
     link = ["-Wl,--build-id=sha1"]
-    # The name says the torch, so that one installation may hold one for each of several.
-    stock = f"x86quant._stock_torch_{minor(torch_version).replace('.', '_')}"
+    # The names say the torch, so that one installation may hold one for each of several.
+    of_torch = f"torch_{minor(torch_version).replace('.', '_')}"
+    of_python = sys.implementation.cache_tag.replace("-", "_")
+    main = CppExtension(
+        MAIN,
+        [source for source in SOURCES if source not in (*STOCK, *FAST)],
+        extra_compile_args=flags,
+        extra_link_args=[*link, f"-Wl,-soname,{SONAME}"],
+    )
+    # It needs no more of torch than two functions of its C interface: it loads beside any.
+    main.libraries = ["torch_cpu"]
     return [
+        main,
         CppExtension(
-            MAIN,
-            [*alone, *main],
-            extra_compile_args=flags,
-            extra_link_args=[*link, f"-Wl,-soname,{SONAME}"],
-        ),
-        CppExtension(
-            stock,
-            [*together(STOCK), *FOR_OLD_GLIBC],
+            f"x86quant._stock_{of_torch}",
+            [together(STOCK), *FOR_OLD_GLIBC],
             extra_compile_args=flags,
             # What the main extension does not export is an error now, not when it loads.
             extra_link_args=[*link, "-Wl,--no-undefined"],
         ),
+        CppExtension(
+            f"x86quant._fast_{of_torch}_{of_python}",
+            [together(FAST), *FOR_OLD_GLIBC],
+            extra_compile_args=flags,
+            extra_link_args=link,
+        ),
     ]
 
 
-def together(sources: list[str]) -> list[str]:
-    """A few files that include ``sources``: torch's headers take longer than the rest of each."""
-    groups: dict[str, list[str]] = {}
-    for source in sources:
-        group = "stock" if source in STOCK else Path(source).parent.name
-        groups.setdefault("python" if source in OF_PYTHON else group, []).append(source)
+def together(sources: list[str]) -> str:
+    """A file that includes ``sources``: torch's headers take longer than the rest of each."""
     made = OBJECTS / "together"
     made.mkdir(parents=True, exist_ok=True)
-    for group, files in groups.items():
-        path = made / f"{group}.cpp"
-        up = Path(os.path.relpath(".", made))
-        text = "".join(f'#include "{(up / file).as_posix()}"\n' for file in files)
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-    return [str(made / f"{group}.cpp") for group in groups]
+    path = made / ("stock.cpp" if sources is STOCK else "fast.cpp")
+    up = Path(os.path.relpath(".", made))
+    text = "".join(f'#include "{(up / file).as_posix()}"\n' for file in sources)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return str(path)
 
 
 class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
@@ -172,9 +175,9 @@ class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
         super().build_extensions()
 
     def build_extension(self, ext: CppExtension) -> None:
-        """The main extension and the library; the stock one, linked to the main one."""
+        """The main extension and the library; the others, the stock one linked to the main one."""
         main = self.get_ext_fullpath(MAIN)
-        if ext.name != MAIN:
+        if "_stock_" in ext.name:
             ext.extra_link_args.append(main)
         super().build_extension(ext)
         if ext.name == MAIN:

@@ -75,7 +75,7 @@ def in_turn(
     for turn in range(-_WARM, rounds):
         for (program, x), times in zip(programs, taken, strict=True):
             between()
-            one = wall(lambda p=program, x=x: torch.ops.x86quant.run_program(p, [x]))
+            one = wall(lambda p=program, x=x: p.run([x]))
             if turn >= 0:
                 times.append(one)
     return [*map(min, taken)]
@@ -86,7 +86,7 @@ def step_times(programs: Sequence[tuple[Any, torch.Tensor]], rounds: int) -> lis
     taken: list[list[list[float]]] = [[] for _ in programs]
     for turn in range(-_WARM, rounds):
         for (program, x), runs in zip(programs, taken, strict=True):
-            times = torch.ops.x86quant.run_program_timed(program, [x])[1].tolist()
+            times = program.run_timed([x])[1].tolist()
             if turn >= 0:
                 runs.append(times)
     return [[min(step) for step in zip(*runs, strict=True)] for runs in taken]
@@ -112,9 +112,7 @@ def print_bands(segment: Segment, rounds: int) -> None:
     for rows in _BANDS:
         band = images(1, rows)
         programs.append((prefix(segment, band, big[-1], _SIZE // rows), band))
-    whole, *bands = in_turn(
-        programs, rounds, lambda: torch.ops.x86quant.run_program(plan.program, [x])
-    )
+    whole, *bands = in_turn(programs, rounds, lambda: plan.program.run([x]))
     each = ", ".join(
         f"of {rows} rows {us:.0f} ({(whole - us) / total:+.1%})"
         for rows, us in zip(_BANDS, bands, strict=True)

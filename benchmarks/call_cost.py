@@ -19,7 +19,6 @@ from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_f
 
 import x86quant
 from benchmarks.environment import print_environment
-from x86quant import extension
 from x86quant.compiled import CompiledModule
 
 _ROUNDS, _CALLS, _COLD_CALLS = 11, 200, 20
@@ -73,13 +72,12 @@ def stages(module: CompiledModule, x: torch.Tensor) -> dict[str, Callable[[], ob
     runtime = module._runtime
     assert runtime is not None
     assert runtime.whole is not None
-    segment, handle = runtime.whole, runtime.whole.plans[-1].program.handle()
-    run = extension.direct().try_run
+    segment, run = runtime.whole, runtime.whole.plans[-1].program.try_run
     return {
         "module(x)": lambda: module(x),
         "module.forward(x)": lambda: module.forward(x),
         "the segment again": lambda: segment.run_again((x,)),
-        "the program alone": lambda: run(handle, (x,)),
+        "the program alone": lambda: run((x,)),
         "whether weights changed": runtime.is_current,
         "an empty function": lambda: None,
     }

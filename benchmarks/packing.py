@@ -25,6 +25,7 @@ import x86quant
 from benchmarks.artifacts import converted
 from benchmarks.environment import print_environment
 from benchmarks.networks import torchvision_model
+from x86quant import extension
 from x86quant.bench.subjects import subject
 from x86quant.packing.row_linears import Weights
 from x86quant.runtime.programs import LayerWeights, Programs
@@ -70,7 +71,7 @@ def row_layers() -> list[Layer]:
 
     def remembering(self: Programs, weights: Weights, activation: str | None) -> Any:
         def again() -> object:  # past what remembers packs
-            return torch.ops.x86quant.pack_row_linear(*weights, activation)
+            return extension.native().pack_row_linear(*weights, activation)
 
         what = f"{tuple(weights[0].shape)} rows"
         packed.append(Layer(what, weights[0].numel(), again))

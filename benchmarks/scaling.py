@@ -137,7 +137,7 @@ def this_machine() -> Machine:
     """What is measured once."""
     torch.set_num_threads(2)
     extension.load()
-    loops = torch.ops.x86quant.loop_nanoseconds
+    loops = extension.native().loop_nanoseconds
     loop = min(loops(_LOOPS, 2, 0.0, True) for _ in range(5)) / 1e3
     speeds = []
     one, two = (measure_roofline(threads) for threads in (1, 2))
@@ -187,7 +187,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # stock PyTorch's own
     print_environment()
     machine = this_machine()
-    apart = torch.ops.x86quant.loop_nanoseconds(_LOOPS, 2, 0.0, False) / 1e3
+    apart = extension.native().loop_nanoseconds(_LOOPS, 2, 0.0, False) / 1e3
     print(
         f"a shared loop on two threads: {machine.loop_us:.2f} µs together, "
         f"{apart:.2f} µs when gathered for it; beyond L2 one thread reads "

@@ -79,7 +79,7 @@ def weight_facts(
 
 def _extremes(rows: Tensor) -> dict[str, tuple[int, int]]:
     """The least and the greatest sum of each layout."""
-    ends = torch.ops.x86quant.weight_extremes(rows.contiguous())
+    ends = extension.native().weight_extremes(rows.contiguous())
     return {layout: (ends[2 * i], ends[2 * i + 1]) for i, layout in enumerate(_SUMS)}
 
 

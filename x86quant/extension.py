@@ -1,13 +1,16 @@
 """Loads the compiled parts once, when something first needs them.
 
-``x86quant._C`` is what everything needs. What the stock engine needs besides, and the kernels that
-are torch's own, is a part that belongs to one torch, whose version is in its name.
+``x86quant._C`` is what everything needs; it runs beside any torch. What the stock engine needs
+besides, and the kernels that are torch's own, is a part that belongs to one torch, whose version is
+in its name. Another, for one torch and one Python, only makes some calls faster.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ _REBUILD = "Reinstall with: pip install --no-build-isolation --force-reinstall -
 
 @functools.cache
 def load() -> None:
-    """Register the compiled ops under ``torch.ops.x86quant``, of both parts where both load."""
+    """Load the compiled parts, and register the ops of the stock one where that loads."""
     _load_main()
     _stock_refusal()
 
@@ -82,14 +85,14 @@ def _load_main() -> None:
             f"Install a C++ compiler first. {_REBUILD}"
         )
     try:
-        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-    except OSError as error:
+        main = _main()
+    except (ImportError, AttributeError) as error:  # of the linker; of what torch lacks
         raise ExtensionError(
             f"{library} does not fit torch {torch.__version__}: {error}. {_REBUILD}"
         ) from error
-    if (warning := other_torch(torch.ops.x86quant.built_for(), torch.__version__)) is not None:
+    if (warning := untested_torch(torch.__version__)) is not None:
         warnings.warn(warning, X86QuantWarning, stacklevel=3)
-    in_use = torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+    in_use = main.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     if in_use != here.isa:
         warnings.warn(
             f"The native kernels use {in_use} instead of {here.isa}: the CPU lacks a part of what "
@@ -100,28 +103,57 @@ def _load_main() -> None:
         )
 
 
+def _main() -> Any:
+    return importlib.import_module("x86quant._C")
+
+
 def is_loaded() -> bool:
     """Whether something has needed it."""
     return load.cache_info().currsize > 0
 
 
-def other_torch(built: str, present: str) -> str | None:
-    """What to say where the torch at hand is not the one that the extension was compiled for.
-
-    It may load all the same, where all that it uses of torch is still there.
-    """
-    if built.split(".")[:2] == present.split(".")[:2]:
+def untested_torch(present: str) -> str | None:
+    """What to say where the torch at hand is newer than those that this was tested with."""
+    if _numbers(present) <= max(map(_numbers, TESTED)):
         return None
     return (
-        f"x86quant's compiled part was built for torch {built}, and this is torch {present}; it is "
-        f"tested with torch {' and '.join(TESTED)}. It has loaded, but what torch keeps to itself "
-        f"may have changed. Install torch {built.partition('+')[0]}, or build again. {_REBUILD}"
+        f"This version of x86quant is tested with torch {' and '.join(TESTED)}, and this is torch "
+        f"{present}: its compiled part uses only what torch promises to keep, so it should run. "
+        "If something fails, look for a newer x86quant, or install "
+        f"torch {TESTED[-1]}"
     )
 
 
-@functools.cache
-def direct() -> Any:
-    """What is called past torch's dispatcher, and tells whether objects changed: see
-    ``kernels/runtime/direct_call.cpp`` and ``watch.h``."""
+def _numbers(version: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` as (2, 13)."""
+    return tuple(int(re.match(r"\d*", part)[0] or 0) for part in version.split(".")[:2])  # type: ignore[index]
+
+
+def native() -> Any:
+    """The main compiled part: programs, packed weights, and kernels on tensors.
+
+    Raises:
+        ExtensionError: it is missing, or does not load.
+    """
     load()
-    return importlib.import_module("x86quant._C")
+    return _main()
+
+
+def fast() -> Any:
+    """What tells whether a model changed: of the part for this torch and Python, if there is one.
+
+    ``Watch``, ``unchanged_since`` and ``parts_up_to``, as ``kernels/fast/fast.h`` has them; without
+    that part slower ones (``kernels/python/watch.cpp``).
+    """
+    main = native()
+    return _fast_part() or main
+
+
+@functools.cache
+def _fast_part() -> Any | None:
+    torch_minor = "_".join(torch.__version__.split(".")[:2])
+    python = str(sys.implementation.cache_tag).replace("-", "_")
+    try:
+        return importlib.import_module(f"x86quant._fast_torch_{torch_minor}_{python}")
+    except ImportError:  # missing, or not for this very torch
+        return None

@@ -1,1 +1,1 @@
-"""Linears on float tensors as packed weights: ``torch.classes.x86quant.DynamicLinear``."""
+"""Linears on float tensors as packed weights: ``extension.native().DynamicLinear``."""

@@ -1,6 +1,4 @@
-// The kernel "native": kernels/native on torch's thread pool.
-#include <ATen/core/Tensor.h>
-
+// The kernel "native": kernels/native on the pool of threads.
 #include "kernel.h"
 #include "native_linear.h"
 
@@ -11,8 +9,8 @@ class NativeKernel final : public Kernel {
  public:
   explicit NativeKernel(const Description& d) : linear_(d) {}
 
-  void run(const at::Tensor& x, int64_t rows, int64_t row_stride, at::Tensor& out) const override {
-    linear_.multiply(x.const_data_ptr<float>(), rows, row_stride, out.mutable_data_ptr<float>(), linear_.out_features());
+  void run(const float* x, int64_t rows, int64_t row_stride, float* out) const override {
+    linear_.multiply(x, rows, row_stride, out, linear_.out_features());
   }
 
   int64_t bytes() const override { return linear_.bytes(); }

@@ -1,10 +1,10 @@
 #include "native_linear.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
+#include <stdexcept>
 
 #include "../runtime/activation.h"
+#include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
 #include "../runtime/scratch.h"
 
@@ -22,12 +22,12 @@ constexpr int64_t kFewestRows = 512;
 }  // namespace
 
 NativeLinear::NativeLinear(const Description& d)
-    : linear_{static_cast<int32_t>(d.in_features()), static_cast<int32_t>(d.out_features()),
+    : linear_{static_cast<int32_t>(d.weights.in_features), static_cast<int32_t>(d.weights.out_features),
               runtime::activation_code(d.activation)} {
-  const size_t size = runtime::packed_size_of(d.weights.view(), linear_.activation);
-  TORCH_CHECK(size > 0, "x86quant: the native kernel refuses this linear");
+  const size_t size = runtime::packed_size_of(d.weights, linear_.activation);
+  if (size == 0) throw std::runtime_error("x86quant: the native kernel refuses this linear");
   packed_ = runtime::Buffer(size);
-  runtime::pack_weights(d.weights.view(), linear_.activation, packed_.data());
+  runtime::pack_weights(d.weights, linear_.activation, packed_.data());
 }
 
 int64_t NativeLinear::most_rows() const { return std::max(kFewestRows, kCodeBytes / (linear_.in_features + 128)); }

@@ -1,4 +1,4 @@
-// An int8 linear on float rows by kernels/native: packed weights, and products on torch's thread pool.
+// An int8 linear on float rows by kernels/native: packed weights, and products on the pool of threads.
 #pragma once
 
 #include "../native/native.h"

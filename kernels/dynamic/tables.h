@@ -1,9 +1,5 @@
-// Quantized embedding tables as torch has them: any number of them, looked up in one call.
+// Quantized embedding tables: any number of them, looked up in one call.
 #pragma once
-
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +11,7 @@
 #include "../runtime/lookup_faults.h"
 #include "../runtime/native_cpu.h"
 #include "../runtime/parallel.h"
+#include "../runtime/view.h"
 
 namespace x86quant::dynamic {
 
@@ -24,21 +21,25 @@ inline constexpr int64_t kBytesEach = 64 * 1024;
 inline constexpr int64_t kBagsAtOnce = 64;
 inline constexpr int64_t kBagsOfOne = 1024;
 
+using runtime::Type;
+using runtime::View;
+
+// Of tensors that the caller keeps.
 class Tables {
  public:
   // geometry: for each table its dim, bits, codes_at, scale_at, half, mode and padding (-1: none).
-  Tables(std::vector<at::Tensor> rows, const std::vector<int64_t>& geometry, std::vector<std::string> names)
+  Tables(std::vector<View> rows, const std::vector<int64_t>& geometry, std::vector<std::string> names)
       : rows_(std::move(rows)), names_(std::move(names)) {
     constexpr size_t kEach = 7;
-    TORCH_CHECK_VALUE(!rows_.empty() && geometry.size() == kEach * rows_.size() && names_.size() == rows_.size(),
-                      "x86quant: malformed tables");
+    X86QUANT_REQUIRE(!rows_.empty() && geometry.size() == kEach * rows_.size() && names_.size() == rows_.size(),
+                      "malformed tables");
     for (size_t i = 0; i < rows_.size(); ++i) {
-      const at::Tensor& t = rows_[i];
-      TORCH_CHECK_VALUE(t.dim() == 2 && t.scalar_type() == at::kByte && t.device().is_cpu() && t.stride(1) == 1,
-                        "x86quant: the rows of ", named(i), " must be uint8 [rows, bytes] on the CPU");
+      const View& t = rows_[i];
+      X86QUANT_REQUIRE(t.dims == 2 && t.type == Type::kByte && t.is_cpu && (t.stride(1) == 1 || t.size(1) <= 1),
+                        "the rows of ", named(i), " must be uint8 [rows, bytes] on the CPU");
       const int64_t* g = geometry.data() + kEach * i;
       xq_lookup op{};
-      op.rows = t.const_data_ptr<uint8_t>();
+      op.rows = t.as<uint8_t>();
       op.row_count = t.size(0);
       op.row_stride = t.size(1);
       op.dim = static_cast<int32_t>(g[0]), op.bits = static_cast<int32_t>(g[1]);
@@ -46,48 +47,53 @@ class Tables {
       op.half = g[4] != 0, op.mode = static_cast<int32_t>(g[5]), op.padding = g[6];
       op.isa = native_isa();
       const int status = xq_lookup_check(&op);  // of the row as it is, then of where the next one lies
-      TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: ", named(i), " is refused: ", xq_status_text(status));
-      TORCH_CHECK_VALUE(t.stride(0) >= t.size(1) || t.size(0) <= 1, "x86quant: the rows of ", named(i), " overlap");
+      X86QUANT_REQUIRE(status == XQ_OK, named(i), " is refused: ", xq_status_text(status));
+      X86QUANT_REQUIRE(t.stride(0) >= t.size(1) || t.size(0) <= 1, "the rows of ", named(i), " overlap");
       if (t.size(0) > 1) op.row_stride = t.stride(0);
       ops_.push_back(op);
       dims_ += op.dim;
     }
   }
 
-  // Pooled rows, the tables side by side: [bags, sum of dims]. Each of the three is one tensor a table; one tensor
-  // whose first dimension is the tables; or, of offsets and weights, nothing: then indices are [bags, each], and
-  // weights 1.
-  at::Tensor run(const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
-                 const std::vector<at::Tensor>& weights, bool last_offset) const {
-    RECORD_FUNCTION("x86quant::embedding_bags", c10::ArrayRef<const c10::IValue>{});
-    const Call call(*this, indices, offsets, weights, last_offset);
-    std::vector<xq_lookup> ops(call.ops);
-    const size_t count = ops.size();
+  // What is looked up in each table. Each of the three is one tensor a table; one tensor whose first dimension is the
+  // tables; or, of offsets and weights, nothing: then indices are [bags, each], and weights 1. All of them contiguous.
+  std::vector<xq_lookup> look_ups(const std::vector<View>& indices, const std::vector<View>& offsets,
+                                  const std::vector<View>& weights, bool last_offset) const {
+    X86QUANT_REQUIRE(!indices.empty(), "tables need indices");
+    const int64_t dims = offsets.empty() ? 2 : 1;
+    const Operands index(*this, indices, "indices", dims), offset(*this, offsets, "offsets", 1),
+        weight(*this, weights, "weights", dims);
+    std::vector<xq_lookup> ops = ops_;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      describe(ops[i], i, index.of(i), offset.of(i), weight.of(i), last_offset);
+      X86QUANT_REQUIRE(ops[i].bags == ops[0].bags, named(i), " has ", ops[i].bags, " bags, but ", named(0), " has ", ops[0].bags);
+    }
+    return ops;
+  }
+
+  // Of a row of the result.
+  int64_t out_features() const { return dims_; }
+
+  // Pooled rows, the tables side by side: float [bags, out_features].
+  void run(std::vector<xq_lookup> ops, float* out) const {
     int64_t bytes = 0;
     for (const xq_lookup& op : ops) bytes += op.index_count * std::min<int64_t>(op.row_stride, 4096);
-    const int64_t bags = ops[0].bags;
-    at::Tensor out = at::empty({bags, dims_}, at::kFloat);
-    float* to = out.mutable_data_ptr<float>();
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < ops.size(); ++i) {
       xq_lookup& op = ops[i];
-      op.out = to;
+      op.out = out;
       op.out_stride = dims_;
-      to += op.dim;
+      out += op.dim;
       const int status = xq_lookup_check(&op);
-      TORCH_CHECK_VALUE(status == XQ_OK, "x86quant: ", named(i), " refused these indices: ", xq_status_text(status));
+      X86QUANT_REQUIRE(status == XQ_OK, named(i), " refused these indices: ", xq_status_text(status));
     }
-    look_up(ops, bags, bytes);
-    return out;
+    look_up(ops, ops[0].bags, bytes);
   }
 
   // The checks of `run` alone: what reads the rows then needs none.
-  void check(const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
-             const std::vector<at::Tensor>& weights, bool last_offset) const {
-    const Call call(*this, indices, offsets, weights, last_offset);
-    for (size_t i = 0; i < call.ops.size(); ++i) {
-      const xq_lookup& op = call.ops[i];
+  void check(const std::vector<xq_lookup>& ops) const {
+    for (size_t i = 0; i < ops.size(); ++i) {
       xq_lookup_fault fault;
-      TORCH_CHECK_VALUE(xq_lookup_verify(&op, 0, op.bags, &fault), named(i), ": ", runtime::fault_text(op, fault));
+      if (!xq_lookup_verify(&ops[i], 0, ops[i].bags, &fault)) throw Refused(named(i) + ": " + runtime::fault_text(ops[i], fault));
     }
   }
 
@@ -100,37 +106,34 @@ class Tables {
   struct Operand {
     const char* data = nullptr;  // null: there is none
     int64_t size = 0, first = 0, second = 1;
-    at::ScalarType type = at::kFloat;
+    Type type = Type::kFloat;
   };
 
   // An operand of all tables.
   class Operands {
    public:
-    Operands(const Tables& tables, const std::vector<at::Tensor>& given, const char* what, int64_t dims) {
+    Operands(const Tables& tables, const std::vector<View>& given, const char* what, int64_t dims) {
       const size_t count = tables.ops_.size();
-      const bool stacked = given.size() == 1 && given[0].dim() == dims + 1;
-      TORCH_CHECK_VALUE(given.empty() || stacked || given.size() == count, "x86quant: there are ", count,
-                        " tables, but ", what, " for ", given.size());
-      TORCH_CHECK_VALUE(!stacked || given[0].size(0) == static_cast<int64_t>(count), "x86quant: there are ", count,
-                        " tables, but the first dimension of ", what, " is ", stacked ? given[0].size(0) : 0);
+      const bool stacked = given.size() == 1 && given[0].dims == dims + 1;
+      X86QUANT_REQUIRE(given.empty() || stacked || given.size() == count, "there are ", count, " tables, but ", what, " for ",
+              given.size());
+      X86QUANT_REQUIRE(!stacked || given[0].size(0) == static_cast<int64_t>(count), "there are ", count,
+              " tables, but the first dimension of ", what, " is ", stacked ? given[0].size(0) : 0);
       for (size_t i = 0; i < given.size(); ++i) {
-        const at::Tensor& x = given[i];
-        TORCH_CHECK_VALUE(x.device().is_cpu() && x.layout() == at::kStrided, "x86quant: ", what,
-                          " must be plain tensors on the CPU");
-        TORCH_CHECK_VALUE(x.dim() == dims + (stacked ? 1 : 0), tables.named(i), ": ", what, " must be ",
-                          dims == 1 ? "one" : "two", "-dimensional", dims == 1 ? " with" : " without", " offsets; got ",
-                          x.sizes());
-        const at::Tensor& plain = kept_.emplace_back(x.contiguous());
+        const View& x = given[i];
+        X86QUANT_REQUIRE(x.is_cpu && x.is_contiguous(), what, " must be plain tensors on the CPU");
+        X86QUANT_REQUIRE(x.dims == dims + (stacked ? 1 : 0), tables.named(i), ": ", what, " must be ", dims == 1 ? "one" : "two",
+                "-dimensional", dims == 1 ? " with" : " without", " offsets; got ", x.text());
         Operand one;
-        one.data = static_cast<const char*>(plain.const_data_ptr());
-        one.type = x.scalar_type();
+        one.data = x.as<char>();
+        one.type = x.type;
         one.first = x.size(stacked ? 1 : 0), one.second = dims == 2 ? x.size(-1) : 1;
         one.size = one.first * one.second;
         // Null stands for an operand that is not there.
         if (!one.data) one.data = "";
         for (size_t t = 0; t < (stacked ? count : 1); ++t) {
           all_.push_back(one);
-          one.data += static_cast<size_t>(one.size) * x.element_size();
+          one.data += static_cast<size_t>(one.size) * runtime::bytes_of(x.type);
         }
       }
     }
@@ -138,53 +141,34 @@ class Tables {
     Operand of(size_t i) const { return all_.empty() ? Operand{} : all_[i]; }
 
    private:
-    std::vector<at::Tensor> kept_;
     std::vector<Operand> all_;
-  };
-
-  // What is looked up in each table, and the tensors that it points into.
-  struct Call {
-    Call(const Tables& tables, const std::vector<at::Tensor>& indices, const std::vector<at::Tensor>& offsets,
-         const std::vector<at::Tensor>& weights, bool last_offset)
-        : index(tables, indices, "indices", offsets.empty() ? 2 : 1), offset(tables, offsets, "offsets", 1),
-          weight(tables, weights, "weights", offsets.empty() ? 2 : 1), ops(tables.ops_) {
-      TORCH_CHECK_VALUE(!indices.empty(), "x86quant: tables need indices");
-      for (size_t i = 0; i < ops.size(); ++i) {
-        tables.describe(ops[i], i, index.of(i), offset.of(i), weight.of(i), last_offset);
-        TORCH_CHECK_VALUE(ops[i].bags == ops[0].bags, "x86quant: ", tables.named(i), " has ", ops[i].bags,
-                          " bags, but ", tables.named(0), " has ", ops[0].bags);
-      }
-    }
-
-    const Operands index, offset, weight;
-    std::vector<xq_lookup> ops;
   };
 
   void describe(xq_lookup& op, size_t i, const Operand& indices, const Operand& offsets, const Operand& weights,
                 bool last_offset) const {
-    TORCH_CHECK_VALUE(indices.type == at::kInt || indices.type == at::kLong, "x86quant: ", named(i),
-                      ": indices must be int32 or int64, got ", indices.type);
-    op.long_indices = indices.type == at::kLong;
+    X86QUANT_REQUIRE(indices.type == Type::kInt || indices.type == Type::kLong, "", named(i),
+                      ": indices must be int32 or int64, got ", name_of(indices.type));
+    op.long_indices = indices.type == Type::kLong;
     op.index_count = indices.size;
     op.indices = indices.data;
     if (offsets.data) {
-      TORCH_CHECK_VALUE(offsets.type == indices.type, named(i), ": offsets must be of the type of the ",
-                        "indices, ", indices.type, "; got ", offsets.type);
-      TORCH_CHECK_VALUE(!last_offset || offsets.size > 0, "x86quant: ", named(i),
+      X86QUANT_REQUIRE(offsets.type == indices.type, named(i), ": offsets must be of the type of the ",
+                        "indices, ", name_of(indices.type), "; got ", name_of(offsets.type));
+      X86QUANT_REQUIRE(!last_offset || offsets.size > 0, "", named(i),
                         ": with include_last_offset there must be an offset");
       op.offsets = offsets.data;
       op.last_offset = last_offset;
       op.bags = offsets.size - (last_offset ? 1 : 0);
-      TORCH_CHECK_VALUE(op.bags > 0 || op.index_count == 0, named(i), ": there are ", op.index_count,
+      X86QUANT_REQUIRE(op.bags > 0 || op.index_count == 0, named(i), ": there are ", op.index_count,
                         " indices, but no bag");
     } else {
       op.bags = indices.first, op.each = indices.second;
     }
     if (!weights.data) return;
-    TORCH_CHECK_VALUE(op.mode == XQ_POOL_SUM, named(i), ": per_sample_weights need mode sum");
-    TORCH_CHECK_VALUE(weights.type == at::kFloat && weights.size == op.index_count, "x86quant: ", named(i),
+    X86QUANT_REQUIRE(op.mode == XQ_POOL_SUM, named(i), ": per_sample_weights need mode sum");
+    X86QUANT_REQUIRE(weights.type == Type::kFloat && weights.size == op.index_count, "", named(i),
                       ": per_sample_weights must be float32 and of the input's shape, one an index; got ", weights.size,
-                      " of type ", weights.type, " for ", op.index_count, " indices");
+                      " of type ", name_of(weights.type), " for ", op.index_count, " indices");
     op.weights = reinterpret_cast<const float*>(weights.data);
   }
 
@@ -207,10 +191,10 @@ class Tables {
         failed = true;
       }
     });
-    TORCH_CHECK_VALUE(!failed, error);
+    if (failed) throw Refused(error);
   }
 
-  std::vector<at::Tensor> rows_;
+  std::vector<View> rows_;
   std::vector<std::string> names_;
   std::vector<xq_lookup> ops_;
   int64_t dims_ = 0;

@@ -3,6 +3,7 @@
 // The pack is the stock one with other lookups: every stock module, operator and serializer takes it.
 #include <ATen/core/Tensor.h>
 #include <ATen/native/quantized/cpu/fbgemm_utils.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -17,6 +18,21 @@ namespace {
 using EmbeddingPack = c10::intrusive_ptr<EmbeddingPackedParamsBase>;
 using OptionalTensor = std::optional<at::Tensor>;
 
+// How tensors of torch lie, which the caller keeps.
+std::vector<runtime::View> views_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<runtime::View> views;
+  for (const at::Tensor& x : tensors) {
+    const at::ScalarType type = x.scalar_type();
+    const auto as = type == at::kByte    ? runtime::Type::kByte
+                    : type == at::kInt   ? runtime::Type::kInt
+                    : type == at::kLong  ? runtime::Type::kLong
+                    : type == at::kFloat ? runtime::Type::kFloat
+                                         : runtime::Type::kOther;
+    views.push_back({x.const_data_ptr(), as, x.is_cpu(), x.dim(), x.sizes().data(), x.strides().data()});
+  }
+  return views;
+}
+
 std::vector<int64_t> geometry_of(const PackedEmbeddingBagWeight& pack) {
   const int64_t bits = pack.bit_rate_, scale_bytes = bits == 8 ? 8 : 4;
   const int64_t code_bytes = pack.packed_w.size(1) - scale_bytes;
@@ -29,7 +45,7 @@ struct RoutedEmbedding final : PackedEmbeddingBagWeight {
                   std::string record)
       : PackedEmbeddingBagWeight(stock.packed_w, stock.w_scale, stock.w_zp, stock.bit_rate_, stock.q_scheme,
                                  stock.version_),
-        tables_({packed_w}, geometry_of(*this), {""}), limits_(limits.vec()), kernels_(std::move(kernels)),
+        tables_(views_of({packed_w}), geometry_of(*this), {""}), limits_(limits.vec()), kernels_(std::move(kernels)),
         record_(std::move(record)) {
     TORCH_CHECK_VALUE(!kernels_.empty() && limits_.size() == kernels_.size(), "x86quant: one kernel for each limit");
   }
@@ -61,17 +77,25 @@ struct RoutedEmbedding final : PackedEmbeddingBagWeight {
                         const OptionalTensor& weights, const OptionalTensor& mapping, bool last_offset,
                         bool is_embedding) const {
     if (bit_rate_ != bits || pruned || mapping) return std::nullopt;
-    std::vector<at::Tensor> index = {is_embedding ? indices.reshape({-1, 1}) : indices}, starts, own;
-    if (offsets && !is_embedding) starts = {offsets->to(indices.scalar_type())};
-    if (weights) own = {*weights};
+    std::vector<at::Tensor> index = {(is_embedding ? indices.reshape({-1, 1}) : indices).contiguous()}, starts, own;
+    if (offsets && !is_embedding) starts = {offsets->to(indices.scalar_type()).contiguous()};
+    if (weights) own = {weights->contiguous()};
     const bool last = last_offset && !starts.empty();
     const int64_t bags = starts.empty() ? index[0].size(0) : starts[0].numel() - (last ? 1 : 0);
     const auto range = std::lower_bound(limits_.begin(), limits_.end() - 1, bags) - limits_.begin();
-    if (kernels_[static_cast<size_t>(range)] != "native") {
-      tables_.check(index, starts, own, last);
-      return std::nullopt;
+    const bool is_native = kernels_[static_cast<size_t>(range)] == "native";
+    at::Tensor found;
+    try {
+      const std::vector<xq_lookup> ops = tables_.look_ups(views_of(index), views_of(starts), views_of(own), last);
+      if (!is_native) {
+        tables_.check(ops);
+        return std::nullopt;
+      }
+      found = at::empty({ops[0].bags, tables_.out_features()}, at::kFloat);
+      tables_.run(ops, found.mutable_data_ptr<float>());
+    } catch (const Refused& error) {
+      TORCH_CHECK_VALUE(false, error.what());
     }
-    const at::Tensor found = tables_.run(index, starts, own, last);
     if (!is_embedding) return found;
     std::vector<int64_t> shape = indices.sizes().vec();
     shape.push_back(found.size(1));

@@ -38,4 +38,10 @@ void require(bool holds, const Parts&... parts) {
   if (!holds) throw Refused(joined(parts...));
 }
 
+// The same where the parts take time to make: they are made only if it does not hold.
+#define X86QUANT_REQUIRE(holds, ...)                                   \
+  do {                                                                 \
+    if (!(holds)) throw ::x86quant::Refused(::x86quant::joined(__VA_ARGS__)); \
+  } while (false)
+
 }  // namespace x86quant

@@ -1,8 +1,6 @@
 // The threads of torch's own loops.
 #include "parallel.h"
 
-#include <ATen/Parallel.h>
-#include <c10/util/ParallelGuard.h>
 #include <pthread.h>
 
 #include <atomic>
@@ -17,8 +15,11 @@
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 int omp_get_thread_num(void);
-int omp_get_num_threads(void);
+int omp_in_parallel(void);
 int omp_pause_resource_all(int kind);
+// Of torch's stable C interface, whose headers read much else: 0 where it worked. It is omp_get_max_threads(), once the
+// number that torch was given holds for this thread.
+int32_t torch_get_num_threads(uint32_t* threads);
 }
 
 namespace x86quant::runtime {
@@ -49,8 +50,6 @@ void take_part(void* data) {
   auto& region = *static_cast<Region*>(data);
   const int thread = omp_get_thread_num();
   if (thread == 0) return lead(region);
-  const at::internal::ThreadIdGuard id(thread);
-  const c10::ParallelGuard guard(true);
   if (thread < region.team.members()) region.team.work(thread);
 }
 
@@ -70,17 +69,20 @@ void run_alone(int shares, ThreadBody body) {
 
 }  // namespace
 
-int all_threads() { return at::get_num_threads(); }
+int all_threads() {
+  uint32_t threads = 1;
+  return torch_get_num_threads(&threads) == 0 ? static_cast<int>(threads) : 1;
+}
 
 int useful_threads(int64_t shares) {
-  if (shares <= 1 || (led == nullptr && at::in_parallel_region())) return 1;
+  if (shares <= 1 || (led == nullptr && omp_in_parallel())) return 1;
   return static_cast<int>(std::min<int64_t>(all_threads(), shares));
 }
 
 double cost_a_thread() { return led ? kTogether : kGathered; }
 
 void with_team(ThreadBody body) {
-  if (led != nullptr || all_threads() == 1 || at::in_parallel_region()) return body(0);
+  if (led != nullptr || all_threads() == 1 || omp_in_parallel()) return body(0);
   Region region{Team(all_threads()), body};
   // All threads of the pool, as in torch's own loops, although some may have nothing to do: for a smaller team,
   // libgomp would end the other threads and start them again for the next loop.
@@ -93,16 +95,13 @@ void run_on_threads(int threads, ThreadBody body) {
   std::atomic_flag failed = ATOMIC_FLAG_INIT;
   std::exception_ptr error = nullptr;
   Team* const team = std::exchange(led, nullptr);  // what runs in a loop has one thread
-  {
-    const c10::ParallelGuard guard(true);
-    team->run(threads, [&](int share) {
-      try {
-        body(share);
-      } catch (...) {
-        if (!failed.test_and_set()) error = std::current_exception();
-      }
-    });
-  }
+  team->run(threads, [&](int share) {
+    try {
+      body(share);
+    } catch (...) {
+      if (!failed.test_and_set()) error = std::current_exception();
+    }
+  });
   led = team;
   if (error) std::rethrow_exception(error);
 }

@@ -176,10 +176,10 @@ def test_another_level_has_another_cache(
     _result(path, x)
     here = x86quant.cpu()
     try:
-        torch.ops.x86quant.set_native_cpu(here.isa, 12345, here.l2 or 0)
+        extension.native().set_native_cpu(here.isa, 12345, here.l2 or 0)
         (told,) = _packs_anew(path, x, caplog)
     finally:
-        torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+        extension.native().set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     assert "another CPU" in told
     assert torch.equal(_result(path, x), expected)
 
@@ -293,7 +293,7 @@ def _packed(out: int, inside: int, size: int, groups: int, threads: int) -> torc
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        handle = torch.ops.x86quant.pack_graph_conv(
+        handle = extension.native().pack_graph_conv(
             "native", weight, mult, bias, None, geometry, [3, 5, 0, 255, 0, 0], 0.0
         )
     finally:
@@ -310,13 +310,13 @@ def test_threads_pack_the_same_bytes(layer: str, level: str) -> None:
     extension.load()
     here = x86quant.cpu()
     caches = here.l1d or 0, here.l2 or 0
-    torch.ops.x86quant.set_native_cpu(level, *caches)
+    extension.native().set_native_cpu(level, *caches)
     try:
         alone = _packed(*LAYERS[layer], threads=1)
         for threads in (2, 3, 7):
             assert torch.equal(_packed(*LAYERS[layer], threads=threads), alone)
     finally:
-        torch.ops.x86quant.set_native_cpu(here.isa, *caches)
+        extension.native().set_native_cpu(here.isa, *caches)
 
 
 # --- rows: linears of dynamic models ---
@@ -377,10 +377,10 @@ def test_rows_of_a_file_that_does_not_fit_are_packed_again(
     here = x86quant.cpu()
     try:
         if wrong == "of another CPU":
-            torch.ops.x86quant.set_native_cpu(here.isa, 12345, here.l2 or 0)
+            extension.native().set_native_cpu(here.isa, 12345, here.l2 or 0)
         _states(path, ids)
     finally:
-        torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+        extension.native().set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     good = cache.read_bytes()
     if wrong == "cut":
         cache.write_bytes(good[:-64])
@@ -396,7 +396,7 @@ def test_rows_of_a_file_that_does_not_fit_are_packed_again(
 def test_rows_of_another_size_are_packed_again() -> None:
     extension.load()
     weight, scale = torch.randint(-127, 128, (32, 64), dtype=torch.int8), torch.rand(32)
-    pack = torch.ops.x86quant.pack_row_linear
+    pack = extension.native().pack_row_linear
     (blob,) = pack(weight, scale, None, None).blobs()
     for known in (blob[:-64].clone(), torch.cat([blob, blob[:64]])):
         (again,) = pack(weight, scale, None, None, known).blobs()
@@ -418,16 +418,16 @@ def test_threads_pack_the_same_rows(level: str) -> None:
     before = torch.get_num_threads()
     found = []
     try:
-        torch.ops.x86quant.set_native_cpu(level, here.l1d or 0, here.l2 or 0)
+        extension.native().set_native_cpu(level, here.l1d or 0, here.l2 or 0)
         for threads in (1, 2, 4, 64):
             torch.set_num_threads(threads)
             parts = [(weight, scale, bias) for weight in weights]
-            one = torch.ops.x86quant.pack_row_linear(*parts[0], "gelu").blobs()
-            two = torch.ops.x86quant.pack_gated_rows(*parts[0], *parts[1], "silu").blobs()
+            one = extension.native().pack_row_linear(*parts[0], "gelu").blobs()
+            two = extension.native().pack_gated_rows(*parts[0], *parts[1], "silu").blobs()
             found.append([*one, *two])
     finally:
         torch.set_num_threads(before)
-        torch.ops.x86quant.set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
+        extension.native().set_native_cpu(here.isa, here.l1d or 0, here.l2 or 0)
     for other in found[1:]:
         assert len(other) == 3
         assert all(map(torch.equal, other, found[0]))

@@ -205,7 +205,7 @@ def test_a_module_that_refers_to_itself_is_freed(whole: CompiledModule, x: torch
 @pytest.mark.parametrize("wrong", [(), ([{}],), ((1,),), (({},), 2)])
 def test_a_watch_takes_dictionaries(wrong: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
-        extension.direct().Watch(*wrong)
+        extension.fast().Watch(*wrong)
 
 
 def test_a_module_made_in_inference_mode_follows_too(x: torch.Tensor) -> None:

@@ -378,12 +378,12 @@ def test_stock_kernels_refuse_more_rows() -> None:
 
 def test_every_kernel_is_built() -> None:
     for name in dynamic_kernels():
-        pack = torch.ops.x86quant.pack_linear_dynamic(
+        pack = linear_packs.packed_for(
             layer(8, 3).int8_weight, torch.ones(3), None, "gelu", [-1], [name], "[]"
         )
         assert pack.run(torch.randn(1, 8)).shape == (1, 3)
     with pytest.raises(ValueError, match="no dynamic linear kernel"):
-        torch.ops.x86quant.pack_linear_dynamic(
+        linear_packs.packed_for(
             layer(8, 3).int8_weight, torch.ones(3), None, None, [-1], ["none"], "[]"
         )
 

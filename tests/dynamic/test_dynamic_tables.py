@@ -273,12 +273,12 @@ def test_whoever_watches_sees_the_operator() -> None:
 
 
 def test_the_short_way_takes_tensors_alone() -> None:
-    try_look_up = extension.direct().try_look_up
+    try_look_up = extension.native().try_look_up
     rows = quantize_rows_of_table(torch.randn(20, 8), 8)
     numbers = list(WeightOnlyEmbeddingBag(rows, "sum").form.numbers)
     indices = torch.tensor([[1, 2]])
     good = [[rows], [indices], [], [], numbers, ["t"], False]
-    assert torch.equal(try_look_up(*good), torch.ops.x86quant.look_up_bags(*good))
+    assert torch.equal(try_look_up(*good), extension.native().look_up_bags(*good))
     for place, wrong in ((0, rows), (1, None), (4, ["a"]), (4, 7), (5, [1]), (5, "t")):
         with pytest.raises(TypeError):
             try_look_up(*good[:place], wrong, *good[place + 1 :])

@@ -76,12 +76,12 @@ def test_a_process_forked_while_weights_are_packed_can_pack() -> None:
         from x86quant.packing.row_linears import row_linear
         extension.load()
         torch.set_num_threads(1)
-        program = torch.classes.x86quant.Program(0, 1)  # torch's own locks are not looked at here
+        program = extension.native().Program(0, 1)  # torch's own locks are not looked at here
         weights = torch.ones(256, 512, dtype=torch.int8), torch.ones(256), None
 
         def work():
             row_linear(weights, None)
-            return program.handle()
+            return program.check_reach
 
         threading.Thread(target=lambda: [work() for _ in iter(int, 1)], daemon=True).start()
         for _ in range(60):

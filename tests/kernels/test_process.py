@@ -200,12 +200,12 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
         import x86quant.extension
         from x86quant.runtime.native_step import NativeStep
         x86quant.extension.load()
-        pack = torch.ops.x86quant.pack_graph_conv(
+        pack = extension.native().pack_graph_conv(
             "fbgemm", torch.ones(8, 64, 1, 1, 1, dtype=torch.int8), torch.ones(8), None, None,
             [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 255, 0, 0], 0.0,
         )
         n = 1024
-        program = torch.classes.x86quant.Program(0, 1)
+        program = extension.native().Program(0, 1)
         program.expect([1, n, n, 128], [n * n * 128, n * 128, 128, 1], "uint8")
         program.add_output([1, n, n, 8], [n * n * 8, n * 8, 8, 1], "uint8")
         def words(base, c, of):
@@ -215,7 +215,7 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
         program.check_reach()
         x = torch.ones(1, n, n, 128, dtype=torch.uint8)
         before = memory("VmRSS")
-        (out,) = torch.ops.x86quant.run_program(program, [x])
+        (out,) = program.run([x])
         del out
         print(memory("VmRSS") - before, memory("VmHWM") - before)
         """,

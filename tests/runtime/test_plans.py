@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 import x86quant
 from tests.kernels.test_graph_kernels import halve_weights
 from tests.lowering.test_lowering import MODELS, stock
+from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.routing.router import Routing
@@ -226,18 +227,18 @@ def test_new_plans_follow_the_rules_in_force(module: CompiledModule) -> None:
 
 def test_programs_share_their_arenas(module: CompiledModule) -> None:
     gc.collect()
-    before = torch.ops.x86quant.idle_arena_bytes()
+    before = extension.native().idle_arena_bytes()
     sides = range(200, 320, 8)
     for side in sides:
         x = torch.randn(1, 3, side, 256)
         assert torch.equal(module(x), module.graph_module(x))
     peaks = [plan.peak_bytes for plan in module.segments[0].plans[-len(sides) :]]
     assert sum(peaks) > 5 * max(peaks)
-    assert max(peaks) <= torch.ops.x86quant.idle_arena_bytes() <= before + max(peaks)
+    assert max(peaks) <= extension.native().idle_arena_bytes() <= before + max(peaks)
     module.plan_cache_bytes = 0
     module(torch.randn(1, 3, 8, 8))
     (last,) = module.segments[0].plans
-    assert torch.ops.x86quant.idle_arena_bytes() <= before + last.peak_bytes, "no plan needs more"
+    assert extension.native().idle_arena_bytes() <= before + last.peak_bytes, "no plan needs more"
 
 
 @pytest.mark.parametrize("limit", [-1, -(1 << 20)])

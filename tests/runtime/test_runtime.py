@@ -381,7 +381,7 @@ def test_the_sizes_of_the_caches_reach_the_native_kernels(monkeypatch: pytest.Mo
     extension.load()
     told = []
     monkeypatch.setattr(
-        torch.ops.x86quant, "set_native_cpu", lambda *given: told.append(given) or given[0]
+        extension.native(), "set_native_cpu", lambda *given: told.append(given) or given[0]
     )
     for caches in CACHES.values():
         here = cpu_with(*caches)
@@ -403,7 +403,7 @@ def test_compiled_results_do_not_depend_on_the_sizes_of_the_caches(
         for caches in CACHES.values():
             here = cpu_with(*caches)
             monkeypatch.setattr(parts, "cpu", lambda here=here: here)
-            torch.ops.x86quant.set_native_cpu(here.isa, *caches)
+            extension.native().set_native_cpu(here.isa, *caches)
             result = CompiledModule(module.graph_module)(x)
             results.append(result if isinstance(result, tuple) else (result,))
     finally:
@@ -536,32 +536,33 @@ def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
     """Never a read out of bounds, whoever calls."""
     module = compiled(Convolutions(nn.Conv2d(4, 4, 3)), 1, 4, 8, 8)
     program = plan_of(module).program
-    run = torch.ops.x86quant.run_program
     for wrong in ([], [torch.randn(1, 4, 8, 7)], [torch.randn(1, 4, 8, 8).double()],
                   [torch.randn(2, 4, 8, 8)[:1].transpose(2, 3)]):  # fmt: skip
         with pytest.raises(ValueError, match="other inputs"):
-            run(program, wrong)
+            program.run(wrong)
 
 
 # ------------------------------------------------------------------------ layouts and threads
 
 
-def test_a_handle_of_no_program_is_refused() -> None:
-    try_run = extension.direct().try_run
-    program = torch.classes.x86quant.Program(0, 1)
-    handle = program.handle()
-    assert program.handle() == handle
-    assert try_run(handle, ()) is None  # the program takes one input
-    del program
-    for gone in (handle, 0, -1, 12345678):
-        with pytest.raises(ValueError, match="no program"):
-            try_run(gone, ())
+def test_what_is_no_call_of_a_program_is_refused() -> None:
+    program = extension.native().Program(0, 1)
+    assert program.try_run(()) is None  # it takes one input
+    for wrong in ({}, None, torch.ones(1)):
+        with pytest.raises(TypeError, match="list or a tuple"):
+            program.try_run(wrong)
+    with pytest.raises(TypeError, match="not an object of type int"):
+        program.run([1])
+    with pytest.raises(TypeError):
+        type(program)(0)
+    with pytest.raises(TypeError, match="pickle"):
+        copy.deepcopy(program)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16])
 def test_copies_move_whole_elements(size: int) -> None:
     x = torch.randint(0, 256, (3, 4, 5 * size), dtype=torch.uint8)
-    program = torch.classes.x86quant.Program(0, 1)
+    program = extension.native().Program(0, 1)
     program.expect([3, 4, 5 * size], [20 * size, 5 * size, 1], "uint8")
     program.add_output([5, 3, 4 * size], [12 * size, 4 * size, 1], "uint8")
     NativeStep("strided_copy", {
@@ -570,9 +571,9 @@ def test_copies_move_whole_elements(size: int) -> None:
         "to": [2, 0], "to_strides": [12 * size, 4 * size, size],
     }).add_to(program)  # fmt: skip
     with pytest.raises(ValueError, match="once check_reach has found it right"):
-        torch.ops.x86quant.run_program(program, [x])
+        program.run([x])
     program.check_reach()
-    (copy,) = torch.ops.x86quant.run_program(program, [x])
+    (copy,) = program.run([x])
     assert torch.equal(copy, x.view(3, 4, 5, size).permute(2, 0, 1, 3).reshape(5, 3, 4 * size))
 
 
@@ -602,7 +603,7 @@ _STEPS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", _STEPS)
 def test_steps_take_their_fields(kind: str) -> None:
-    NativeStep(kind, _STEPS[kind]).add_to(torch.classes.x86quant.Program(0, 1))
+    NativeStep(kind, _STEPS[kind]).add_to(extension.native().Program(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -641,20 +642,20 @@ def test_steps_take_their_fields(kind: str) -> None:
     ],
 )
 def test_a_wrong_step_is_one_clear_error(kind: str, change: dict[str, Any], message: str) -> None:
-    program = torch.classes.x86quant.Program(0, 1)
+    program = extension.native().Program(0, 1)
     with pytest.raises(ValueError, match=message):
         NativeStep(kind, {**_STEPS.get(kind, {}), **change}).add_to(program)
 
 
 @pytest.mark.parametrize("value", [object(), "1", (1, 2, 3), [1, 2.0, 3], [1 << 70, 1, 1], [None]])
 def test_a_field_of_no_type_is_refused(value: object) -> None:
-    program = torch.classes.x86quant.Program(0, 1)
+    program = extension.native().Program(0, 1)
     with pytest.raises((TypeError, OverflowError)):
         NativeStep("max_pool", {**_STEPS["max_pool"], "kernel": value}).add_to(program)
 
 
 def test_every_field_of_a_step_must_be_there() -> None:
-    program = torch.classes.x86quant.Program(0, 1)
+    program = extension.native().Program(0, 1)
     for kind, fields in _STEPS.items():
         for name in fields.keys() - {"out_codes"}:  # without it, no codes are wanted
             rest = {n: value for n, value in fields.items() if n != name}
@@ -676,7 +677,7 @@ def test_every_kind_of_step_is_made_by_some_form() -> None:
         "int8_cached_attention",
     }
     others = {"copy", "shuffle", "strided_copy", "nearest", "bilinear", "rows", "lookup"}
-    assert set(torch.ops.x86quant.step_kinds()) == by_name | others
+    assert set(extension.native().step_kinds()) == by_name | others
 
 
 @pytest.mark.parametrize("kernel", list(graph_kernels()))
@@ -687,7 +688,7 @@ def test_multipliers_that_are_not_finite_are_refused(kernel: str, value: float) 
     geometry = [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0]
     for mult, bias in ((bad, good), (good, bad)):
         with pytest.raises(ValueError, match="not finite"):
-            torch.ops.x86quant.pack_graph_conv(
+            extension.native().pack_graph_conv(
                 kernel, torch.ones(4, 4, 1, 1, 1, dtype=torch.int8), mult, bias, None,
                 geometry, [0, 0, 0, 255, 0, 0], 0.0,
             )  # fmt: skip

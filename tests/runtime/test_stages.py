@@ -15,6 +15,7 @@ from torch import nn
 
 import x86quant
 from tests.lowering.test_lowering import stock
+from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.runtime import Plan, layout, staged_plan
 from x86quant.runtime import parts as parts_module
@@ -230,7 +231,7 @@ def test_images_not_met_before_go_as_if_they_were_the_first(
     alone = parts_module.BatchParts(graph, Packs(graph)).plan([other], torch.get_num_threads())
     assert sorted(drafted) == sorted([*images, *images, 16])
     assert str(plan_of(module)) == str(alone)
-    expected = torch.ops.x86quant.run_program(alone.program, [other])
+    expected = alone.program.run([other])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -273,12 +274,12 @@ def test_wherever_a_stage_ends_the_result_is_the_same(lies: str) -> None:
             assert shared is not None
             assert str(shared) == str(alone)
             for plan in (alone, shared):
-                (found,) = torch.ops.x86quant.run_program(plan.program, [x])
+                (found,) = plan.program.run([x])
                 assert torch.equal(found, expected), (end, one, other)
             plans.append(shared)
     assert sorted(known) == [1, 2, 4], "a draft for each number of images"
     for plan in plans:  # those that others were made after
-        (found,) = torch.ops.x86quant.run_program(plan.program, [x])
+        (found,) = plan.program.run([x])
         assert torch.equal(found, expected)
 
 
@@ -375,7 +376,7 @@ def test_explain_and_profile_say_in_which_parts_each_step_runs(threads: int) -> 
 def test_memory_of_what_is_kept_is_checked() -> None:
     module, x = compiled("narrowing", 8)
     module(x)
-    program = torch.classes.x86quant.Program(0, 0)
+    program = extension.native().Program(0, 0)
     with pytest.raises(ValueError, match="impossible"):
         program.keep([-1])
     with pytest.raises(ValueError, match="impossible"):

@@ -293,7 +293,7 @@ def _file(path: Path, kind: str, fields: Mapping[str, Any]) -> Path:
 def test_every_kind_of_step_is_here() -> None:
     """Each takes all its fields as they are, so that what is refused below is so for its change."""
     extension.load()
-    assert set(STEPS) == set(torch.ops.x86quant.step_kinds())
+    assert set(STEPS) == set(extension.native().step_kinds())
 
 
 @pytest.mark.parametrize("kind", STEPS)

@@ -304,7 +304,7 @@ class _BlockWatch:
         ]
         self._dictionaries = tuple(d for d in dictionaries if isinstance(d, dict))
         self._counted = len(self._dictionaries) == len(dictionaries)
-        self._unchanged_since = extension.direct().unchanged_since
+        self._unchanged_since = extension.fast().unchanged_since
         # One value, since any number of threads may look: changes counted, and what was seen after.
         self._seen = (bytearray(8 * len(self._dictionaries)), False, False)
 

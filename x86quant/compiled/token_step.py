@@ -133,7 +133,7 @@ class _Room:
     def __init__(self, buffer: torch.Tensor, held: int) -> None:
         self.buffer, self.held = buffer, held
         self._shown: list[torch.Tensor] = []
-        self._parts_up_to = extension.direct().parts_up_to
+        self._parts_up_to = extension.fast().parts_up_to
 
     def run(self, step: TokenStep, ids: Any, positions: Any, *more: Any) -> Any:
         """Add tokens by the graph of ``step`` for such a cache."""

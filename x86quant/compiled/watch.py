@@ -22,7 +22,7 @@ def watch(module: nn.Module) -> Callable[[], bool]:
     """
     owners = _owners(module) if isinstance(module, GraphModule) else module.modules()
     dictionaries = [d for o in owners for d in (o._buffers, o._parameters, o._modules) if d]
-    holds: Callable[[], bool] = extension.direct().Watch(tuple(dictionaries)).holds
+    holds: Callable[[], bool] = extension.fast().Watch(tuple(dictionaries)).holds
     return holds
 
 

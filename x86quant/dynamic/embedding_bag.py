@@ -116,7 +116,7 @@ def look_up(
     operands = _operands(tables, indices, offsets, weights, include_last_offset)
     if not torch.compiler.is_compiling() and extension_loads():
         try:
-            found: torch.Tensor | None = extension.direct().try_look_up(*operands)
+            found: torch.Tensor | None = extension.native().try_look_up(*operands)
         except ValueError as error:
             raise InvalidInputError(str(error)) from None
         if found is not None:
@@ -294,7 +294,7 @@ class WeightOnlyEmbeddingBag(QuantizedTable):
         if self.routes.choice_for(bags).kernel == "native":
             return None
         try:
-            torch.ops.x86quant.check_bags(*_operands([self], [indices], offsets, weights, last))
+            extension.native().check_bags(*_operands([self], [indices], offsets, weights, last))
         except ValueError as error:
             raise InvalidInputError(str(error)) from None
         if offsets:

@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from x86quant import extension
 from x86quant.dynamic.layers import (
     DynamicLinear,
     carry_attributes,
@@ -124,7 +125,7 @@ class DynamicRecurrent(_WithProducts):
             if extension_loads() and (choices := self.sequence_choices) is not None:
                 weights, scales, biases = (list(x) for x in zip(*operands, strict=True))
                 kind = "lstm" if self.states == 2 else "gru"
-                pack = torch.classes.x86quant.Recurrent(
+                pack = extension.native().Recurrent(
                     kind, self.bidirectional, self.proj_size > 0, weights, scales, biases
                 )
                 native = (pack, choices)

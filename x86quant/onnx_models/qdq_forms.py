@@ -17,8 +17,8 @@ from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import add_constant, attribute, is_op, set_kwargs
 from x86quant.ops._numerics import with_values
-from x86quant.ops._register import PLAIN
 from x86quant.ops.dynamic import ACTIVATIONS, row_codes
+from x86quant.plain_ops import PLAIN
 
 _OPS: Any = torch.ops.x86quant
 #: What ``writing_onnx`` writes.

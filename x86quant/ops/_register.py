@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from x86quant.plain_ops import PLAIN
+
 NAMESPACE = "x86quant"
 
 #: Every registered schema, by op name, in order of registration.
 SCHEMAS: dict[str, str] = {}
-#: The definition of each op in plain torch, behind its checks.
-PLAIN: dict[str, Callable[..., Any]] = {}
 #: Ops that something faster than plain torch runs, where the extension is there.
 FASTER: set[str] = set()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from x86quant import extension
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
 from x86quant.ops.rows import THREE, RowCodes, new_row_codes, quantize_rows
@@ -29,7 +30,7 @@ _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float sca
 def _attention_native(*given: Any) -> torch.Tensor | None:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
-    return torch.ops.x86quant.native_attention(*given) if extension_loads() else None
+    return extension.native().native_attention(*given) if extension_loads() else None
 
 
 @register(
@@ -69,7 +70,7 @@ def attention(
 
 def _attention_rows_native(*given: Any) -> RowCodes | None:
     out = _attention_native(*given)
-    return None if out is None else torch.ops.x86quant.native_quantize_rows(out.flatten(2))
+    return None if out is None else extension.native().native_quantize_rows(out.flatten(2))
 
 
 @register(

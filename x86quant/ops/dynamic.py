@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from x86quant import extension
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
 from x86quant.ops.groups import check_groups, group_product, real_weight
@@ -192,7 +193,7 @@ def _linear_weight_only_few(
     if not 0 < rows <= _FEW_ROWS or has_groups(weight_scale) or not extension_loads():
         return None
     flat = x.reshape(rows, weight.shape[1])
-    out: torch.Tensor = torch.ops.x86quant.weight_only_rows(
+    out: torch.Tensor = extension.native().weight_only_rows(
         flat, weight, weight_scale, bias, activation or ""
     )
     return out.reshape(*x.shape[:-1], weight.shape[0])

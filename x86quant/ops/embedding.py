@@ -32,6 +32,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from x86quant import extension
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import OUT_QPARAMS, register
 from x86quant.ops.quantization import quantize
@@ -122,7 +123,7 @@ def _native(*operands: Any) -> torch.Tensor | None:
     if not extension_loads():
         return None
     try:
-        found: torch.Tensor = torch.ops.x86quant.look_up_bags(*operands)
+        found: torch.Tensor = extension.native().look_up_bags(*operands)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
     return found
@@ -259,7 +260,7 @@ def _native_interact(
     if not extension_loads():
         return None
     squares = _with_squares(vectors.shape[1], places)
-    found: torch.Tensor = torch.ops.x86quant.interact_vectors(dense, vectors, squares)
+    found: torch.Tensor = extension.native().interact_vectors(dense, vectors, squares)
     return _placed(found, dense.shape[1], places)
 
 

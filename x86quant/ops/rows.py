@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from x86quant import extension
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
 from x86quant.ops.dynamic import check_activation, check_weight, row_codes, row_product
@@ -54,7 +55,7 @@ NORM_KINDS = ("layer", "rms")
 def _quantize_rows_native(x: torch.Tensor) -> RowCodes | None:
     from x86quant.packing.linear_dynamic import extension_loads  # the ops alone need no kernels
 
-    return torch.ops.x86quant.native_quantize_rows(x) if extension_loads() else None
+    return extension.native().native_quantize_rows(x) if extension_loads() else None
 
 
 @register(
@@ -305,7 +306,7 @@ def _norm_rows_native(*given: Any) -> NormResult | None:
 
     if given[0].numel() == 0 or not extension_loads():
         return None
-    out: NormResult = torch.ops.x86quant.native_norm_rows(*given)
+    out: NormResult = extension.native().native_norm_rows(*given)
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from x86quant import extension
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
+from x86quant.plain_ops import PLAIN
 from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.routes import Routes
@@ -86,16 +87,38 @@ def pack_linear_dynamic(
     """Pack the operands of ``linear_dynamic``; None where the extension is missing."""
     if not extension_loads():
         return None
-    routes = choose_linear_dynamic(weight, weight_scale, bias, activation)
-    return torch.ops.x86quant.pack_linear_dynamic(
-        weight,
-        weight_scale,
-        bias,
-        activation,
-        routes.row_limits,
-        list(routes.kernels),
-        routes.to_json(),
-    )
+    operands = (weight, weight_scale, bias, activation)
+    routes = choose_linear_dynamic(*operands)
+    return packed_for(*operands, routes.row_limits, routes.kernels, routes.to_json())
+
+
+def packed_for(
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    row_limits: Sequence[int],
+    kernels: Sequence[str],
+    record: str,
+) -> Any:
+    """The operands of ``linear_dynamic``, packed for each of ``kernels``.
+
+    Args:
+        row_limits: up to how many rows each of them runs; -1: any number.
+        record: what the pack answers when it is asked how it was routed.
+    """
+    operands = (weight, weight_scale, bias)
+    native = extension.native()
+    runs = [_plain(operands, activation) if name == "reference" else name for name in kernels]
+    return native.pack_linear_dynamic(*operands, activation, list(row_limits), runs, record)
+
+
+def _plain(
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], activation: str | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The kernel "reference": the definition of the op, with operands of its own."""
+    own = [None if x is None else x.detach().clone() for x in operands]
+    return lambda x: PLAIN["linear_dynamic"](x, *own, activation or None)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from x86quant import extension
 from x86quant.packing.linear_dynamic import extension_loads, remembered
 
 #: Of a linear: int8 weight [N, K], a scale an output feature, bias.
@@ -23,7 +24,7 @@ def row_linear(weights: Weights, activation: str | None, known: Known = (None,))
         "row_linear",
         weights,
         activation,
-        lambda: torch.ops.x86quant.pack_row_linear(*weights, activation, *known),
+        lambda: extension.native().pack_row_linear(*weights, activation, *known),
     )
 
 
@@ -37,5 +38,5 @@ def gated_rows(
         "gated_rows",
         (*gate, *up),
         activation,
-        lambda: torch.ops.x86quant.pack_gated_rows(*gate, *up, activation, *known),
+        lambda: extension.native().pack_gated_rows(*gate, *up, activation, *known),
     )

@@ -366,16 +366,16 @@ def measure_timer() -> float:
     x = [torch.zeros(1, dtype=torch.uint8)]
     timed, untimed, call = [], [], []
     for _ in range(_TIMER_ROUNDS):
-        timed.append(float(torch.ops.x86quant.run_program_timed(steps, x)[1].sum()))
-        untimed.append(_wall(lambda: torch.ops.x86quant.run_program(steps, x)))
-        call.append(_wall(lambda: torch.ops.x86quant.run_program(none, x)))
+        timed.append(float(steps.run_timed(x)[1].sum()))
+        untimed.append(_wall(lambda: steps.run(x)))
+        call.append(_wall(lambda: none.run(x)))
     extra: float = min(timed) - (min(untimed) - min(call))
     return max(0.0, extra) / _TIMER_STEPS
 
 
 def _idle_program(steps: int) -> Any:
     """A program that copies one byte ``steps`` times, and returns nothing."""
-    program = torch.classes.x86quant.Program(1, 1)
+    program = extension.native().Program(1, 1)
     program.expect([1], [1], "uint8")
     for _ in range(steps):
         NativeStep("strided_copy", {

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from x86quant import extension
 from x86quant.errors import NoKernelError
 from x86quant.runtime import layout
 from x86quant.runtime.plan import Value
@@ -32,7 +31,7 @@ class NativeStep:
     """One step of a program.
 
     Attributes:
-        kind: one of ``torch.ops.x86quant.step_kinds()``.
+        kind: one of ``extension.native().step_kinds()``.
         fields: what a step of this kind reads, by name: tensors of the plan (``NativeTensor``, or
             a bare ``Value`` for the address alone), numbers, flags, lists of numbers of one type,
             tables (tensors), objects of the extension.
@@ -50,7 +49,7 @@ class NativeStep:
 
     def add_to(self, program: Any) -> None:
         """Append the step to ``program``."""
-        extension.direct().add_step(program.handle(), self.kind, self.plain_fields())
+        program.add_step(self.kind, self.plain_fields())
 
 
 def _plain(field: Any) -> Any:

@@ -120,7 +120,7 @@ class PackedCache:
             entries = dict(sorted({**self._read(quietly=True), **fresh}.items()))
             index = json.dumps(list(entries)).encode()
             blobs = [torch.frombuffer(bytearray(index), dtype=torch.uint8), *entries.values()]
-            written = torch.ops.x86quant.write_packed_cache(str(self.path), self._model, blobs)
+            written = extension.native().write_packed_cache(str(self.path), self._model, blobs)
             if not written:
                 _log.info("packed weights are not kept in %s: it cannot be written", self.path)
 
@@ -133,7 +133,7 @@ class PackedCache:
 
     def _read(self, quietly: bool = False) -> Mapping[str, torch.Tensor]:
         extension.load()
-        blobs, why = torch.ops.x86quant.read_packed_cache(str(self.path), self._model)
+        blobs, why = extension.native().read_packed_cache(str(self.path), self._model)
         try:
             names = json.loads(blobs[0].numpy().tobytes()) if blobs else ()
             return dict(zip(names, blobs[1:], strict=True))

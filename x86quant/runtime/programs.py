@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from x86quant import extension
 from x86quant.packing.row_linears import Weights, gated_rows, row_linear
 from x86quant.runtime.native_step import NativeStep
 
@@ -53,7 +54,7 @@ class Programs:
 
     def packed(self, kernel: str, layer: LayerWeights, known: torch.Tensor | None = None) -> Any:
         """The same; ``known`` is what a pack of the same weights has returned as its ``blob``."""
-        return torch.ops.x86quant.pack_graph_conv(
+        return extension.native().pack_graph_conv(
             kernel,
             layer.weight,
             layer.mult,
@@ -75,7 +76,7 @@ class Programs:
 
     def new(self, arena_bytes: int, inputs: int) -> Any:
         """A program without steps; see ``kernels/runtime/bindings.cpp`` for its methods."""
-        return torch.classes.x86quant.Program(arena_bytes, inputs)
+        return extension.native().Program(arena_bytes, inputs)
 
     def add(self, program: Any, step: NativeStep) -> None:
         """Append ``step`` to ``program``; its buffers have their places by now."""

@@ -48,13 +48,12 @@ class Segment(nn.Module):
         limit = default_bytes() if plan_cache_bytes is None else plan_cache_bytes
         self._plans = PlanCache(name, limit)
         self._lock = threading.Lock()
-        self._try_run = extension.direct().try_run
         self._latest: _Latest | None = None
 
     def run_again(self, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
         """The outputs by the latest plan if it is for inputs like these, else None.
 
-        This goes past torch's dispatcher, with as little Python as possible: after each run of a
+        This is one call, with as little Python as possible: after each run of a
         network the interpreter's data must come back from memory. It returns None as well where a
         mode, a tracer or a transform must see the ops that run.
         """
@@ -65,11 +64,8 @@ class Segment(nn.Module):
             if any(inputs[i] != number for i, number in latest.numbers):
                 return None
             inputs = tuple([inputs[i] for i in latest.tensors])
-        return self._run(latest.handle, inputs)
-
-    def _run(self, handle: int, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, ...] | None:
         try:
-            results: tuple[torch.Tensor, ...] | None = self._try_run(handle, inputs)
+            results: tuple[torch.Tensor, ...] | None = latest.try_run(inputs)
         except ValueError as error:  # an index that is not in its table, say
             raise InvalidInputError(str(error)) from None
         return results
@@ -80,26 +76,27 @@ class Segment(nn.Module):
         if again is not None:
             return again
         inputs = tuple(map(_plain, inputs, self._may_be_open))
-        if not self.can_plan(inputs):  # an empty batch: torch's ops know the shapes
+        # Torch's ops know the shapes of an empty batch; modes, tracers and transforms know the ops.
+        if not self.can_plan(inputs) or extension.native().somebody_watches():
             return list(self.graph_module(*inputs))
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = self.plan(inputs)
         for observe in OBSERVERS:
             observe(plan)
-        handle = plan.program.handle()
         if not any(plan.numbers):
-            self._latest = _Latest.of(handle, plan, inputs)
-        results = self._run(handle, tuple(tensors))
-        if results is None:
-            results = torch.ops.x86quant.run_program(plan.program, tensors)
-        return plan.gather(list(results))
+            self._latest = _Latest.of(plan, inputs)
+        try:
+            results = plan.program.run(tensors)
+        except ValueError as error:
+            raise InvalidInputError(str(error)) from None
+        return plan.gather(results)
 
     def timed(self, *inputs: Any) -> tuple[list[Any], Plan, torch.Tensor]:
         """The outputs, the plan, and the microseconds of each of its steps, in float64."""
         inputs = tuple(map(_plain, inputs, self._may_be_open))
         plan = self.plan(inputs)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        outputs, times = torch.ops.x86quant.run_program_timed(plan.program, tensors)
+        outputs, times = plan.program.run_timed(tensors)
         return plan.gather(outputs), plan, times
 
     def plan(self, inputs: Sequence[Any]) -> Plan:
@@ -155,22 +152,20 @@ class _Latest:
     """The plan that ran last, and what of its inputs it was made for.
 
     Attributes:
-        handle: of its program.
-        plan: kept, so that the program is.
+        try_run: a method of its program, which is kept by it.
         tensors: which inputs are tensors, whose shapes the program checks.
         numbers: the others: which, and what they were.
     """
 
-    handle: int
-    plan: Plan
+    try_run: Callable[[tuple[Any, ...]], tuple[torch.Tensor, ...] | None]
     tensors: tuple[int, ...]
     numbers: tuple[tuple[int, Any], ...]
 
     @classmethod
-    def of(cls, handle: int, plan: Plan, inputs: Sequence[Any]) -> _Latest:
+    def of(cls, plan: Plan, inputs: Sequence[Any]) -> _Latest:
         tensors = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         numbers = [(i, x) for i, x in enumerate(inputs) if i not in tensors]
-        return cls(handle, plan, tuple(tensors), tuple(numbers))
+        return cls(plan.program.try_run, tuple(tensors), tuple(numbers))
 
 
 def _plain(x: Any, may_be_open: bool) -> Any:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant import extension
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import Kernel, kernels_for
 from x86quant.kernels.reference import ReferenceKernel
 from x86quant.lowering.graph_tools import add_constant, emit
+from x86quant.packing.linear_dynamic import packed_for
 from x86quant.packing.routed import ConvGeometry, pack_conv, pack_linear
 from x86quant.routing.in_force import override, routing_in_force
 from x86quant.routing.routes import NO_LIMIT
@@ -223,10 +223,7 @@ class RowsRunner:
         o = self._operands
         scale = o.weight_scale.expand(o.spec.out_channels).clone()
         limits, kernels = [NO_LIMIT], [self._kernel]
-        extension.load()
-        pack = torch.ops.x86quant.pack_linear_dynamic(
-            o.weight, scale, o.bias, o.spec.post_op, limits, kernels, ""
-        )
+        pack = packed_for(o.weight, scale, o.bias, o.spec.post_op, limits, kernels, "")
         return o.quantized_input(), pack
 
     def result(self) -> Tensor:
@@ -270,7 +267,7 @@ class GraphRunner:
     def result(self) -> Tensor:
         """See ``Runner``."""
         plan, inputs = self._sets[0]
-        output: Tensor = plan.gather(torch.ops.x86quant.run_program(plan.program, inputs))[0]
+        output: Tensor = plan.gather(plan.program.run(inputs))[0]
         return output
 
     def spread(self, copies: int) -> None:
@@ -278,14 +275,13 @@ class GraphRunner:
         while len(self._sets) < copies:
             self._sets.append(self._new_set())
             plan, inputs = self._sets[-1]
-            torch.ops.x86quant.run_program(plan.program, inputs)
+            plan.program.run(inputs)
 
     def seconds(self, calls: int, *, rotated: bool) -> float:
         """See ``Runner``: the time of the op's own steps, copies for its layout included."""
-        run = torch.ops.x86quant.run_program_timed
         total = 0.0
         for plan, inputs in _in_turn(self._sets, calls, rotated):
-            total += float(run(plan.program, inputs)[1].sum())
+            total += float(plan.program.run_timed(inputs)[1].sum())
         return total / calls * 1e-6
 
 

@@ -1,14 +1,14 @@
+// Telling, at every call, whether the tensors of a model are as they were when it was packed.
 #include <torch/csrc/autograd/python_variable.h>  // before Python.h, as torch wants it
 
-#include "watch.h"
-
-#include <torch/csrc/Exceptions.h>
+#include "fast.h"
 
 #include <cstring>
-#include <new>
 #include <vector>
 
-namespace x86quant::runtime {
+#include "../python/watch_object.h"
+
+namespace x86quant::fast {
 namespace {
 
 // Where a tensor's data are, which share_memory_ and `tensor.data = other` change.
@@ -107,75 +107,6 @@ struct Watch {
   }
 };
 
-struct WatchObject {
-  PyObject_HEAD
-  Watch watch;
-};
-
-Watch& watch_of(PyObject* self) { return reinterpret_cast<WatchObject*>(self)->watch; }
-
-PyObject* make(PyTypeObject* type, PyObject* args, PyObject* named) {
-  HANDLE_TH_ERRORS
-  PyObject* dictionaries = nullptr;
-  if (named != nullptr || !PyArg_ParseTuple(args, "O!", &PyTuple_Type, &dictionaries)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Watch takes a tuple of dictionaries");
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dictionaries); ++i)
-    if (!PyDict_Check(PyTuple_GET_ITEM(dictionaries, i))) {
-      PyErr_SetString(PyExc_TypeError, "Watch takes a tuple of dictionaries");
-      return nullptr;
-    }
-  PyObject* self = type->tp_alloc(type, 0);
-  if (self == nullptr) return nullptr;
-  Watch* watch = new (&watch_of(self)) Watch;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dictionaries); ++i) watch->remember(PyTuple_GET_ITEM(dictionaries, i));
-  return self;
-  END_HANDLE_TH_ERRORS
-}
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  for (PyObject* object : watch_of(self).dictionaries) Py_VISIT(object);
-  for (PyObject* object : watch_of(self).values) Py_VISIT(object);
-  return 0;
-}
-
-int clear(PyObject* self) {
-  Watch emptied;  // first out of reach, then released: a destructor may look at us
-  std::swap(emptied, watch_of(self));
-  for (PyObject* object : emptied.dictionaries) Py_DECREF(object);
-  for (PyObject* object : emptied.values) Py_DECREF(object);
-  return 0;
-}
-
-void destroy(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  clear(self);
-  watch_of(self).~Watch();
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
-PyObject* holds(PyObject* self, PyObject*) {
-  HANDLE_TH_ERRORS
-  return PyBool_FromLong(watch_of(self).holds());
-  END_HANDLE_TH_ERRORS
-}
-
-PyMethodDef watch_methods[] = {{"holds", holds, METH_NOARGS, "Whether nothing was replaced, moved or written to since."},
-                               {nullptr, nullptr, 0, nullptr}};
-
-PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
-                       {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                       {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                       {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-                       {Py_tp_methods, watch_methods},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"x86quant._C.Watch", sizeof(WatchObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
-
 // CPython counts the changes of all dictionaries until 3.13.
 #if PY_VERSION_HEX < 0x030D0000
 uint64_t changes_of(PyObject* dictionary) {
@@ -216,6 +147,6 @@ PyObject* unchanged_since(PyObject*, PyObject* args) {
   return PyBool_FromLong(same);
 }
 
-PyObject* watch_type() { return PyType_FromSpec(&spec); }
+PyObject* watch_type() { return python::WatchType<Watch>::make_type("x86quant.fast.Watch"); }
 
-}  // namespace x86quant::runtime
+}  // namespace x86quant::fast
