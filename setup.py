@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,13 @@ import setuptools
 #: The versions of torch that the compiled part is tested with (``TESTED`` in x86quant/extension.py
 #: says the same), and the fbgemm-gpu-cpu that belongs to each: its C++ loads beside no other.
 FBGEMM_OF_TORCH = {"2.13": "1.8", "2.14": "1.9"}
+#: Whether it is built to be installed elsewhere, beside other versions of torch and Python
+#: (`python -m tools.wheel`).
+FOR_OTHERS = "X86QUANT_FOR_OTHERS" in os.environ
+#: The oldest Python, whose limited API the main extension is written in: one build serves all. A
+#: free-threaded one has no such API.
+OLDEST_PYTHON = "cp310"
+OF_ONE_PYTHON = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 #: The first version that reads pyproject.toml as it is.
 SETUPTOOLS = 77
 
@@ -128,7 +136,7 @@ def extension() -> list[CppExtension]:
     main = CppExtension(
         MAIN,
         [source for source in SOURCES if source not in (*STOCK, *FAST)],
-        extra_compile_args=flags,
+        extra_compile_args=[*flags, *(["-DX86QUANT_OF_ONE_PYTHON"] if OF_ONE_PYTHON else [])],
         extra_link_args=[*link, f"-Wl,-soname,{SONAME}"],
     )
     # It needs no more of torch than two functions of its C interface: it loads beside any.
@@ -228,14 +236,20 @@ def without_torch() -> list[str]:
 
 
 def dependencies() -> list[str]:
-    """What is installed beside: the torch that this is built for, and what goes with it."""
-    torch = minor(torch_version)
+    """What is installed beside: torch, and what goes with it.
+
+    The C++ of fbgemm-gpu-cpu loads beside one torch alone: a build takes what belongs to the torch
+    that is there. A wheel for others cannot say that: where the two do not fit, our lookups in
+    FBGEMM's own tables say so, and all else runs.
+    """
+    goes_with = f"=={FBGEMM_OF_TORCH[minor(torch_version)]}.*"
+    oldest = next(iter(FBGEMM_OF_TORCH.items()))
     return [
-        f"torch=={torch}.*",
+        f"torch>={oldest[0]}",
         "numpy>=1.26",
         "py-cpuinfo>=9.0",
         # There are files of it for Linux alone, and only lookups of its own tables need it.
-        f"fbgemm-gpu-cpu=={FBGEMM_OF_TORCH[torch]}.*; sys_platform == 'linux'",
+        f"fbgemm-gpu-cpu{f'>={oldest[1]}' if FOR_OTHERS else goes_with}; sys_platform == 'linux'",
         "safetensors>=0.5",
         "tomli>=2.0; python_version < '3.11'",
     ]
@@ -247,4 +261,5 @@ setuptools.setup(
     # No ISA flags: kernels choose their instructions at run time. No OpenMP either: see
     # kernels/runtime/torch_threads.cpp.
     cmdclass={"build_ext": Build},
+    options={} if OF_ONE_PYTHON else {"bdist_wheel": {"py_limited_api": OLDEST_PYTHON}},
 )

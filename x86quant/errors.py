@@ -69,7 +69,7 @@ class FloatOpsError(X86QuantError, AssertionError):
 
 
 class ExtensionError(X86QuantError, ImportError):
-    """The compiled extension is missing or was built for another torch."""
+    """The compiled extension is missing or does not load beside this torch."""
 
 
 class X86QuantWarning(UserWarning):

@@ -41,7 +41,7 @@ void find_torch() {
   found.is_neg = attribute(type, "is_neg");
   found.resolve_neg = attribute(type, "resolve_neg");
   found.dispatch_modes = attribute(inner, "_len_torch_dispatch_stack");
-  found.tracing_state = attribute(inner, "_get_tracing_state");
+  found.is_tracing = attribute(inner, "_is_tracing");
   found.transforms = attribute(transforms, "peek_interpreter_stack");
   found.is_profiled = attribute(autograd, "_profiler_enabled");
 }
@@ -50,7 +50,7 @@ const TorchApi& torch_api() { return found; }
 
 bool somebody_watches() {
   const Ref modes(PyObject_CallNoArgs(found.dispatch_modes));
-  return integer_of(modes.get()) != 0 || returns_other(found.tracing_state, Py_None) ||
+  return integer_of(modes.get()) != 0 || returns_other(found.is_tracing, Py_False) ||
          returns_other(found.transforms, Py_None);
 }
 

@@ -14,7 +14,7 @@ struct TorchApi {
   const DLPackExchangeAPI* exchange;
   PyObject *tensor, *parameter;                        // the classes
   PyObject *contiguous, *is_neg, *resolve_neg;         // methods of tensors
-  PyObject *dispatch_modes, *tracing_state, *transforms;  // functions that tell of modes, tracers and transforms
+  PyObject *dispatch_modes, *is_tracing, *transforms;  // functions that tell of modes, tracers and transforms
   PyObject* is_profiled;
 
   // Whether it is a tensor and no object of a subclass, which may be anything.

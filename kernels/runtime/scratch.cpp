@@ -7,6 +7,13 @@
 #include <new>
 #include <vector>
 
+#ifdef __GLIBC__
+// By the names of glibc 2.28, which wheels promise (manylinux_2_28): these have newer ones since 2.34.
+__asm__(".symver pthread_key_create,pthread_key_create@GLIBC_2.2.5");
+__asm__(".symver pthread_key_delete,pthread_key_delete@GLIBC_2.2.5");
+__asm__(".symver pthread_setspecific,pthread_setspecific@GLIBC_2.2.5");
+#endif
+
 namespace x86quant::runtime {
 namespace {
 

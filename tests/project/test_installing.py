@@ -1,4 +1,4 @@
-"""What an install says: before it fails, and where torch is another than it was built for."""
+"""What an install says before it fails, what the compiled parts need, and a newer torch."""
 
 from __future__ import annotations
 

@@ -159,6 +159,9 @@ def test_any_number_of_threads_may_ask() -> None:
 
 def test_changes_of_dictionaries_are_noticed() -> None:
     unchanged_since = extension.fast().unchanged_since
+    if extension.fast() is extension.native():
+        assert not unchanged_since(({},), bytearray(8)), "nobody counts here"
+        return
     layer = nn.Linear(2, 2)
     dictionaries = (vars(layer), layer._forward_hooks)
     counts = bytearray(16)

@@ -548,7 +548,8 @@ def test_a_program_refuses_inputs_it_was_not_planned_for() -> None:
 def test_what_is_no_call_of_a_program_is_refused() -> None:
     program = extension.native().Program(0, 1)
     assert program.try_run(()) is None  # it takes one input
-    for wrong in ({}, None, torch.ones(1)):
+    no_lists: tuple[Any, ...] = ({}, None, torch.ones(1))
+    for wrong in no_lists:
         with pytest.raises(TypeError, match="list or a tuple"):
             program.try_run(wrong)
     with pytest.raises(TypeError, match="not an object of type int"):

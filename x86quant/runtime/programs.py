@@ -75,7 +75,7 @@ class Programs:
         return gated_rows(gate, up, activation)
 
     def new(self, arena_bytes: int, inputs: int) -> Any:
-        """A program without steps; see ``kernels/runtime/bindings.cpp`` for its methods."""
+        """A program without steps; see ``kernels/python/program.cpp`` for its methods."""
         return extension.native().Program(arena_bytes, inputs)
 
     def add(self, program: Any, step: NativeStep) -> None:
