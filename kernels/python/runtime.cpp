@@ -117,10 +117,6 @@ PyObject* idle_bytes(PyObject*, PyObject*) {
   return answer([] { return to_python(static_cast<int64_t>(idle_arena_bytes())); });
 }
 
-PyObject* is_watched(PyObject*, PyObject*) {
-  return answer([] { return PyBool_FromLong(somebody_watches()); });
-}
-
 PyObject* kinds(PyObject*, PyObject*) {
   return answer([] {
     const std::vector<std::string> found = step_kinds();
@@ -168,7 +164,6 @@ PyMethodDef functions[] = {
     {"pack_graph_conv", as_method(pack_graph_conv), METH_FASTCALL, nullptr},
     {"read_packed_cache", as_method(read_packed_cache), METH_FASTCALL, nullptr},
     {"set_native_cpu", as_method(set_cpu), METH_FASTCALL, nullptr},
-    {"somebody_watches", is_watched, METH_NOARGS, nullptr},
     {"step_kinds", kinds, METH_NOARGS, nullptr},
     {"weight_extremes", weight_extremes_of, METH_O, nullptr},
     {"write_packed_cache", as_method(write_packed_cache), METH_FASTCALL, nullptr},

@@ -89,11 +89,12 @@ class CompiledModule(Baked):
         if torch.compiler.is_compiling():
             return self._traced(inputs, named)
         if torch.is_grad_enabled():
-            given = [x for x in (*inputs, *named.values()) if isinstance(x, torch.Tensor)]
+            given = (*inputs, *named.values()) if named else inputs
             if any(map(asks_for_gradient, given)):
                 with torch.no_grad():
                     results = self.forward(*inputs, **named)
-                return without_gradient(results, "a compiled model", *given)
+                tensors = [x for x in given if isinstance(x, torch.Tensor)]
+                return without_gradient(results, "a compiled model", *tensors)
         if not named and self._float_type is torch.float32:
             results = self._again(inputs)
             if results is not None:

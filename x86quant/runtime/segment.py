@@ -76,8 +76,8 @@ class Segment(nn.Module):
         if again is not None:
             return again
         inputs = tuple(map(_plain, inputs, self._may_be_open))
-        # Torch's ops know the shapes of an empty batch; modes, tracers and transforms know the ops.
-        if not self.can_plan(inputs) or extension.native().somebody_watches():
+        # Torch's ops know the shapes of an empty batch, and are what a tracer can record.
+        if not self.can_plan(inputs) or torch.jit.is_tracing():
             return list(self.graph_module(*inputs))
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = self.plan(inputs)
