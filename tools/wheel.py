@@ -1,6 +1,7 @@
 """Build a wheel, check it, and try it where there is no compiler.
 
     python -m tools.wheel [--out dist] [--no-test] [--sdist] [--twice] [--tests tests/runtime ...]
+    python -m tools.wheel --parts-of elsewhere/x86quant-*.whl
     python -m tools.wheel --wheel dist/x86quant-*.whl [--tests tests/runtime ...]
 
 Needs torch, a C++ compiler, and what the extra ``wheel`` names. The wheel is tagged
@@ -12,8 +13,12 @@ it lies SHA256SUMS.
 ``--sdist`` makes the source distribution and builds the wheel from that, as pip would. ``--twice``
 builds from it a second time, in another folder and without what is compiled already, and ends with
 an error unless the bytes are equal. ``--tests`` runs these tests against the installed wheel, in a
-folder that holds nothing else of the repository. ``--wheel`` builds nothing and tries that one: one
-wheel serves every Python from 3.10 on, and every torch from the one that it was built beside on.
+folder that holds nothing else of the repository.
+
+One wheel serves every Python from 3.10 on, and every torch from that which it was built beside on:
+``--wheel`` builds nothing and tries such a wheel here. What the stock engine needs, and what saves
+some microseconds, is compiled for one torch: ``--parts-of`` takes that from wheels of the same
+sources that were built beside others, so that the one wheel holds it for each of them.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -29,7 +35,7 @@ import sysconfig
 import tarfile
 import tempfile
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,8 +98,11 @@ def unpacked(sdist: Path, folder: Path) -> Path:
     return found
 
 
-def built(source: Path, out: Path) -> Path:
-    """The wheel of the folder ``source``, as a release has it, in ``out``."""
+def built(source: Path, out: Path, others: Sequence[Path] = ()) -> Path:
+    """The wheel of the folder ``source``, as a release has it, in ``out``.
+
+    ``others`` are wheels of the same sources: it gets their parts for other torchs and Pythons.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder]
         subprocess.run(
@@ -105,11 +114,31 @@ def built(source: Path, out: Path) -> Path:
         if "-none-any" in wheel.name:
             raise SystemExit(f"{wheel.name} has no compiled part: see the messages above")
         wheel = repaired(wheel, Path(folder) / "repaired")
-        bill = wheel_sbom.sbom(
-            wheel_files.contents(wheel), torch=torch.__version__, compiler=compiler()
-        )
-        wheel_files.rewrite(wheel, {wheel_sbom.NAME: bill})
+        files = wheel_files.contents(wheel)
+        parts = parts_for_others(wheel, files, others)
+        files.update(parts)
+        bill = wheel_sbom.sbom(files, torch=torch.__version__, compiler=compiler())
+        info = wheel_files.info_folder(list(files))
+        wheel_files.rewrite(wheel, {**parts, f"{info}/{wheel_sbom.NAME}": bill})
         return Path(shutil.copy(wheel, out))
+
+
+def parts_for_others(
+    wheel: Path, files: Mapping[str, bytes], others: Sequence[Path]
+) -> dict[str, bytes]:
+    """The parts in ``others`` for one torch, or one torch and one Python, that ``files`` lack."""
+    found: dict[str, bytes] = {}
+    for other in others:
+        if other.name != wheel.name:
+            raise SystemExit(f"{other.name} is not of what {wheel.name} is of")
+        parts = {
+            name: data
+            for name, data in wheel_files.contents(other).items()
+            if re.fullmatch(r"x86quant/_(stock|fast)_torch_\w+\.so", name) and name not in files
+        }
+        print(f"of {other}: {', '.join(parts) or 'nothing that is not there'}")
+        found.update(parts)
+    return found
 
 
 def repaired(wheel: Path, out: Path) -> Path:
@@ -134,10 +163,10 @@ def compiler() -> str:
     ]
 
 
-def same(sdist: Path, wheel: Path) -> None:
+def same(sdist: Path, wheel: Path, others: Sequence[Path]) -> None:
     """End with an error unless ``sdist`` gives the bytes of ``wheel`` in a folder of its own."""
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        again = built(unpacked(sdist, Path(first)), Path(second))
+        again = built(unpacked(sdist, Path(first)), Path(second), others)
         ours, theirs = (wheel_files.contents(one) for one in (wheel, again))
         differ = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         if differ or wheel.read_bytes() != again.read_bytes():
@@ -204,6 +233,9 @@ def main() -> None:
     parser.add_argument("--sdist", action="store_true", help="build it from the sources' archive")
     parser.add_argument("--twice", action="store_true", help="build it again and compare")
     parser.add_argument("--tests", nargs="+", default=[], help="tests to run with it")
+    parser.add_argument(
+        "--parts-of", nargs="+", type=Path, default=[], help="wheels of the same, built elsewhere"
+    )
     parser.add_argument("--wheel", type=Path, help="one that is built, to try here")
     arguments = parser.parse_args()
     if arguments.wheel is not None:
@@ -216,9 +248,9 @@ def main() -> None:
             sdist = source_distribution(arguments.out)
         if arguments.sdist and sdist is not None:
             source = unpacked(sdist, Path(folder))
-        wheel = built(source, arguments.out)
+        wheel = built(source, arguments.out, arguments.parts_of)
     if arguments.twice and sdist is not None:
-        same(sdist, wheel)
+        same(sdist, wheel, arguments.parts_of)
     described([file for file in (wheel, sdist) if file is not None])
     if not arguments.no_test:
         tried(wheel, arguments.tests)

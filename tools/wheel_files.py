@@ -36,10 +36,9 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def rewrite(wheel: Path, added: Mapping[str, bytes]) -> None:
-    """Write ``wheel`` again with ``added``, paths inside of ``.dist-info`` and what they hold."""
-    files = contents(wheel)
+    """Write ``wheel`` again with ``added``: paths in it, and what they hold."""
+    files = {**contents(wheel), **added}
     info = info_folder(list(files))
-    files.update({f"{info}/{name}": data for name, data in added.items()})
     files[f"{info}/RECORD"] = record(files, f"{info}/RECORD")
     # Programs that stream a wheel want the description of it last.
     order = sorted(files, key=lambda name: (name.startswith(info), name))

@@ -75,7 +75,7 @@ def _library(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _reads_torch(path: str) -> bool:
-    return path.rpartition("/")[2].startswith(("_C.", "_stock_"))
+    return path.rpartition("/")[2].startswith(("_C.", "_stock_", "_fast_"))
 
 
 def _is_binary(path: str) -> bool:

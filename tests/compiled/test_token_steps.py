@@ -200,6 +200,9 @@ def test_modes_that_watch_see_the_views_of_a_cache(pair: Any) -> None:
 
 def test_parts_up_to_are_views_of_memory() -> None:
     parts_up_to = extension.fast().parts_up_to
+    if extension.fast() is extension.native():  # torch's own ops make them
+        assert parts_up_to(torch.rand(6, 2, 3, 8), 1) is None
+        return
     for whole in (torch.rand(6, 2, 3, 8, 4), torch.rand(6, 2, 3, 8), torch.rand(7, 3, 8, 2, 2).mT):
         size = whole.shape[3]
         for held in (0, 1, size):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tools import wheel_files, wheel_sbom
+from tools.wheel import parts_for_others
 
 INFO = "x86quant-1.2.dist-info"
 METADATA = (
@@ -42,7 +43,7 @@ def test_order_and_times_of_a_build_do_not_show(
     one, two = wheel(tmp_path / "1.whl", 1), wheel(tmp_path / "2.whl", 2)
     assert one.read_bytes() != two.read_bytes()
     for path in (one, two):
-        wheel_files.rewrite(path, {"sboms/a.json": b"{}"})
+        wheel_files.rewrite(path, {f"{INFO}/sboms/a.json": b"{}"})
     assert one.read_bytes() == two.read_bytes()
     with zipfile.ZipFile(one) as archive:
         assert {entry.date_time for entry in archive.infolist()} == {(2023, 11, 14, 22, 13, 20)}
@@ -51,7 +52,7 @@ def test_order_and_times_of_a_build_do_not_show(
 
 def test_record_names_every_file_with_its_hash(tmp_path: Path) -> None:
     path = wheel(tmp_path / "1.whl", 1)
-    wheel_files.rewrite(path, {"sboms/a.json": b"{}"})
+    wheel_files.rewrite(path, {f"{INFO}/sboms/a.json": b"{}"})
     files = wheel_files.contents(path)
     lines = files[f"{INFO}/RECORD"].decode().splitlines()
     rows = dict(line.split(",", 1) for line in lines)
@@ -60,6 +61,25 @@ def test_record_names_every_file_with_its_hash(tmp_path: Path) -> None:
     for name, row in rows.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).decode()
         assert row == f"sha256={digest.rstrip('=')},{len(files[name])}"
+
+
+def test_parts_for_other_torchs_are_taken_from_other_wheels(tmp_path: Path) -> None:
+    ours, theirs = (tmp_path / folder / "x-1-cp310-abi3-any.whl" for folder in ("a", "b"))
+    for path in (ours, theirs):
+        path.parent.mkdir()
+        wheel(path, 1)
+    new = {
+        "x86quant/_stock_torch_2_14.so": b"stock",
+        "x86quant/_fast_torch_2_14_cpython_311.so": b"fast",
+        "x86quant/_other.so": b"no part",
+    }
+    wheel_files.rewrite(theirs, {**new, "x86quant/_C.so": b"another"})
+    files = wheel_files.contents(ours)
+    found = parts_for_others(ours, files, [theirs])
+    assert set(found) == set(new) - {"x86quant/_other.so"}
+    assert parts_for_others(ours, {**files, **found}, [theirs]) == {}
+    with pytest.raises(SystemExit, match=r"y\.whl is not of what"):
+        parts_for_others(ours, files, [tmp_path / "y.whl"])
 
 
 def test_the_bill_names_the_package_its_libraries_and_torchs_headers() -> None:

@@ -77,7 +77,7 @@ class Segment(nn.Module):
             return again
         inputs = tuple(map(_plain, inputs, self._may_be_open))
         # Torch's ops know the shapes of an empty batch, and are what a tracer can record.
-        if not self.can_plan(inputs) or torch.jit.is_tracing():
+        if not self.can_plan(inputs) or torch._C._get_tracing_state() is not None:
             return list(self.graph_module(*inputs))
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         plan = self.plan(inputs)
