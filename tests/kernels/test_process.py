@@ -197,9 +197,8 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
     """A slice of channels, which FBGEMM cannot read in place, takes 64 MB."""
     out = run(
         """
-        import x86quant.extension
+        from x86quant import extension
         from x86quant.runtime.native_step import NativeStep
-        x86quant.extension.load()
         pack = extension.native().pack_graph_conv(
             "fbgemm", torch.ones(8, 64, 1, 1, 1, dtype=torch.int8), torch.ones(8), None, None,
             [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 255, 0, 0], 0.0,
