@@ -6,8 +6,8 @@ Two processes, in each of which four threads run a convolutional network, an enc
 a recommender at changing sizes, in turn. Meanwhile the number of threads changes (up to four for
 each core), calls that must fail are made in between, the process is forked and the fork runs a
 model, Ctrl-C interrupts the main thread in mid-run, every other minute threads of another library
-spin on all cores, and in every fifth minute the processes are stopped for three quarters of each tenth of a
-second, as a quota of half a core does to two busy threads.
+spin on all cores, and in every fifth minute the processes are stopped for three quarters of each
+tenth of a second, as a quota of half a core does to two busy threads.
 
 Wanted: the same bytes as at the beginning, memory in use that does not grow (the slopes over the
 second half are printed), no thread that stands still, and calls that take no more than their share
