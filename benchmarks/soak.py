@@ -108,7 +108,8 @@ class _Recommender(nn.Module):
         return self.top(torch.cat([self.bottom(dense), *rows], 1))
 
 
-def _made() -> list[Work]:
+def made() -> list[Work]:
+    """The models."""
     import_torchvision()
     import transformers
 
@@ -151,7 +152,7 @@ class _Process:
         self.ends = time.monotonic() + seconds
         self.pipe = pipe
         self.wrong: list[str] = []
-        self.works = _made()
+        self.works = made()
         for work in self.works:
             for _ in range(3):  # graphs for sizes not seen before are made in the first calls
                 work.wanted = [work.answer(i) for i in range(len(work.calls))]
