@@ -95,9 +95,13 @@ class Mutant:
 def mutants(source: str) -> Iterator[Mutant]:
     """Each change that ``source`` has."""
     lines = source.split("\n")
-    for number, place in enumerate(ast.walk(ast.parse(source))):
+    places = [*ast.walk(ast.parse(source))]
+    # Whether a dataclass is frozen or has slots is for readers and for speed.
+    decorators = [one for place in places for one in getattr(place, "decorator_list", ())]
+    left_out = {id(part) for one in decorators for part in ast.walk(one)}
+    for number, place in enumerate(places):
         line = getattr(place, "lineno", 0)
-        if not line or "same either way" in lines[line - 1]:
+        if not line or id(place) in left_out or "same either way" in lines[line - 1]:
             continue
         for way in range(2):
             if said := _change(copy.copy(place), way):
