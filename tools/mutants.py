@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import dataclasses
 import importlib.abc
 import importlib.util
 import io
@@ -68,25 +69,50 @@ _OTHER: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 
 
-def mutants(source: str) -> Iterator[tuple[int, str, ast.Module]]:
-    """Each changed tree of ``source``, with the line and what was changed there."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change of one place of a source.
+
+    Attributes:
+        line: where it is.
+        said: what is changed.
+        place: the number of the node, in the order of ``ast.walk``.
+        way: which of the changes that the node has.
+    """
+
+    line: int
+    said: str
+    place: int
+    way: int
+
+    def tree(self, source: str) -> ast.Module:
+        """The changed tree of ``source``."""
+        tree = ast.parse(source)
+        _change([*ast.walk(tree)][self.place], self.way)
+        return ast.fix_missing_locations(tree)
+
+
+def mutants(source: str) -> Iterator[Mutant]:
+    """Each change that ``source`` has."""
     lines = source.split("\n")
     places = [*ast.walk(ast.parse(source))]
+    # Whether a dataclass is frozen or has slots is for readers and for speed.
+    decorators = [one for place in places for one in getattr(place, "decorator_list", ())]
+    left_out = {id(part) for one in decorators for part in ast.walk(one)}
     for number, place in enumerate(places):
         line = getattr(place, "lineno", 0)
-        if not line or "same either way" in lines[line - 1]:
+        if not line or id(place) in left_out or "same either way" in lines[line - 1]:
             continue
         for way in range(2):
-            tree = ast.parse(source)
-            if said := _change([*ast.walk(tree)][number], way):
-                yield line, said, ast.fix_missing_locations(tree)
+            if said := _change(copy.copy(place), way):
+                yield Mutant(line, said, number, way)
 
 
 def _change(node: ast.AST, way: int) -> str | None:
-    """What was changed in ``node``, or None: it has no such change."""
+    """What was changed in ``node``, or None: it has no such change. What it consists of is not."""
     if way == 0:
         if isinstance(node, ast.Compare) and type(node.ops[0]) in _TURNED:
-            node.ops[0] = _TURNED[type(node.ops[0])]()
+            node.ops = [_TURNED[type(node.ops[0])](), *node.ops[1:]]
             return "comparison turned"
         if isinstance(node, ast.BoolOp):
             node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
@@ -106,7 +132,7 @@ def _change(node: ast.AST, way: int) -> str | None:
             return "condition negated"
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Raise | ast.Continue):
-            body[0] = ast.Pass()
+            node.body = [ast.Pass(), *body[1:]]  # type: ignore[attr-defined]
             return "nothing raised"
     return None
 
@@ -165,9 +191,10 @@ def tried(name: str, most: int) -> tuple[int, list[str]]:
     lines, left = source.split("\n"), []
     began = time.monotonic()
     for done, place in enumerate(chosen, 1):
-        line, said, tree = found[place]
-        if _survives(name, tree, origin, GUARDED[name]):
-            left.append(f"{Path(origin).name}:{line}: {said}: {lines[line - 1].strip()}")
+        one = found[place]
+        if _survives(name, one.tree(source), origin, GUARDED[name]):
+            text = lines[one.line - 1].strip()
+            left.append(f"{Path(origin).name}:{one.line}: {one.said}: {text}")
             print(left[-1], flush=True)
         if sys.stderr.isatty():
             print(f"\r{name}: {done} of {len(chosen)}", end="\r", file=sys.stderr)

@@ -4,8 +4,9 @@
 
 Exports a small network, a small recommender and a small recurrent network. Under AddressSanitizer
 and UBSan they are loaded and run with random changes, under ThreadSanitizer as they are by several
-threads at once, and without a sanitizer with memory refused at each allocation in turn. Needs a
-checkout and a C++ compiler with its sanitizer libraries.
+threads at once (and loops without them by teams of up to 64), and without a sanitizer with memory
+refused at each allocation in turn. Needs a checkout and a C++ compiler with its sanitizer
+libraries.
 """
 
 from __future__ import annotations
@@ -176,10 +177,6 @@ def main() -> int:
     here = [name for name, level in LEVELS.items() if level.features <= x86quant.cpu().features]
     arguments.directory.mkdir(parents=True, exist_ok=True)
     files = exported(arguments.directory)
-    options = {
-        "ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1024:detect_leaks=0",
-        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-    }
     failed = 0
     for program, sanitizer, numbers in (
         ("fuzz", "address", [arguments.first, last]),
@@ -195,10 +192,20 @@ def main() -> int:
             continue
         for file in files:
             print(f"{program}, {file.stem}: ", end="", flush=True)
-            command = [*start, str(file), *map(str, numbers), *here]
-            done = subprocess.run(command, check=False, env={**os.environ, **options})
-            failed |= done.returncode
+            failed |= _ran([*start, str(file), *map(str, numbers), *here])
+    folder = arguments.directory
+    team = built("team", "thread", folder)
+    if (start := starts(team)) is not None:
+        failed |= _ran([*start, "300"])
     return failed
+
+
+def _ran(command: list[str]) -> int:
+    options = {
+        "ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1024:detect_leaks=0",
+        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    }
+    return subprocess.run(command, check=False, env={**os.environ, **options}).returncode
 
 
 if __name__ == "__main__":

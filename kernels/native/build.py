@@ -27,10 +27,11 @@ _SANITIZED = [
     "-fno-omit-frame-pointer",
     "-g1",  # lines of code, for the reports
 ]
-#: AddressSanitizer with UBSan, and ThreadSanitizer, which cannot be together.
+#: AddressSanitizer with UBSan, and ThreadSanitizer, which cannot be together; counts of lines run.
 SANITIZERS = {
     "address": [*_SANITIZED, "-fsanitize=address,undefined"],
     "thread": [*_SANITIZED, "-fsanitize=thread"],
+    "coverage": ["-O1", "--coverage", "-fprofile-abs-path", "-fprofile-update=atomic"],
 }
 
 

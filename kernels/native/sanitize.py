@@ -31,6 +31,26 @@ FEATURES = {1: "avx2", 2: "avx_vnni", 3: "avx512", 4: "avx512_vnni", 5: "amx_int
 EMULATED_ON = {2: "avx2", 5: "avx512_vnni"}
 
 
+def fuzzer(directory: Path, sanitizer: str | None, *, emulate: bool) -> list[str]:
+    """The program that fuzzes the kernels, built, and the ISAs it can; seeds go in between."""
+    library = build(directory, sanitizer=sanitizer, emulate=emulate)
+    program = directory / "fuzz"
+    source = HERE / "fuzz" / "fuzz.cpp"
+    flags = [
+        toolchain.STANDARD,
+        "-Wall",
+        "-Wextra",
+        *(SANITIZERS[sanitizer] if sanitizer else ["-O1"]),
+        f"-Wl,-rpath,{directory}",
+    ]
+    subprocess.run(
+        [*shlex.split(toolchain.compiler()), *flags, str(source), str(library), "-o", str(program)],
+        check=True,
+    )
+    needs = {**FEATURES, **(EMULATED_ON if emulate else {})}
+    return [str(program), *(str(isa) for isa, needed in needs.items() if needed in cpu().features)]
+
+
 def main() -> int:
     """Build both, run, and return the fuzzer's status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -41,24 +61,9 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="without the sanitizers")
     arguments = parser.parse_args()
     sanitizer = None if arguments.plain else "address"
-    library = build(arguments.directory, sanitizer=sanitizer, emulate=arguments.emulate)
-    fuzzer = arguments.directory / "fuzz"
-    source = HERE / "fuzz" / "fuzz.cpp"
-    flags = [
-        toolchain.STANDARD,
-        "-Wall",
-        "-Wextra",
-        *(SANITIZERS[sanitizer] if sanitizer else ["-O1"]),
-        f"-Wl,-rpath,{arguments.directory}",
-    ]
-    subprocess.run(
-        [*shlex.split(toolchain.compiler()), *flags, str(source), str(library), "-o", str(fuzzer)],
-        check=True,
-    )
-    needs = {**FEATURES, **(EMULATED_ON if arguments.emulate else {})}
-    isas = [str(isa) for isa, feature in needs.items() if feature in cpu().features]
     last = arguments.first + arguments.seeds
-    command = [str(fuzzer), str(arguments.first), str(last), *isas]
+    command = [*fuzzer(arguments.directory, sanitizer, emulate=arguments.emulate)]
+    command[1:1] = [str(arguments.first), str(last)]
     return subprocess.run(command, check=False).returncode
 
 

@@ -2,7 +2,7 @@
 //
 // Where the threads come from is somebody else's: a region of torch's OpenMP, a pool. One of them, the leader,
 // goes through a program and gives the team its loops; the others wait for the next one. That is a write and a
-// read of a line for each thread, where a parallel region of its own for each loop would start all anew.
+// read of a line for each eight threads, where a parallel region of its own for each loop would start all anew.
 //
 // Nobody waits for a thread that has not come. A share belongs to the thread of its number, in whose caches
 // the data of the loop before are likely to be; what that one has not taken when the leader is done with its own
@@ -19,11 +19,13 @@ namespace x86quant::runtime {
 
 class Team {
  public:
-  // Of so many threads with the leader, but no more than there are CPUs: two that wait for each other on one CPU
-  // gain nothing.
-  explicit Team(int threads);
+  // Of so many threads with the leader, but no more than `most`, by default as many as there are CPUs: two that wait
+  // for each other on one CPU gain nothing.
+  explicit Team(int threads, int most = cpus());
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
+
+  static int cpus();
 
   int members() const { return members_; }
 
@@ -37,26 +39,25 @@ class Team {
   void close();
 
  private:
-  // What one member writes and the leader reads: lines of its own, in pairs as they are fetched.
-  struct alignas(128) Slot {
-    std::atomic<uint64_t> taken{0};  // the last loop of which somebody has its share
-    std::atomic<uint64_t> done{0};   // the last loop of which its member has done it
-    std::atomic<bool> awaited{false};  // the leader sleeps until then
+  // Members that hear of loops and tell of their shares by one word: the leader goes through one line for eight of
+  // them, which come and go on it, not through one for each, nor do all of a large machine look at one.
+  struct alignas(128) Group {
+    std::atomic<uint64_t> word{0};        // see Word in team.cpp
+    std::atomic<uint32_t> sleepers{0};    // a bit for each member
+    std::atomic<bool> awaited{false};     // the leader sleeps until all is done
+    const ThreadBody* body = nullptr;     // of the loop, for who has a share in it
+    int shares = 0;
   };
 
-  bool take(Slot& slot, uint64_t loop);
-  void run_shares(int member);
-  void publish(uint64_t word);
-  uint64_t next_word(uint64_t seen);
-  void await(Slot& slot, uint64_t loop);
+  void run_shares(const Group& group, int member);
+  void publish(Group& group, uint64_t word);
+  uint64_t next_word(Group& group, uint64_t loop, int place);
+  void take_left(Group& group, int first);
+  void await(Group& group);
 
   const int members_;
-  const std::unique_ptr<Slot[]> slots_;
-  // The loop by number, and how many members have a share in it; written by the leader alone.
-  alignas(128) std::atomic<uint64_t> word_{0};
-  const ThreadBody* body_ = nullptr;
-  int shares_ = 0;
-  alignas(128) std::atomic<int> sleepers_{0};
+  const std::unique_ptr<Group[]> groups_;
+  uint64_t loop_ = 0;  // the leader's
 };
 
 }  // namespace x86quant::runtime

@@ -5,12 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
 
 #include "../runtime/native_cpu.h"
 #include "failure.h"
+#include "quota.h"
 #include "x86quant/runtime.h"
 
 namespace x86quant::serving {
@@ -77,8 +79,10 @@ std::string choose_level(const std::string& isa) {
 int allowed_cpus() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return std::max(1, CPU_COUNT(&allowed));
-  return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+  const bool has_mask = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
+  const int cpus = has_mask ? CPU_COUNT(&allowed) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const double quota = cpu_quota();
+  return std::max(1, quota > 0 ? std::min(cpus, static_cast<int>(std::ceil(quota))) : cpus);
 }
 
 }  // namespace x86quant::serving

@@ -14,7 +14,7 @@ std::string choose_level(const std::string& isa);
 int64_t l1_bytes();
 int64_t l2_bytes();
 
-// CPUs that this process may use.
+// CPUs that this process may use: those of its mask, no more than its quota rounded up.
 int allowed_cpus();
 
 }  // namespace x86quant::serving

@@ -165,7 +165,7 @@ class PreparedModel:
                 result.set_submodule(part.path, built)
         if self.scheme.dynamic or self.scheme.weight_only:
             wanted = {layer.name for layer in self.layers.values() if layer.part is None} - kept
-            to_dynamic(
+            result = to_dynamic(  # another one where the whole is one such layer
                 result,
                 weight_only=self.scheme.weight_only,
                 embeddings=self.scheme.weight_only,

@@ -1,5 +1,7 @@
 // Random convolutions, linears and ops, each on heap blocks of exactly its size, compared with the plain
 // loops. Meant for AddressSanitizer and UBSan: see sanitize.py.
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -265,18 +267,33 @@ bool channel_op_agrees(Random& r, const std::vector<int>& isas) {
   return true;
 }
 
-// Floats of roughly one unit, now and then none.
+// Floats of roughly one unit, now and then all or some of them denormal.
 std::vector<float> random_floats(Random& r, size_t size) {
   std::vector<float> f(size);
-  for (float& x : f) x = static_cast<float>(r.byte() - 128) / 60.0f;
+  const bool some = r.one_in(8), all = r.one_in(20);
+  for (float& x : f) x = static_cast<float>(r.byte() - 128) / 60.0f * (all || (some && r.one_in(4)) ? 1e-39f : 1.0f);
   return f;
 }
 
 bool close(const std::vector<float>& a, const std::vector<float>& b, float bound) {
   for (size_t i = 0; i < a.size(); ++i)
-    if (!(std::abs(a[i] - b[i]) <= bound)) return false;
+    if (!(std::abs(a[i] - b[i]) <= bound) && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
   return true;
 }
+
+// While there is one, denormals count as zero in this thread, as some libraries have it.
+class WithoutDenormals {
+ public:
+  explicit WithoutDenormals(bool set) : before_(_mm_getcsr()) {
+    if (set) _mm_setcsr(before_ | 0x8040);
+  }
+  ~WithoutDenormals() { _mm_setcsr(before_); }
+  WithoutDenormals(const WithoutDenormals&) = delete;
+  WithoutDenormals& operator=(const WithoutDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
 
 // Products of row codes and what follows them. Without a norm all levels give the same bits.
 bool rows_agree(Random& r, const std::vector<int>& isas) {
@@ -326,6 +343,7 @@ bool rows_agree(Random& r, const std::vector<int>& isas) {
     return got;
   };
   const Result want = run(XQ_ISA_REFERENCE);
+  const WithoutDenormals of_this_thread(r.one_in(4));
   for (int isa : isas) {
     const Result got = run(isa);
     const bool same = got.total == want.total && (norm || (got.codes == want.codes && got.scale == want.scale && got.zp == want.zp));
@@ -350,7 +368,14 @@ bool attention_agrees(Random& r, const std::vector<int>& isas) {
   const size_t cells = static_cast<size_t>(op.queries * op.keys);
   Bytes seen = r.bytes(cells);
   for (uint8_t& s : seen) s &= 1;
-  const std::vector<float> added = random_floats(r, cells);
+  std::vector<float> added = random_floats(r, cells);
+  if (r.one_in(2))
+    for (int64_t row = 0; row < op.queries; ++row) {  // some are hidden by infinities, some rows altogether
+      const bool whole = r.one_in(8);
+      for (int64_t i = 0; i < op.keys; ++i)
+        if (whole || r.one_in(3)) added[static_cast<size_t>(row * op.keys + i)] = -INFINITY;
+    }
+  const bool flushed = r.one_in(4);
   op.mask_is_bool = r.one_in(2);
   if (r.one_in(2)) op.mask = op.mask_is_bool ? static_cast<const void*>(seen.data()) : added.data(), op.mask_stride[2] = op.keys;
   if (op.causal && r.one_in(2)) op.past = r.upto(100);
@@ -395,6 +420,7 @@ bool attention_agrees(Random& r, const std::vector<int>& isas) {
     return out;
   };
   const std::vector<float> want = run(XQ_ISA_REFERENCE);
+  const WithoutDenormals of_this_thread(flushed);
   for (int isa : isas)
     if (!close(run(isa), want, xq_attention_in_bfloat16(isa) ? 0.03f : 1e-4f)) {
       std::printf("attention differs on isa %d\n", isa);
