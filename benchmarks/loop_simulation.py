@@ -200,7 +200,7 @@ def _measured() -> float:
     import torch
 
     torch.set_num_threads(2)
-    loops = torch.ops.x86quant.loop_nanoseconds
+    loops = extension.native().loop_nanoseconds
     return float(min(loops(20_000, 2, 0.0, True) for _ in range(9)) / 2)
 
 

@@ -12,6 +12,7 @@ import x86quant
 from benchmarks.readers.changes import anything, json_changes
 from benchmarks.readers.reader import Depth, Reader, WrongAnswerError
 from tests.artifacts.test_packed_cache import Net
+from x86quant import extension
 from x86quant.artifacts.file import container
 from x86quant.version import __version__
 
@@ -31,13 +32,13 @@ def packed_cache(folder: Path) -> Reader:
     (kept,) = (file for file in folder.iterdir() if file != path)
     sample = kept.read_bytes()
     key = f"{__version__} {container.checksum(path.read_bytes())}"
-    assert getattr(torch.ops.x86quant, _READ)(str(kept), key)[0]
+    assert getattr(extension.native(), _READ)(str(kept), key)[0]
 
     def change(rng: random.Random, data: bytes) -> bytes:
         if rng.random() < 0.1:
             return anything(rng, data)
         kept.write_bytes(data)
-        blobs, why = getattr(torch.ops.x86quant, _READ)(str(kept), key)
+        blobs, why = getattr(extension.native(), _READ)(str(kept), key)
         assert not why
         parts = [blob.numpy().tobytes() for blob in blobs]
         place = rng.randrange(len(parts))
@@ -54,12 +55,12 @@ def packed_cache(folder: Path) -> Reader:
             parts.insert(place, rng.choice(parts))
         tensors = [torch.frombuffer(bytearray(part), dtype=torch.uint8) if part else
                    torch.empty(0, dtype=torch.uint8) for part in parts]  # fmt: skip
-        getattr(torch.ops.x86quant, _WRITE)(str(kept), key, tensors)
+        getattr(extension.native(), _WRITE)(str(kept), key, tensors)
         return kept.read_bytes()
 
     def tried(data: bytes) -> Depth:
         kept.write_bytes(data)
-        _, why = getattr(torch.ops.x86quant, _READ)(str(kept), key)
+        _, why = getattr(extension.native(), _READ)(str(kept), key)
         found = x86quant.load(path, packed_cache=True)(x)
         if why and not torch.equal(found, right):
             raise WrongAnswerError(f"not used, since {why}, and the answer is another")
