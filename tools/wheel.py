@@ -103,6 +103,8 @@ def built(source: Path, out: Path, others: Sequence[Path] = ()) -> Path:
 
     ``others`` are wheels of the same sources: it gets their parts for other torchs and Pythons.
     """
+    for left in (source / "build").glob("lib.*"):  # of a build beside another torch, say
+        shutil.rmtree(left)
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder]
         subprocess.run(
