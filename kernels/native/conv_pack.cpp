@@ -43,8 +43,9 @@ bool plain_pixel(const xq_conv& c, const Geometry& g) {
 bool can_depthwise(const xq_conv& c) {
   constexpr int64_t kMostColumns = 4096, kOutputs = 6;
   const int64_t columns = (kOutputs - 1) * c.stride[2] + int64_t{c.kernel[2] - 1} * c.dilation[2] + 1;
+  const int64_t slices = c.kernel[0] == 1 ? 1 : std::max<int64_t>(c.kernel[0], c.kernel[1]);
   return c.groups > 1 && c.groups == c.in_channels && c.groups == c.out_channels && !c.transposed &&
-         c.kernel[0] == 1 && c.stride[0] == 1 && c.padding[0] == 0 && columns <= kMostColumns;
+         slices <= kMostSlices && slices * columns <= kMostColumns;
 }
 
 // One vector of output channels must find its inputs in whole quads within 16 * vector bytes.
@@ -93,23 +94,42 @@ int choose_algo(const xq_conv& c, int isa) {
 
 // Few groups of 4 input rows cost little to interleave but serve few output rows. The weights 3
 // and 1 are instructions an input column and a product.
-DepthwisePlan depthwise_plan(const Geometry& g) {
-  const int64_t kh = g.kernel[1];
-  if (g.dilation[1] > 1) return {1, static_cast<int32_t>(ceil_div(kh, 4))};
-  DepthwisePlan best{1, 1};
-  double best_cost = 1e30;
-  for (int64_t quads = ceil_div(kh, 4); quads <= ceil_div(kh, 4) + 2; ++quads) {
-    const int64_t rows = (4 * quads - kh) / g.stride[1] + 1;
+struct DepthwiseCost {
+  DepthwisePlan plan;
+  double cost;
+};
+
+DepthwiseCost depthwise_cost(const Geometry& g) {
+  const int64_t kh = g.kernel[1], least = ceil_div(kh, 4), shift = g.stride[0] / g.dilation[0];
+  const int64_t woven = g.stride[0] % g.dilation[0] ? g.kernel[0] : std::min<int64_t>(shift, g.kernel[0]);
+  DepthwiseCost best{{1, 1}, 1e30};
+  for (int64_t quads = least; quads <= least + (g.dilation[1] > 1 ? 0 : 2); ++quads) {
+    const int64_t rows = g.dilation[1] > 1 ? 1 : (4 * quads - kh) / g.stride[1] + 1;
     int64_t products = 0;
     for (int64_t r = 0; r < rows; ++r)
       products += (r * g.stride[1] + kh - 1) / 4 - r * g.stride[1] / 4 + 1;
-    const double cost = (3.0 * quads * g.stride[2] + products * g.kernel[2]) / rows;
-    if (rows <= 6 && cost < best_cost * 0.99) {
-      best_cost = cost;
-      best = {static_cast<int32_t>(rows), static_cast<int32_t>(quads)};
-    }
+    const double cost =
+        (3.0 * static_cast<double>(woven * quads * g.stride[2]) + static_cast<double>(products * g.kernel[0] * g.kernel[2])) /
+        static_cast<double>(rows);
+    if (rows <= 6 && cost < best.cost * 0.99)
+      best = {{static_cast<int32_t>(rows), static_cast<int32_t>(quads)}, cost};
   }
   return best;
+}
+
+// Depth and height may change places, by strides: four bytes of a kernel without height are four slices.
+Geometry turned(Geometry g) {
+  for (int64_t* of : {g.kernel, g.dilation, g.stride, g.pad, g.up}) std::swap(of[0], of[1]);
+  return g;
+}
+
+void plan_depthwise(Packed& head) {
+  const DepthwiseCost upright = depthwise_cost(head.geo);
+  head.depthwise = upright.plan;
+  if (head.geo.kernel[0] == 1) return;
+  const Geometry other = turned(head.geo);
+  const DepthwiseCost across = depthwise_cost(other);
+  if (across.cost < upright.cost) head.geo = other, head.depthwise = across.plan, head.turned = 1;
 }
 
 // What xq_set_caches said last. Until then, and for a size that is unknown, those of the CPU (Sapphire Rapids)
@@ -188,10 +208,11 @@ void layout_grouped(Layout& l) {
 }
 
 void layout_depthwise(Layout& l) {
-  l.head.depthwise = depthwise_plan(l.head.geo);
+  plan_depthwise(l.head);
   const DepthwisePlan& d = l.head.depthwise;
+  const Geometry& g = l.head.geo;
   const int64_t channels = l.head.conv.out_channels;
-  const int64_t quads = int64_t{d.rows} * d.quads * l.head.geo.kernel[2] * depthwise_halves(l.head.isa);
+  const int64_t quads = int64_t{d.rows} * g.kernel[0] * d.quads * g.kernel[2] * depthwise_halves(l.head.isa);
   for (int64_t c = 0; c < channels;) {
     const int64_t left = channels - c, lanes = l.head.lanes;
     // A block of 4 vectors is worth its empty lanes once 3 of the 4 are used.
@@ -397,26 +418,29 @@ void pack_grouped(const Layout& l, const Weights& w, char* base, Stretch some) {
 
 void pack_depthwise(const Layout& l, const Weights& w, int8_t* to, Stretch some) {
   const Packed& h = l.head;
-  const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
+  const int64_t kd = h.geo.kernel[0], kh = h.geo.kernel[1], kw = h.geo.kernel[2];
   const int halves = depthwise_halves(h.isa);
   for (size_t b = some.first; b < some.end; ++b) {
     const Block& block = l.blocks[b];
     int8_t* at = to + block.w_off;
+    // Four taps along height of one vector of channels.
+    const auto put = [&](int64_t z, int64_t first, int64_t x, int vec) {
+      for (int lane = 0; lane < h.lanes; ++lane)
+        for (int i = 0; i < 4; ++i) {
+          const int64_t c = channel_of(block.vecs, vec, lane), y = first + i;
+          if (c >= block.count || y < 0 || y >= kh) continue;
+          const int64_t oc = block.out_c + c;
+          const int8_t weight = h.turned ? w(oc, oc, y, z, x) : w(oc, oc, z, y, x);
+          if (halves == 1) at[lane * 4 + i] = weight;
+          else reinterpret_cast<int16_t*>(at)[(i % 2 * h.lanes + lane) * 2 + i / 2] = weight;
+        }
+      at += halves * h.lanes * 4;
+    };
     for (int64_t r = 0; r < h.depthwise.rows; ++r)
-      for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
-        for (int64_t x = 0; x < kw; ++x)
-          for (int vec = 0; vec < block.vecs; ++vec) {
-            for (int lane = 0; lane < h.lanes; ++lane)
-              for (int i = 0; i < 4; ++i) {
-                const int64_t c = channel_of(block.vecs, vec, lane);
-                const int64_t y = quad * 4 + i - r * h.geo.stride[1];
-                if (c >= block.count || y < 0 || y >= kh) continue;
-                const int8_t weight = w(block.out_c + c, block.out_c + c, 0, y, x);
-                if (halves == 1) at[lane * 4 + i] = weight;
-                else reinterpret_cast<int16_t*>(at)[(i % 2 * h.lanes + lane) * 2 + i / 2] = weight;
-              }
-            at += halves * h.lanes * 4;
-          }
+      for (int64_t z = 0; z < kd; ++z)
+        for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
+          for (int64_t x = 0; x < kw; ++x)
+            for (int vec = 0; vec < block.vecs; ++vec) put(z, quad * 4 - r * h.geo.stride[1], x, vec);
   }
 }
 
