@@ -176,12 +176,25 @@ void layout_runs(Layout& l, int64_t channels) {
         add(z, y, x, adjacent ? kw * channels : channels);
 }
 
+// Output channels of a dense block. Tiles take two vectors. Where groups fit one vector and there is enough to multiply, a
+// block is one vector: of two, each would meet the zeros of the other one's groups.
+int64_t dense_width(const Packed& h) {
+  constexpr int64_t kLeastBytes = 64;  // of a row that meets two vectors; of less the stores of narrow blocks take longer
+  const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups, wide = 2 * h.lanes;
+  const bool narrow = h.isa == XQ_ISA_AVX512_VNNI && h.conv.groups > 1 && out <= h.lanes &&
+                      wide / out * in * taps_of(h.conv) >= kLeastBytes;
+  return narrow ? h.lanes : wide;
+}
+
 // Groups narrower than a block are joined into one; wider ones get blocks of their own.
+int64_t joined_groups(const Packed& h) {
+  return std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, dense_width(h) * h.conv.groups / h.conv.out_channels));
+}
+
 void layout_dense(Layout& l) {
   const xq_conv& c = l.head.conv;
   const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
-  const int64_t width = 2 * l.head.lanes;
-  const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, width / out));
+  const int64_t width = dense_width(l.head), joined = joined_groups(l.head);
   l.head.mode = plain_pixel(c, l.head.geo) ? kDirect : kPlanes;
   if (l.head.mode == kPlanes && c.groups == 1 && c.in_channels <= 16 &&
       (l.head.geo.stride[2] > 1 || c.in_channels % 4 != 0))
@@ -319,8 +332,7 @@ class BlockRows {
     rows_.resize(static_cast<size_t>(block.count * length_));
     from_ = rows_.data();
     const bool grouped = h_.algo == XQ_ALGO_GROUPED;
-    const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, 2 * h_.lanes / out));
-    const int64_t channels = grouped ? in : in * joined;
+    const int64_t channels = grouped ? in : in * joined_groups(h_);
     for (int64_t oc = block.out_c; oc < block.out_c + block.count; ++oc) {
       // Of the input channels that the block reads, its own group's.
       int8_t* run_at = rows_.data() + (oc - block.out_c) * length_ + (grouped ? 0 : oc / out * in - block.a_off);

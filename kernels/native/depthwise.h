@@ -81,8 +81,8 @@ struct Strips {
 };
 
 // PIXELS adjacent sums of one row from finished strips, which begin `from` bytes later. Not inlined: beside the
-// epilogue's vectors the sums would not stay in registers.
-template <class V, int PIXELS, int VECS>
+// epilogue's vectors the sums would not stay in registers. DEEP says whether the kernel has depth.
+template <class V, int PIXELS, int VECS, bool DEEP>
 __attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const Strips& strips, int64_t from,
                                                 const int8_t* w, int64_t r, const int32_t* corr,
                                                 int32_t* to) {
@@ -92,7 +92,7 @@ __attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const Strip
   const int64_t step = p.geo.stride[2] * kColumn, dilation = p.geo.dilation[2] * kColumn;
   I sum[PIXELS * VECS];
   unroll<PIXELS * VECS>([&](int i) XQ_INLINE { sum[i] = V::load(corr + i % VECS * V::kLanes); });
-  for (int64_t z = 0; z < p.geo.kernel[0]; ++z) {
+  for (int64_t z = 0; z < (DEEP ? p.geo.kernel[0] : 1); ++z) {
     const uint8_t* strip = strips.of[z] + from;
     for (int64_t quad = 0; quad < p.depthwise.quads; ++quad, w += kw * kColumn, strip += strips.quad_bytes) {
       if (!quad_used(p, r, quad)) continue;
@@ -117,7 +117,7 @@ __attribute__((noinline)) void depthwise_pixels(const xq::Packed& p, const Strip
   unroll<PIXELS * VECS>([&](int i) XQ_INLINE { V::store(to + i * V::kLanes, sum[i]); });
 }
 
-template <class V, int VECS>
+template <class V, int VECS, bool DEEP>
 void depthwise_row(const xq::DepthwiseTask& t, const xq::Block& block, const Epilogue<V>& epilogue,
                    const Strips& strips, int64_t z, int64_t r, int64_t begin, int64_t end) {
   constexpr int kPixels = VECS == 4 ? V::kStripPixels : 8, kBatch = 24;
@@ -139,17 +139,17 @@ void depthwise_row(const xq::DepthwiseTask& t, const xq::Block& block, const Epi
     const int64_t count = xq::min64(kBatch, end - begin - x);
     int64_t i = 0;
     for (; i + kPixels <= count; i += kPixels)
-      depthwise_pixels<V, kPixels, VECS>(p, strips, (x + i) * step, w, r, corr, sums + i * kLds);
+      depthwise_pixels<V, kPixels, VECS, DEEP>(p, strips, (x + i) * step, w, r, corr, sums + i * kLds);
     for (; i + 2 <= count; i += 2)
-      depthwise_pixels<V, 2, VECS>(p, strips, (x + i) * step, w, r, corr, sums + i * kLds);
-    if (i < count) depthwise_pixels<V, 1, VECS>(p, strips, (x + i) * step, w, r, corr, sums + i * kLds);
+      depthwise_pixels<V, 2, VECS, DEEP>(p, strips, (x + i) * step, w, r, corr, sums + i * kLds);
+    if (i < count) depthwise_pixels<V, 1, VECS, DEEP>(p, strips, (x + i) * step, w, r, corr, sums + i * kLds);
     epilogue.template rows<VECS>(sums, kLds, count, mult, bias, out + x * t.out->stride_w, t.out->stride_w,
                                  res ? res + x * res_step : nullptr, res_step, block.count);
   }
 }
 
-template <class V>
-void depthwise(const xq::DepthwiseTask& t) {
+template <class V, bool DEEP>
+void depthwise_slices(const xq::DepthwiseTask& t) {
   const xq::Packed& p = *t.packed;
   const Epilogue<V> epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
@@ -157,7 +157,7 @@ void depthwise(const xq::DepthwiseTask& t) {
   memset(padding, p.in_zp, sizeof padding);
   const int64_t tile = xq::depthwise_tile(p, t.out->w);
   const int64_t rows = xq::min64(p.depthwise.rows, t.out->h - t.y);
-  const int64_t depth = p.geo.kernel[0], dilation = p.geo.dilation[0];
+  const int64_t depth = DEEP ? p.geo.kernel[0] : 1, dilation = p.geo.dilation[0];
   for (int b = t.block_begin; b < t.block_end; ++b)
     for (int64_t x = 0; x < t.out->w; x += tile) {
       const int64_t end = xq::min64(x + tile, t.out->w);
@@ -178,10 +178,15 @@ void depthwise(const xq::DepthwiseTask& t) {
           for (int64_t q = 0; q < p.depthwise.quads; ++q) strip.fill(q, to + q * strips.quad_bytes);
         }
         for (int64_t r = 0; r < rows; ++r)
-          blocks[b].vecs == 4 ? depthwise_row<V, 4>(t, blocks[b], epilogue, strips, z, r, x, end)
-                              : depthwise_row<V, 1>(t, blocks[b], epilogue, strips, z, r, x, end);
+          blocks[b].vecs == 4 ? depthwise_row<V, 4, DEEP>(t, blocks[b], epilogue, strips, z, r, x, end)
+                              : depthwise_row<V, 1, DEEP>(t, blocks[b], epilogue, strips, z, r, x, end);
       }
     }
+}
+
+template <class V>
+void depthwise(const xq::DepthwiseTask& t) {
+  t.packed->geo.kernel[0] > 1 ? depthwise_slices<V, true>(t) : depthwise_slices<V, false>(t);
 }
 
 }  // namespace
