@@ -15,14 +15,14 @@ const Packed* packed_of(const xq_conv_call& call) {
 }
 
 // The blob that serves a call. The weights of 4 x 4 tiles are eight times as big as others, so that they come from beyond
-// L2: fewer tiles than a register block would wait for them. And tiles that reach far beyond a small image waste more
-// than they save.
+// L2: fewer tiles than a register block would wait for them, where others are multiplied as quickly as VNNI does. And tiles
+// that reach far beyond a small image waste more than they save.
 const Packed& serving(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
   if (!p.for_few) return p;
-  constexpr int64_t kLeastTiles = 14, kLeastPixels = 10;  // of the 16 of a tile
+  constexpr int64_t kLeastTiles = 4, kLeastTilesVnni = 14, kLeastPixels = 10;  // of the 16 of a tile
   const int64_t tiles = winograd_tiles(p, call.out), pixels = call.out.n * call.out.d * call.out.h * call.out.w;
-  return tiles >= kLeastTiles && pixels >= kLeastPixels * tiles ? p : *p.at<Packed>(p.for_few);
+  return tiles >= (has_vnni(p.isa) ? kLeastTilesVnni : kLeastTiles) && pixels >= kLeastPixels * tiles ? p : *p.at<Packed>(p.for_few);
 }
 
 // As the loops see a call.

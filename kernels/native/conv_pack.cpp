@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "depthwise_pack.h"
 #include "internal.h"
 #include "pack_shared.h"
 #include "safe_pairs.h"
@@ -79,57 +80,25 @@ xq_conv without_winograd4(const xq_conv& conv, int isa) {
   return other;
 }
 
+// Whether dense blocks are one vector wide: where groups fit one and there is enough to multiply. Of two, each would meet
+// the zeros of the other one's groups.
+bool narrow_blocks(const xq_conv& c, int isa) {
+  constexpr int64_t kLeastBytes = 64;  // of a row that meets two vectors; of less the stores of narrow blocks take longer
+  const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups, lanes = lanes_of(isa);
+  return isa == XQ_ISA_AVX512_VNNI && c.groups > 1 && out <= lanes && 2 * lanes / out * in * taps_of(c) >= kLeastBytes;
+}
+
 int choose_algo(const xq_conv& c, int isa) {
   if (c.algo != XQ_ALGO_AUTO) return c.algo;
   if (isa == XQ_ISA_REFERENCE) return XQ_ALGO_REFERENCE;
   if (can_depthwise(c)) return XQ_ALGO_DEPTHWISE;
   // Tiles waste most of a block-diagonal product and are still quicker than permuting.
   if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
-  if (can_winograd(c, isa)) {
+  if (can_winograd(c, isa) && !narrow_blocks(c, isa)) {
     if (worth_winograd4(c, isa)) return XQ_ALGO_WINOGRAD4;
     if (!has_vnni(isa)) return XQ_ALGO_WINOGRAD;  // with VNNI bytes are multiplied as quickly as this saves
   }
   return XQ_ALGO_DENSE;
-}
-
-// Few groups of 4 input rows cost little to interleave but serve few output rows. The weights 3
-// and 1 are instructions an input column and a product.
-struct DepthwiseCost {
-  DepthwisePlan plan;
-  double cost;
-};
-
-DepthwiseCost depthwise_cost(const Geometry& g) {
-  const int64_t kh = g.kernel[1], least = ceil_div(kh, 4), shift = g.stride[0] / g.dilation[0];
-  const int64_t woven = g.stride[0] % g.dilation[0] ? g.kernel[0] : std::min<int64_t>(shift, g.kernel[0]);
-  DepthwiseCost best{{1, 1}, 1e30};
-  for (int64_t quads = least; quads <= least + (g.dilation[1] > 1 ? 0 : 2); ++quads) {
-    const int64_t rows = g.dilation[1] > 1 ? 1 : (4 * quads - kh) / g.stride[1] + 1;
-    int64_t products = 0;
-    for (int64_t r = 0; r < rows; ++r)
-      products += (r * g.stride[1] + kh - 1) / 4 - r * g.stride[1] / 4 + 1;
-    const double cost =
-        (3.0 * static_cast<double>(woven * quads * g.stride[2]) + static_cast<double>(products * g.kernel[0] * g.kernel[2])) /
-        static_cast<double>(rows);
-    if (rows <= 6 && cost < best.cost * 0.99)
-      best = {{static_cast<int32_t>(rows), static_cast<int32_t>(quads)}, cost};
-  }
-  return best;
-}
-
-// Depth and height may change places, by strides: four bytes of a kernel without height are four slices.
-Geometry turned(Geometry g) {
-  for (int64_t* of : {g.kernel, g.dilation, g.stride, g.pad, g.up}) std::swap(of[0], of[1]);
-  return g;
-}
-
-void plan_depthwise(Packed& head) {
-  const DepthwiseCost upright = depthwise_cost(head.geo);
-  head.depthwise = upright.plan;
-  if (head.geo.kernel[0] == 1) return;
-  const Geometry other = turned(head.geo);
-  const DepthwiseCost across = depthwise_cost(other);
-  if (across.cost < upright.cost) head.geo = other, head.depthwise = across.plan, head.turned = 1;
 }
 
 // What xq_set_caches said last. Until then, and for a size that is unknown, those of the CPU (Sapphire Rapids)
@@ -176,15 +145,8 @@ void layout_runs(Layout& l, int64_t channels) {
         add(z, y, x, adjacent ? kw * channels : channels);
 }
 
-// Output channels of a dense block. Tiles take two vectors. Where groups fit one vector and there is enough to multiply, a
-// block is one vector: of two, each would meet the zeros of the other one's groups.
-int64_t dense_width(const Packed& h) {
-  constexpr int64_t kLeastBytes = 64;  // of a row that meets two vectors; of less the stores of narrow blocks take longer
-  const int64_t in = h.conv.in_channels / h.conv.groups, out = h.conv.out_channels / h.conv.groups, wide = 2 * h.lanes;
-  const bool narrow = h.isa == XQ_ISA_AVX512_VNNI && h.conv.groups > 1 && out <= h.lanes &&
-                      wide / out * in * taps_of(h.conv) >= kLeastBytes;
-  return narrow ? h.lanes : wide;
-}
+// Output channels of a dense block. Tiles take two vectors.
+int64_t dense_width(const Packed& h) { return (narrow_blocks(h.conv, h.isa) ? 1 : 2) * int64_t{h.lanes}; }
 
 // Groups narrower than a block are joined into one; wider ones get blocks of their own.
 int64_t joined_groups(const Packed& h) {
@@ -305,17 +267,9 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   return l;
 }
 
-// The caller's weights by absolute channels; channels of another group weigh nothing.
 struct Weights {
   const xq_conv& c;
   const int8_t* data;
-  int8_t operator()(int64_t oc, int64_t ic, int64_t z, int64_t y, int64_t x) const {
-    const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
-    if (ic / in != oc / out) return 0;
-    const int64_t kd = c.kernel[0], kh = c.kernel[1], kw = c.kernel[2];
-    if (c.transposed) z = kd - 1 - z, y = kh - 1 - y, x = kw - 1 - x;
-    return data[(((oc * in + ic % in) * kd + z) * kh + y) * kw + x];
-  }
 };
 
 // The weights of a block's channels as rows along K: each run's bytes, tap by tap, then zeros to whole quads.
@@ -425,34 +379,6 @@ void pack_grouped(const Layout& l, const Weights& w, char* base, Stretch some) {
           *order++ = static_cast<int32_t>(i), *count += wanted;
         }
     }
-  }
-}
-
-void pack_depthwise(const Layout& l, const Weights& w, int8_t* to, Stretch some) {
-  const Packed& h = l.head;
-  const int64_t kd = h.geo.kernel[0], kh = h.geo.kernel[1], kw = h.geo.kernel[2];
-  const int halves = depthwise_halves(h.isa);
-  for (size_t b = some.first; b < some.end; ++b) {
-    const Block& block = l.blocks[b];
-    int8_t* at = to + block.w_off;
-    // Four taps along height of one vector of channels.
-    const auto put = [&](int64_t z, int64_t first, int64_t x, int vec) {
-      for (int lane = 0; lane < h.lanes; ++lane)
-        for (int i = 0; i < 4; ++i) {
-          const int64_t c = channel_of(block.vecs, vec, lane), y = first + i;
-          if (c >= block.count || y < 0 || y >= kh) continue;
-          const int64_t oc = block.out_c + c;
-          const int8_t weight = h.turned ? w(oc, oc, y, z, x) : w(oc, oc, z, y, x);
-          if (halves == 1) at[lane * 4 + i] = weight;
-          else reinterpret_cast<int16_t*>(at)[(i % 2 * h.lanes + lane) * 2 + i / 2] = weight;
-        }
-      at += halves * h.lanes * 4;
-    };
-    for (int64_t r = 0; r < h.depthwise.rows; ++r)
-      for (int64_t z = 0; z < kd; ++z)
-        for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
-          for (int64_t x = 0; x < kw; ++x)
-            for (int vec = 0; vec < block.vecs; ++vec) put(z, quad * 4 - r * h.geo.stride[1], x, vec);
   }
 }
 
@@ -615,7 +541,7 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
     for (size_t b = some.first; b < some.end; ++b)
       memset(to + l.blocks[b].w_off, 0, static_cast<size_t>(l.blocks[b].w_size));
     if (pack_scalars(l, w, q, head, some)) leaves = true;
-    if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to, some);
+    if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(*head, l.blocks.data() + first, l.blocks.data() + end, weight, to);
     else if (head->winograd) pack_winograd(*head, l.blocks.data() + first, l.blocks.data() + end, weight, to);
     else if (head->algo == XQ_ALGO_GROUPED && head->order) pack_grouped(l, w, base, some);
     else pack_dense(l, w, base, some);
