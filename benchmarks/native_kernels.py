@@ -1,6 +1,6 @@
 """Times the native convolutions against the stock engines, layer by layer, in one process.
 
-    python benchmarks/native_kernels.py --net resnet_50 --isa amx_int8 --isa avx512_vnni
+    python -m benchmarks.native_kernels --net resnet_50 --isa amx_int8 --isa avx512_vnni
 
 Every candidate runs in turn for several rounds on one thread; minima are compared, since whatever
 else the machine does only ever adds time. Results are checked against the stock op before timing.
@@ -35,13 +35,12 @@ class Layer:
         self.name, self.net = row["layer"], row["net"]
         number = {k: int(v) for k, v in row.items() if k not in ("op", "net", "layer") and v}
         self.groups, self.ic, self.oc = number["groups"], number["ic"], number["oc"]
-        if row["op"] == "linear":
-            number |= {"ih": 1, "iw": number.get("iw", 1)}
-        self.size = (number["ih"], number["iw"])
         get = number.get
-        self.kernel = (get("kh", 1), get("kw", 1))
-        self.stride, self.padding = (get("sh", 1), get("sw", 1)), (get("ph", 0), get("pw", 0))
-        self.dilation = (get("dh", 1), get("dw", 1))
+        self.size = (get("id", 1), get("ih", 1), get("iw", 1))
+        self.kernel = (get("kd", 1), get("kh", 1), get("kw", 1))
+        self.stride = (get("sd", 1), get("sh", 1), get("sw", 1))
+        self.padding = (get("pd", 0), get("ph", 0), get("pw", 0))
+        self.dilation = (get("dd", 1), get("dh", 1), get("dw", 1))
         rng = np.random.default_rng(0)
         self.weight = rng.integers(
             -50, 51, (self.oc, self.ic // self.groups, *self.kernel), np.int8
@@ -67,19 +66,19 @@ class Layer:
 def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None], capi.Bytes]:
     """A call of the native kernel and the tensor it fills."""
     spec = capi.ConvSpec(
-        layer.weight[:, :, None],
+        layer.weight,
         np.full(layer.oc, layer.scale, np.float32),
         groups=layer.groups,
-        stride=(1, *layer.stride),
-        padding=(0, *layer.padding),
-        dilation=(1, *layer.dilation),
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
         in_zp=128,
         out_zp=128,
     )
     packed = lib.pack(spec, isa)
     # Aligned to cache lines, as torch's allocator does and a runtime's arena will.
-    x = capi.aligned(layer.x.size).reshape(layer.x[:, None].shape)
-    x[...] = layer.x[:, None]
+    x = capi.aligned(layer.x.size).reshape(layer.x.shape)
+    x[...] = layer.x
     shape = (x.shape[0], *spec.out_size(x.shape[1:4]), layer.oc)
     out = capi.aligned(math.prod(shape)).reshape(shape)
     call = capi.ConvCall(
@@ -97,28 +96,32 @@ def native(lib: capi.Library, layer: Layer, isa: str) -> tuple[Callable[[], None
 
 
 def stock(layer: Layer, engine: str) -> Callable[[], torch.Tensor]:
-    """A call of the stock op on one engine."""
-    x = torch.from_numpy(layer.x).permute(0, 3, 1, 2)
-    qx = torch._make_per_tensor_quantized_tensor(x, 1.0, 128)
+    """A call of the stock op on one engine: of images as such, which have kernels of their own."""
+    flat = layer.size[0] == layer.kernel[0] == 1
+    prepack = torch.ops.quantized.conv2d_prepack if flat else torch.ops.quantized.conv3d_prepack
+    conv = torch.ops.quantized.conv2d if flat else torch.ops.quantized.conv3d
+    x = torch.from_numpy(layer.x).permute(0, 4, 1, 2, 3)
     w = torch.from_numpy(layer.weight)
+    if flat:
+        x, w = x[:, :, 0], w[:, :, 0]
+    qx = torch._make_per_tensor_quantized_tensor(x, 1.0, 128)
     scales, zeros = torch.full((layer.oc,), layer.scale), torch.zeros(layer.oc, dtype=torch.long)
     qw = torch._make_per_channel_quantized_tensor(w, scales.double(), zeros, 0)
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = engine
     try:
-        pack = torch.ops.quantized.conv2d_prepack(
-            qw, None, layer.stride, layer.padding, layer.dilation, layer.groups
-        )
+        sides = (s[1:] if flat else s for s in (layer.stride, layer.padding, layer.dilation))
+        pack = prepack(qw, None, *sides, layer.groups)
     finally:
         torch.backends.quantized.engine = before
-    return lambda: torch.ops.quantized.conv2d(qx, pack, 1.0, 128)
+    return lambda: conv(qx, pack, 1.0, 128)
 
 
 def layers(nets: list[str], batch: int) -> Iterator[Layer]:
-    """The 2d layers of some networks."""
+    """The layers of images and of videos of some networks."""
     with LAYERS.open() as file:
         for row in csv.DictReader(file):
-            if row["op"] == "conv2d" and (not nets or row["net"] in nets):
+            if row["op"] in ("conv2d", "conv3d") and (not nets or row["net"] in nets):
                 yield Layer(row, batch)
 
 
@@ -156,11 +159,12 @@ def main() -> None:
         calls: dict[str, Callable[[], object]] = {}
         for engine in ENGINES:
             calls[engine] = stock(layer, engine)
-        want = calls["onednn"]().int_repr().permute(0, 2, 3, 1).numpy()  # type: ignore[attr-defined]
+        stock_result = calls["onednn"]().int_repr()  # type: ignore[attr-defined]
+        want = torch.movedim(stock_result, 1, -1).numpy()
         for isa in isas:
             calls[isa], out = native(lib, layer, isa)
             calls[isa]()
-            off = np.abs(out[:, 0].astype(int) - want).max()
+            off = np.abs(out.reshape(want.shape).astype(int) - want).max()
             if off > 1:
                 print(f"{layer.name} on {isa} is {off} steps off the stock result")
         times = best_times(calls, args.rounds)
@@ -169,7 +173,8 @@ def main() -> None:
             ratios.setdefault((layer.kind, isa), []).append(known / times[isa])
         if not args.quiet:
             gops = layer.gops(want.shape)
-            shape = f"{layer.ic}->{layer.oc} k{layer.kernel} s{layer.stride[0]} g{layer.groups}"
+            kernel, stride = "x".join(map(str, layer.kernel)), max(layer.stride)
+            shape = f"{layer.ic}->{layer.oc} k{kernel} s{stride} g{layer.groups}"
             cells = "  ".join(f"{n} {t:7.1f}" for n, t in times.items())
             speed = gops / min(times[i] for i in isas) * 1e3
             print(f"{shape:36s} {layer.size!s:10s} {cells}  {speed:5.2f} TOPS", flush=True)

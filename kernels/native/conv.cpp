@@ -15,19 +15,23 @@ const Packed* packed_of(const xq_conv_call& call) {
 }
 
 // The blob that serves a call. The weights of 4 x 4 tiles are eight times as big as others, so that they come from beyond
-// L2: fewer tiles than a register block would wait for them. And tiles that reach far beyond a small image waste more
-// than they save.
+// L2: fewer tiles than a register block would wait for them, where others are multiplied as quickly as VNNI does. And tiles
+// that reach far beyond a small image waste more than they save.
 const Packed& serving(const xq_conv_call& call) {
   const auto& p = *static_cast<const Packed*>(call.packed);
   if (!p.for_few) return p;
-  constexpr int64_t kLeastTiles = 14, kLeastPixels = 10;  // of the 16 of a tile
+  constexpr int64_t kLeastTiles = 4, kLeastTilesVnni = 14, kLeastPixels = 10;  // of the 16 of a tile
   const int64_t tiles = winograd_tiles(p, call.out), pixels = call.out.n * call.out.d * call.out.h * call.out.w;
-  return tiles >= kLeastTiles && pixels >= kLeastPixels * tiles ? p : *p.at<Packed>(p.for_few);
+  return tiles >= (has_vnni(p.isa) ? kLeastTilesVnni : kLeastTiles) && pixels >= kLeastPixels * tiles ? p : *p.at<Packed>(p.for_few);
 }
 
+// As the loops see a call.
 xq_conv_call served(const xq_conv_call& call) {
   xq_conv_call own = call;
-  own.packed = &serving(call);
+  const Packed& p = serving(call);
+  own.packed = &p;
+  if (p.turned)
+    for (xq_tensor* t : {&own.in, &own.out, &own.residual}) std::swap(t->d, t->h), std::swap(t->stride_d, t->stride_h);
   return own;
 }
 
@@ -49,9 +53,29 @@ bool size_fits(const xq_conv& c, int axis, int64_t in, int64_t out) {
   return out >= least && out >= 1 && out < least + max64(stride, c.dilation[axis]);
 }
 
-// Depthwise splits into groups of rows times blocks of channels; few rows leave blocks to share.
-int64_t depthwise_row_groups(const Packed& p, const xq_tensor& out) {
-  return ceil_div(out.h, p.depthwise.rows);
+// Depthwise splits into images, groups of slices, groups of rows and blocks of channels; few rows leave blocks to share.
+struct DepthwiseItems {
+  int64_t slices, rows, all;
+
+  DepthwiseItems(const Packed& p, const xq_tensor& out)
+      : slices(ceil_div(out.d, depthwise_slices(p))), rows(ceil_div(out.h, p.depthwise.rows)),
+        all(out.n * slices * rows * p.n_blocks) {}
+};
+
+void depthwise_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
+  const Packed& p = *static_cast<const Packed*>(call.packed);
+  const DepthwiseItems items(p, call.out);
+  const int64_t slices = depthwise_slices(p);
+  for (int64_t item = begin; item < end;) {
+    const int64_t block = item % p.n_blocks, row = item / p.n_blocks % items.rows;
+    const int64_t z = item / p.n_blocks / items.rows % items.slices * slices;
+    const int64_t n = item / p.n_blocks / items.rows / items.slices;
+    const int64_t blocks = min64(p.n_blocks - block, end - item);
+    kernels_of(p.isa).depthwise({&p, &call.in, &call.out, p.residual ? &call.residual : nullptr, n, z,
+                                 min64(slices, call.out.d - z), row * p.depthwise.rows, static_cast<int32_t>(block),
+                                 static_cast<int32_t>(block + blocks), scratch});
+    item += blocks;
+  }
 }
 
 }  // namespace
@@ -109,8 +133,7 @@ int64_t xq_conv_items(const xq_conv_call* asked) {
   const xq_tensor& out = call->out;
   if (out.n * out.d * out.h * out.w == 0) return 0;
   if (p.algo == XQ_ALGO_REFERENCE) return out.n * out.d * out.h;
-  if (p.algo == XQ_ALGO_DEPTHWISE)
-    return out.n * out.d * depthwise_row_groups(p, out) * p.n_blocks;
+  if (p.algo == XQ_ALGO_DEPTHWISE) return DepthwiseItems(p, out).all;
   return p.winograd ? winograd_items(*call) : dense_items(*call);
 }
 
@@ -132,20 +155,5 @@ void xq_conv_run(const xq_conv_call* asked, int64_t begin, int64_t end, void* sc
   if (p.algo == XQ_ALGO_REFERENCE) return conv_reference(*call, begin, end);
   auto* bytes = static_cast<uint8_t*>(scratch);
   if (p.winograd) return winograd_run(*call, begin, end, bytes);
-  if (p.algo != XQ_ALGO_DEPTHWISE) return dense_run(*call, begin, end, bytes);
-  // Depth 1 kernels see each slice as an image of its own.
-  const int64_t groups = depthwise_row_groups(p, call->out);
-  xq_tensor in = call->in, out = call->out, res = call->residual;
-  for (int64_t item = begin; item < end;) {
-    const int64_t block = item % p.n_blocks, row = item / p.n_blocks;
-    const int64_t image = row / groups, n = image / call->out.d, d = image % call->out.d;
-    in.data = call->in.data + d * call->in.stride_d;
-    out.data = call->out.data + d * call->out.stride_d;
-    res.data = p.residual ? call->residual.data + d * call->residual.stride_d : nullptr;
-    const int64_t blocks = min64(p.n_blocks - block, end - item);
-    kernels_of(p.isa).depthwise({&p, &in, &out, p.residual ? &res : nullptr, n,
-                                 row % groups * p.depthwise.rows, static_cast<int32_t>(block),
-                                 static_cast<int32_t>(block + blocks), bytes});
-    item += blocks;
-  }
+  (p.algo == XQ_ALGO_DEPTHWISE ? depthwise_run : dense_run)(*call, begin, end, bytes);
 }

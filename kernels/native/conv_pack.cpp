@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "depthwise_pack.h"
 #include "internal.h"
 #include "pack_shared.h"
 #include "safe_pairs.h"
@@ -43,8 +44,9 @@ bool plain_pixel(const xq_conv& c, const Geometry& g) {
 bool can_depthwise(const xq_conv& c) {
   constexpr int64_t kMostColumns = 4096, kOutputs = 6;
   const int64_t columns = (kOutputs - 1) * c.stride[2] + int64_t{c.kernel[2] - 1} * c.dilation[2] + 1;
+  const int64_t slices = c.kernel[0] == 1 ? 1 : std::max<int64_t>(c.kernel[0], c.kernel[1]);
   return c.groups > 1 && c.groups == c.in_channels && c.groups == c.out_channels && !c.transposed &&
-         c.kernel[0] == 1 && c.stride[0] == 1 && c.padding[0] == 0 && columns <= kMostColumns;
+         slices <= kMostSlices && slices * columns <= kMostColumns;
 }
 
 // One vector of output channels must find its inputs in whole quads within 16 * vector bytes.
@@ -78,38 +80,25 @@ xq_conv without_winograd4(const xq_conv& conv, int isa) {
   return other;
 }
 
+// Whether dense blocks are one vector wide: where groups fit one and there is enough to multiply. Of two, each would meet
+// the zeros of the other one's groups.
+bool narrow_blocks(const xq_conv& c, int isa) {
+  constexpr int64_t kLeastBytes = 64;  // of a row that meets two vectors; of less the stores of narrow blocks take longer
+  const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups, lanes = lanes_of(isa);
+  return isa == XQ_ISA_AVX512_VNNI && c.groups > 1 && out <= lanes && 2 * lanes / out * in * taps_of(c) >= kLeastBytes;
+}
+
 int choose_algo(const xq_conv& c, int isa) {
   if (c.algo != XQ_ALGO_AUTO) return c.algo;
   if (isa == XQ_ISA_REFERENCE) return XQ_ALGO_REFERENCE;
   if (can_depthwise(c)) return XQ_ALGO_DEPTHWISE;
   // Tiles waste most of a block-diagonal product and are still quicker than permuting.
   if (can_grouped(c, isa) && isa != XQ_ISA_AMX_INT8) return XQ_ALGO_GROUPED;
-  if (can_winograd(c, isa)) {
+  if (can_winograd(c, isa) && !narrow_blocks(c, isa)) {
     if (worth_winograd4(c, isa)) return XQ_ALGO_WINOGRAD4;
     if (!has_vnni(isa)) return XQ_ALGO_WINOGRAD;  // with VNNI bytes are multiplied as quickly as this saves
   }
   return XQ_ALGO_DENSE;
-}
-
-// Few groups of 4 input rows cost little to interleave but serve few output rows. The weights 3
-// and 1 are instructions an input column and a product.
-DepthwisePlan depthwise_plan(const Geometry& g) {
-  const int64_t kh = g.kernel[1];
-  if (g.dilation[1] > 1) return {1, static_cast<int32_t>(ceil_div(kh, 4))};
-  DepthwisePlan best{1, 1};
-  double best_cost = 1e30;
-  for (int64_t quads = ceil_div(kh, 4); quads <= ceil_div(kh, 4) + 2; ++quads) {
-    const int64_t rows = (4 * quads - kh) / g.stride[1] + 1;
-    int64_t products = 0;
-    for (int64_t r = 0; r < rows; ++r)
-      products += (r * g.stride[1] + kh - 1) / 4 - r * g.stride[1] / 4 + 1;
-    const double cost = (3.0 * quads * g.stride[2] + products * g.kernel[2]) / rows;
-    if (rows <= 6 && cost < best_cost * 0.99) {
-      best_cost = cost;
-      best = {static_cast<int32_t>(rows), static_cast<int32_t>(quads)};
-    }
-  }
-  return best;
 }
 
 // What xq_set_caches said last. Until then, and for a size that is unknown, those of the CPU (Sapphire Rapids)
@@ -156,12 +145,18 @@ void layout_runs(Layout& l, int64_t channels) {
         add(z, y, x, adjacent ? kw * channels : channels);
 }
 
+// Output channels of a dense block. Tiles take two vectors.
+int64_t dense_width(const Packed& h) { return (narrow_blocks(h.conv, h.isa) ? 1 : 2) * int64_t{h.lanes}; }
+
 // Groups narrower than a block are joined into one; wider ones get blocks of their own.
+int64_t joined_groups(const Packed& h) {
+  return std::max<int64_t>(1, std::min<int64_t>(h.conv.groups, dense_width(h) * h.conv.groups / h.conv.out_channels));
+}
+
 void layout_dense(Layout& l) {
   const xq_conv& c = l.head.conv;
   const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
-  const int64_t width = 2 * l.head.lanes;
-  const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, width / out));
+  const int64_t width = dense_width(l.head), joined = joined_groups(l.head);
   l.head.mode = plain_pixel(c, l.head.geo) ? kDirect : kPlanes;
   if (l.head.mode == kPlanes && c.groups == 1 && c.in_channels <= 16 &&
       (l.head.geo.stride[2] > 1 || c.in_channels % 4 != 0))
@@ -188,10 +183,11 @@ void layout_grouped(Layout& l) {
 }
 
 void layout_depthwise(Layout& l) {
-  l.head.depthwise = depthwise_plan(l.head.geo);
+  plan_depthwise(l.head);
   const DepthwisePlan& d = l.head.depthwise;
+  const Geometry& g = l.head.geo;
   const int64_t channels = l.head.conv.out_channels;
-  const int64_t quads = int64_t{d.rows} * d.quads * l.head.geo.kernel[2] * depthwise_halves(l.head.isa);
+  const int64_t quads = int64_t{d.rows} * g.kernel[0] * d.quads * g.kernel[2] * depthwise_halves(l.head.isa);
   for (int64_t c = 0; c < channels;) {
     const int64_t left = channels - c, lanes = l.head.lanes;
     // A block of 4 vectors is worth its empty lanes once 3 of the 4 are used.
@@ -271,17 +267,9 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   return l;
 }
 
-// The caller's weights by absolute channels; channels of another group weigh nothing.
 struct Weights {
   const xq_conv& c;
   const int8_t* data;
-  int8_t operator()(int64_t oc, int64_t ic, int64_t z, int64_t y, int64_t x) const {
-    const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
-    if (ic / in != oc / out) return 0;
-    const int64_t kd = c.kernel[0], kh = c.kernel[1], kw = c.kernel[2];
-    if (c.transposed) z = kd - 1 - z, y = kh - 1 - y, x = kw - 1 - x;
-    return data[(((oc * in + ic % in) * kd + z) * kh + y) * kw + x];
-  }
 };
 
 // The weights of a block's channels as rows along K: each run's bytes, tap by tap, then zeros to whole quads.
@@ -298,8 +286,7 @@ class BlockRows {
     rows_.resize(static_cast<size_t>(block.count * length_));
     from_ = rows_.data();
     const bool grouped = h_.algo == XQ_ALGO_GROUPED;
-    const int64_t joined = std::max<int64_t>(1, std::min<int64_t>(c.groups, 2 * h_.lanes / out));
-    const int64_t channels = grouped ? in : in * joined;
+    const int64_t channels = grouped ? in : in * joined_groups(h_);
     for (int64_t oc = block.out_c; oc < block.out_c + block.count; ++oc) {
       // Of the input channels that the block reads, its own group's.
       int8_t* run_at = rows_.data() + (oc - block.out_c) * length_ + (grouped ? 0 : oc / out * in - block.a_off);
@@ -392,31 +379,6 @@ void pack_grouped(const Layout& l, const Weights& w, char* base, Stretch some) {
           *order++ = static_cast<int32_t>(i), *count += wanted;
         }
     }
-  }
-}
-
-void pack_depthwise(const Layout& l, const Weights& w, int8_t* to, Stretch some) {
-  const Packed& h = l.head;
-  const int64_t kh = h.conv.kernel[1], kw = h.conv.kernel[2];
-  const int halves = depthwise_halves(h.isa);
-  for (size_t b = some.first; b < some.end; ++b) {
-    const Block& block = l.blocks[b];
-    int8_t* at = to + block.w_off;
-    for (int64_t r = 0; r < h.depthwise.rows; ++r)
-      for (int64_t quad = 0; quad < h.depthwise.quads; ++quad)
-        for (int64_t x = 0; x < kw; ++x)
-          for (int vec = 0; vec < block.vecs; ++vec) {
-            for (int lane = 0; lane < h.lanes; ++lane)
-              for (int i = 0; i < 4; ++i) {
-                const int64_t c = channel_of(block.vecs, vec, lane);
-                const int64_t y = quad * 4 + i - r * h.geo.stride[1];
-                if (c >= block.count || y < 0 || y >= kh) continue;
-                const int8_t weight = w(block.out_c + c, block.out_c + c, 0, y, x);
-                if (halves == 1) at[lane * 4 + i] = weight;
-                else reinterpret_cast<int16_t*>(at)[(i % 2 * h.lanes + lane) * 2 + i / 2] = weight;
-              }
-            at += halves * h.lanes * 4;
-          }
   }
 }
 
@@ -579,7 +541,7 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
     for (size_t b = some.first; b < some.end; ++b)
       memset(to + l.blocks[b].w_off, 0, static_cast<size_t>(l.blocks[b].w_size));
     if (pack_scalars(l, w, q, head, some)) leaves = true;
-    if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(l, w, to, some);
+    if (head->algo == XQ_ALGO_DEPTHWISE) pack_depthwise(*head, l.blocks.data() + first, l.blocks.data() + end, weight, to);
     else if (head->winograd) pack_winograd(*head, l.blocks.data() + first, l.blocks.data() + end, weight, to);
     else if (head->algo == XQ_ALGO_GROUPED && head->order) pack_grouped(l, w, base, some);
     else pack_dense(l, w, base, some);

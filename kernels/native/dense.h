@@ -73,6 +73,8 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   constexpr int kSums = V::kVnni ? sums_of_few(ROWS * VECS) : 1;
   // What few rows read from beyond L2, in order, the CPU fetches ahead by itself, and sooner where it is not asked to.
   [[maybe_unused]] const bool streams = p.size - p.weights > p.caches.l2 / 2;
+  // No other tile of this block will ask for the other half of the next one.
+  [[maybe_unused]] const bool alone = VECS * V::kLanes * 4 > 64 && tile.rows == tile.task.rows;
   if constexpr (kSums > 1 && HALVES == 1 && V::kLanes == 16)
     if (streams) return stream_tile<V, ROWS, VECS>(tile, a, lda, offsets);
   ask_for_rows<V, VECS>(tile.epilogue, tile.task, tile.block, tile.first, tile.rows);
@@ -91,7 +93,9 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
       I weights[VECS];
       unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 4); });
       if constexpr (kSums == 1 && V::kVnni) {
-        xq::prefetch_to_l2(ahead), ahead += 64;
+        xq::prefetch_to_l2(ahead);
+        if (alone) xq::prefetch_to_l2(ahead + 64);
+        ahead += alone ? 128 : 64;
       } else if (kSums == 1 || !streams) {
         xq::prefetch(w + size);
         if constexpr (kSums > 1 && VECS * V::kLanes * 4 > 64) xq::prefetch(w + size + 64);
@@ -235,7 +239,7 @@ struct Regrouped {
 };
 
 // What of the next block's weights the tile number `tile` of a block asks for, a line for two that it reads itself: the
-// first two together ask for all of them, later ones for what has come.
+// first two together ask for all of them, later ones for what has come. A tile that is alone asks for all.
 inline const int8_t* next_weights(const xq::Packed& p, const xq::Block& block, int64_t tile) {
   return p.at<int8_t>(p.weights) + block.w_off + block.w_size + (tile & 1) * block.w_size / 2;
 }

@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513805;
+constexpr uint32_t kMagic = 0x58513806;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
@@ -57,10 +57,13 @@ enum DenseMode : int32_t {
   kIm2col = 2,   // reads rows of all taps: few input channels
 };
 
-// Depthwise: `rows` output rows share `quads` groups of 4 input rows.
+// Depthwise: `rows` output rows share `quads` groups of 4 input rows of each slice.
 struct DepthwisePlan {
   int32_t rows, quads;
 };
+
+// The deepest kernel whose slices' strips are kept beside each other.
+constexpr int kMostSlices = 16;
 
 // The ways to pair the bytes of a quad, as the order of four quads that makes the pairs adjacent.
 constexpr int kPairings = 3;
@@ -116,7 +119,7 @@ struct Packed {
   // are then both what the real weights of each output add up to.
   int32_t groups, code_bits, half_scales, has_offsets;
   int32_t narrow;        // whether no code is larger than 64 in size
-  int32_t reserved;      // no gap, which would hold what lay there before
+  int32_t turned;        // depthwise: whether height and depth have changed places in `geo`, and must in a call
 
   template <class T>
   __attribute__((always_inline)) const T* at(int64_t offset) const {
@@ -189,7 +192,7 @@ struct DepthwiseTask {
   const xq_tensor* in;
   const xq_tensor* out;
   const xq_tensor* res;   // null when there is none
-  int64_t n, y;           // image and first output row
+  int64_t n, z, slices, y;  // image, output slices, first output row
   int32_t block_begin, block_end;
   uint8_t* scratch;
 };
@@ -302,10 +305,14 @@ static inline int64_t strip_bytes(const Packed& p) { return p.caches.l1 * 5 / 12
 // longer vectors storing twice as many bytes takes as long as it saves.
 static inline int depthwise_halves(int isa) { return isa == XQ_ISA_AVX2 ? 2 : 1; }
 
-// Bytes of a strip's column.
+// Bytes of a column of all strips that an output row needs.
 static inline int64_t depthwise_column(const Packed& p) {
-  return int64_t{p.depthwise.quads} * p.lanes * 16 * depthwise_halves(p.isa);
+  return int64_t{p.geo.kernel[0]} * p.depthwise.quads * p.lanes * 16 * depthwise_halves(p.isa);
 }
+
+// Output slices that are computed one after the other, so that strips serve several of them. Of a kernel without depth
+// each is an image of its own.
+static inline int64_t depthwise_slices(const Packed& p) { return p.geo.kernel[0] == 1 ? 1 : 16; }
 
 static inline int64_t depthwise_strip_columns(const Packed& p, int64_t width_out) {
   return (width_out - 1) * p.geo.stride[2] + (p.geo.kernel[2] - 1) * p.geo.dilation[2] + 1;

@@ -43,7 +43,17 @@ ISAS = [
     if flags - EMULATED <= CPU_FLAGS and (isa != "amx_int8" or EMULATED or amx_probe.permitted())
 ]
 Triple = tuple[int, int, int]
-KINDS = ("dense", "pointwise", "depthwise", "grouped", "spatial3d", "transposed", "first", "three")
+KINDS = (
+    "dense",
+    "pointwise",
+    "depthwise",
+    "deep_depthwise",
+    "grouped",
+    "spatial3d",
+    "transposed",
+    "first",
+    "three",
+)
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +121,14 @@ class Case:
     def as_depthwise(self) -> None:
         self.groups = self.cin = self.cout = 1 + self.upto(150)
         self.kernel = (1, self.upto(8), self.upto(8))
+
+    def as_deep_depthwise(self) -> None:
+        """A kernel with depth, with or without height; more slices than are computed together."""
+        self.as_depthwise()
+        self.kernel = (1 + self.upto(5), self.upto(self.upto(6)), self.upto(4))
+        self.stride = (self.upto(3), self.upto(3), self.upto(2))
+        self.dilation = (self.upto(3), self.upto(2), self.upto(2))
+        self.size = (self.upto(self.upto(40)), self.upto(9), self.upto(14))
 
     def as_grouped(self) -> None:
         each = int(self.rng.choice([1, 2, 3, 4, 4, 5, 8, 8, 16, 32]))

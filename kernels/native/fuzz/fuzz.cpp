@@ -50,14 +50,15 @@ xq_conv random_conv(Random& r) {
   xq_conv c{};
   const int each = r.one_in(3) ? 4 * r.upto(2) : r.upto(20);
   c.groups = r.one_in(2) ? 1 : r.upto(20);
-  if (r.one_in(4)) {
+  const bool depthwise = r.one_in(4);
+  if (depthwise) {
     c.groups = c.in_channels = c.out_channels = r.upto(150);
   } else {
     c.in_channels = c.groups * each;
     c.out_channels = c.groups * (r.one_in(2) ? each : r.upto(80));
   }
   for (int i = 0; i < 3; ++i) {
-    const bool deep = i > 0 || r.one_in(6);
+    const bool deep = i > 0 || r.one_in(depthwise ? 2 : 6);
     c.kernel[i] = deep ? r.upto(4) : 1;
     c.stride[i] = deep ? r.upto(3) : 1;
     c.dilation[i] = deep ? r.upto(2) : 1;
@@ -112,7 +113,7 @@ void draw_caches(Random& r) {
 bool conv_agrees(Random& r, const std::vector<int>& isas) {
   draw_caches(r);
   const xq_conv c = random_conv(r);
-  const int64_t in[3] = {c.kernel[0] > 1 ? r.upto(5) : 1, r.upto(12), r.upto(30)};
+  const int64_t in[3] = {c.kernel[0] > 1 ? r.upto(r.one_in(4) ? 40 : 5) : 1, r.upto(12), r.upto(30)};
   int64_t out[3];
   for (int i = 0; i < 3; ++i)
     if ((out[i] = out_size(c, i, in[i])) < 1) return true;
