@@ -21,7 +21,8 @@ from x86quant.onnx_models import is_onnx_source
 from x86quant.onnx_models.calibration_data import model_and_data
 from x86quant.quantization.batches import Data
 from x86quant.quantization.bits_by_layer import with_bits_by_layer
-from x86quant.quantization.outcome import Choices, checked
+from x86quant.quantization.choices import Choices
+from x86quant.quantization.outcome import checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode

@@ -27,6 +27,7 @@ from x86quant.observing.activations import ObserverName
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.kit.simulation import simulated
 from x86quant.quantization.scheme import Scheme
@@ -303,10 +304,34 @@ def _one_by_one(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves
     return {part: one.corrections() for part, one in seen.items()}
 
 
+def learn(
+    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
+) -> None:
+    """With ``effort="best"``, what can be learned from calls seen and helps on others."""
+    if settings.effort != "best" or halves.seen is halves.unseen:
+        return
+    before = {part: Learned.of(part) for part in parts}
+    noise = _simulated_noise(exact, parts, halves.unseen)
+    for part, calls in _inputs(exact, parts, halves.seen).items():
+        if calls and (found := learned(part, calls)) is not None:
+            found.give(part)
+    if _simulated_noise(exact, parts, halves.unseen) <= noise:
+        for part, one in before.items():
+            one.give(part)
+
+
+def _inputs(
+    exact: FloatResults, parts: Sequence[StaticPart], calls: Sequence[Call]
+) -> dict[StaticPart, list[Call]]:
+    """What each part is given on ``calls``."""
+    found: dict[StaticPart, list[Call]] = {part: [] for part in parts}
+    feed_parts(exact.model, calls, {part: kept.append for part, kept in found.items()})
+    return found
+
+
 def _in_order(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
     """Each layer on what those before it, corrected, give it."""
-    inputs: dict[StaticPart, list[Call]] = {part: [] for part in parts}
-    feed_parts(exact.model, halves.seen, {part: kept.append for part, kept in inputs.items()})
+    inputs = _inputs(exact, parts, halves.seen)
     return {part: corrections_in_order(part, calls) for part, calls in inputs.items()}
 
 
