@@ -13,7 +13,8 @@ from benchmarks.trained import audio, digits, scenes
 from benchmarks.trained.network import Trained
 from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
-from x86quant.quantization import speed, static_recurrent
+from x86quant.quantization import outcome, speed, static_recurrent
+from x86quant.quantization.choices import Choices
 from x86quant.quantization.kit import accuracy_kit, learning
 from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
@@ -53,6 +54,20 @@ def test_small_recurrent_networks_are_static_where_that_is_faster(
     int8 = x86quant.quantize(network.model, network.calibration)
     assert int8.quantization.mode == mode
     assert ("2.0 times" in int8.quantization.why) == (gain is not None)
+
+
+@pytest.mark.parametrize(("loss", "floats"), [(None, ["patches"]), (1.5, [])])
+def test_at_best_a_noisy_layer_that_takes_no_time_is_float(
+    loss: float | None, floats: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    network = digits.attention()
+    settings = Settings(progress=False, effort="best")
+    prepared = prepare(network.model, network.calibration, settings)
+    found = Choices(prepared, {}, sqnr_db=(30.0,))
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: loss)
+    chosen, _ = outcome._where_float_is_cheap(found, prepared.build())
+    assert list(chosen.reasons) == floats
 
 
 @pytest.mark.parametrize("effort", ["fast", "best"])

@@ -51,6 +51,8 @@ _ENOUGH_FOR_CLASSES_DB, _ENOUGH_AGREEMENT = 15.0, 0.99
 _CLEAN_DB = 25.0
 #: What having such steps in float must gain, in dB.
 _CLEAR_GAIN = 6.0
+#: What layers in float must gain, in dB, where it is for their noise alone.
+_WORTH_DB = 3.0
 #: Such steps make most of the noise only if all of them together come so close to it, in dB.
 _SLACK_DB = 3.0
 #: The whole is compared on at most so many batches.
@@ -70,6 +72,8 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         outcome, model = _without_costly_steps(outcome, model)
         outcome, model = _wide_enough(outcome, model)
         outcome, model = _good_enough(outcome, model)
+        if settings.effort == "best" and settings.speed_check and speed.can_tell():
+            outcome, model = _where_float_is_cheap(outcome, model)
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample)
         if not outcome.int8_layers:
@@ -448,6 +452,33 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     if unsteady and not _is_enough(outcome):
         outcome = outcome.noting(_MORE_DATA)
     _say_what_is_lost(outcome, before, harm)
+    return outcome, model
+
+
+def _where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
+    """With the layers that make most of the noise in float, if that takes hardly more time.
+
+    Such is the first convolution of a transformer, whose other layers quantize each token.
+    """
+    prepared = outcome.prepared
+    decided = outcome.search is not None or prepared.has_budget
+    if decided or not outcome.int8_layers or not outcome.sqnr_db:
+        return outcome, model
+    before = min(_together(prepared, outcome.int8_layers))
+    order = list(rough_harms(prepared, outcome.int8_layers))
+    size = 1
+    while size <= _MOST_IN_FLOAT * len(order):
+        why = "most of the noise is theirs, and in float they take hardly more time"
+        tried = outcome.without(order[:size], why)
+        size *= 2
+        if min(_together(prepared, tried.int8_layers)) < before + _WORTH_DB:
+            continue
+        other, _ = _tried(tried)
+        if other is None or speed.slower(model, other, prepared.sample[0]) is not None:
+            continue
+        tried = _judged(tried, other)
+        if min(tried.sqnr_db, default=before) >= min(outcome.sqnr_db) + _WORTH_DB:
+            return tried, other
     return outcome, model
 
 
