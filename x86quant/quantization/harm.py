@@ -57,15 +57,16 @@ def rough_harms(
     """The harm of each layer named, in dB, worst first.
 
     It is measured on a call or two, of half the size where they are large: on the second only for
-    those that do most. With ``held_back`` on calls that were held back, by ranges from before.
+    those that do most. With ``held_back`` on all calls held back, by ranges from before.
     """
     power = {name: _Power() for name in names}
     measured = power
-    calls = prepared.held_back if held_back else prepared.sample
-    for call in calls[:_RANKED_BY]:
+    calls = prepared.held_back if held_back else prepared.sample[:_RANKED_BY]
+    for call in calls:
         for _ in _measured(prepared, measured, halved(call, prepared.takes), held_back):
             pass
-        measured = _worst(measured)
+        if not held_back:  # of which a single call may be the one that ranges do not hold for
+            measured = _worst(measured)
     found = {name: sums.sqnr_db() for name, sums in power.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 

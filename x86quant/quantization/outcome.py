@@ -474,7 +474,9 @@ def _where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, 
         if min(_together(prepared, tried.int8_layers)) < before + _WORTH_DB:
             continue
         other, _ = _tried(tried)
-        if other is None or speed.slower(model, other, prepared.sample[0]) is not None:
+        if other is None or any(
+            speed.slower(one, other, prepared.sample[0]) for one in (model, prepared.reference)
+        ):
             continue
         tried = _judged(tried, other)
         if min(tried.sqnr_db, default=before) >= min(outcome.sqnr_db) + _WORTH_DB:
@@ -503,8 +505,8 @@ def _say_what_is_lost(outcome: Choices, before: float, harm: Mapping[str, float]
 
 
 #: Of a metric half a point is noticed. From so many dB on decisions that change are those that are
-#: open in float as well.
-_NOTICED, _DECIDED_DB = 0.005, 30.0
+#: open in float as well. One or two mean nothing.
+_NOTICED, _DECIDED_DB, _CHANCE = 0.005, 30.0, 2
 
 
 def _say_what_is_decided_otherwise(outcome: Choices) -> None:
@@ -520,7 +522,7 @@ def _say_what_is_decided_otherwise(outcome: Choices) -> None:
         if shared is None:
             continue
         changed, noticed = round((1 - shared[0]) * shared[1]), _NOTICED * shared[1]
-        if changed > noticed + 2 * math.sqrt(noticed):  # more than chance makes of so few
+        if changed > max(_CHANCE, noticed + 2 * math.sqrt(noticed)):
             warnings.warn(
                 f"of the calibration data, {told.format(changed, shared[1])} "
                 f"({1 - shared[0]:.1%}): "
