@@ -75,7 +75,7 @@ def least_times(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """A block in which others' progress bars and warnings go nowhere."""
     with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(nowhere))
@@ -87,7 +87,7 @@ def _silence() -> Iterator[None]:
 
 def rows(name: str, ways: list[str], rounds: int) -> Iterator[list[str]]:
     """The rows of one network: float, then each way."""
-    with _silence():
+    with silence():
         network = NETWORKS[name]()
     made: dict[str, Way] = {"float": of_torch(network.model)}
     seconds = {"float": 0.0}
@@ -95,7 +95,7 @@ def rows(name: str, ways: list[str], rounds: int) -> Iterator[list[str]]:
     for way in ways:
         start = time.perf_counter()
         try:
-            with _silence():
+            with silence():
                 made[way] = WAYS[way](network)
                 made[way](network.test[0])
         except Exception as error:  # other packages raise whatever they like

@@ -70,6 +70,7 @@ def by_nncf_at_its_best(network: Trained) -> Way:
 #: By the names that the command line takes.
 WAYS: dict[str, Callable[[Trained], Way]] = {
     "x86quant": ours(),
+    "x86quant-best": ours(effort="best"),
     "nncf": by_backend("openvino"),
     "nncf-best": by_nncf_at_its_best,
     "onnxruntime": by_backend("onnxruntime"),

@@ -13,7 +13,13 @@ from torch import nn
 import x86quant
 from x86quant.errors import X86QuantWarning
 from x86quant.quantization.harm import sqnr_between
-from x86quant.quantization.judging import ChannelGroup, in_words, top_agreement, worst_group
+from x86quant.quantization.judging import (
+    ChannelGroup,
+    half_agreement,
+    in_words,
+    top_agreement,
+    worst_group,
+)
 
 
 def worst(exact: list[torch.Tensor], actual: list[torch.Tensor]) -> ChannelGroup | None:
@@ -50,7 +56,55 @@ def test_the_largest_of_each_row() -> None:
     other[0] = other[1]
     assert top_agreement([exact], [other]) == (39 / 40, 40)
     assert top_agreement([exact[:10]], [other[:10]]) is None  # too few to tell
-    assert top_agreement([exact[None]], [other[None]]) is None
+    assert top_agreement([2 * exact[None]], [2 * other[None]]) is None  # classes lie anywhere
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_the_largest_of_each_step_of_a_recogniser(logarithms: bool) -> None:
+    exact = torch.softmax(torch.randn(4, 10, 6), 2)
+    other = exact.clone()
+    other[0, 0] = other[0, 0].roll(1)
+    if logarithms:
+        exact, other = exact.log(), other.log()
+    assert top_agreement([exact], [other]) == (39 / 40, 40)
+    assert top_agreement([exact.transpose(1, 2)], [other.transpose(1, 2)]) == (39 / 40, 40)
+    assert half_agreement([exact], [other]) is None  # these compete with each other
+
+
+def test_probabilities_that_stand_for_themselves() -> None:
+    exact = torch.full((1, 1, 10, 10), 0.1)
+    exact[..., :2] = 0.9
+    other = exact.clone()
+    other[0, 0, 0, 0] = 0.4
+    assert half_agreement([exact], [other]) == (19 / 20, 20)
+    assert half_agreement([exact * 0.2], [other * 0.2]) is None  # none is above
+    assert half_agreement([exact * 4], [other * 4]) is None  # they are none
+
+
+class Close(nn.Module):
+    """Classes behind an input whose range nobody needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.layer.weight.data[:, 0] = 0.0
+        self.register_buffer("large", torch.tensor([8.0] + [1.0] * 15))
+        self.head = nn.Linear(16, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.layer(x * self.large)))
+
+
+def test_close_decisions_are_told_though_the_values_are_close() -> None:
+    torch.manual_seed(0)
+    batches = list(torch.randn(8, 32, 16))
+    with pytest.warns(
+        X86QuantWarning, match=r"the largest value is another one in \d+ of \d+ rows"
+    ):
+        int8 = x86quant.quantize(Close(), batches, speed_check=False)
+    assert 20 < min(int8.quantization.sqnr_db) < 30
+    share, rows = int8.quantization.agreement
+    assert rows * (1 - share) >= 2
 
 
 def test_words_for_each_figure() -> None:

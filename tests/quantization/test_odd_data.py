@@ -10,8 +10,8 @@ from torch import nn
 
 import x86quant
 from x86quant.calling.call import Call
-from x86quant.errors import X86QuantWarning
-from x86quant.quantization.odd_data import what_is_odd
+from x86quant.errors import InvalidInputError, X86QuantWarning
+from x86quant.quantization.odd_data import what_are_labels, what_is_odd
 from x86quant.quantization.training_statistics import unlike_training
 
 
@@ -94,3 +94,38 @@ def test_quantize_tells_it() -> None:
     pixels = [torch.randint(0, 256, (2, 3, 12, 12)).float() for _ in range(2)]
     with pytest.warns(X86QuantWarning, match="not scaled as the training data were"):
         x86quant.quantize(net, pixels, speed_check=False, progress=False)
+
+
+class Tokens(nn.Module):
+    def __init__(self, rows: int = 5000) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(rows, 8), nn.Embedding(2000, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[-1]).expand_as(ids)
+        return self.head(self.words(ids) + self.places(places))
+
+
+def test_classes_in_place_of_tokens() -> None:
+    torch.manual_seed(0)
+    labels = [Call((torch.randint(0, 10, (32,)),)) for _ in range(4)]
+    (said,) = what_are_labels(Tokens(), labels)
+    assert "are 0 to 9, and 'words' has 5000 rows" in said
+    assert not list(what_are_labels(Tokens(500), labels))  # a table of few rows
+    tokens = [Call((torch.randint(0, 5000, (2, 32)),)) for _ in range(4)]
+    assert not list(what_are_labels(Tokens(), tokens))
+    assert not list(what_are_labels(Tokens(), labels[:1]))  # too few to tell
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, y)
+
+
+def test_labels_that_do_not_fit_are_named() -> None:
+    batches = [(torch.randn(4, 8), torch.randint(0, 3, (4,)))]
+    with pytest.raises(InvalidInputError, match=r"element 1 of the batch, torch.int64.*labels"):
+        x86quant.quantize(TwoInputs(), batches)
+    with pytest.raises(InvalidInputError, match=r"element 0 of the batch.*labels"):
+        x86quant.quantize(nn.Linear(8, 2), [torch.randint(0, 3, (4,))], mode="static")

@@ -11,8 +11,12 @@ import torch
 import x86quant
 from benchmarks.trained import audio, digits, scenes
 from benchmarks.trained.network import Trained
+from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
-from x86quant.quantization import speed, static_recurrent
+from x86quant.quantization import outcome, speed, static_recurrent
+from x86quant.quantization.choices import Choices
+from x86quant.quantization.kit import accuracy_kit, learning
+from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -52,6 +56,20 @@ def test_small_recurrent_networks_are_static_where_that_is_faster(
     assert ("2.0 times" in int8.quantization.why) == (gain is not None)
 
 
+@pytest.mark.parametrize(("loss", "floats"), [(None, ["patches"]), (1.5, [])])
+def test_at_best_a_noisy_layer_that_takes_no_time_is_float(
+    loss: float | None, floats: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    network = digits.attention()
+    settings = Settings(progress=False, effort="best")
+    prepared = prepare(network.model, network.calibration, settings)
+    found = Choices(prepared, {}, sqnr_db=(30.0,))
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: loss)
+    chosen, _ = outcome._where_float_is_cheap(found, prepared.build())
+    assert list(chosen.reasons) == floats
+
+
 @pytest.mark.parametrize("effort", ["fast", "best"])
 def test_each_effort_is_close(effort: Any) -> None:
     network = NETWORKS["segmentation"]()
@@ -60,6 +78,72 @@ def test_each_effort_is_close(effort: Any) -> None:
     exact = results(network, network.model)
     assert float((exact - results(network, int8)).norm() / exact.norm()) < 10 ** (-30 / 20)
     assert bool(int8.quantization.equalized) <= (effort == "best")
+
+
+def test_what_is_learned_makes_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_ROUNDS", 30)
+    network = NETWORKS["segmentation"]()
+    settings = Settings(progress=False, equalize=False, bias_correction=False)
+    prepared = prepare(network.model, network.calibration, settings)
+    (part,) = prepared.parts
+    before = Learned.of(part)
+    calls = list(prepared.sample)[:2]
+    exact = torch.cat([call(network.model) for call in calls]).detach()
+
+    def noise(model: Any) -> float:
+        with torch.no_grad():
+            return float((torch.cat([call(model) for call in calls]) - exact).square().mean())
+
+    def as_int8() -> float:
+        with prepared.simulated(list(prepared.layers)) as model:
+            return noise(model)
+
+    plain = as_int8()
+    assert noise(prepared.build()) == pytest.approx(plain, rel=0.02)
+    one = learned(part, calls)
+    assert one is not None
+    assert as_int8() == plain  # nothing has changed yet
+    one.give(part)
+    assert set(one.stretches.values()) != {1.0}
+    assert as_int8() < 0.95 * plain
+    assert noise(prepared.build()) == pytest.approx(as_int8(), rel=0.02)
+    before.give(part)
+    assert as_int8() == plain
+
+
+def test_results_of_pointwise_convolutions_are_rounded_nowhere() -> None:
+    """The simulation rounds what the graph rounds: it is what steps are judged by."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 2, 1))
+    prepared = prepare(model, [torch.randn(2, 3, 9, 9)] * 2, Settings(progress=False))
+    (call, *_) = prepared.sample
+    built = call(prepared.build())
+    with prepared.simulated(list(prepared.layers)) as simulated:
+        assert torch.allclose(call(simulated), built, atol=1e-5)
+
+
+def test_best_keeps_what_was_learned_where_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = NETWORKS["waves"]()
+
+    def stretches(factor: float) -> set[float]:
+        def found(part: Any, calls: Any) -> Learned:
+            now = Learned.of(part)
+            return Learned(dict.fromkeys(now.stretches, factor), now.corrections)
+
+        monkeypatch.setattr(accuracy_kit, "learned", found)
+        settings = Settings(progress=False, effort="best", equalize=False, observer="minmax")
+        (part,) = prepare(network.model, network.calibration, settings).parts
+        return set(Learned.of(part).stretches.values())
+
+    assert stretches(0.01) == {1.0}  # which clips nearly everything
+    assert stretches(0.9) == {0.9}
+
+
+def test_nothing_is_learned_where_no_gradients_go() -> None:
+    network = NETWORKS["lstm"]()
+    settings = Settings(progress=False, mode="static")
+    (part,) = prepare(network.model, network.calibration, settings).parts
+    assert learned(part, [Call(x) for x in network.calibration]) is None
 
 
 def test_unknown_effort_is_refused() -> None:

@@ -73,9 +73,8 @@ def _catches(frame: FrameType, name: str | None) -> bool:
 def _caught_at(code: CodeType, offset: int) -> tuple[str | None, ...]:
     """What stands behind ``except`` in the handlers around an instruction; None: no name."""
     found: list[str | None] = []
-    instructions = list(dis.get_instructions(code))
     for start in _handlers(code, offset):
-        handler = [i for i in instructions if i.offset >= start][:_FEW]
+        handler = [i for i in _instructions(code) if i.offset >= start][:_FEW]
         names = [i.opname for i in handler]
         if names[0] == "PUSH_EXC_INFO":  # before Python 3.11 there is none
             del names[0]
@@ -89,6 +88,12 @@ def _caught_at(code: CodeType, offset: int) -> tuple[str | None, ...]:
                 found.append(before.argval if before.opname.startswith("LOAD_") else None)
                 break
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    """All of them; a forward that was made from a graph has thousands."""
+    return tuple(dis.get_instructions(code))
 
 
 def _handlers(code: CodeType, offset: int) -> Iterator[int]:
@@ -114,7 +119,7 @@ _LEAVES = ("JUMP_FORWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "RAISE_VARARGS", "RE
 @functools.lru_cache(maxsize=256)
 def _blocks(code: CodeType) -> dict[int, tuple[int, ...]]:
     """For each instruction, before Python 3.11, the handlers of the blocks that it stands in."""
-    instructions = list(dis.get_instructions(code))
+    instructions = _instructions(code)
     places = {one.offset: place for place, one in enumerate(instructions)}
     found: dict[int, tuple[int, ...]] = {}
     left: list[tuple[int, tuple[int, ...]]] = [(0, ())]

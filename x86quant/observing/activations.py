@@ -139,7 +139,8 @@ class StreamingHistogramObserver(ExtremesObserver):
             raise InvalidInputError(NO_DATA)
         # The search takes milliseconds, and a model is converted several times.
         held = (self.counts, self.place, self.min_val, self.max_val)
-        key = (*(x.numpy().tobytes() for x in held), self.quant_min, self.quant_max)
+        codes = (self.quant_min, self.quant_max, self.stretch)
+        key = (*(x.numpy().tobytes() for x in held), *codes)
         if self._chosen is None or self._chosen[0] != key:
             low, high = (torch.tensor(bound, dtype=torch.float32) for bound in self.range())
             self._chosen = (key, self.qparams(low, high))

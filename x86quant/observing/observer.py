@@ -42,7 +42,12 @@ class RangeObserver(nn.Module):
         quant_min: the lowest code; the type's own if None.
         quant_max: the highest code.
         is_dynamic: for stock PyTorch alone.
+
+    Attributes:
+        stretch: what the range that is chosen is multiplied by.
     """
+
+    stretch = 1.0
 
     def __init__(
         self,
@@ -73,7 +78,7 @@ class RangeObserver(nn.Module):
 
     def qparams(self, lows: torch.Tensor, highs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scales and zero points of ranges, each widened to hold 0."""
-        lows, highs = lows.clamp(max=0), highs.clamp(min=0)
+        lows, highs = self.stretch * lows.clamp(max=0), self.stretch * highs.clamp(min=0)
         levels = float(self.quant_max - self.quant_min)
         if self.qscheme in _SYMMETRIC:
             scale = (torch.maximum(-lows, highs) / (levels / 2)).clamp(min=_EPS)

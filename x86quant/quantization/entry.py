@@ -21,7 +21,8 @@ from x86quant.onnx_models import is_onnx_source
 from x86quant.onnx_models.calibration_data import model_and_data
 from x86quant.quantization.batches import Data
 from x86quant.quantization.bits_by_layer import with_bits_by_layer
-from x86quant.quantization.outcome import Choices, checked
+from x86quant.quantization.choices import Choices
+from x86quant.quantization.outcome import checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode
@@ -81,8 +82,9 @@ def quantize(
             and weights in int8. "auto": transformers are dynamic, their convolutions and all other
             models static.
         effort: how much time to spend on accuracy. "fast" corrects biases and tries nothing;
-            "default" tries each step of the accuracy kit; "best" also other observers, and biases
-            corrected layer by layer, which takes up to a few times as long.
+            "default" tries each step of the accuracy kit; "best" also other observers, biases
+            corrected layer by layer, ranges and biases learned by gradients, and layers in float
+            where that costs no time, which takes several times as long.
         observer: how activation ranges are chosen: "minmax", "histogram", "percentile", "mse" (the
             automatic choice) or "kl".
         weight_observer: "minmax" (the automatic choice), or "mse" to clip weights.

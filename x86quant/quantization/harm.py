@@ -51,18 +51,22 @@ _MOST = 0.5
 _RANKED_BY = 2
 
 
-def rough_harms(prepared: PreparedModel, names: Collection[str]) -> dict[str, float]:
+def rough_harms(
+    prepared: PreparedModel, names: Collection[str], *, held_back: bool = False
+) -> dict[str, float]:
     """The harm of each layer named, in dB, worst first.
 
     It is measured on a call or two, of half the size where they are large: on the second only for
-    those that do most.
+    those that do most. With ``held_back`` on all calls held back, by ranges from before.
     """
     power = {name: _Power() for name in names}
     measured = power
-    for call in prepared.sample[:_RANKED_BY]:
-        for _ in _measured(prepared, measured, halved(call, prepared.takes)):
+    calls = prepared.held_back if held_back else prepared.sample[:_RANKED_BY]
+    for call in calls:
+        for _ in _measured(prepared, measured, halved(call, prepared.takes), held_back):
             pass
-        measured = _worst(measured)
+        if not held_back:  # of which a single call may be the one that ranges do not hold for
+            measured = _worst(measured)
     found = {name: sums.sqnr_db() for name, sums in power.items()}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
@@ -79,13 +83,15 @@ def _worst(power: dict[str, _Power]) -> dict[str, _Power]:
     return {name: sums for name, sums in power.items() if name in worst}
 
 
-def _measured(prepared: PreparedModel, power: dict[str, _Power], call: Call) -> Iterator[str]:
+def _measured(
+    prepared: PreparedModel, power: dict[str, _Power], call: Call, held_back: bool = False
+) -> Iterator[str]:
     """Add what each layer does in ``call``; the names, each when that is done."""
     (exact,) = outputs(prepared.model, [call])
     known = FloatValues()
     for name, sums in power.items():
         if not sums.fails:
-            with prepared.simulated([name], known=known) as model:
+            with prepared.simulated([name], known=known, held_back=held_back) as model:
                 try:
                     sums.add(exact, *outputs(model, [call]))
                 except Exception:  # the model's own code may not take what rounding makes

@@ -115,15 +115,57 @@ def top_agreement(
 ) -> tuple[float, int] | None:
     """In which share of the rows the largest value is the same one, and of how many rows.
 
-    None where results are no rows of classes, or too few.
+    A row lies along the last dimension of a matrix, and in tensors of more dimensions where
+    probabilities, or their logarithms, sum to one. None where results are no rows of classes, or
+    too few.
     """
-    strided = all(x.layout is torch.strided for x in exact)
-    if not strided or any(x.dim() != 2 or x.shape[1] < _FEWEST_CLASSES for x in exact):
+    dim = _classes(exact)
+    if dim is None:
         return None
-    same = torch.cat([x.argmax(1) == y.argmax(1) for x, y in zip(exact, actual, strict=True)])
-    if same.numel() < _FEWEST_ROWS:
+    same = [x.argmax(dim) == y.argmax(dim) for x, y in zip(exact, actual, strict=True)]
+    return _share(torch.cat([x.flatten() for x in same]))
+
+
+def _classes(tensors: Sequence[torch.Tensor]) -> int | None:
+    """The dimension along which classes lie."""
+    first = tensors[0]
+    if any(x.layout is not torch.strided or x.dim() != first.dim() for x in tensors):
         return None
-    return float(same.double().mean()), same.numel()
+    for dim in range(first.dim() - 1, 0, -1):
+        is_classes = first.dim() == 2 or _sums_to_one(first, dim)
+        if is_classes and all(x.shape[dim] >= _FEWEST_CLASSES for x in tensors):
+            return dim
+    return None
+
+
+def _sums_to_one(x: torch.Tensor, dim: int) -> bool:
+    """Whether probabilities, or logarithms of some, lie along ``dim``."""
+    if bool((x <= 0).all()):
+        x = x.exp()
+    if not bool((x >= 0).all()):
+        return False
+    return bool(((x.sum(dim) - 1).abs() < 1e-3).all())
+
+
+def half_agreement(
+    exact: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]
+) -> tuple[float, int] | None:
+    """Of the probabilities above one half in either result, the share that is so in both.
+
+    And of how many. None where results are no probabilities that each stand for themselves, or
+    too few are above.
+    """
+    if _classes(exact) is not None or any(x.layout is not torch.strided for x in exact):
+        return None
+    if not _are_probabilities(exact):
+        return None
+    above = [torch.cat([x.flatten() > 0.5 for x in side]) for side in (exact, actual)]
+    return _share((above[0] & above[1])[above[0] | above[1]])
+
+
+def _share(same: torch.Tensor) -> tuple[float, int] | None:
+    """The share of what is true, and of how many; None if those are too few."""
+    return (float(same.double().mean()), same.numel()) if same.numel() >= _FEWEST_ROWS else None
 
 
 #: From so many dB on, and what a user will see there.

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import run, tensors_in
-from x86quant.calling.state import deep_copy, state_kept
+from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.variants import smallest, variants
 from x86quant.compiled import CompiledModule
@@ -28,15 +28,13 @@ from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import Structure, take_apart
 from x86quant.quantization import speed
 from x86quant.quantization.arguments import argument, padding_mask, unpadded
+from x86quant.quantization.choices import Choices
 from x86quant.quantization.graphs.given_graphs import give_graphs, wants_graphs
 from x86quant.quantization.harm import rough_harms, sqnr_between
-from x86quant.quantization.judging import in_words, top_agreement, worst_group
+from x86quant.quantization.judging import half_agreement, in_words, top_agreement, worst_group
 from x86quant.quantization.perplexity import Scored, is_causal_lm, perplexity
 from x86quant.quantization.prepared import PreparedModel
-from x86quant.quantization.search import SearchResult
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.static.part_search import of_other_forms
-from x86quant.quantization.summary import Summary
 from x86quant.quantization.tracing.memory_reads import sees_other_memory
 from x86quant.unforeseen import described, is_own
 
@@ -53,6 +51,8 @@ _ENOUGH_FOR_CLASSES_DB, _ENOUGH_AGREEMENT = 15.0, 0.99
 _CLEAN_DB = 25.0
 #: What having such steps in float must gain, in dB.
 _CLEAR_GAIN = 6.0
+#: What layers in float must gain, in dB, where it is for their noise alone.
+_WORTH_DB = 3.0
 #: Such steps make most of the noise only if all of them together come so close to it, in dB.
 _SLACK_DB = 3.0
 #: The whole is compared on at most so many batches.
@@ -61,96 +61,6 @@ _BATCHES = 4
 _SIMULATION_IS_OFF_BY = 1.0
 #: So many models are tried to find layers that bring the noise down.
 _TRIALS = 8
-
-BuildError = (UnsupportedError, RuntimeError)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Choices:
-    """Which layers are int8, and why the others are not.
-
-    Attributes:
-        prepared: the calibrated model.
-        reasons: for each layer in float, why.
-        guarded: whether every part also answers for the float part's attributes.
-        notes: what a user should know.
-        search: how float layers were chosen to hold a metric.
-        sqnr_db: signal to noise of each float tensor in the result.
-        fitted_db: the same by the ranges that the model has, which were chosen with all data seen.
-        agreement: in which share of how many rows the largest value is the float model's.
-        worst: channels that are much further from the float model's than the rest.
-        perplexity: of a causal language model, and of it in float.
-    """
-
-    prepared: PreparedModel
-    reasons: Mapping[str, str]
-    guarded: bool = False
-    notes: tuple[str, ...] = ()
-    search: SearchResult | None = None
-    sqnr_db: tuple[float, ...] = ()
-    fitted_db: tuple[float, ...] = ()
-    agreement: tuple[float, int] | None = None
-    worst: str = ""
-    perplexity: tuple[float, float] | None = None
-
-    def searched(self, result: SearchResult) -> Choices:
-        """The same with the float layers that a search found."""
-        reasons = {**self.reasons, **result.reasons}
-        return dataclasses.replace(self, reasons=reasons, search=result)
-
-    def without(self, names: Collection[str], why: str) -> Choices:
-        """The same with these layers in float."""
-        more = {name: why for name in self.prepared.layers if name in names}
-        return dataclasses.replace(self, reasons={**more, **self.reasons})
-
-    def noting(self, note: str) -> Choices:
-        """The same with one more note."""
-        return dataclasses.replace(self, notes=(*self.notes, note))
-
-    @property
-    def int8_layers(self) -> tuple[str, ...]:
-        """The layers that are int8, by name."""
-        return tuple(name for name in self.prepared.layers if name not in self.reasons)
-
-    def units(self) -> dict[str, set[str]]:
-        """What can be put back to float by itself: int8 layers of each part, and dynamic layers."""
-        found: dict[str, set[str]] = {}
-        for name in self.int8_layers:
-            part = self.prepared.layers[name].part
-            found.setdefault(name if part is None else part.path, set()).add(name)
-        return found
-
-    def build(self) -> nn.Module:
-        """The model; the float one if no layer is int8."""
-        if not self.int8_layers:
-            return deep_copy(self.prepared.reference)
-        guarded = [part.path for part in self.prepared.parts] if self.guarded else ()
-        return self.prepared.build(self.reasons, guarded)
-
-    def summary(self) -> Summary:
-        """What was done."""
-        prepared = self.prepared
-        parts = [part for part in prepared.parts if part.path in self.units()]
-        return Summary(
-            mode=prepared.scheme.mode,
-            why=prepared.scheme.why,
-            traced_by={part.path: part.traced.method for part in parts},
-            batches=prepared.batches,
-            observer=prepared.observer if prepared.parts else None,
-            int8_layers=self.int8_layers,
-            float_layers=dict(self.reasons),
-            equalized=prepared.equalized,
-            smoothed=prepared.smoothed,
-            corrected=sum(len(part.corrections) for part in parts),
-            sqnr_db=self.sqnr_db,
-            agreement=self.agreement,
-            worst=self.worst,
-            perplexity=self.perplexity,
-            notes=(*prepared.notes, *self.notes),
-            search=self.search,
-            example=prepared.sample[0] if prepared.sample else None,
-            other_calls=tuple(of_other_forms(prepared.reference, prepared.sample)),
-        )
 
 
 def checked(outcome: Choices, settings: Settings) -> Any:
@@ -162,10 +72,13 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         outcome, model = _without_costly_steps(outcome, model)
         outcome, model = _wide_enough(outcome, model)
         outcome, model = _good_enough(outcome, model)
+        if settings.effort == "best" and settings.speed_check and speed.can_tell():
+            outcome, model = _where_float_is_cheap(outcome, model)
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample)
         if not outcome.int8_layers:
-            outcome = dataclasses.replace(outcome, sqnr_db=(), agreement=None, worst="")
+            outcome = outcome.without_figures()
+        _say_what_is_decided_otherwise(outcome)
     for x in model.parameters():
         x.detach_()  # of a copied ScriptModule they are computed, by clones
     model.requires_grad_(False)
@@ -379,10 +292,13 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     found = (-math.inf,) * results if isinstance(results, int) else _levels(pairs)
     compared = [] if failed else list(zip(pairs, found, strict=True))
     groups = [group for pair, db in compared if (group := worst_group(*pair, db)) is not None]
-    agreements = [one for pair, _ in compared if (one := top_agreement(*pair)) is not None]
-    agreement = min(agreements, default=None)
-    worst = str(min(groups, key=lambda group: group.sqnr_db)) if groups else ""
-    outcome = dataclasses.replace(outcome, fitted_db=found, agreement=agreement, worst=worst)
+    outcome = dataclasses.replace(
+        outcome,
+        fitted_db=found,
+        agreement=_least(top_agreement(*pair) for pair, _ in compared),
+        above_half=_least(half_agreement(*pair) for pair, _ in compared),
+        worst=str(min(groups, key=lambda group: group.sqnr_db)) if groups else "",
+    )
     static = [name for name in outcome.int8_layers if prepared.layers[name].part is not None]
     if static and prepared.can_hold_back:
         with prepared.simulated(outcome.int8_layers, held_back=True) as simulated:
@@ -392,6 +308,10 @@ def _judged(outcome: Choices, model: nn.Module) -> Choices:
     told = None if isinstance(results, int) else _perplexities(prepared, results)
     outcome = dataclasses.replace(outcome, sqnr_db=found, perplexity=told)
     return outcome if found or _NOT_JUDGED in outcome.notes else outcome.noting(_NOT_JUDGED)
+
+
+def _least(shares: Iterable[tuple[float, int] | None]) -> tuple[float, int] | None:
+    return min((one for one in shares if one is not None), default=None)
 
 
 #: Where no noise can be told.
@@ -420,7 +340,8 @@ def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     between = [n for n, x in named.items() if x.part is not None and x.layer in steps[x.part]]
     if not between or min(_together(prepared, between), default=-math.inf) > before + _SLACK_DB:
         return outcome, model  # the noise is not theirs
-    costly = {name: db for name, db in rough_harms(prepared, between).items() if db < _CLEAN_DB}
+    outcome = dataclasses.replace(outcome, harm=rough_harms(prepared, between))
+    costly = {name: db for name, db in outcome.harm.items() if db < _CLEAN_DB}
     if not costly:
         return outcome, model
     why = "most of the noise of int8 is theirs"
@@ -434,10 +355,15 @@ def _without_costly_steps(outcome: Choices, model: nn.Module) -> tuple[Choices, 
     return tried, other
 
 
-def _together(prepared: PreparedModel, names: Sequence[str]) -> tuple[float, ...]:
-    """Signal to noise in dB of each float tensor with the layers named in int8, and no others."""
-    calls = prepared.unseen[:_BATCHES]
-    with prepared.simulated(names) as model:
+def _together(
+    prepared: PreparedModel, names: Sequence[str], *, held_back: bool = False
+) -> tuple[float, ...]:
+    """Signal to noise in dB of each float tensor with the layers named in int8, and no others.
+
+    With ``held_back`` on calls that were held back, by the ranges from before.
+    """
+    calls = prepared.held_back if held_back else prepared.unseen[:_BATCHES]
+    with prepared.simulated(names, held_back=held_back) as model:
         return sqnrs(prepared, model, calls)
 
 
@@ -494,10 +420,13 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     before = min(outcome.sqnr_db)
     if before >= USABLE_DB and outcome.prepared.weight_bits < 8:
         return outcome, model  # that much is lost by 4 bits as a rule
-    if before >= USABLE_DB and min(outcome.fitted_db, default=before) >= ENOUGH_DB:
-        return outcome.noting(_MORE_DATA), model  # no layer is at fault
     prepared = outcome.prepared
-    harm = rough_harms(prepared, outcome.int8_layers)
+    # By ranges that have seen all data no layer is at fault: those are whose ranges do not hold.
+    unsteady = before >= USABLE_DB and min(outcome.fitted_db, default=before) >= ENOUGH_DB
+    known = {} if unsteady else outcome.harm
+    new = [name for name in outcome.int8_layers if name not in known]
+    harm = {**known, **rough_harms(prepared, new, held_back=unsteady)}
+    harm = {name: harm[name] for name in sorted(outcome.int8_layers, key=harm.__getitem__)}
     order = list(harm)
     usable = before >= USABLE_DB
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
@@ -507,7 +436,7 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
         size = min(size, most)
         why = f"the model has {before:.1f} dB with it in int8"
         tried = outcome.without(order[:size], why)
-        expected = _together(prepared, tried.int8_layers)
+        expected = _together(prepared, tried.int8_layers, held_back=unsteady)
         least = USABLE_DB if size > _MOST_IN_FLOAT * len(order) else ENOUGH_DB
         if min(expected, default=least) >= least - _SIMULATION_IS_OFF_BY:
             other, _ = _tried(tried)
@@ -520,7 +449,38 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
             break
         size *= 2
     outcome, model = best
+    if unsteady and not _is_enough(outcome):
+        outcome = outcome.noting(_MORE_DATA)
     _say_what_is_lost(outcome, before, harm)
+    return outcome, model
+
+
+def _where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
+    """With the layers that make most of the noise in float, if that takes hardly more time.
+
+    Such is the first convolution of a transformer, whose other layers quantize each token.
+    """
+    prepared = outcome.prepared
+    decided = outcome.search is not None or prepared.has_budget
+    if decided or not outcome.int8_layers or not outcome.sqnr_db:
+        return outcome, model
+    before = min(_together(prepared, outcome.int8_layers))
+    order = list(rough_harms(prepared, outcome.int8_layers))
+    size = 1
+    while size <= _MOST_IN_FLOAT * len(order):
+        why = "most of the noise is theirs, and in float they take hardly more time"
+        tried = outcome.without(order[:size], why)
+        size *= 2
+        if min(_together(prepared, tried.int8_layers)) < before + _WORTH_DB:
+            continue
+        other, _ = _tried(tried)
+        if other is None or any(
+            speed.slower(one, other, prepared.sample[0]) for one in (model, prepared.reference)
+        ):
+            continue
+        tried = _judged(tried, other)
+        if min(tried.sqnr_db, default=before) >= min(outcome.sqnr_db) + _WORTH_DB:
+            return tried, other
     return outcome, model
 
 
@@ -542,6 +502,34 @@ def _say_what_is_lost(outcome: Choices, before: float, harm: Mapping[str, float]
             X86QuantWarning,
             stacklevel=5,
         )
+
+
+#: Of a metric half a point is noticed. From so many dB on decisions that change are those that are
+#: open in float as well. One or two mean nothing.
+_NOTICED, _DECIDED_DB, _CHANCE = 0.005, 30.0, 2
+
+
+def _say_what_is_decided_otherwise(outcome: Choices) -> None:
+    """Warn of what is close enough as a whole, and still decides otherwise now and then."""
+    close = min(outcome.sqnr_db, default=_DECIDED_DB) >= _DECIDED_DB
+    if close or outcome.search is not None or not _is_enough(outcome):
+        return
+    kinds = (
+        (outcome.agreement, "the largest value is another one in {} of {} rows"),
+        (outcome.above_half, "only one of both models finds {} of {} probabilities above one half"),
+    )
+    for shared, told in kinds:
+        if shared is None:
+            continue
+        changed, noticed = round((1 - shared[0]) * shared[1]), _NOTICED * shared[1]
+        if changed > max(_CHANCE, noticed + 2 * math.sqrt(noticed)):
+            warnings.warn(
+                f"of the calibration data, {told.format(changed, shared[1])} "
+                f"({1 - shared[0]:.1%}): "
+                'a metric may change by as much; try effort="best", or give a metric',
+                X86QuantWarning,
+                stacklevel=4,
+            )
 
 
 # --- it is fast ---

@@ -33,12 +33,13 @@ from x86quant.quantization.kit.accuracy_kit import (
     Halves,
     calibrated_parts,
     correct_biases,
+    learn,
     smoothed_model,
     smoothing_helps,
 )
 from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.model_check import check_model
-from x86quant.quantization.odd_data import what_is_odd
+from x86quant.quantization.odd_data import labels_among, what_are_labels, what_is_odd
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
 from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
 from x86quant.quantization.settings import Settings
@@ -73,7 +74,11 @@ def prepare(model: nn.Module, calibration: Data | None, settings: Settings) -> P
     reference = as_written(copied(given)).eval()
     if data is not None:
         _check_runs(reference, data.example, given=given)
-        for odd in (*what_is_odd(data.sample), *unlike_training(reference, data.sample)):
+        for odd in (
+            *what_is_odd(data.sample),
+            *what_are_labels(reference, data.sample),
+            *unlike_training(reference, data.sample),
+        ):
             warnings.warn(odd, X86QuantWarning, stacklevel=4)
     exact = FloatResults(reference)
     refused: dict[tuple[str, str], str] = {}
@@ -112,7 +117,7 @@ def _check_runs(
             ) from error
         raise InvalidInputError(
             f"the float model fails on {which} calibration batch, of "
-            f"{str(example) or 'no tensors'}: {first_line(error)}"
+            f"{str(example) or 'no tensors'}: {first_line(error)}{labels_among(example)}"
         ) from error
 
 
@@ -191,6 +196,7 @@ def _prepared(
             ranges, parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
             batches = _calibrate_further(model, parts, data, halves)
             correct_biases(own, parts, halves, settings)
+            learn(own, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
         raise UnsupportedError(

@@ -18,7 +18,8 @@ from x86quant.capture.variants import smallest
 from x86quant.dynamic import is_recurrent
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization import speed
-from x86quant.quantization.outcome import Choices, checked
+from x86quant.quantization.choices import Choices
+from x86quant.quantization.outcome import checked
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings

@@ -35,6 +35,8 @@ class Summary:
             model, on calibration data; empty without data.
         agreement: where it returns rows of classes, in which share of how many rows the largest is
             the float model's.
+        above_half: where it returns probabilities, of how many that are above one half in int8 or
+            in float, and in which share of them they are so in both.
         worst: channels that are much further from the float model's than the rest, and how far.
         perplexity: of a causal language model, and of it in float, on tokens of that data.
         notes: what else a user should know.
@@ -55,6 +57,7 @@ class Summary:
     corrected: int = 0
     sqnr_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
+    above_half: tuple[float, int] | None = None
     worst: str = ""
     perplexity: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
@@ -84,6 +87,7 @@ class Summary:
             "corrected": self.corrected,
             "sqnr_db": list(self.sqnr_db),
             "agreement": None if self.agreement is None else list(self.agreement),
+            "above_half": None if self.above_half is None else list(self.above_half),
             "worst": self.worst,
             "perplexity": None if self.perplexity is None else list(self.perplexity),
             "notes": list(self.notes),
@@ -112,6 +116,12 @@ class Summary:
             share, rows = self.agreement
             told = f"{share:.1%} of {rows} rows"
             lines.append(f"the largest value of a row is the float model's in {told}")
+        if self.above_half is not None:
+            share, values = self.above_half
+            lines.append(
+                f"of {values} probabilities above one half in int8 or in float, {share:.1%} are so "
+                "in both"
+            )
         if self.perplexity is not None:
             lines.append(
                 "perplexity {:.4g} on calibration data, float {:.4g}".format(*self.perplexity)

@@ -27,6 +27,7 @@ from x86quant.observing.activations import ObserverName
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.kit.simulation import simulated
 from x86quant.quantization.scheme import Scheme
@@ -150,6 +151,8 @@ def _same_function(before: nn.Module, after: nn.Module, calls: Sequence[Call]) -
     return True
 
 
+#: What is chosen among several, or learned, must gain so much on data not seen: less is chance.
+_CLEARLY_DB = 0.3
 #: Observers that are tried where time does not count, beside the one that is chosen without.
 _OTHER_OBSERVERS: tuple[ObserverName, ...] = ("percentile", "minmax")
 
@@ -169,7 +172,11 @@ def calibrated_parts(
     for name in _OTHER_OBSERVERS:
         other = dataclasses.replace(ranges, observer=name)
         tried.append((other, *_calibrated(exact, parts, other, halves, settings)))
-    return max(tried, key=lambda one: _simulated_noise(exact, one[1], halves.unseen))
+    best, *others = ((_simulated_noise(exact, one[1], halves.unseen), one) for one in tried)
+    for other in others:
+        if other[0] > best[0] + _CLEARLY_DB:
+            best = other
+    return best[1]
 
 
 def _calibrated(
@@ -243,11 +250,18 @@ def _static_noise(exact: FloatResults, parts: Parts, ranges: Ranges, halves: Hal
 
 
 def _simulated_noise(
-    exact: FloatResults, parts: Sequence[StaticPart], calls: Sequence[Call]
+    exact: FloatResults,
+    parts: Sequence[StaticPart],
+    calls: Sequence[Call],
+    *,
+    held_back: bool = False,
 ) -> float:
-    """Signal to noise with all of ``parts``, which are calibrated, as if in int8."""
+    """Signal to noise with all of ``parts``, which are calibrated, as if in int8.
+
+    With ``held_back`` by the ranges that were known before the last calls.
+    """
     layers = {part: [layer.name for layer in part.layers] for part in parts}
-    with simulated(exact.model, layers) as rounded:
+    with simulated(exact.model, layers, held_back=held_back) as rounded:
         try:
             actual = list(outputs(rounded, calls))
         except Exception as error:  # the model's own code may not take what rounding makes
@@ -303,10 +317,45 @@ def _one_by_one(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves
     return {part: one.corrections() for part, one in seen.items()}
 
 
+def learn(
+    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
+) -> None:
+    """With ``effort="best"``, what can be learned from calls seen and helps on others."""
+    if settings.effort != "best" or halves.seen is halves.unseen:
+        return
+    before = {part: Learned.of(part) for part in parts}
+    plain = _noise_on_others(exact, parts, halves)
+    for part, calls in _inputs(exact, parts, halves.seen).items():
+        if calls and (found := learned(part, calls)) is not None:
+            found.give(part)
+    changed = _noise_on_others(exact, parts, halves)
+    if any(x < y + _CLEARLY_DB for x, y in zip(changed, plain, strict=True)):
+        for part, one in before.items():
+            one.give(part)
+
+
+def _noise_on_others(
+    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves
+) -> list[float]:
+    """Signal to noise on calls not seen; and on those held back, by ranges from before them."""
+    found = [_simulated_noise(exact, parts, halves.unseen)]
+    if halves.held_back and all(part.chosen_before for part in parts):
+        found.append(_simulated_noise(exact, parts, halves.held_back, held_back=True))
+    return found
+
+
+def _inputs(
+    exact: FloatResults, parts: Sequence[StaticPart], calls: Sequence[Call]
+) -> dict[StaticPart, list[Call]]:
+    """What each part is given on ``calls``."""
+    found: dict[StaticPart, list[Call]] = {part: [] for part in parts}
+    feed_parts(exact.model, calls, {part: kept.append for part, kept in found.items()})
+    return found
+
+
 def _in_order(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
     """Each layer on what those before it, corrected, give it."""
-    inputs: dict[StaticPart, list[Call]] = {part: [] for part in parts}
-    feed_parts(exact.model, halves.seen, {part: kept.append for part, kept in inputs.items()})
+    inputs = _inputs(exact, parts, halves.seen)
     return {part: corrections_in_order(part, calls) for part, calls in inputs.items()}
 
 

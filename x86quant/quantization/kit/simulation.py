@@ -31,9 +31,15 @@ def fake_activation(observer: Any, x: torch.Tensor, chosen: Chosen | None = None
 
 
 def _known(observer: Any, chosen: Chosen | None) -> Any:
-    """The scale and zero point of ``observer``, or those that were chosen earlier."""
+    """The scale and zero point of ``observer``, or those that were chosen earlier.
+
+    These were chosen before ranges were stretched, which has used no data that came later.
+    """
     known = None if chosen is None else chosen.get(observer)
-    return observer.calculate_qparams() if known is None else known
+    if known is None:
+        return observer.calculate_qparams()
+    scale, zero_point = known
+    return scale * getattr(observer, "stretch", 1.0), zero_point
 
 
 def rounded_copy(part: StaticPart, node: Node) -> nn.Module:
@@ -190,7 +196,19 @@ class Simulation(Interpreter):
             return self._compute(n, node)  # whose states are rounded
         if self._part.gives_floats(node):
             return self._compute(n, node)
-        return fake_activation(observer, self._compute(n, node), self._chosen)
+        return self.rounded(observer, self._compute(n, node))
+
+    def rounded(self, observer: Any, x: torch.Tensor) -> torch.Tensor:
+        """``x`` as the codes of ``observer`` say it."""
+        return fake_activation(observer, x, self._chosen)
+
+    def product(self, node: Node, x: torch.Tensor) -> torch.Tensor:
+        """What the convolution or linear that ``node`` calls makes of ``x``, its bias corrected."""
+        layer = rounded_copy(self._part, node)
+        y: torch.Tensor = layer(x)
+        if (correction := self._part.corrections.get(str(node.target))) is not None:
+            y = y - along_channels(correction, layer, y)
+        return y
 
     def _compute(self, n: Node, node: Node) -> Any:
         """The value of a layer whose input and weight are rounded."""
@@ -205,10 +223,7 @@ class Simulation(Interpreter):
             return rnn(*self.fetch_args_kwargs_from_env(n)[0])
         if not is_weighted(module):
             return super().run_node(n)
-        layer = rounded_copy(self._part, node)
-        y = layer(self.rounded_input(n))
-        if (correction := self._part.corrections.get(str(node.target))) is not None:
-            y = y - along_channels(correction, layer, y)
+        y = self.product(node, self.rounded_input(n))
         fused = self.fetch_attr(str(n.target))
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
             y = follower(y)
@@ -221,7 +236,7 @@ class Simulation(Interpreter):
         before = self._part.observer_of(self._part.nodes[n.name].args[0])
         if before is None or self._is_rounded(source, before):
             return x
-        return fake_activation(before, x, self._chosen)
+        return self.rounded(before, x)
 
     def _is_rounded(self, source: Node, observer: Any) -> bool:
         """Whether the value of ``source`` is one that ``observer`` rounds to itself."""

@@ -22,6 +22,7 @@ from x86quant.errors import InvalidInputError, UnsupportedError, first_line
 from x86quant.forms.call_form import Structure
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.rounded import FusedLayer, RoundedLayer, rounded
+from x86quant.lowering.views import is_view
 from x86quant.observing.activations import ACTIVATION_OBSERVERS, ObserverName
 from x86quant.observing.observer import RangeObserver, named
 from x86quant.observing.weights import (
@@ -205,12 +206,20 @@ class StaticPart:
         return None
 
     def gives_floats(self, node: Node) -> bool:
-        """Whether ``node`` is a linear whose result leaves the part, and so is not rounded."""
+        """Whether ``node`` is a product of rows whose result leaves the part, and is not rounded.
+
+        Those are the ones that the pass ``keep_float_results`` finds in the graph that is built.
+        """
         kind = kind_of(node, self.module(node))
-        readers = [reader for user in node.users for reader in user.users]
-        return kind in (nn.Linear, torch.nn.functional.linear) and all(
-            reader.op == "output" for reader in readers
-        )
+        of_rows = kind in (nn.Linear, torch.nn.functional.linear) or is_pointwise(self.module(node))
+        return of_rows and all(map(self._leads_out, node.users))
+
+    def _leads_out(self, node: Node) -> bool:
+        """Whether ``node``, an observer or a view, leads to the part's results alone."""
+        if node.op == "output":
+            return True
+        passes = self.observer_of(node) is not None or is_view(node)
+        return passes and all(map(self._leads_out, node.users))
 
     @functools.cached_property
     def float_graph(self) -> Graph:
@@ -462,6 +471,16 @@ class StaticPart:
 def is_weighted(module: nn.Module | None) -> bool:
     """Whether ``module`` is a convolution or linear, whose weight becomes int8."""
     return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+
+
+def is_pointwise(module: Any) -> bool:
+    """Whether ``module`` is a convolution of each place by itself, which is a product of rows."""
+    return (
+        type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        and module.groups == 1
+        and all(size == 1 for size in (*module.kernel_size, *module.stride))
+        and module.padding in ("same", "valid", (0,) * len(module.kernel_size))
+    )
 
 
 def _is_product(node: Node, module: nn.Module | None) -> bool:
