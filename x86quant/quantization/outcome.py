@@ -72,10 +72,10 @@ def checked(outcome: Choices, settings: Settings) -> Any:
         outcome, model = _without_costly_steps(outcome, model)
         outcome, model = _wide_enough(outcome, model)
         outcome, model = _good_enough(outcome, model)
-        if settings.effort == "best" and settings.speed_check and speed.can_tell():
-            outcome, model = _where_float_is_cheap(outcome, model)
         if settings.speed_check:
             outcome, model = _no_slower(outcome, model, sample)
+            if settings.effort == "best" and speed.can_tell():
+                outcome, model = _where_float_is_cheap(outcome, model)
         if not outcome.int8_layers:
             outcome = outcome.without_figures()
         _say_what_is_decided_otherwise(outcome)
@@ -474,12 +474,11 @@ def _where_float_is_cheap(outcome: Choices, model: nn.Module) -> tuple[Choices, 
         if min(_together(prepared, tried.int8_layers)) < before + _WORTH_DB:
             continue
         other, _ = _tried(tried)
-        if other is None or any(
-            speed.slower(one, other, prepared.sample[0]) for one in (model, prepared.reference)
-        ):
+        if other is None or speed.slower(model, other, prepared.sample[0]) is not None:
             continue
         tried = _judged(tried, other)
-        if min(tried.sqnr_db, default=before) >= min(outcome.sqnr_db) + _WORTH_DB:
+        gains = min(tried.sqnr_db, default=before) >= min(outcome.sqnr_db) + _WORTH_DB
+        if gains and _no_slower(tried, other, prepared.sample)[0].reasons == tried.reasons:
             return tried, other
     return outcome, model
 

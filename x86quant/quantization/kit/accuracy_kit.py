@@ -172,11 +172,9 @@ def calibrated_parts(
     for name in _OTHER_OBSERVERS:
         other = dataclasses.replace(ranges, observer=name)
         tried.append((other, *_calibrated(exact, parts, other, halves, settings)))
-    best, *others = ((_simulated_noise(exact, one[1], halves.unseen), one) for one in tried)
-    for other in others:
-        if other[0] > best[0] + _CLEARLY_DB:
-            best = other
-    return best[1]
+    levels = [_simulated_noise(exact, some, halves.unseen) for _, some, _ in tried]
+    best = levels.index(max(levels))
+    return tried[best if levels[best] > levels[0] + _CLEARLY_DB else 0]
 
 
 def _calibrated(
