@@ -22,6 +22,10 @@ import heapq
 import itertools
 from collections.abc import Callable, Generator
 
+import torch
+
+from x86quant import extension
+
 CORES = (2, 8, 32, 64, 128, 192)
 _GROUP = 8
 _SOCKET = 64
@@ -194,11 +198,6 @@ def main() -> int:
 
 
 def _measured() -> float:
-    from x86quant import extension
-
-    extension.load()
-    import torch
-
     torch.set_num_threads(2)
     loops = extension.native().loop_nanoseconds
     return float(min(loops(20_000, 2, 0.0, True) for _ in range(9)) / 2)
