@@ -238,18 +238,22 @@ def without_torch() -> list[str]:
 def dependencies() -> list[str]:
     """What is installed beside: torch, and what goes with it.
 
-    The C++ of fbgemm-gpu-cpu loads beside one torch alone: a build takes what belongs to the torch
-    that is there. A wheel for others cannot say that: where the two do not fit, our lookups in
+    The stock engine's part, and the C++ of fbgemm-gpu-cpu, load beside one torch alone: a build
+    takes the torch that is there, which nothing else that is installed then replaces, and what
+    belongs to it. A wheel for others cannot say that: where the two do not fit, our lookups in
     FBGEMM's own tables say so, and all else runs.
     """
-    goes_with = f"=={FBGEMM_OF_TORCH[minor(torch_version)]}.*"
-    oldest = next(iter(FBGEMM_OF_TORCH.items()))
+    here = minor(torch_version)
+    torch, fbgemm = (
+        next(iter(FBGEMM_OF_TORCH.items())) if FOR_OTHERS else (here, FBGEMM_OF_TORCH[here])
+    )
+    least, end = (">=", "") if FOR_OTHERS else ("==", ".*")
     return [
-        f"torch>={oldest[0]}",
+        f"torch{least}{torch}{end}",
         "numpy>=1.26",
         "py-cpuinfo>=9.0",
         # There are files of it for Linux alone, and only lookups of its own tables need it.
-        f"fbgemm-gpu-cpu{f'>={oldest[1]}' if FOR_OTHERS else goes_with}; sys_platform == 'linux'",
+        f"fbgemm-gpu-cpu{least}{fbgemm}{end}; sys_platform == 'linux'",
         "safetensors>=0.5",
         "tomli>=2.0; python_version < '3.11'",
     ]

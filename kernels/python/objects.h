@@ -8,6 +8,7 @@
 #include <Python.h>
 
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -58,6 +59,8 @@ auto answer(const Body& body) noexcept -> decltype(body()) {
     PyErr_SetString(PyExc_TypeError, error.what());
   } catch (const Refused& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
