@@ -88,8 +88,8 @@ def tried(name: str, scenario: Scenario, library: Any) -> bool:
     while True:
         number += 1
         act = scenario()
-        # Before the call: a process that ends says where.
-        print(f"\r{name}: {number}", end="", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():  # before the call: a process that ends says where
+            print(f"\r{name}: {number}", end="", file=sys.stderr, flush=True)
         library.refuse_begin(ctypes.c_long(number))
         try:
             answer = act()
@@ -109,7 +109,7 @@ def tried(name: str, scenario: Scenario, library: Any) -> bool:
         except _TOLD as error:
             found.append(f"allocation {number} ({reason}): the next call fails: {error}")
     print(
-        f"\r{name:<12} {number - 1:5} refused, {told} told, {number - 1 - told} done without: "
+        f"{name:<12} {number - 1:5} refused, {told} told, {number - 1 - told} done without: "
         f"{len(found)} findings", flush=True
     )  # fmt: skip
     for line in found:

@@ -101,7 +101,7 @@ def test_close_decisions_are_told_though_the_values_are_close() -> None:
     with pytest.warns(
         X86QuantWarning, match=r"the largest value is another one in \d+ of \d+ rows"
     ):
-        int8 = x86quant.quantize(Close(), batches, speed_check=False)
+        int8: Any = x86quant.quantize(Close(), batches, speed_check=False)
     assert 20 < min(int8.quantization.sqnr_db) < 30
     share, rows = int8.quantization.agreement
     assert rows * (1 - share) >= 2
