@@ -33,9 +33,8 @@ def test_files_for_larger_instruction_sets_lend_nothing_to_others() -> None:
 
 def test_ends_of_threads_need_no_memory() -> None:
     """glibc ends a process that has none left to note what a thread must destroy in the end."""
-    libraries = [
-        path for path in cpp_paths().library.parent.glob("*.so") if "_stock_" not in path.name
-    ]
+    folder = cpp_paths().library.parent
+    libraries = [path for path in folder.glob("*.so") if "_torch_" not in path.name]
     assert len(libraries) >= 2
     for library in libraries:
         symbols = subprocess.run(
