@@ -32,9 +32,9 @@ def _run(seeds: int, folder: Path) -> None:
     here = [name for name, level in LEVELS.items() if level.features <= x86quant.cpu().features]
     start, *isas = fuzzer(folder, "coverage", emulate=True)
     commands = [[start, "0", str(seeds), *isas]]
+    fuzz, race = (str(built(name, "coverage", folder)) for name in ("fuzz", "race"))
     for file in exported(folder):
-        commands.append([str(built("fuzz", "coverage", folder)), str(file), "0", str(seeds), *here])
-        commands.append([str(built("race", "coverage", folder)), str(file), "3", *here])
+        commands += [[fuzz, str(file), "0", str(seeds), *here], [race, str(file), "3", *here]]
     commands.append([str(built("team", "coverage", folder)), "200"])
     for command in commands:
         print(*command, flush=True)

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <new>
 
+#include "../kernels/serving/fuzz/refusing_malloc.h"
+
 namespace {
 
 struct Range {
@@ -32,8 +34,10 @@ int add_ranges(dl_phdr_info* info, size_t, void* wanted) {
   return 0;
 }
 
+}  // namespace
+
 // Whether the code at `caller` is to do without.
-bool refuses(void* caller) {
+static bool refuses(void* caller) {
   if (!counts.load(std::memory_order_relaxed)) return false;
   const auto at = reinterpret_cast<uintptr_t>(caller);
   for (int i = 0; i < range_count; ++i) {
@@ -45,16 +49,7 @@ bool refuses(void* caller) {
   return false;
 }
 
-void* got(size_t size, size_t alignment, void* caller);
-
-}  // namespace
-
 extern "C" {
-void* __libc_malloc(size_t size);
-void* __libc_calloc(size_t count, size_t size);
-void* __libc_realloc(void* before, size_t size);
-void* __libc_memalign(size_t alignment, size_t size);
-
 // Libraries whose name contains `part` are refused their allocations; how many parts of code that are.
 int refuse_add(const char* part) {
   dl_iterate_phdr(add_ranges, const_cast<char*>(part));
@@ -72,22 +67,6 @@ void refuse_begin(long number) {
 long refuse_end() {
   counts = false;
   return seen;
-}
-
-void* malloc(size_t size) { return refuses(__builtin_return_address(0)) ? nullptr : __libc_malloc(size); }
-void* calloc(size_t count, size_t size) {
-  return refuses(__builtin_return_address(0)) ? nullptr : __libc_calloc(count, size);
-}
-void* realloc(void* before, size_t size) {
-  return refuses(__builtin_return_address(0)) ? nullptr : __libc_realloc(before, size);
-}
-void* aligned_alloc(size_t alignment, size_t size) {
-  return refuses(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
-}
-int posix_memalign(void** found, size_t alignment, size_t size) {
-  if (refuses(__builtin_return_address(0))) return ENOMEM;
-  *found = __libc_memalign(alignment, size);
-  return *found == nullptr ? ENOMEM : 0;
 }
 }
 

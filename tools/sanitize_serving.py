@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import os
 import shlex
 import subprocess
@@ -133,23 +134,38 @@ def of_library(program: str, folder: Path) -> Path:
 
 def built(program: str, sanitizer: str, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with all it runs, compiled with the ``sanitizer``."""
+    own = _compiled([SERVING / "fuzz" / f"{program}.cpp"], sanitizer, folder)
+    target = folder / f"{program}-serving"
+    link = [*map(str, own), *_what_it_runs(sanitizer, folder), "-pthread", "-o", str(target)]
+    subprocess.run([*shlex.split(toolchain.compiler()), *_flags(sanitizer), *link], check=True)
+    return target
+
+
+@functools.cache
+def _what_it_runs(sanitizer: str, folder: Path) -> tuple[str, ...]:
+    """What every program is linked with, for the linker."""
     library = build(folder, sanitizer=sanitizer)
-    flags = [*toolchain.flags(), *SANITIZERS[sanitizer], "-I", str(SERVING / "include")]
     sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
-    sources += [SERVING / "fuzz" / f"{program}.cpp"]
     sources += [KERNELS / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
+    objects = _compiled(sources, sanitizer, folder)
+    return (*map(str, objects), str(library), f"-Wl,-rpath,{folder}")
+
+
+def _compiled(sources: list[Path], sanitizer: str, folder: Path) -> list[Path]:
     objects = [folder / f"{sanitizer}-{x.parent.name}-{x.stem}.o" for x in sources]
     compiler = shlex.split(toolchain.compiler())
 
     def compiled(source: Path, to: Path) -> None:
-        subprocess.run([*compiler, *flags, "-c", str(source), "-o", str(to)], check=True)
+        command = [*compiler, *_flags(sanitizer), "-c", str(source), "-o", str(to)]
+        subprocess.run(command, check=True)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compiled, sources, objects))
-    target = folder / f"{program}-serving"
-    link = [*map(str, objects), str(library), f"-Wl,-rpath,{folder}", "-pthread", "-o", str(target)]
-    subprocess.run([*compiler, *flags, *link], check=True)
-    return target
+    return objects
+
+
+def _flags(sanitizer: str) -> list[str]:
+    return [*toolchain.flags(), *SANITIZERS[sanitizer], "-I", str(SERVING / "include")]
 
 
 def starts(target: Path) -> list[str] | None:

@@ -39,6 +39,23 @@ std::vector<T> all_of(PyObject* list, const Make& make) {
   return found;
 }
 
+inline Tensors tensors_of(PyObject* list) {
+  return all_of<Tensor>(list, [](PyObject* item) { return Tensor(item); });
+}
+
+// Nothing if one of them is no plain tensor: see Tensor::plain.
+inline std::optional<Tensors> plain_tensors(PyObject* list) {
+  const Items items(list);
+  Tensors found;
+  found.reserve(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    std::optional<Tensor> x = Tensor::plain(items[i]);
+    if (!x) return std::nullopt;
+    found.push_back(std::move(*x));
+  }
+  return found;
+}
+
 inline OptionalTensor optional_tensor(PyObject* object) {
   return object == Py_None ? std::nullopt : OptionalTensor(Tensor(object));
 }
@@ -57,9 +74,7 @@ class Arguments {
   PyObject* operator[](Py_ssize_t i) const { return i < count_ ? items_[i] : Py_None; }
   Tensor tensor(Py_ssize_t i) const { return Tensor((*this)[i]); }
   OptionalTensor optional(Py_ssize_t i) const { return optional_tensor((*this)[i]); }
-  Tensors tensors(Py_ssize_t i) const {
-    return all_of<Tensor>((*this)[i], [](PyObject* item) { return Tensor(item); });
-  }
+  Tensors tensors(Py_ssize_t i) const { return tensors_of((*this)[i]); }
   int64_t integer(Py_ssize_t i) const { return integer_of((*this)[i]); }
   double real(Py_ssize_t i) const { return real_of((*this)[i]); }
   bool flag(Py_ssize_t i) const {

@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "../dynamic/kernel.h"
-#include "../dynamic/row_weights.h"
 #include "arguments.h"
 #include "module.h"
+#include "operands.h"
 #include "types.h"
 
 namespace x86quant::python {
@@ -31,12 +31,8 @@ using LinearType = HolderType<LinearPtr>;
 PyObject* pack_linear_dynamic(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
     const Arguments a("pack_linear_dynamic", args, count, 7);
-    const Tensor weight = a.tensor(0).contiguous(), scale = a.tensor(1).contiguous();
-    OptionalTensor bias = a.optional(2);
-    if (bias) bias = bias->contiguous();
-    const dynamic::Description d{
-        dynamic::row_weights(weight.view(), scale.view(), bias ? std::make_optional(bias->view()) : std::nullopt),
-        a.optional_text(3)};
+    const Operands operands(a, 0);
+    const dynamic::Description d{operands.weights(), a.optional_text(3)};
     const std::vector<int64_t> max_rows = a.integers(4);
     const Items kernels(a[5]);
     X86QUANT_REQUIRE(kernels.size() > 0 && kernels.size() == max_rows.size(), "one kernel is needed for each of the row bounds");

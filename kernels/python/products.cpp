@@ -98,8 +98,7 @@ PyObject* weight_only_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
     const Arguments a("weight_only_rows", args, count, 5);
     const Tensor x = a.tensor(0).contiguous(), weight = a.tensor(1).contiguous(), scale = a.tensor(2).contiguous();
-    OptionalTensor bias = a.optional(3);
-    if (bias) bias = bias->contiguous();
+    const OptionalTensor bias = contiguous(a.optional(3));
     bool fits = x->dims == 2 && weight->dims == 2 && x->size(1) == weight->size(1) && scale->count() == weight->size(0) &&
                 x->type == Type::kFloat && weight->type == Type::kChar && scale->type == Type::kFloat && x->is_cpu &&
                 weight->is_cpu && scale->is_cpu;

@@ -216,7 +216,7 @@ PyObject* add_step(PyObject* self, PyObject* const* args, Py_ssize_t count) {
 // run(inputs): a list of results.
 PyObject* run(PyObject* self, PyObject* inputs) {
   return on_program(self, [&](PlannedProgram& p) {
-    const Tensors given = all_of<Tensor>(inputs, [](PyObject* x) { return Tensor(x); });
+    const Tensors given = tensors_of(inputs);
     require(p.takes(given), "the plan is for other inputs");
     Call call(p, given);
     call.run();
@@ -228,7 +228,7 @@ PyObject* run(PyObject* self, PyObject* inputs) {
 // Python's form would take longer than a step.
 PyObject* run_timed(PyObject* self, PyObject* inputs) {
   return on_program(self, [&](PlannedProgram& p) {
-    const Tensors given = all_of<Tensor>(inputs, [](PyObject* x) { return Tensor(x); });
+    const Tensors given = tensors_of(inputs);
     require(p.takes(given), "the plan is for other inputs");
     Call call(p, given);
     std::vector<double> microseconds;
@@ -244,16 +244,9 @@ PyObject* run_timed(PyObject* self, PyObject* inputs) {
 // somebody watches.
 PyObject* try_run(PyObject* self, PyObject* inputs) {
   return on_program(self, [&](PlannedProgram& p) {
-    const Items items(inputs);
-    Tensors given;
-    given.reserve(items.size());
-    for (size_t i = 0; i < items.size(); ++i) {
-      std::optional<Tensor> x = Tensor::plain(items[i]);
-      if (!x) return none();
-      given.push_back(std::move(*x));
-    }
-    if (somebody_watches() || !p.takes(given) || p.steps->threads() != all_threads()) return none();
-    Call call(p, given);
+    const std::optional<Tensors> given = plain_tensors(inputs);
+    if (!given || somebody_watches() || !p.takes(*given) || p.steps->threads() != all_threads()) return none();
+    Call call(p, *given);
     call.run();
     return call.results_in_tuple();
   });

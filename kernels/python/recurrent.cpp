@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "../dynamic/row_weights.h"
 #include "arguments.h"
 #include "module.h"
+#include "operands.h"
 #include "types.h"
 
 namespace x86quant::python {
@@ -22,18 +22,14 @@ PyObject* make_recurrent(PyTypeObject*, PyObject* args, PyObject*) {
     PyObject *kind = nullptr, *weights = nullptr, *scales = nullptr, *biases = nullptr;
     int bidirectional = 0, projected = 0;
     if (!PyArg_ParseTuple(args, "OppOOO", &kind, &bidirectional, &projected, &weights, &scales, &biases)) return nullptr;
-    const auto contiguous = [](PyObject* x) { return Tensor(x).contiguous(); };
-    const auto maybe = [](PyObject* x) {
-      OptionalTensor bias = optional_tensor(x);
-      return bias ? OptionalTensor(bias->contiguous()) : std::nullopt;
-    };
-    const Tensors codes = all_of<Tensor>(weights, contiguous), steps = all_of<Tensor>(scales, contiguous);
-    const std::vector<OptionalTensor> shifts = all_of<OptionalTensor>(biases, maybe);
+    const Items codes(weights), steps(scales), shifts(biases);
     X86QUANT_REQUIRE(steps.size() == codes.size() && shifts.size() == codes.size(), "malformed recurrent layer");
+    std::vector<Operands> operands;
     std::vector<runtime::RowWeights> products;
-    for (size_t i = 0; i < codes.size(); ++i)
-      products.push_back(dynamic::row_weights(codes[i].view(), steps[i].view(),
-                                              shifts[i] ? std::make_optional(shifts[i]->view()) : std::nullopt));
+    for (size_t i = 0; i < codes.size(); ++i) {
+      operands.emplace_back(Tensor(codes[i]), Tensor(steps[i]), optional_tensor(shifts[i]));
+      products.push_back(operands.back().weights());
+    }
     const std::string name = text_of(kind);
     return RecurrentType::object(without_gil([&]() -> RecurrentPtr {
       return std::make_shared<dynamic::Recurrent>(name, bidirectional != 0, projected != 0, products);

@@ -2,12 +2,12 @@
 #include <limits>
 #include <vector>
 
-#include "../dynamic/row_weights.h"
 #include "../native/native_rows.h"
 #include "../runtime/activation.h"
 #include "../runtime/native_cpu.h"
 #include "arguments.h"
 #include "module.h"
+#include "operands.h"
 #include "packs.h"
 
 namespace x86quant::python {
@@ -131,20 +131,6 @@ struct Norm {
 };
 
 // --- packed weights ---
-
-// A linear's operands, argument by argument, kept contiguous.
-struct Operands {
-  Operands(const Arguments& a, Py_ssize_t first)
-      : weight(a.tensor(first).contiguous()), scale(a.tensor(first + 1).contiguous()), bias(a.optional(first + 2)) {
-    if (bias) bias = bias->contiguous();
-  }
-  runtime::RowWeights weights() const {
-    return dynamic::row_weights(weight.view(), scale.view(), bias ? std::make_optional(bias->view()) : std::nullopt);
-  }
-
-  Tensor weight, scale;
-  OptionalTensor bias;
-};
 
 std::optional<runtime::Table> packed_before(const OptionalTensor& known) {
   X86QUANT_REQUIRE(!known || (known->view().type == Type::kByte && known->view().is_cpu), "packed weights are bytes");

@@ -46,19 +46,6 @@ PyObject* check_bags(PyObject*, PyObject* const* args, Py_ssize_t count) {
   });
 }
 
-// Nothing if one of them is of a subclass, which may be anything, or is to be negated when it is read.
-std::optional<Tensors> plain_tensors(PyObject* list) {
-  const Items items(list);
-  Tensors found;
-  found.reserve(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    std::optional<Tensor> x = Tensor::plain(items[i]);
-    if (!x) return std::nullopt;
-    found.push_back(std::move(*x));
-  }
-  return found;
-}
-
 // try_look_up: as look_up_bags; None if somebody watches, or an operand is more than a tensor's memory.
 PyObject* try_look_up(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {

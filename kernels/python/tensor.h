@@ -40,6 +40,11 @@ class Tensor {
 using Tensors = std::vector<Tensor>;
 using OptionalTensor = std::optional<Tensor>;
 
+// This, or a copy that is; nothing of nothing.
+inline OptionalTensor contiguous(const OptionalTensor& tensor) {
+  return tensor ? OptionalTensor(tensor->contiguous()) : std::nullopt;
+}
+
 // A view of the first, nothing of nothing.
 std::vector<View> views_of(const Tensors& tensors);
 

@@ -165,7 +165,8 @@ def _prepared(
     halves = Halves.of_rows(model, sample) if sample else Halves((), ())
     notes: list[str] = []
     if settings.embedding_bits is not None:
-        notes += _quantize_tables(model, settings.embedding_bits)
+        model, told = _with_tables(model, settings.embedding_bits)
+        notes += told
     plain = model
     model, smoothed = smoothed_model(plain, scheme, halves, settings)
     # A plain copy returns what the reference does.
@@ -263,12 +264,14 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
     return model if same else deep_copy(reference)
 
 
-def _quantize_tables(model: nn.Module, bits: int) -> list[str]:
-    """Replace the embedding tables in ``model``; what a user should know of it."""
+def _with_tables(model: nn.Module, bits: int) -> tuple[nn.Module, list[str]]:
+    """``model`` with its tables replaced, or what replaces it; what a user should know of it."""
     tables = {
         n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
     }
-    to_dynamic(model, embeddings=bits, keep=lambda name, _: name not in tables, inplace=True)
+    model = to_dynamic(
+        model, embeddings=bits, keep=lambda name, _: name not in tables, inplace=True
+    )
     notes = []
     found = {name: model.get_submodule(name) for name in tables}
     by_bits: dict[int | None, list[str]] = {}
@@ -281,7 +284,7 @@ def _quantize_tables(model: nn.Module, bits: int) -> list[str]:
         else:
             why = "" if own == bits else f", since rows do not fill bytes with codes of {bits}"
             notes.append(f"{len(names)} tables have rows in {own} bits{why}: {listed(names)}")
-    return notes
+    return model, notes
 
 
 def _calibrate_further(

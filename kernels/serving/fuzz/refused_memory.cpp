@@ -7,24 +7,17 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
+#include "refusing_malloc.h"
 #include "tensors.h"
 
 namespace {
 
 std::atomic<long> left{-1};  // allocations until one is refused; below 0: none is
-
-bool refuses() {
-  if (left.load(std::memory_order_relaxed) < 0) return false;
-  if (left.fetch_sub(1) != 0) return false;
-  errno = ENOMEM;
-  return true;
-}
 
 template <class Function>
 Function* real(const char* name) {
@@ -33,26 +26,17 @@ Function* real(const char* name) {
 
 }  // namespace
 
-extern "C" {
-void* __libc_malloc(size_t size);
-void* __libc_calloc(size_t count, size_t size);
-void* __libc_realloc(void* before, size_t size);
-void* __libc_memalign(size_t alignment, size_t size);
-
-void* malloc(size_t size) { return refuses() ? nullptr : __libc_malloc(size); }
-void* calloc(size_t count, size_t size) { return refuses() ? nullptr : __libc_calloc(count, size); }
-void* realloc(void* before, size_t size) { return refuses() ? nullptr : __libc_realloc(before, size); }
-void* aligned_alloc(size_t alignment, size_t size) { return refuses() ? nullptr : __libc_memalign(alignment, size); }
-int posix_memalign(void** found, size_t alignment, size_t size) {
-  if (refuses()) return ENOMEM;
-  *found = __libc_memalign(alignment, size);
-  return *found == nullptr ? ENOMEM : 0;
+static bool refuses(void*) {
+  if (left.load(std::memory_order_relaxed) < 0) return false;
+  if (left.fetch_sub(1) != 0) return false;
+  errno = ENOMEM;
+  return true;
 }
-void* mmap(void* at, size_t size, int access, int flags, int file, off_t from) {
-  if (refuses()) return MAP_FAILED;
+
+extern "C" void* mmap(void* at, size_t size, int access, int flags, int file, off_t from) {
+  if (refuses(nullptr)) return MAP_FAILED;
   static auto* const next = real<void*(void*, size_t, int, int, int, off_t)>("mmap");
   return next(at, size, access, flags, file, from);
-}
 }
 
 namespace {

@@ -77,9 +77,7 @@ def learned(part: StaticPart, calls: Sequence[Call]) -> Learned | None:
                 found = _floats(run.run(*calls[number % len(calls)].args))
                 error = _error(found, exact[number % len(calls)])
                 slopes = torch.autograd.grad(error, leaves, allow_unused=True)
-            except (
-                RuntimeError
-            ) as failed:  # an op without gradients, or one that writes to its input
+            except RuntimeError as failed:  # of an op without gradients, or that writes in place
                 _log.info("nothing is learned in %r: %s", part.path, first_line(failed))
                 return None
         for leaf, slope in zip(leaves, slopes, strict=True):
