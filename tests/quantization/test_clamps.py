@@ -19,9 +19,9 @@ from x86quant.quantization.tracing.tracing import trace
 
 
 class Function(nn.Module):
-    def __init__(self, function) -> None:
+    def __init__(self, function, layer=nn.Conv2d) -> None:
         super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 8, 3), function
+        self.conv, self.function = layer(3, 8, 3), function
         self.head = nn.Conv2d(8, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,11 +37,12 @@ CLAMPS = {
 }
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
 @pytest.mark.parametrize("name", CLAMPS)
-def test_what_a_clamp_cuts_off_takes_no_codes(name: str) -> None:
+def test_what_a_clamp_cuts_off_takes_no_codes(name: str, layer: type[nn.Module]) -> None:
     """Far below zero lies nothing that the next layer sees."""
     torch.manual_seed(0)
-    model = Function(CLAMPS[name]).eval()
+    model = Function(CLAMPS[name], layer).eval()
     with torch.no_grad():
         model.conv.bias[:4] -= 40.0
     data = [images(4, seed) for seed in range(4)]
@@ -55,6 +56,26 @@ def test_what_a_clamp_cuts_off_takes_no_codes(name: str) -> None:
     x = images(4, 9)
     assert sqnr(model(x), int8(x)) > 30
     x86quant.assert_int8(int8, (x,))
+
+
+def test_a_clamp_behind_a_transposed_convolution_by_function_takes_no_codes() -> None:
+    torch.manual_seed(0)
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 8, 2, 2))
+            self.head = nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            low = torch.linspace(-400, 0, 8)
+            return self.head(F.relu(F.conv_transpose2d(x, self.weight, low, stride=2)))
+
+    model = Decoder().eval()
+    data = [images(4, seed) for seed in range(4)]
+    int8 = x86quant.quantize(model, data, progress=False, equalize=False)
+    assert sqnr(model(data[0]), int8(data[0])) > 30
+    x86quant.assert_int8(int8, (data[0],))
 
 
 def test_layers_that_share_a_clamp_of_other_bounds_are_not_confused() -> None:

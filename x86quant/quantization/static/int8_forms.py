@@ -80,7 +80,7 @@ JOINS: frozenset[Any] = frozenset({*_OPERANDS, torch.cat, torch.stack})
 
 #: What a clamp behind is computed as one with: what it cuts off takes no codes.
 BEFORE_CLAMP: frozenset[Any] = frozenset(
-    {*_PLAIN_LAYERS, *_PLAIN_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
+    {*WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
 )
 CLAMPS: tuple[Any, ...] = (nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh)
 
