@@ -236,6 +236,24 @@ def test_constants_are_computed_once() -> None:
     assert float((gm(IMAGE) - Scaled()(IMAGE)).abs().max()) <= STEP * 1.001
 
 
+def test_a_list_of_constants_is_taken_apart_once() -> None:
+    """As the weights of a fusion of feature maps are, which its code goes through."""
+    weights = nn.Parameter(torch.tensor([1.0, 3.0]))
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = weights
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = torch.ops.aten.unbind.int(torch.ops.aten.relu.default(self.weights))
+            return q(q(x) * first + second)
+
+    gm = from_fx(Fused(), (IMAGE,))
+    assert changes(gm, "fold_constants") == 3
+    assert float((gm(IMAGE) - Fused()(IMAGE)).abs().max()) <= STEP * 1.001
+
+
 def settled_norm() -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(4).eval()
     with torch.no_grad():
