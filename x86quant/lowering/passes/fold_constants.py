@@ -42,7 +42,7 @@ def _tensors(node: Node, value: object) -> list[tuple[Node, torch.Tensor]]:
         u.target is not operator.getitem for u in node.users
     ):
         return []
-    return [(user, value[user.args[1]]) for user in node.users]
+    return [(user, value[int(user.args[1])]) for user in node.users]  # type: ignore[arg-type]
 
 
 def _foldable(gm: GraphModule, node: Node) -> bool:
