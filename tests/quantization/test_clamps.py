@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import x86quant
 from tests.quantization.test_accuracy_kit import equalized, images, sqnr
 from x86quant.calling.call import Call
+from x86quant.lowering.graph_tools import is_op
 from x86quant.quantization.kit.equalization import find_pairs
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -26,6 +28,15 @@ class Function(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.function(self.conv(x)))
+
+
+class Normed(Function):
+    def __init__(self, function, norm: nn.Module) -> None:
+        super().__init__(function)
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.function(self.norm(self.conv(x))))
 
 
 CLAMPS = {
@@ -76,6 +87,29 @@ def test_a_clamp_behind_a_transposed_convolution_by_function_takes_no_codes() ->
     int8 = x86quant.quantize(model, data, progress=False, equalize=False)
     assert sqnr(model(data[0]), int8(data[0])) > 30
     x86quant.assert_int8(int8, (data[0],))
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.InstanceNorm2d(8, affine=True), nn.InstanceNorm2d(8), nn.GroupNorm(2, 8)]
+)
+@pytest.mark.parametrize("name", CLAMPS)
+def test_a_clamp_behind_a_norm_in_float_leaves_all_codes_to_what_it_keeps(
+    name: str, norm: nn.Module, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Normed(CLAMPS[name], norm).eval()
+    data = [images(4, seed) for seed in range(4)]
+    int8 = x86quant.quantize(model, data, progress=False, speed_check=False)
+    (head,) = (node for node in int8.graph_module.graph.nodes if is_op(node, "linear_real"))
+    assert head.kwargs["x_zp"] == 0
+    kinds = [str(node.target) for node in int8.graph_module.graph.nodes]
+    assert "x86quant.lut.default" not in kinds
+    if name == "relu":
+        assert "aten.clamp.default" not in kinds  # codes end there as well
+    x = images(4, 9)
+    assert sqnr(model(x), int8(x)) > 30
+    x86quant.save(int8, tmp_path / "net.x86q")
+    assert torch.equal(x86quant.load(tmp_path / "net.x86q")(x), int8(x))
 
 
 def test_layers_that_share_a_clamp_of_other_bounds_are_not_confused() -> None:

@@ -83,6 +83,8 @@ BEFORE_CLAMP: frozenset[Any] = frozenset(
     {*WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
 )
 CLAMPS: tuple[Any, ...] = (nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh)
+#: All clamps: behind a step in float they are float as well, and what they leave is rounded.
+ALL_CLAMPS: frozenset[Any] = frozenset({*CLAMPS, torch.clamp, "clamp", "relu"})
 
 
 def kind_of(node: Node, module: nn.Module | None) -> Any:
