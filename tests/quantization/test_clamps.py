@@ -89,9 +89,25 @@ def test_a_clamp_behind_a_transposed_convolution_by_function_takes_no_codes() ->
     x86quant.assert_int8(int8, (data[0],))
 
 
-@pytest.mark.parametrize(
-    "norm", [nn.InstanceNorm2d(8, affine=True), nn.InstanceNorm2d(8), nn.GroupNorm(2, 8)]
-)
+class ByFunction(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+NORMS = [
+    nn.InstanceNorm2d(8, affine=True),
+    nn.InstanceNorm2d(8),
+    nn.GroupNorm(2, 8),
+    ByFunction(F.instance_norm),
+    ByFunction(lambda x: F.group_norm(x, 2)),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", CLAMPS)
 def test_a_clamp_behind_a_norm_in_float_leaves_all_codes_to_what_it_keeps(
     name: str, norm: nn.Module, tmp_path: Path
@@ -100,6 +116,7 @@ def test_a_clamp_behind_a_norm_in_float_leaves_all_codes_to_what_it_keeps(
     model = Normed(CLAMPS[name], norm).eval()
     data = [images(4, seed) for seed in range(4)]
     int8 = x86quant.quantize(model, data, progress=False, speed_check=False)
+    assert int8.quantization.int8_layers == ("conv", "head")
     (head,) = (node for node in int8.graph_module.graph.nodes if is_op(node, "linear_real"))
     assert head.kwargs["x_zp"] == 0
     kinds = [str(node.target) for node in int8.graph_module.graph.nodes]

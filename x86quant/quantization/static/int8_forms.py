@@ -39,8 +39,7 @@ _SEEN: tuple[Any, ...] = (
     *WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, torch.matmul,
     nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Hardswish,
     F.elu, F.leaky_relu, F.prelu, torch.prelu, F.hardswish,
-    nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, F.group_norm, F.instance_norm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, *LAYERS,
+    nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, *LAYERS,
     # Averages of many values span a small part of their range.
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
