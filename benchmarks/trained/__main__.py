@@ -52,6 +52,7 @@ NETWORKS: dict[str, Callable[[], Trained]] = {
     "gru": digits.gru,
     "detector": scenes.detector,
     "segmentation": scenes.segmentation,
+    "heatmaps": scenes.heatmaps,
     "line-reader": scenes.line_reader,
     "waves": audio.waves,
 }

@@ -116,6 +116,50 @@ def segmentation() -> Trained:
     return Trained(model, batches(seen[:128]), batches(test), "IoU %", score)
 
 
+class _Heatmaps(nn.Module):
+    """Down and up again by transposed convolutions; a map for each of two points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(*_block(1, 32), *_block(32, 48, 2), *_block(48, 96, 2))
+        up: list[nn.Module] = []
+        for i, o in ((96, 48), (48, 48)):
+            up += [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+        self.up = nn.Sequential(*up, nn.Conv2d(48, 2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.up(self.down(x))
+        return found
+
+
+#: Where the two points are from a digit's corner, down and to the right.
+_POINTS = (2, 13)
+
+
+def heatmaps() -> Trained:
+    """As networks for poses. Metric: points found to within a pixel."""
+    torch.manual_seed(0)
+    seen, corners, _ = scenes(768, 0, 900, 0)
+    along = torch.arange(float(_SIZE))
+
+    def draw(_: int) -> tuple[torch.Tensor, ...]:
+        some = torch.randint(len(seen), (16,))
+        places = [corners[some].float() + point for point in _POINTS]
+        near = [torch.exp(-((along - x[..., None]) ** 2) / 8) for x in places]
+        return seen[some], torch.stack([x[:, 0, :, None] * x[:, 1, None] for x in near], 1)
+
+    model = fitted(_Heatmaps(), draw, lambda x, y: 50 * functional.mse_loss(x, y), 200)
+    test, right, _ = scenes(128, 900, 1797, 1)
+
+    def score(found: torch.Tensor) -> float:
+        best = found.flatten(2).argmax(2)
+        places = torch.stack([best // _SIZE, best % _SIZE], 2)
+        wanted = right[:, None] + torch.tensor(_POINTS)[:, None]
+        return 100 * float(((places - wanted).abs().amax(2) <= 1).float().mean())
+
+    return Trained(model, batches(seen[:96]), batches(test), "points found %", score)
+
+
 class _LineReader(nn.Module):
     """Convolutions, an LSTM in both directions, and a score of each character for each column."""
 

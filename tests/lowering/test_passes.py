@@ -236,6 +236,48 @@ def test_constants_are_computed_once() -> None:
     assert float((gm(IMAGE) - Scaled()(IMAGE)).abs().max()) <= STEP * 1.001
 
 
+def test_a_list_of_constants_is_taken_apart_once() -> None:
+    """As the weights of a fusion of feature maps are, which its code goes through."""
+    weights = nn.Parameter(torch.tensor([1.0, 3.0]))
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = weights
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = torch.ops.aten.unbind.int(torch.ops.aten.relu.default(self.weights))
+            return q(q(x) * first + second)
+
+    gm = from_fx(Fused(), (IMAGE,))
+    assert changes(gm, "fold_constants") == 3
+    assert float((gm(IMAGE) - Fused()(IMAGE)).abs().max()) <= STEP * 1.001
+
+
+@pytest.mark.parametrize(
+    ("norm", "count"),
+    [
+        (nn.InstanceNorm2d(4, affine=True), 1),
+        (nn.InstanceNorm2d(4), 1),
+        (nn.InstanceNorm2d(4, track_running_stats=True), 0),
+    ],
+)
+def test_an_instance_norm_is_a_group_norm(norm: nn.Module, count: int) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(q(x)) + self.norm(x)
+
+    model = Normed().eval()
+    gm = from_fx(model, (IMAGE,))
+    assert changes(gm, "spell_instance_norm") == 2 * count
+    gm.recompile()
+    torch.testing.assert_close(gm(IMAGE), model(IMAGE), rtol=1e-4, atol=1e-4)
+
+
 def settled_norm() -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(4).eval()
     with torch.no_grad():

@@ -1022,9 +1022,30 @@ def test_where_parts_lose_the_whole_must_not_lose_at_all(parts_lose, monkeypatch
     monkeypatch.setattr(
         speed, "by_part", lambda *_: dict.fromkeys(_[3], 1.3 if parts_lose else None)
     )
-    monkeypatch.setattr(speed, "slower", lambda *_, in_doubt: 1.01 if in_doubt else None)
+    monkeypatch.setattr(speed, "slower", lambda *_, in_doubt=False: 1.01 if in_doubt else None)
     result = quantized(Recurrent(nn.LSTM), [torch.randn(4, 4, 10)])
     assert bool(result.quantization.int8_layers) is not parts_lose
+
+
+def test_batches_of_one_sample_give_one_graph_of_what_only_export_can_trace():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(12, 4, 1)
+            self.act = nn.SiLU()
+
+        def forward(self, x):
+            parts = list(self.act(self.a(x)).chunk(2, 1))  # torch.fx cannot tell how many
+            parts.append(parts[-1].relu())
+            return self.b(torch.cat(parts, 1))
+
+    model = Split().eval()
+    result = quantized(model, [torch.randn(1, 3, 8, 8) for _ in range(4)])
+    assert isinstance(result, GuardedModule)
+    assert result.quantization.traced_by == {"": "torch.export"}
+    for rows in (1, 3):
+        x = torch.randn(rows, 3, 8, 8)
+        assert sqnr(model(x), result(x)) > 25
 
 
 def test_any_loss_that_is_measured_counts_in_doubt():

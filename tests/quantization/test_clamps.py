@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import x86quant
 from tests.quantization.test_accuracy_kit import equalized, images, sqnr
 from x86quant.calling.call import Call
+from x86quant.lowering.graph_tools import is_op
 from x86quant.quantization.kit.equalization import find_pairs
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -19,13 +21,22 @@ from x86quant.quantization.tracing.tracing import trace
 
 
 class Function(nn.Module):
-    def __init__(self, function) -> None:
+    def __init__(self, function, layer=nn.Conv2d) -> None:
         super().__init__()
-        self.conv, self.function = nn.Conv2d(3, 8, 3), function
+        self.conv, self.function = layer(3, 8, 3), function
         self.head = nn.Conv2d(8, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.function(self.conv(x)))
+
+
+class Normed(Function):
+    def __init__(self, function, norm: nn.Module) -> None:
+        super().__init__(function)
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.function(self.norm(self.conv(x))))
 
 
 CLAMPS = {
@@ -37,11 +48,12 @@ CLAMPS = {
 }
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
 @pytest.mark.parametrize("name", CLAMPS)
-def test_what_a_clamp_cuts_off_takes_no_codes(name: str) -> None:
+def test_what_a_clamp_cuts_off_takes_no_codes(name: str, layer: type[nn.Module]) -> None:
     """Far below zero lies nothing that the next layer sees."""
     torch.manual_seed(0)
-    model = Function(CLAMPS[name]).eval()
+    model = Function(CLAMPS[name], layer).eval()
     with torch.no_grad():
         model.conv.bias[:4] -= 40.0
     data = [images(4, seed) for seed in range(4)]
@@ -55,6 +67,66 @@ def test_what_a_clamp_cuts_off_takes_no_codes(name: str) -> None:
     x = images(4, 9)
     assert sqnr(model(x), int8(x)) > 30
     x86quant.assert_int8(int8, (x,))
+
+
+def test_a_clamp_behind_a_transposed_convolution_by_function_takes_no_codes() -> None:
+    torch.manual_seed(0)
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 8, 2, 2))
+            self.head = nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            low = torch.linspace(-400, 0, 8)
+            return self.head(F.relu(F.conv_transpose2d(x, self.weight, low, stride=2)))
+
+    model = Decoder().eval()
+    data = [images(4, seed) for seed in range(4)]
+    int8 = x86quant.quantize(model, data, progress=False, equalize=False)
+    assert sqnr(model(data[0]), int8(data[0])) > 30
+    x86quant.assert_int8(int8, (data[0],))
+
+
+class ByFunction(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+NORMS = [
+    nn.InstanceNorm2d(8, affine=True),
+    nn.InstanceNorm2d(8),
+    nn.GroupNorm(2, 8),
+    ByFunction(F.instance_norm),
+    ByFunction(lambda x: F.group_norm(x, 2)),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", CLAMPS)
+def test_a_clamp_behind_a_norm_in_float_leaves_all_codes_to_what_it_keeps(
+    name: str, norm: nn.Module, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Normed(CLAMPS[name], norm).eval()
+    data = [images(4, seed) for seed in range(4)]
+    int8 = x86quant.quantize(model, data, progress=False, speed_check=False)
+    assert int8.quantization.int8_layers == ("conv", "head")
+    (head,) = (node for node in int8.graph_module.graph.nodes if is_op(node, "linear_real"))
+    assert head.kwargs["x_zp"] == 0
+    kinds = [str(node.target) for node in int8.graph_module.graph.nodes]
+    assert "x86quant.lut.default" not in kinds
+    if name == "relu":
+        assert "aten.clamp.default" not in kinds  # codes end there as well
+    x = images(4, 9)
+    assert sqnr(model(x), int8(x)) > 30
+    x86quant.save(int8, tmp_path / "net.x86q")
+    assert torch.equal(x86quant.load(tmp_path / "net.x86q")(x), int8(x))
 
 
 def test_layers_that_share_a_clamp_of_other_bounds_are_not_confused() -> None:

@@ -13,7 +13,7 @@ from benchmarks.trained import audio, digits, scenes
 from benchmarks.trained.network import Trained
 from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
-from x86quant.quantization import outcome, speed, static_recurrent
+from x86quant.quantization import outcome, preparing, speed, static_recurrent
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.kit import accuracy_kit, learning
 from x86quant.quantization.kit.learning import Learned, learned
@@ -137,6 +137,52 @@ def test_best_keeps_what_was_learned_where_that_helps(monkeypatch: pytest.Monkey
 
     assert stretches(0.01) == {1.0}  # which clips nearly everything
     assert stretches(0.9) == {0.9}
+
+
+def test_best_is_never_further_from_float_than_the_default(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Whatever its steps do, the result is judged at the end; what is said is of that one alone."""
+    network = NETWORKS["segmentation"]()
+
+    def spoil(exact: Any, parts: Any, halves: Any, settings: Settings) -> None:
+        if settings.effort == "best":
+            for part in parts:
+                now = Learned.of(part)
+                Learned(dict.fromkeys(now.stretches, 0.05), now.corrections).give(part)
+
+    monkeypatch.setattr(preparing, "learn", spoil)
+    quiet = {"speed_check": False, "progress": False}
+    default = x86quant.quantize(network.model, network.calibration, **quiet)
+    best = x86quant.quantize(network.model, network.calibration, effort="best", **quiet)
+    assert best.quantization.sqnr_db == default.quantization.sqnr_db
+    assert any("this is what the default found" in note for note in best.quantization.notes)
+    assert torch.equal(results(network, best), results(network, default))
+    assert not [one for one in recwarn if "against float" in str(one.message)]
+
+
+@pytest.mark.parametrize(("gain", "one_graph"), [(2.0, True), (None, False)])
+def test_recurrent_layers_and_convolutions_are_one_graph_where_that_is_faster(
+    gain: float | None, one_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static_recurrent, "gained", lambda *_: gain)
+    monkeypatch.setattr(speed, "can_tell", lambda: True)
+    monkeypatch.setattr(speed, "slower", lambda *_, **__: None)
+    monkeypatch.setattr(speed, "by_part", lambda *_, **__: {})
+    torch.manual_seed(0)
+
+    class Columns(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Conv1d(4, 16, 3)
+            self.rnn = torch.nn.GRU(16, 16, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.rnn(self.body(x).relu().transpose(1, 2))[0]
+            return found
+
+    int8 = x86quant.quantize(Columns(), [torch.randn(4, 4, 20) for _ in range(4)], progress=False)
+    assert isinstance(int8, x86quant.CompiledModule) == one_graph
 
 
 def test_nothing_is_learned_where_no_gradients_go() -> None:

@@ -22,7 +22,7 @@ from x86quant.onnx_models.calibration_data import model_and_data
 from x86quant.quantization.batches import Data
 from x86quant.quantization.bits_by_layer import with_bits_by_layer
 from x86quant.quantization.choices import Choices
-from x86quant.quantization.outcome import checked
+from x86quant.quantization.no_worse import checked_by_effort
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
 from x86quant.quantization.scheme import Mode
@@ -186,7 +186,7 @@ def quantize(
         if scored is not None:
             outcome = outcome.searched(search(prepared, scored, drop, kept, max_trials).result)
         with failing_batches_named(prepared.reference, prepared.sample):
-            found: nn.Module = checked(outcome, settings)
+            found: nn.Module = checked_by_effort(outcome, settings, float_layers)
             if metric is None and not kept and may_be_static(prepared, settings):
                 found = static_if_better(found, prepared, settings)
     if isinstance(found, GuardedModule):

@@ -41,7 +41,13 @@ from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.model_check import check_model
 from x86quant.quantization.odd_data import labels_among, what_are_labels, what_is_odd
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
-from x86quant.quantization.scheme import Scheme, decide, dynamic_layers, left_in_float
+from x86quant.quantization.scheme import (
+    TABLES,
+    Scheme,
+    decide,
+    dynamic_layers,
+    left_in_float,
+)
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
@@ -203,6 +209,7 @@ def _prepared(
         raise UnsupportedError(
             f"{type(model).__name__} has no layer that mode {scheme.mode!r} can turn into int8"
             + "".join(f"; {note}" for note in notes[-2:])
+            + _what_else(model, scheme)
         )
     weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     if settings.narrow_bits < 8 and scheme.dynamic and sample:
@@ -232,6 +239,13 @@ def _prepared(
         weights=weights,
         notes=tuple(notes),
     )
+
+
+def _what_else(model: nn.Module, scheme: Scheme) -> str:
+    """What to do with ``model``, which has no int8 layer in ``scheme``."""
+    if not scheme.weight_only and any(isinstance(m, TABLES) for m in model.modules()):
+        return '; its tables are rows of codes with mode="weight_only"'
+    return "; leave it in float, or quantize the model that it is a part of"
 
 
 def _is_plain(model: nn.Module, name: str) -> bool:
@@ -266,9 +280,7 @@ def _baked(reference: nn.Module, data: Calibration | None) -> nn.Module:
 
 def _with_tables(model: nn.Module, bits: int) -> tuple[nn.Module, list[str]]:
     """``model`` with its tables replaced, or what replaces it; what a user should know of it."""
-    tables = {
-        n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)
-    }
+    tables = {n: m for n, m in model.named_modules() if isinstance(m, TABLES)}
     model = to_dynamic(
         model, embeddings=bits, keep=lambda name, _: name not in tables, inplace=True
     )

@@ -17,7 +17,7 @@ Mode = Literal["auto", "static", "dynamic", "weight_only"]
 MODES: tuple[Mode, ...] = ("auto", "static", "dynamic", "weight_only")
 
 _ATTENTIONS = (nn.MultiheadAttention,)
-_TABLES = (nn.Embedding, nn.EmbeddingBag)
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 _ATTENTION = re.compile("attention|attn", re.IGNORECASE)
 #: Norms of other packages, such as LlamaRMSNorm and T5LayerNorm.
@@ -63,7 +63,15 @@ def decide(model: nn.Module, mode: str) -> Scheme:
         return Scheme(True, False, False, "neither a transformer nor recurrent: static int8")
     kind = "recurrent network" if recurrent else "transformer"
     if not convolutions:
-        return Scheme(False, True, False, f"a {kind}: its linears quantize each token as it comes")
+        dynamic = Scheme(
+            False, True, False, f"a {kind}: its linears quantize each token as it comes"
+        )
+        small = any(type(m) in LAYERS.values() for m in model.modules())
+        if small and not any(dynamic_layers(model, dynamic)):
+            return Scheme(
+                True, False, False, "a recurrent network with nothing to gain in dynamic int8"
+            )
+        return dynamic
     return Scheme(
         True, True, False, f"convolutions in static int8, the {kind}'s linears in dynamic int8"
     )
@@ -160,7 +168,7 @@ def dynamic_layers(model: nn.Module, plan: Scheme) -> Iterator[tuple[str, nn.Mod
         elif why_float(module) is None and (
             is_linear(module)
             or is_experts(module)
-            or (plan.weight_only and isinstance(module, _TABLES))
+            or (plan.weight_only and isinstance(module, TABLES))
         ):
             yield path, module
 
@@ -171,7 +179,7 @@ def left_in_float(model: nn.Module, plan: Scheme) -> dict[str, str]:
     taken = {path for path, _ in dynamic_layers(model, plan)}
     for path, module in model.named_modules():
         matrices = any(p.dim() > 1 for p in module.parameters(recurse=False))
-        if not matrices or isinstance(module, (*_TABLES, _CONVOLUTIONS)):
+        if not matrices or isinstance(module, (*TABLES, _CONVOLUTIONS)):
             continue
         if path.startswith(tuple(f"{one}." for one in (*taken, *found))) or path in taken:
             continue

@@ -2,6 +2,7 @@
 
 Which of both is better is not seen from layers. Of small ones the products, which is all that is
 dynamic, take less time than what is between them; large inputs may be no good with one range.
+With convolutions around them, static ones make one graph of what would be several parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from x86quant.dynamic import is_recurrent
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization import speed
 from x86quant.quantization.choices import Choices
-from x86quant.quantization.outcome import checked
+from x86quant.quantization.no_worse import checked_by_effort
 from x86quant.quantization.prepared import PreparedModel
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -40,7 +41,7 @@ def may_be_static(prepared: PreparedModel, settings: Settings) -> bool:
         and settings.effort != "fast"
         and settings.speed_check
         and bool(prepared.sample)
-        and not (scheme.static or scheme.weight_only)
+        and scheme.dynamic
         and any(is_recurrent(module) for module in prepared.reference.modules())
         and speed.can_tell()
     )
@@ -52,7 +53,7 @@ def static_if_better(found: Any, prepared: PreparedModel, settings: Settings) ->
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", X86QuantWarning)
         try:
-            other = checked(
+            other = checked_by_effort(
                 Choices(prepare(prepared.reference, prepared.sample, static), {}), static
             )
         except UnsupportedError as error:

@@ -42,6 +42,7 @@ from x86quant.lowering.passes import (
     nest_cats,
     remove_float_pairs,
     sink_permutes,
+    spell_instance_norm,
     unify_cat,
     views_on_codes,
 )
@@ -82,6 +83,7 @@ PASSES: tuple[ModuleType, ...] = (
     nest_cats,
     fold_float_weights,
     fuse_interaction,
+    spell_instance_norm,
     lay_out_results,
 )
 

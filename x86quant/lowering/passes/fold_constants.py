@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -22,14 +24,25 @@ def fold(gm: GraphModule, *, weights: bool) -> int:
             continue
         args = map_arg(node.args, lambda n: constant(gm, n))
         kwargs = map_arg(node.kwargs, lambda n: constant(gm, n))
-        value = node.target(*args, **kwargs)
-        with gm.graph.inserting_before(node):
-            new = inherit(add_constant(gm, gm.graph, node.name, value), node)
-        if "why" in node.meta:
-            new.meta["why"] = node.meta["why"]
-        replace(node, new)
-        changed += 1
+        for result, value in _tensors(node, node.target(*args, **kwargs)):
+            with gm.graph.inserting_before(result):
+                new = inherit(add_constant(gm, gm.graph, result.name, value), result)
+            if "why" in result.meta:
+                new.meta["why"] = result.meta["why"]
+            replace(result, new)
+            changed += 1
     return finish(gm, changed)
+
+
+def _tensors(node: Node, value: object) -> list[tuple[Node, torch.Tensor]]:
+    """What ``node`` gives where that is ``value``: it, or each of a list that is taken of it."""
+    if isinstance(value, torch.Tensor):
+        return [(node, value)]
+    if not isinstance(value, list | tuple) or any(
+        u.target is not operator.getitem for u in node.users
+    ):
+        return []
+    return [(user, value[int(user.args[1])]) for user in node.users]  # type: ignore[arg-type]
 
 
 def _foldable(gm: GraphModule, node: Node) -> bool:

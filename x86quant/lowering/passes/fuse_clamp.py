@@ -1,6 +1,7 @@
 """A clamp (ReLU, ReLU6, hardtanh) of an op's quantized result moves into that op.
 
-The op's own rounding to the intermediate qparams goes with it.
+The op's own rounding to the intermediate qparams goes with it. Of a float value a clamp goes where
+the codes that it is rounded to end there as well.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import (
     UNBOUNDED,
+    Bounds,
     absorb,
     dequantized,
     finish,
@@ -33,7 +35,13 @@ def run(gm: GraphModule) -> int:
     for quantize in nodes_of(gm, "quantize"):
         real, bounds = through_clamps(quantize)
         producer = dequantized(real)
-        if bounds == UNBOUNDED or producer is None or not is_op(producer, *CLAMPING):
+        if bounds == UNBOUNDED:
+            continue
+        if producer is None and _codes_end_there(quantize, bounds):
+            quantize.update_kwarg("x", real)
+            changed += 1
+            continue
+        if producer is None or not is_op(producer, *CLAMPING):
             continue
         if sole_user(producer) is not real or not _leads_only_to(real, quantize):
             continue
@@ -56,3 +64,9 @@ def _leads_only_to(real: Node, quantize: Node) -> bool:
     while node is not None and node is not quantize:
         node = sole_user(node)
     return node is quantize
+
+
+def _codes_end_there(quantize: Node, bounds: Bounds) -> bool:
+    """Whether codes say nothing beyond ``bounds``."""
+    qparams = qparams_of(quantize)
+    return qparams.clamp(bounds) == qparams.clamp(UNBOUNDED)

@@ -86,7 +86,7 @@ def _layer(gm: GraphModule, node: Node) -> nn.Module | None:
 
 
 #: Functions with a weight as their second argument, which must be a constant.
-_WITH_CONSTANTS = (*WEIGHTED_FUNCTIONS, F.layer_norm, F.instance_norm)
+_WITH_CONSTANTS = (*WEIGHTED_FUNCTIONS, F.layer_norm)
 
 
 def _constant_weight(node: Node) -> bool:

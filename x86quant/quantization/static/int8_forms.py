@@ -39,8 +39,7 @@ _SEEN: tuple[Any, ...] = (
     *WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, torch.matmul,
     nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Hardswish,
     F.elu, F.leaky_relu, F.prelu, torch.prelu, F.hardswish,
-    nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, F.group_norm, F.instance_norm,
-    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, *LAYERS,
+    nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, *LAYERS,
     # Averages of many values span a small part of their range.
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
@@ -80,9 +79,11 @@ JOINS: frozenset[Any] = frozenset({*_OPERANDS, torch.cat, torch.stack})
 
 #: What a clamp behind is computed as one with: what it cuts off takes no codes.
 BEFORE_CLAMP: frozenset[Any] = frozenset(
-    {*_PLAIN_LAYERS, *_PLAIN_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
+    {*WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
 )
 CLAMPS: tuple[Any, ...] = (nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh)
+#: All clamps: behind a step in float they are float as well, and what they leave is rounded.
+ALL_CLAMPS: frozenset[Any] = frozenset({*CLAMPS, torch.clamp, "clamp", "relu"})
 
 
 def kind_of(node: Node, module: nn.Module | None) -> Any:

@@ -19,6 +19,7 @@ from x86quant.observing.fixed import FixedRangeObserver
 from x86quant.observing.observer import RangeObserver
 from x86quant.quantization.static.flat_ends import is_unary, useful_range
 from x86quant.quantization.static.int8_forms import (
+    ALL_CLAMPS,
     BEFORE_CLAMP,
     CLAMPS,
     KNOWN,
@@ -179,6 +180,8 @@ class _Observing:
                 continue
             if origin == "codes" and sources[0] not in self._observers:
                 continue
+            if kind in ALL_CLAMPS and self._is_float_step(sources[0]):
+                continue  # what it cuts off takes no codes
             clamp = _clamp_behind(node, self._modules) if kind in BEFORE_CLAMP else None
             if clamp is not None and clamp.name in self._in_float:
                 continue  # one step with it
@@ -219,6 +222,11 @@ class _Observing:
                     self._observe_input(step, source)
         self._int8.add(last.name)
         self._observe(last, self._make())
+
+    def _is_float_step(self, node: Node) -> bool:
+        """Whether ``node`` has no codes, nor becomes a table between steps that have some."""
+        called = node.op.startswith("call_") and node not in self._observers
+        return called and not is_unary(node, self._modules)
 
     def _module(self, node: Node) -> nn.Module | None:
         return core(self._modules[str(node.target)]) if node.op == "call_module" else None

@@ -392,7 +392,7 @@ def trace_part(
     """
     module = deep_copy(module)
     drop_hooks(module)  # they are around the graph, not in it
-    if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+    if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd, *LAYERS.values())):
         return trace(module, example, way, small)
     form, leaves = CallForm.of(module, example.args, example.kwargs)
     if len(leaves) != 1:

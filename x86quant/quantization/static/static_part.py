@@ -35,7 +35,6 @@ from x86quant.quantization.static.conversion import converted, rounded_layer, we
 from x86quant.quantization.static.float_steps import float_steps
 from x86quant.quantization.static.int8_forms import (
     JOINS,
-    ORIGINS,
     PRODUCTS,
     kind_of,
 )
@@ -389,8 +388,8 @@ class StaticPart:
         return found
 
     def _is_known(self, node: Node) -> bool:
-        """Whether ``node`` becomes int8; what has no int8 form is float."""
-        return kind_of(node, self.module(node)) in ORIGINS
+        """Whether ``node`` becomes int8, and is not float with a result that is rounded."""
+        return node.name in self._observation.int8
 
     def _multiplies(self, node: Node) -> bool:
         """Whether ``node``, or what is computed as one with it, is a product with weights."""

@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from x86quant.calling.call import Call
 from x86quant.calling.state import deep_copy
 from x86quant.capture.caught_errors import errors_are_caught
-from x86quant.capture.exported import every_size, exported, first_size, no_size
+from x86quant.capture.exported import every_size, exported, first_size, no_size, two_rows
 from x86quant.capture.traced_graph import Traced
 from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import UnsupportedError, first_line
@@ -135,6 +135,15 @@ def _spelled(gm: GraphModule) -> None:
 WAYS: Mapping[str, Way] = {"torch.fx": by_fx, "torch.export": by_export}
 
 
+def _inputs(found: Traced, example: Call) -> list[torch.Tensor]:
+    """What the graph takes of ``example``; of a single row two, where that is yet to be proved."""
+    tensors = found.form.tensors(example.args, example.kwargs)
+    twice = [] if tensors is None else two_rows(tensors)
+    if tensors is None or found.guard.refusal(twice) is not None:
+        return found.tensors(example)
+    return twice
+
+
 def trace(
     module: nn.Module, example: Call, way: Way | None = None, small: Call | None = None
 ) -> Traced:
@@ -154,7 +163,7 @@ def trace(
         normalize(found.graph_module)
         fold_batch_norms(found.graph_module)
         try:
-            recognise_recommender(found.graph_module, found.tensors(example))
+            recognise_recommender(found.graph_module, _inputs(found, example))
         except UnsupportedError:
             raise
         except Exception as error:  # it runs the graph, where the module may have caught an error
