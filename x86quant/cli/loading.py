@@ -6,7 +6,6 @@ import argparse
 import copy
 import dataclasses
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from x86quant.errors import InvalidInputError
@@ -130,14 +129,6 @@ def positive(text: str, most: int = 2**31 - 1) -> int:
 def thread_count(text: str) -> int:
     """A number of threads, for argparse: no machine has more."""
     return positive(text, most=4096)
-
-
-def random_inputs(shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
-    """Normally distributed inputs, the same at every call."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(sizes, generator=generator, dtype=torch.float32) for sizes in shapes)
 
 
 def inputs_of(options: argparse.Namespace) -> tuple[InputShape, ...]:
