@@ -17,9 +17,8 @@ from x86quant.capture.flat_call import FlatCall
 from x86quant.capture.traced_graph import Traced
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm
-from x86quant.forms.exported_guard import guard_of
-from x86quant.lowering.from_export import flat
-from x86quant.lowering.functional import functionalized
+from x86quant.forms.guard import guard_of
+from x86quant.lowering.from_export import flat, functionalized
 from x86quant.lowering.mutation import without_mutations
 from x86quant.terminal.silence import silent
 

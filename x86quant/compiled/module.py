@@ -16,8 +16,7 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.baked import Baked
-from x86quant.compiled.graph_inputs import GraphInputs
-from x86quant.compiled.row_rank import as_in, as_rank, row_rank
+from x86quant.compiled.graph_inputs import GraphInputs, as_in, as_rank, row_rank
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.forms.call_form import is_transformed

@@ -20,7 +20,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import UnsupportedError
-from x86quant.lowering.functional import functionalized
 from x86quant.lowering.graph_tools import add_constant, attribute
 
 #: How export spells the model itself at the start of a path.
@@ -243,3 +242,22 @@ def _number(gm: GraphModule, value: object) -> float | None:
         return value
     found = _constant(gm, value)
     return None if found is None or found.numel() != 1 else found.item()
+
+
+def functionalized(program: ExportedProgram) -> ExportedProgram:
+    """``program`` without ops that write in place.
+
+    Raises:
+        UnsupportedError: ``out=`` gives a tensor another shape, where torch ends the process if
+            there are views of it.
+    """
+    for node in program.graph.nodes:
+        out = node.kwargs.get("out")
+        if isinstance(out, Node) and _shape(out) != _shape(node):
+            raise UnsupportedError(f"{node.target} gives its out= another shape")
+    found: ExportedProgram = program.run_decompositions({})  # of no op
+    return found
+
+
+def _shape(node: Node) -> list[str]:
+    return [str(size) for size in getattr(node.meta.get("val"), "shape", ())]

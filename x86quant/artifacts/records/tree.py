@@ -20,10 +20,9 @@ from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.file.typed import check_keys, typed
 from x86quant.artifacts.file.values import decode, encode
 from x86quant.artifacts.records import transformers_models
+from x86quant.artifacts.records.guarded_form import read_token_step, write_token_step
 from x86quant.artifacts.records.modules import hooks_within
-from x86quant.artifacts.records.token_step_form import read_token_step, write_token_step
-from x86quant.calling.as_written import as_written
-from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.baking import as_written, bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
 from x86quant.compiled import GuardedModule
 from x86quant.compiled.block_graphs import (

@@ -41,7 +41,7 @@ from x86quant.quantization import speed
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
 from x86quant.quantization.tracing.filled_forms import filled
-from x86quant.runtime.supported import runner
+from x86quant.runtime.partition import runner
 
 _log = logging.getLogger("x86quant.quantization")
 
