@@ -828,7 +828,7 @@ def test_numbers_that_are_not_finite_are_refused(
 
 def enum(name: str) -> dict[str, int]:
     """An enum of native.h, names without what they begin with, in lower case."""
-    header = (Path(capi.__file__).parent / "native.h").read_text()
+    header = (Path(toolchain.__file__).parent / "native.h").read_text()
     body = header.partition(f"typedef enum {name} {{")[2].partition("}")[0]
     return {
         found[1].lower(): int(found[2]) for found in re.finditer(r"XQ_[A-Z]+_(\w+) = (\d+)", body)
@@ -854,7 +854,7 @@ def test_numbers_written_in_python_are_those_of_the_header() -> None:
 def test_structs_written_in_python_are_those_of_the_header(
     struct: str, view: type[ctypes.Structure]
 ) -> None:
-    header = (Path(capi.__file__).parent / "native.h").read_text()
+    header = (Path(toolchain.__file__).parent / "native.h").read_text()
     body = header.partition(f"typedef struct {struct} {{")[2].partition(f"}} {struct};")[0]
     body = re.sub(r"//.*", "", body)
     fields = [
