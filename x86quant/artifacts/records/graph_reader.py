@@ -14,8 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorReader
-from x86quant.artifacts.file.typed import check_keys, typed
-from x86quant.artifacts.file.values import decode
+from x86quant.artifacts.file.values import check_keys, decode, typed
 from x86quant.artifacts.records import modules
 from x86quant.artifacts.records.allowed import (
     ATTRIBUTES,

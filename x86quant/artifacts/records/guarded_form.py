@@ -20,7 +20,7 @@ from torch import nn
 
 from x86quant.artifacts.file.content import Content
 from x86quant.artifacts.file.stored_tensors import TensorWriter
-from x86quant.artifacts.file.typed import check_keys, typed
+from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.artifacts.records.calls import CALL_ENTRIES, read_call, takes_others, write_call
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.token_step import TokenStep

@@ -17,8 +17,7 @@ from torch import nn
 
 from x86quant.artifacts.file.content import Content
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
-from x86quant.artifacts.file.typed import check_keys, typed
-from x86quant.artifacts.file.values import decode, encode
+from x86quant.artifacts.file.values import check_keys, decode, encode, typed
 from x86quant.artifacts.records import transformers_models
 from x86quant.artifacts.records.guarded_form import read_token_step, write_token_step
 from x86quant.artifacts.records.modules import hooks_within
