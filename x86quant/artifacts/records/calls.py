@@ -47,7 +47,7 @@ from x86quant.forms.size_conditions import sizes_in
 
 CALL_ENTRIES = {"parameters", "arguments", "names", "result", "guard"}
 _KINDS = {kind.name: kind for kind in inspect._ParameterKind}
-_DTYPES = {str(d).removeprefix("torch."): d for d in container.STORABLE}
+DTYPES = {str(d).removeprefix("torch."): d for d in container.STORABLE}
 _MAX_RANK = 64
 _NO_DEFAULT = inspect.Parameter.empty
 
@@ -169,7 +169,7 @@ def _read_input(row: object) -> GuardedInput:
     name, dtype, rank, fixed, single = row
     if not isinstance(name, str) or type(rank) is not int or not 0 <= rank <= _MAX_RANK:
         raise ArtifactError("an input of a guard has no name or rank")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ArtifactError(f"an input of a guard has the unknown dtype {str(dtype)[:80]!r}")
     pairs = typed(list, fixed, "fixed sizes")
     if not all(isinstance(p, list) and len(p) == 2 and _is_dim(p[0], rank) for p in pairs):
@@ -180,7 +180,7 @@ def _read_input(row: object) -> GuardedInput:
         raise ArtifactError("an input of a guard has a dimension that is none")
     return GuardedInput(
         name,
-        _DTYPES[dtype],
+        DTYPES[dtype],
         rank,
         tuple((dim, size) for dim, size in pairs),
         None if single is None else frozenset(single),
