@@ -1,6 +1,5 @@
 """Int8 linears on float tensors: the layers, and ``to_dynamic`` that puts them into a model."""
 
-from x86quant.dynamic.attention import DynamicMultiheadAttention
 from x86quant.dynamic.convert import (
     adapt_containers,
     is_linear,
@@ -18,6 +17,7 @@ from x86quant.dynamic.embedding_bag import (
 from x86quant.dynamic.experts import is_experts
 from x86quant.dynamic.group_weights import check_bits
 from x86quant.dynamic.layers import DynamicLinear, Int8Linear, WeightOnlyEmbedding, WeightOnlyLinear
+from x86quant.dynamic.multihead_attention import DynamicMultiheadAttention
 from x86quant.dynamic.recurrent import (
     RECURRENT,
     DynamicCell,

@@ -15,7 +15,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from x86quant.compiled import CompiledModule
-from x86quant.dynamic.attention import DynamicMultiheadAttention
 from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
 from x86quant.dynamic.experts import is_experts, to_int8_experts, why_float_experts
 from x86quant.dynamic.group_weights import check_bits
@@ -29,6 +28,7 @@ from x86quant.dynamic.layers import (
     is_conv1d,
 )
 from x86quant.dynamic.layers import has_hooks as has_hooks
+from x86quant.dynamic.multihead_attention import DynamicMultiheadAttention
 from x86quant.dynamic.recurrent import RECURRENT
 from x86quant.dynamic.torchao_weights import is_torchao, refusal, stored_codes
 from x86quant.dynamic.transformers_config import note_in_config

@@ -11,8 +11,14 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import attribute, is_op, op_name
-from x86quant.lowering.result_layout import lies_as_in_float
-from x86quant.lowering.views import ON_SIZES, computes_a_size, is_reshape, is_roll, is_view
+from x86quant.lowering.views import (
+    ON_SIZES,
+    computes_a_size,
+    is_reshape,
+    is_roll,
+    is_view,
+    lies_as_in_float,
+)
 from x86quant.runtime.known_values import KnownValues, known_nodes, sizes_of
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.segment import Segment
