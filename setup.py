@@ -73,7 +73,8 @@ from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be th
 
 #: Where compiled files stay: a wheel does not compile again what `pip install -e` has. They depend
 #: on torch's headers, which no build looks at again.
-OBJECTS = Path("build", f"objects-{sys.implementation.cache_tag}-torch-{torch_version}")
+PYTHON_TAG = f"{sys.implementation.cache_tag}{'t' if OF_ONE_PYTHON else ''}"
+OBJECTS = Path("build", f"objects-{PYTHON_TAG}-torch-{torch_version}")
 if os.environ.get("CFLAGS"):  # sanitizers, say: the others stay as they are
     OBJECTS = OBJECTS / f"flags-{zlib.crc32(os.environ['CFLAGS'].encode()):08x}"
 
@@ -141,6 +142,12 @@ def extension() -> list[CppExtension]:
     )
     # It needs no more of torch than two functions of its C interface: it loads beside any.
     main.libraries = ["torch_cpu"]
+    fast = CppExtension(
+        f"x86quant._fast_{of_torch}_{of_python}",
+        [together(FAST), *FOR_OLD_GLIBC],
+        extra_compile_args=flags,
+        extra_link_args=link,
+    )
     return [
         main,
         CppExtension(
@@ -150,12 +157,8 @@ def extension() -> list[CppExtension]:
             # What the main extension does not export is an error now, not when it loads.
             extra_link_args=[*link, "-Wl,--no-undefined"],
         ),
-        CppExtension(
-            f"x86quant._fast_{of_torch}_{of_python}",
-            [together(FAST), *FOR_OLD_GLIBC],
-            extra_compile_args=flags,
-            extra_link_args=link,
-        ),
+        # It reads what other threads may write where no GIL keeps them from it.
+        *([] if OF_ONE_PYTHON else [fast]),
     ]
 
 

@@ -182,7 +182,7 @@ def main() -> int:
         "--line", type=float, help="nanoseconds from core to core; default: measured"
     )
     options = parser.parse_args()
-    costs = Costs(line=options.line or _measured())
+    costs = Costs(line=options.line or measured_line())
     print(f"a line's way from core to core: {costs.line:.0f} ns\n")
     print("microseconds of a loop beyond the 20 of a share")
     print("threads   awake: one word  by eight  asleep: one word  by eight")
@@ -197,7 +197,8 @@ def main() -> int:
     return 0
 
 
-def _measured() -> float:
+def measured_line() -> float:
+    """Nanoseconds of a cache line's way between two cores: half of a loop of two threads."""
     torch.set_num_threads(2)
     loops = extension.native().loop_nanoseconds
     return float(min(loops(20_000, 2, 0.0, True) for _ in range(9)) / 2)

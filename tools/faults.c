@@ -125,6 +125,11 @@ int rename(const char* from, const char* to) {
   return REAL(rename)(from, to);
 }
 
+int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) {
+  if (is_below(to) && fails(1)) return -1;
+  return REAL(linkat)(from_folder, from, to_folder, to, flags);
+}
+
 int unlink(const char* path) {
   if (is_below(path) && fails(0)) return -1;
   return REAL(unlink)(path);

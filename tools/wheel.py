@@ -45,8 +45,9 @@ from tools import wheel_files, wheel_sbom
 
 ROOT = Path(__file__).parents[1]
 PLATFORM = "manylinux_2_28_x86_64"
-#: One wheel for every Python from the oldest on (``setup.py``), but for those without a GIL.
-TAG = "cp310-abi3"
+_PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+#: One wheel for every Python from the oldest on (``setup.py``); one for each without a GIL.
+TAG = f"{_PYTHON}-{_PYTHON}t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp310-abi3"
 #: They come with torch, and are loaded before the extension is.
 OF_TORCH = ("libtorch*.so*", "libc10*.so*", "libshm*.so*")
 #: What the stock part finds the main one by, once that is loaded (``setup.py``): not a file's name.

@@ -151,6 +151,8 @@ def fast() -> Any:
 
 @functools.cache
 def _fast_part() -> Any | None:
+    if "t" in getattr(sys, "abiflags", ""):  # free-threaded: other threads may write what it reads
+        return None
     torch_minor = "_".join(torch.__version__.split(".")[:2])
     python = str(sys.implementation.cache_tag).replace("-", "_")
     try:

@@ -11,8 +11,12 @@ import os
 import stat
 import uuid
 from pathlib import Path
+from typing import IO
 
 from x86quant.errors import InvalidInputError
+
+#: Of the disk, or of what the user may have of it.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_target(target: Path, what: str = "") -> None:
@@ -38,20 +42,45 @@ def write_aside(target: Path, content: str | bytes) -> None:
         return
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with open(temporary, "xb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
+        if not _written_unnamed(temporary, data):
+            with open(temporary, "xb") as opened:
+                _fill(opened, data)
         if file.exists():
             os.chmod(temporary, stat.S_IMODE(file.stat().st_mode))
         os.replace(temporary, file)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         kept = "what was there before is untouched" if file.exists() else "nothing was written"
         raise OSError(error.errno, f"the disk is full, {kept}", str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _written_unnamed(temporary: Path, data: bytes) -> bool:
+    """Write ``data`` to a file that gets its name last: a process killed meanwhile leaves nothing.
+
+    False, and nothing was written, where the system has no such files.
+    """
+    unnamed = getattr(os, "O_TMPFILE", None)
+    if unnamed is None:
+        return False
+    try:
+        with open(os.open(temporary.parent, unnamed | os.O_WRONLY, 0o666), "wb") as opened:
+            _fill(opened, data)
+            # Given a descriptor, whichever, Python follows the link to what is open.
+            os.link(f"/proc/self/fd/{opened.fileno()}", temporary, src_dir_fd=opened.fileno())
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        return False
+    return True
+
+
+def _fill(opened: IO[bytes], data: bytes) -> None:
+    opened.write(data)
+    opened.flush()
+    os.fsync(opened.fileno())
 
 
 def _resolved(target: Path, told: str) -> Path | None:

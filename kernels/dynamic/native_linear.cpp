@@ -26,7 +26,7 @@ NativeLinear::NativeLinear(const Description& d)
               runtime::activation_code(d.activation)} {
   const size_t size = runtime::packed_size_of(d.weights, linear_.activation);
   if (size == 0) throw std::runtime_error("x86quant: the native kernel refuses this linear");
-  packed_ = runtime::Buffer(size);
+  packed_ = runtime::Buffer(size, runtime::Readers::kAll);
   runtime::pack_weights(d.weights, linear_.activation, packed_.data());
 }
 

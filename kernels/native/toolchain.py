@@ -16,7 +16,7 @@ from pathlib import Path
 #: The files of ``kernels/runtime`` that need no torch.
 WITHOUT_TORCH = (
     "arenas", "conv_kernel", "glibc_floor", "libstdcxx_floor", "native_conv", "native_cpu",
-    "packed_cache", "program", "reach", "row_pack", "scratch", "step", "strided_copy", "team",
+    "numa", "packed_cache", "program", "reach", "row_pack", "scratch", "step", "strided_copy", "team",
     "weight_extremes", "whole_file",
 )  # fmt: skip
 

@@ -10,6 +10,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nul
 PyObject* make_module() {
   find_torch();
   Ref module(PyModule_Create(&definition));
+#ifdef Py_GIL_DISABLED  // else the import would turn it on again
+  if (PyUnstable_Module_SetGIL(module.get(), Py_MOD_GIL_NOT_USED) < 0) throw Raised();
+#endif
   for (const Part& part : {program_part(), runtime_part(), row_part(), linear_part(), recurrent_part(),
                            product_part(), table_part(), watch_part()}) {
     if (part.functions && PyModule_AddFunctions(module.get(), part.functions) < 0) throw Raised();

@@ -121,6 +121,35 @@ PyObject* list_of(size_t count, const Make& make) {
   return made.release();
 }
 
+// While it lives no other thread changes `object`: where there is a GIL, that sees to it.
+class Locked {
+ public:
+#ifdef Py_GIL_DISABLED
+  explicit Locked(PyObject* object) { PyCriticalSection_Begin(&section_, object); }
+  ~Locked() { PyCriticalSection_End(&section_); }
+#else
+  explicit Locked(PyObject*) {}
+  ~Locked() {}
+#endif
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+#ifdef Py_GIL_DISABLED
+  PyCriticalSection section_;
+#endif
+};
+
+// Gives `body` each key and value of a dictionary, borrowed, until it returns false: whether it never did.
+template <class Body>
+bool each_item(PyObject* dictionary, const Body& body) {
+  const Locked locked(dictionary);
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value);)
+    if (!body(key, value)) return false;
+  return true;
+}
+
 template <class Function>
 PyCFunction as_method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));

@@ -205,8 +205,7 @@ PyObject* add_step(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     const Arguments a("add_step", args, count, 2);
     if (!PyUnicode_Check(a[0]) || !PyDict_Check(a[1])) throw WrongType("x86quant: add_step takes a kind and a dictionary");
     StepFields::Values fields;
-    PyObject *key = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(a[1], &at, &key, &value);) fields.emplace(text_of(key), field_of(value));
+    each_item(a[1], [&](PyObject* key, PyObject* value) { return fields.emplace(text_of(key), field_of(value)), true; });
     p.steps->add(a.text(0), fields);
   });
 }

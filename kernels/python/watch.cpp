@@ -49,10 +49,14 @@ struct Watch {
 
   void remember(PyObject* dictionary) {
     dictionaries.push_back(Py_NewRef(dictionary));
-    PyObject *key = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value);) {
+    const size_t first = watched.size();
+    each_item(dictionary, [&](PyObject*, PyObject* value) {
       watched.push_back(value);
       values.push_back(Py_NewRef(value));
+      return true;
+    });
+    for (size_t i = first; i < watched.size(); ++i) {
+      PyObject* value = watched[i];
       if (!torch_api().is_tensor(value)) continue;
       tensors.emplace_back(value, state_of(value));
       // While its memory is kept no other tensor has that address.
@@ -63,11 +67,9 @@ struct Watch {
 
   bool holds() const {
     size_t i = 0;
-    for (PyObject* dictionary : dictionaries) {
-      PyObject *key = nullptr, *value = nullptr;
-      for (Py_ssize_t at = 0; PyDict_Next(dictionary, &at, &key, &value); ++i)
-        if (i == watched.size() || watched[i] != value) return false;
-    }
+    for (PyObject* dictionary : dictionaries)
+      if (!each_item(dictionary, [&](PyObject*, PyObject* value) { return i < watched.size() && watched[i++] == value; }))
+        return false;
     if (i != watched.size()) return false;
     for (const auto& [tensor, known] : tensors)
       if (!(state_of(tensor) == known)) return false;

@@ -63,7 +63,7 @@ ArenaLease::ArenaLease(const ArenaClaim& claim) {
   }
   if (buffer_.size() >= claim.bytes()) return;
   buffer_ = Buffer();  // freed first: the two never coexist
-  buffer_ = Buffer(claim.bytes());
+  buffer_ = Buffer(claim.bytes(), Readers::kAll);
 }
 
 ArenaLease::~ArenaLease() {

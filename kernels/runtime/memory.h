@@ -10,26 +10,32 @@
 #include <vector>
 
 #include "../native/native.h"
+#include "numa.h"
 
 namespace x86quant::runtime {
+
+// Whose threads read what is large: those of the one that fills it, or of every node.
+enum class Readers { kOne, kAll };
 
 // 64-byte aligned memory.
 class Buffer {
  public:
-  explicit Buffer(size_t size = 0) : size_(size), memory_(size ? allocated(size) : nullptr, &std::free) {}
+  explicit Buffer(size_t size = 0, Readers readers = Readers::kOne)
+      : size_(size), memory_(size ? allocated(size, readers) : nullptr, &std::free) {}
   // Of a part of memory that lasts as long as its parts.
   Buffer(size_t size, std::shared_ptr<void> memory) : size_(size), memory_(std::move(memory)) {}
   uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
   size_t size() const { return size_; }
 
  private:
-  static void* allocated(size_t size) {
+  static void* allocated(size_t size, Readers readers) {
     // Weights and arenas are read from end to end: huge pages, where there are some, save a walk every 4 KiB.
     constexpr size_t kHugePage = size_t{2} << 20;
     const bool is_huge = size >= kHugePage;
     void* memory = nullptr;
     if (posix_memalign(&memory, is_huge ? kHugePage : 64, size) != 0) throw std::bad_alloc();
     if (is_huge) (void)madvise(memory, size, MADV_HUGEPAGE);
+    if (is_huge && readers == Readers::kAll) spread_over_nodes(memory, size);
     return memory;
   }
 

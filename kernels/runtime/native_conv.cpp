@@ -20,7 +20,7 @@ class NativeConv final : public PackedConv {
       packed_ = *d.packed;
       return;
     }
-    const auto fresh = std::make_shared<Buffer>(size);
+    const auto fresh = std::make_shared<Buffer>(size, Readers::kAll);
     succeed(xq::pack_shared(&d.conv, isa, d.weight.as<int8_t>(), &d.requant, fresh->data(),
                             share_of_packing(d.weight.count)));
     packed_ = {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};

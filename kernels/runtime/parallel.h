@@ -28,21 +28,26 @@ int all_threads();
 // How many threads work worth `shares` shares deserves: one inside a parallel region.
 X86QUANT_EXPORTED int useful_threads(int64_t shares);
 
-// What a loop that is shared costs for each thread that takes part, in nanoseconds: of threads that are together
-// (`with_team`), the transfer of the lines by which they tell each other, and of the operands that another core
-// wrote; of threads that have to be gathered, some microseconds.
-constexpr double kTogether = 500, kGathered = 2500;
-X86QUANT_EXPORTED double cost_a_thread();
+// What sharing a loop costs, in nanoseconds: `call` for each time that the number of threads doubles, in which they tell
+// each other by groups (team.h), and `each` for a thread: the lines of operands that another core wrote. Of threads that
+// are together (`with_team`), and of threads that have to be gathered. `python -m benchmarks.loop_simulation` shows both.
+struct LoopCost {
+  double call, each;
+};
+constexpr LoopCost kTogether{500, 30}, kGathered{3000, 250};
+X86QUANT_EXPORTED LoopCost loop_cost();
 
-// How many threads work deserves that takes one so many nanoseconds. On n threads it takes work / n + n * cost,
-// least where n² = work / cost. Short work is left to one: as much is lost as gained where half of what a thread
-// reads is in the cache of another core.
+// How many threads work deserves that takes one so many nanoseconds. On n threads it takes work / n + call * log2(n) +
+// each * n, least where each * n² + call / ln(2) * n = work. Short work is left to one: as much is lost as gained where
+// half of what a thread reads is in the cache of another core.
 constexpr double kShort = 8000;
-inline int64_t shares_of(double nanoseconds, double cost) {
+inline int64_t shares_of(double nanoseconds, LoopCost cost) {
   if (nanoseconds < kShort) return 1;
-  return static_cast<int64_t>(std::sqrt(nanoseconds / cost));
+  const double call = cost.call / std::log(2.0);
+  const double shares = (std::sqrt(call * call + 4 * cost.each * nanoseconds) - call) / (2 * cost.each);
+  return static_cast<int64_t>(std::min(shares, 1e6));
 }
-inline int threads_for(double nanoseconds) { return useful_threads(shares_of(nanoseconds, cost_a_thread())); }
+inline int threads_for(double nanoseconds) { return useful_threads(shares_of(nanoseconds, loop_cost())); }
 
 // Runs `body`, of one share, here; the loops in it are shared by threads that stay together from one to the next,
 // which costs each less than gathering them. Where nothing can be shared it just runs.

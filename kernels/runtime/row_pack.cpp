@@ -22,14 +22,14 @@ constexpr double kFloatsEach = 30'000, kAttentionProductsEach = 500'000;
 // a model are: read one after another, once a token, they come at twice the speed of pages of 4 KiB.
 Buffer among_others(size_t size) {
   constexpr size_t kChunk = size_t{8} << 20, kLeast = size_t{64} << 10, kLine = 64;
-  if (size < kLeast || size > kChunk / 2) return Buffer(size);
+  if (size < kLeast || size > kChunk / 2) return Buffer(size, Readers::kAll);
   struct Chunk;
   static std::weak_ptr<Buffer> latest;  // gone once nobody has a part of it
   static size_t used = 0;
   const std::lock_guard<std::mutex> lock(fork_lock<Chunk>());
   std::shared_ptr<Buffer> chunk = latest.lock();
   if (!chunk || chunk->size() - used < size) {
-    chunk = std::make_shared<Buffer>(kChunk);
+    chunk = std::make_shared<Buffer>(kChunk, Readers::kAll);
     latest = chunk, used = 0;
   }
   uint8_t* const mine = chunk->data() + used;

@@ -79,7 +79,7 @@ int useful_threads(int64_t shares) {
   return static_cast<int>(std::min<int64_t>(all_threads(), shares));
 }
 
-double cost_a_thread() { return led ? kTogether : kGathered; }
+LoopCost loop_cost() { return led ? kTogether : kGathered; }
 
 void with_team(ThreadBody body) {
   if (led != nullptr || all_threads() == 1 || omp_in_parallel()) return body(0);

@@ -31,7 +31,7 @@ bool WholeFile::read(const std::string& path, bool (*accepts)(const FileFacts& f
   errno = EINVAL;
   if (!accepts({S_ISREG(facts.stx_mode), facts.stx_uid, facts.stx_mode})) return false;
   size_ = static_cast<size_t>(facts.stx_size);
-  bytes_ = Buffer(size_);
+  bytes_ = Buffer(size_, Readers::kAll);
   for (size_t done = 0; done < size_;) {
     const ssize_t count = ::read(file.number, bytes_.data() + done, size_ - done);
     if (count < 0 && errno == EINTR) continue;

@@ -115,7 +115,7 @@ int useful_threads(int64_t shares) {
   return static_cast<int>(std::min<int64_t>(all_threads(), shares));
 }
 
-double cost_a_thread() { return kTogether; }
+LoopCost loop_cost() { return kTogether; }
 
 void with_team(ThreadBody body) { body(0); }  // a pool stays together by itself
 

@@ -11,10 +11,88 @@ from safetensors.torch import load_file
 
 import x86quant
 from tests.artifacts.test_artifact_forms import Way
+from tests.serving.test_serving import Served
+from tests.written_files import FOLDER, WRITTEN, flat
 from x86quant.artifacts.writer import to_bytes
 from x86quant.errors import InvalidInputError
+from x86quant.kernels import kernels_for
+from x86quant.routing.in_force import current_rules
+from x86quant.routing.router import choose
+from x86quant.tables.errata import read_errata
+from x86quant.tables.table_reader import read_table
+from x86quant.tuning import measurements
 
 FILES = Path(__file__).parents[1] / "data" / "written_before"
+RELEASES = [folder for folder in sorted(FOLDER.iterdir()) if folder.is_dir()]
+
+
+def files(pattern: str) -> list[Any]:
+    """Those of each release."""
+    found = [path for folder in RELEASES for path in sorted(folder.glob(pattern))]
+    return [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in found]
+
+
+def kept_calls(path: Path) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """The inputs and answers that lie beside a release's file."""
+    kept = load_file(path.parent / "answers.safetensors")
+    calls: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    while f"{path.stem}.{len(calls)}.in.0" in kept:
+        call = f"{path.stem}.{len(calls)}."
+        inputs, answers = (
+            [kept[name] for name in sorted(kept) if name.startswith(call + part)]
+            for part in ("in", "out")
+        )
+        calls.append((inputs, answers))
+    assert calls
+    return calls
+
+
+@pytest.mark.parametrize("path", files("*.x86q"))
+def test_models_of_each_release_answer_as_they_did(path: Path) -> None:
+    written = WRITTEN[path.stem]
+    loaded = x86quant.load(path, model=written.make() if written.needs_class else None)
+    assert x86quant.artifacts.describe(path).metadata == {"model": path.stem}
+    for inputs, answers in kept_calls(path):
+        with torch.no_grad():
+            found = flat(loaded(*inputs))
+        assert len(found) == len(answers)
+        for one, expected in zip(found, answers, strict=True):
+            close(one, expected)
+
+
+@pytest.mark.parametrize("path", files("*.xq"))
+def test_programs_of_each_release_answer_as_they_did(path: Path) -> None:
+    inputs, answers = kept_calls(path)[0]
+    (found,) = Served(path)(*inputs)
+    close(found, answers[0])
+
+
+@pytest.mark.parametrize("path", files("*.csv"))
+def test_measurements_of_each_release_are_read(path: Path) -> None:
+    measured = measurements.read(path)
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(measured) == len(lines) - 1
+    assert measured.provenance["x86quant"]
+
+
+@pytest.mark.parametrize("path", files("table.toml"))
+def test_tables_of_each_release_choose(path: Path) -> None:
+    assert len(read_table(path).rules) == path.read_text().count("[[rule]]") > 0
+    measured = measurements.read(path.with_name("avx512_vnni.csv"))
+    with x86quant.use_rules(path):
+        table = current_rules()
+        assert table.path == str(path)
+        for one in measured:
+            kernels = kernels_for("stock", one.spec())
+            assert (
+                choose(one.spec(), cpu=x86quant.cpu(), table=table, kernels=kernels).kernel
+                in kernels
+            )
+
+
+@pytest.mark.parametrize("path", files("errata.toml"))
+def test_errata_of_each_release_are_read(path: Path) -> None:
+    assert read_errata("2.13.0", path)
 
 
 @pytest.fixture(scope="module")

@@ -173,6 +173,19 @@ def test_a_loaded_model_is_exported_and_read_back(tmp_path: Path) -> None:
     assert sqnr(int8(x), again(x)) > 30
 
 
+def test_the_same_model_gives_the_same_bytes_and_no_path(tmp_path: Path) -> None:
+    written = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        x = torch.randn(2, 3, 8, 8)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+        int8 = x86quant.quantize(model, [x, x], speed_check=False, progress=False)
+        x86quant.export_onnx(int8, tmp_path / "net.onnx", x)
+        written.append((tmp_path / "net.onnx").read_bytes())
+    assert written[0] == written[1]
+    assert str(Path(x86quant.__file__).parent).encode() not in written[0]
+
+
 def test_what_cannot_be_exported_is_said_and_leaves_no_file(tmp_path: Path) -> None:
     class Sorted(nn.Module):
         def __init__(self) -> None:

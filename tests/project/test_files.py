@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -23,6 +26,36 @@ def test_replaces_a_file_and_keeps_its_mode(tmp_path: Path) -> None:
     write_aside(path, "new")
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="the system has no unnamed files")
+def test_who_is_killed_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    killed = (
+        "import os, signal, sys; from pathlib import Path; from x86quant.files import write_aside; "
+        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL); "
+        "write_aside(Path(sys.argv[1]), 'new')"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, str(path)]).returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("lacking", ["unnamed files", "links to them"])
+def test_file_systems_without_unnamed_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    if lacking == "links to them":
+        monkeypatch.setattr(os, "link", refused)
+    else:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    write_aside(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 

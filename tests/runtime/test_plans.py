@@ -318,6 +318,9 @@ def test_a_batch_of_images_not_met_before_is_drafted_once(
         drafted.append(args)
         return draft_segment(*args)
 
+    # For several threads images like others are first drafted as a part of the same size.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+
     for owner in (parts_module, planner_module):
         monkeypatch.setattr(owner, "draft_segment", counted)
     for side in (12, 14):

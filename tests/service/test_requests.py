@@ -168,8 +168,8 @@ _DEEP = b"[" * 100_000
         ("/embed", {"inputs": "a", "prompt_name": "x"}, 422, "the model has 'query'"),
         ("/embed", {"inputs": "a", "dimensions": 0}, 422, "from 1 to 3"),
         ("/embed", {"inputs": "a", "dimensions": True}, 422, "from 1 to 3"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, 422, "'float' or 'base64'"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": []}, 422, "'float' or 'base64'"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "x"}, 400, "'float' or 'base64'"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": []}, 400, "'float' or 'base64'"),
         ("/embed", {"inputs": "boom"}, 500, "RuntimeError: boom was in it"),
         ("/embed", {"inputs": "nan"}, 500, "NaN or infinity"),
         ("/rerank", {"query": "a", "texts": ["b"]}, 422, "words is no reranker"),
@@ -182,6 +182,7 @@ def test_what_is_wrong_is_said(path: str, content: Any, status: int, message: st
     found = answer.json()["error"]
     if path.startswith("/v1/"):
         assert found["code"] == status
+        assert found["type"] == "invalid_request_error"
         found = found["message"]
     assert message in found
 

@@ -88,12 +88,36 @@ def export_onnx(
                 f"{type(model).__name__} has no form in ONNX: {_cause(error)}"
             ) from error
     try:
-        content = found.model_proto.SerializeToString()
+        content = _without_traces(found.model_proto).SerializeToString(deterministic=True)
     except ValueError as error:
         raise UnsupportedError(
             f"the model is too large for one file: {first_line(error)}"
         ) from error
     write_aside(target, content)
+
+
+def _without_traces(proto: Any) -> Any:
+    """``proto`` without what the exporter tells of the process that wrote it: paths, and counters.
+
+    The same model then gives the same bytes, and the user's folders stay his own.
+    """
+    graphs = [proto.graph, *proto.functions]
+    del proto.metadata_props[:]
+    for graph in graphs:
+        del graph.metadata_props[:]
+        for node in graph.node:
+            del node.metadata_props[:]
+            graphs += [a.g for a in node.attribute if a.HasField("g")]
+        for value in (
+            *getattr(graph, "input", ()),
+            *getattr(graph, "output", ()),
+            *graph.value_info,
+        ):
+            if not isinstance(value, str):
+                del value.metadata_props[:]
+        for tensor in getattr(graph, "initializer", ()):
+            del tensor.metadata_props[:]
+    return proto
 
 
 def onnx_needed() -> None:

@@ -97,9 +97,11 @@ class EncoderService:
 
     def refusal(self, path: str, error: RefusedError) -> Reply:
         """An error in the form that clients of ``path`` know."""
-        kind = _ERROR_TYPES.get(error.status, "Validation")
+        kind, status = _ERROR_TYPES.get(error.status, "Validation"), error.status
         if path.startswith("/v1/"):
-            found: Any = {"message": str(error), "type": kind, "param": None, "code": error.status}
+            if status in (400, 422):  # one and the same to OpenAI's clients
+                kind, status = "invalid_request_error", 400
+            found: Any = {"message": str(error), "type": kind, "param": None, "code": status}
             body = {"error": found}
         else:
             body = {"error": str(error), "error_type": kind}
@@ -108,7 +110,7 @@ class EncoderService:
             headers["retry-after"] = _RETRY_AFTER[error.status]
         if error.status == 405:
             headers["allow"] = self._routes[path][0]
-        return Reply(error.status, json.dumps(body).encode(), headers=headers)
+        return Reply(status, json.dumps(body).encode(), headers=headers)
 
     async def _answered(self, method: str, path: str, body: bytes) -> Reply:
         if path not in self._routes:

@@ -13,8 +13,9 @@ from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.compiled.compiled_parts import whole_graph
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import blocks_of
+from x86quant.compiled.compiled_parts import as_graph_call
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.files import check_target, write_aside
 from x86quant.runtime import Segment
@@ -57,20 +58,21 @@ def export_program(module: nn.Module, path: str | os.PathLike[str], inputs: Sequ
 
 def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
     """The file for these calls."""
-    graph = whole_graph(module)
-    if graph is None:
-        inside = sum(isinstance(part, CompiledModule) for part in module.modules())
-        raise UnsupportedError(
-            f"export_program takes a model that is compiled as a whole, got {type(module).__name__}"
-            f" with {inside} compiled parts: what is around them runs in Python; {_INSTEAD}"
-        )
     float_type = getattr(module, "_float_type", torch.float32)
     if float_type is not torch.float32:
         raise UnsupportedError(
             f"the model takes and returns {float_type}, and a program file float32, "
             "uint8 or indices: export it before .half() or .to(), or after .float()"
         )
-    arguments = [_arguments(module, graph, call) for call in calls]
+    found = [_graph_call(module, call) for call in calls]
+    graph, arguments = found[0][0], [values for _, values in found]
+    if any(other is not graph for other, _ in found):
+        raise UnsupportedError(
+            "a program file holds one graph, and several answer these calls of the model: "
+            "export each in a file of its own"
+        )
+    if not all(isinstance(x, torch.Tensor) for values in arguments for x in values):
+        raise InvalidInputError("export_program takes tensors as inputs")
     with torch.no_grad():
         for values in arguments:
             graph(*values)  # what turns out to have no native form for these shapes goes to torch
@@ -83,23 +85,28 @@ def program_bytes(module: nn.Module, calls: Sequence[Call]) -> bytes:
     return programs.to_bytes(list(plans.values()))
 
 
-def _arguments(given: nn.Module, graph: CompiledModule, call: Call) -> tuple[torch.Tensor, ...]:
-    """The inputs of ``graph`` in order in a call of ``given``, whose graph it is."""
+def _graph_call(given: nn.Module, call: Call) -> tuple[CompiledModule, tuple[Any, ...]]:
+    """The graph that answers a call of ``given``, and its inputs in order."""
     positional = [call] if isinstance(call, torch.Tensor) else call
     named = positional if isinstance(positional, Mapping) else {}
     args: tuple[Any, ...] = () if named else tuple(positional)
-    if isinstance(given, GuardedModule):
-        found, args = given.graph_call(args, named)
-        named = {}
-        if found is not graph:
+    if (blocks := blocks_of(given)) is not None:
+        answering = blocks.graph_for(args, named)
+        if answering is None:
             raise UnsupportedError(
-                "export_program takes calls that the first graph of a model holds for, and "
-                "another answers one of these"
+                f"no graph of the {type(given).__name__} holds for this call, and its own code is "
+                "no program: give a call like those of the calibration data"
             )
-    values = graph.arguments(args, named)
-    if not all(isinstance(x, torch.Tensor) for x in values):
-        raise InvalidInputError("export_program takes tensors as inputs")
-    return values
+        return answering[0].compiled, answering[1]
+    found = as_graph_call(given, args, named)
+    if found is None:
+        inside = sum(isinstance(part, CompiledModule) for part in given.modules())
+        raise UnsupportedError(
+            f"export_program takes a model that is compiled as a whole, got {type(given).__name__}"
+            f" with {inside} compiled parts: what is around them runs in Python; {_INSTEAD}"
+        )
+    graph, values, by_name = found
+    return graph, graph.arguments(values, by_name)
 
 
 def _whole_segment(module: CompiledModule) -> tuple[Segment, list[int]]:

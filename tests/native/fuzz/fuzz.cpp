@@ -312,7 +312,7 @@ bool rows_agree(Random& r, const std::vector<int>& isas) {
     for (int8_t& x : w) x = static_cast<int8_t>(r.byte() - 128);
   }
   const size_t cells = static_cast<size_t>(rows * out);
-  std::vector<float> bias = random_floats(r, w_scale.size()), x = random_floats(r, cells), more = random_floats(r, cells);
+  std::vector<float> bias = random_floats(r, w_scale.size()), x = random_floats(r, cells, true), more = random_floats(r, cells, true);
   std::vector<float> norm_weight = random_floats(r, w_scale.size());
   struct Result {
     std::vector<float> total, normed, scale;
@@ -343,6 +343,8 @@ bool rows_agree(Random& r, const std::vector<int>& isas) {
       }
     return got;
   };
+  const bool flushed = r.one_in(3);
+  const WithoutDenormals of_this_thread(flushed);
   const Result want = run(XQ_ISA_REFERENCE);
   for (int isa : isas) {
     const Result got = run(isa);
