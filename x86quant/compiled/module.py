@@ -23,8 +23,7 @@ from x86quant.forms.call_form import is_transformed
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.lowering.pickled_graph import PlainGraph
-from x86quant.ops.float_type import Int8Module, in_float_type
-from x86quant.ops.gradients import asks_for_gradient, without_gradient
+from x86quant.ops.float_type import Int8Module, asks_for_gradient, in_float_type, without_gradient
 from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.packed_cache import CachedPrograms, PackedCache

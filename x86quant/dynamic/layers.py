@@ -23,8 +23,7 @@ from x86quant.dynamic.group_weights import quantized
 from x86quant.dynamic.weight_on_demand import WeightOnDemand
 from x86quant.errors import InvalidInputError
 from x86quant.ops.dynamic import check_activation, check_operands, check_weight
-from x86quant.ops.float_type import Int8Module
-from x86quant.ops.gradients import asks_for_gradient, without_gradient
+from x86quant.ops.float_type import Int8Module, asks_for_gradient, without_gradient
 from x86quant.ops.groups import real_weight
 from x86quant.packing import linear_dynamic as linear_packs
 from x86quant.routing.routes import Choice, Routes

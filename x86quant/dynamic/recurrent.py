@@ -27,8 +27,13 @@ from x86quant.dynamic.layers import (
     is_plain,
 )
 from x86quant.errors import InvalidInputError
-from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
-from x86quant.ops.gradients import asks_for_gradient, without_gradient
+from x86quant.ops.float_type import (
+    Int8Module,
+    asks_for_gradient,
+    in_float32,
+    in_float_type,
+    without_gradient,
+)
 from x86quant.packing.linear_dynamic import extension_loads, native_in_sequences
 from x86quant.routing.routes import Choice
 
