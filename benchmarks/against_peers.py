@@ -32,7 +32,6 @@ from benchmarks.networks import NETWORKS
 from x86quant.bench.backends import BACKENDS
 from x86quant.bench.campaign import Measure, check_folder, measure_apart, run_campaign
 from x86quant.bench.one_model import BenchRequest
-from x86quant.bench.pages import write_pages
 from x86quant.bench.results import (
     OURS,
     RESULTS_FILE,
@@ -41,6 +40,7 @@ from x86quant.bench.results import (
     RunSetting,
     geometric_mean,
 )
+from x86quant.bench.summary_page import write_pages
 from x86quant.bench.summary_text import markdown, title_of
 from x86quant.errors import X86QuantError
 from x86quant.given_model import InputShape

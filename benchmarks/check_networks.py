@@ -29,10 +29,10 @@ from torch.ao.quantization.quantize_fx import (
 )
 
 from benchmarks.networks import NETWORKS, torchvision_model
+from tests.op_checks import check_ops
 from x86quant.compiled import CompiledModule
 from x86quant.lowering import lower, verify
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.runtime.check import check_ops
 
 
 def sqnr(expected: torch.Tensor, actual: torch.Tensor) -> float:

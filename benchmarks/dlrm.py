@@ -28,11 +28,11 @@ import x86quant
 from benchmarks.environment import print_environment
 from benchmarks.random_rows import AHEAD, reading
 from benchmarks.side_by_side import Call, add_arguments, bound, compare, peers
+from tests.native.capi import Library
+from tests.native.capi_floats import Fault, Lookup
 from x86quant import extension
 from x86quant.bench.recommender import DENSE, PlainDlrm
 from x86quant.dynamic import WeightOnlyEmbeddingBag
-from x86quant.kernels.native.capi import Library
-from x86quant.kernels.native.capi_floats import Fault, Lookup
 from x86quant.profiling.timing import interleaved
 
 

@@ -17,7 +17,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from x86quant.tables.features import FEATURES
 from x86quant.tuning.fit import fit
-from x86quant.tuning.measurements import read
+from x86quant.tuning.measurement_files import read
 from x86quant.tuning.samples import Sample, samples
 
 LEAVES = (2, 4, 6, 8, 12, 24)

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.native import capi
 from x86quant import extension
 from x86quant.hardware.cpu import cpu
 from x86quant.hardware.isa import LEVELS
-from x86quant.kernels.native import capi
 
 _GROUPS = (8, 16, 24, 32, 64, 128)
 #: Features at most: the plain loops take their time.

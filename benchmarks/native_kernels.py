@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from x86quant.kernels.native import capi
-from x86quant.kernels.native.build import build
+from tests.native import capi
+from tests.native.build import build
 
 LAYERS = Path(__file__).resolve().parent.parent / "rules" / "layers.csv"
 ENGINES = ("onednn", "fbgemm")

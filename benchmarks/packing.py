@@ -27,7 +27,7 @@ from benchmarks.environment import print_environment
 from benchmarks.networks import torchvision_model
 from x86quant import extension
 from x86quant.bench.subjects import subject
-from x86quant.packing.row_linears import Weights
+from x86quant.packing.linear_dynamic import Weights
 from x86quant.runtime.programs import LayerWeights, Programs
 
 _SIZE = 224

@@ -23,8 +23,8 @@ from benchmarks.against_peers import Target, parser_of
 from x86quant.bench.backends import BACKENDS
 from x86quant.bench.campaign import check_folder, measure_apart, run_campaign
 from x86quant.bench.one_model import BenchRequest
-from x86quant.bench.pages import write_pages
 from x86quant.bench.results import OURS, ModelRun, RunSetting, geometric_mean
+from x86quant.bench.summary_page import write_pages
 from x86quant.bench.summary_text import digits, markdown, notes, title_of
 from x86quant.errors import X86QuantError
 from x86quant.given_model import InputShape

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.native import capi
 from x86quant import extension
 from x86quant.hardware.cpu import Cpu, cpu
 from x86quant.hardware.isa import LEVELS as _LEVELS
-from x86quant.kernels.native import capi
 
 LEVELS = tuple(_LEVELS)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from x86quant.spec import OpSpec
-from x86quant.tuning.measurements import PROVENANCE, Case, Measurement, MeasurementSet, write
+from x86quant.tuning.measurement_files import PROVENANCE, write
+from x86quant.tuning.measurements import Case, Measurement, MeasurementSet
 
 MACHINE = "GenuineIntel-6-143"
 #: Microseconds by kernel; a text is a status without a time.

@@ -143,11 +143,11 @@ def _rule_table() -> Scenario:
 
 
 def _journal() -> Scenario:
-    from x86quant.tuning import measurements
+    from x86quant.tuning import measurement_files
     from x86quant.tuning.journal import Journal
 
     samples = Path(x86quant.__file__).parents[1] / "rules" / "measurements"
-    measured = measurements.read(samples / "avx2.csv")
+    measured = measurement_files.read(samples / "avx2.csv")
     some = measured.measurements[:9]
 
     def open_journal(folder: Path, *, resume: bool) -> Journal:
@@ -171,19 +171,19 @@ def _journal() -> Scenario:
 
 
 def _measurements() -> Scenario:
-    from x86quant.tuning import measurements
+    from x86quant.tuning import measurement_files
 
     samples = Path(x86quant.__file__).parents[1] / "rules" / "measurements"
-    whole = measurements.read(samples / "avx2.csv")
+    whole = measurement_files.read(samples / "avx2.csv")
     few = dataclasses.replace(whole, measurements=whole.measurements[:5])
 
     def check(folder: Path, done: bool) -> None:
-        found = len(measurements.read(folder / "all.csv").measurements)
+        found = len(measurement_files.read(folder / "all.csv").measurements)
         assert found == len(whole.measurements) or (not done and found == 5)
 
     return Scenario(
-        lambda folder: measurements.write(folder / "all.csv", few),
-        lambda folder: measurements.write(folder / "all.csv", whole),
+        lambda folder: measurement_files.write(folder / "all.csv", few),
+        lambda folder: measurement_files.write(folder / "all.csv", whole),
         check,
     )
 

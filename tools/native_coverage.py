@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 
 import x86quant
+from tests.native.build import DEFAULT_DIRECTORY
+from tests.native.sanitize import fuzzer
 from tools.sanitize_serving import built, exported
 from x86quant.hardware.isa import LEVELS
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY
-from x86quant.kernels.native.sanitize import fuzzer
 
 _ROOT = Path(__file__).resolve().parents[1]
 

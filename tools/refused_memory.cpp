@@ -8,7 +8,7 @@
 #include <cstring>
 #include <new>
 
-#include "../kernels/serving/fuzz/refusing_malloc.h"
+#include "../tests/serving/fuzz/refusing_malloc.h"
 
 namespace {
 

@@ -26,13 +26,15 @@ import torch
 from torch import nn
 
 import x86quant
+from tests.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 from x86quant.cpp_library import cpp_paths
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels.native import toolchain
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 
-KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+_ROOT = Path(__file__).resolve().parents[1]
+KERNELS = _ROOT / "kernels"
 SERVING = KERNELS / "serving"
+FUZZ = _ROOT / "tests" / "serving" / "fuzz"
 #: What the programs end with that are told no file.
 _NO_FILE = 2
 
@@ -124,7 +126,7 @@ def exported(folder: Path) -> list[Path]:
 def of_library(program: str, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with the installed library, which finds this program's functions."""
     paths, target = cpp_paths(), folder / f"{program}-serving"
-    source = SERVING / "fuzz" / f"{program}.cpp"
+    source = FUZZ / f"{program}.cpp"
     flags = [toolchain.STANDARD, "-rdynamic", "-pthread", "-I", str(paths.include)]
     link = [str(paths.library), f"-Wl,-rpath,{paths.library.parent}", "-ldl", "-o", str(target)]
     compiler = shlex.split(toolchain.compiler())
@@ -134,7 +136,7 @@ def of_library(program: str, folder: Path) -> Path:
 
 def built(program: str, sanitizer: str, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with all it runs, compiled with the ``sanitizer``."""
-    own = _compiled([SERVING / "fuzz" / f"{program}.cpp"], sanitizer, folder)
+    own = _compiled([FUZZ / f"{program}.cpp"], sanitizer, folder)
     target = folder / f"{program}-serving"
     link = [*map(str, own), *_what_it_runs(sanitizer, folder), "-pthread", "-o", str(target)]
     subprocess.run([*shlex.split(toolchain.compiler()), *_flags(sanitizer), *link], check=True)

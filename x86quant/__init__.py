@@ -74,11 +74,11 @@ if TYPE_CHECKING:
     from x86quant.quantization import quantize as quantize
     from x86quant.quantization import sensitivity as sensitivity
     from x86quant.reporting import report as report
-    from x86quant.routing.choice import Choice as Choice
     from x86quant.routing.in_force import current_rules as current_rules
     from x86quant.routing.in_force import override as override
     from x86quant.routing.in_force import use_rules as use_rules
     from x86quant.routing.router import choose as choose
+    from x86quant.routing.routes import Choice as Choice
     from x86quant.serving import export_program as export_program
     from x86quant.spec import OpSpec as OpSpec
     from x86quant.stock.hook import disable as disable
@@ -159,7 +159,7 @@ _HOME = {
     "quantization": ("convert_qat", "prepare_qat", "quantize", "sensitivity"),
     "reporting": ("report",),
     "explaining.rerouting": ("reroute",),
-    "routing.choice": ("Choice",),
+    "routing.routes": ("Choice",),
     "routing.router": ("choose",),
     "tables.table": ("Rule", "RuleTable"),
     "tables.table_reader": ("read_table",),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def load_object(name: str) -> Any:
     try:
         found: Any = _imported(module_name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise InvalidInputError(f"cannot import {module_name!r}: {told(error)}") from error
+        raise InvalidInputError(f"cannot import {module_name!r}: {first_line(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise InvalidInputError(f"{name!r}: {found!r} has no attribute {part!r}")
@@ -130,7 +130,7 @@ def load_model(name: str, *, packed_cache: bool = False) -> nn.Module:
         try:
             found = found()
         except (Exception, SystemExit) as error:  # whatever the user's factory raises
-            raise InvalidInputError(f"{name!r} failed: {told(error)}") from error
+            raise InvalidInputError(f"{name!r} failed: {first_line(error)}") from error
     if not isinstance(found, nn.Module):
         raise InvalidInputError(f"{name!r} returned {type(found).__name__}, not an nn.Module")
     return found.eval()
@@ -152,7 +152,9 @@ def _pretrained(folder: Path) -> nn.Module:
         kind = getattr(transformers, names[0]) if names else transformers.AutoModel
         model: nn.Module = kind.from_pretrained(folder, config=config, local_files_only=True)
     except Exception as error:  # a missing package, or whatever transformers raises
-        raise InvalidInputError(f"the model in {folder} cannot be loaded: {told(error)}") from error
+        raise InvalidInputError(
+            f"the model in {folder} cannot be loaded: {first_line(error)}"
+        ) from error
     return model.float().eval()
 
 
@@ -174,22 +176,15 @@ def random_arguments(inputs: Sequence[InputShape], seed: int) -> Arguments:
     )
 
 
-def told(error: BaseException) -> str:
-    """The kind of ``error`` and its first line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def form_of(model: nn.Module) -> Form:
     """Whether ``model`` is float, converted to int8 by stock PyTorch, or runs on x86quant."""
     import torch
     from torch.fx import GraphModule
 
-    from x86quant.compiled import CompiledModule
     from x86quant.ops.float_type import Int8Module
     from x86quant.stock.pack_sites import pack_sites
 
-    if any(isinstance(module, CompiledModule | Int8Module) for module in model.modules()):
+    if any(isinstance(module, Int8Module) for module in model.modules()):
         return "compiled"
     quantizes = isinstance(model, GraphModule) and any(
         node.target is torch.quantize_per_tensor for node in model.graph.nodes

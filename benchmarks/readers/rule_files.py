@@ -11,7 +11,7 @@ from x86quant.tables.shipped import shipped_tables
 from x86quant.tables.table_reader import read_table
 from x86quant.tables.table_text import read_text
 from x86quant.tables.table_writer import dumps
-from x86quant.tuning import measurements as of_tuning
+from x86quant.tuning import measurement_files as of_tuning
 
 _SAMPLES = Path(__file__).parents[2] / "rules" / "measurements"
 _LINES = 60

@@ -22,7 +22,7 @@ from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.records import forms
-from x86quant.artifacts.records.structures import read_structure
+from x86quant.artifacts.records.calls import read_structure
 from x86quant.artifacts.writer import to_bytes
 from x86quant.compiled import GuardedModule
 from x86quant.dynamic import DynamicGRU

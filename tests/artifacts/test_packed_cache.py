@@ -18,7 +18,7 @@ from tests import isa
 from tests.models import bert
 from x86quant import extension
 from x86quant.cli import main
-from x86quant.packing.row_linears import row_linear
+from x86quant.packing.linear_dynamic import row_linear
 from x86quant.runtime import packed_cache
 from x86quant.runtime.programs import LayerWeights, Programs
 

@@ -70,7 +70,9 @@ def test_our_own_failure_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("x86quant.bench.pages.plot_png", lambda _: None)  # which takes a second
+    monkeypatch.setattr(
+        "x86quant.bench.summary_page.plot_png", lambda _: None
+    )  # which takes a second
     asked: list[str] = []
 
     def measure(wanted: BenchRequest) -> ModelRun:

@@ -20,7 +20,7 @@ from tests.bench_samples import (
     ran,
 )
 from tests.reporting.test_report import Page
-from x86quant.bench import campaign, pages, summary_plot
+from x86quant.bench import campaign, summary_page
 from x86quant.bench.comparison import compare_results, slower_than
 from x86quant.bench.results import BackendResult, ModelRun, RunSetting, read_results
 from x86quant.bench.summary_page import results_page
@@ -157,8 +157,8 @@ def test_bars_are_sorted_and_ours_is_marked() -> None:
 
 
 def test_files_for_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "plot_png", lambda _: None)
-    pages.write_pages(some_results(), tmp_path)
+    monkeypatch.setattr(summary_page, "plot_png", lambda _: None)
+    summary_page.write_pages(some_results(), tmp_path)
     rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert [row["status"] for row in rows[:6]] == ["ok"] * 5 + ["skipped"]
     assert rows[6]["reason"] == "a, <b>"
@@ -170,12 +170,12 @@ def test_the_plot_is_a_png_where_there_is_something_to_draw(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("matplotlib")
-    drawn = summary_plot.plot_png(some_results())
+    drawn = summary_page.plot_png(some_results())
     assert drawn is not None
     assert drawn.startswith(b"\x89PNG")
-    assert summary_plot.plot_png(bench_results(model_run("net", x86quant=FAILED))) is None
+    assert summary_page.plot_png(bench_results(model_run("net", x86quant=FAILED))) is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert summary_plot.plot_png(some_results()) is None
+    assert summary_page.plot_png(some_results()) is None
 
 
 # Verdicts
@@ -288,7 +288,7 @@ QUICK = ["--rounds", "2", "--no-cold-start", "--threads", "1", "--backends", "x8
 def test_models_are_measured_and_written(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pages, "plot_png", lambda _: b"\x89PNG")  # drawing takes a second
+    monkeypatch.setattr(summary_page, "plot_png", lambda _: b"\x89PNG")  # drawing takes a second
     options = ["--shape", "1,3,8,8", "--batch", "1,2", *QUICK, "--out", "new/folder"]
     assert main(["bench", "bench_models:conv", *options]) == 0
     results = read_results(here / "new" / "folder" / "results.json")
@@ -331,7 +331,7 @@ def test_a_disk_that_fills_up_loses_no_result(
 
     monkeypatch.setattr(campaign, "check_folder", lambda folder: folder.mkdir())
     monkeypatch.setattr(campaign, "write_aside", full)
-    monkeypatch.setattr(pages, "write_aside", full)
+    monkeypatch.setattr(summary_page, "write_aside", full)
     monkeypatch.setattr(campaign, "measure_apart", lambda one: model_run(one.name, x86quant=1))
     assert main(["bench", "lstm", "dlrm", *QUICK, "--out", "new"]) == 2
     captured = capsys.readouterr()

@@ -48,8 +48,8 @@ def bert():
         intermediate_size=16, max_position_embeddings=16))
 
 def converted():
-    from x86quant.cli.loading import compile_model, random_inputs
-    return compile_model(conv(), random_inputs([(1, 3, 8, 8)])).converted
+    from x86quant.cli.loading import compile_model
+    return compile_model(conv(), (torch.randn(1, 3, 8, 8),)).converted
 
 def weight_only():
     return x86quant.to_dynamic(encoder().eval(), weight_only=True)

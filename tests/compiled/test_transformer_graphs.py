@@ -24,7 +24,7 @@ from x86quant.dynamic import to_dynamic
 from x86quant.errors import X86QuantWarning
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.lowering.lower_rows import lower_rows
+from x86quant.lowering.lower import lower_rows
 from x86quant.profiling.recorder import record
 from x86quant.quantization.graphs.fused_blocks import comparable, rows_left_float
 

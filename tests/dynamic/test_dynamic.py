@@ -31,7 +31,7 @@ from x86quant.dynamic import (
     WeightOnlyLinear,
     to_dynamic,
 )
-from x86quant.dynamic.weight_codes import quantize_weight
+from x86quant.dynamic.group_weights import quantize_weight
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.kernels import dynamic_kernels
 from x86quant.ops.dynamic import ACTIVATIONS

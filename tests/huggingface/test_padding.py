@@ -22,7 +22,7 @@ from x86quant.compiled.module import CompiledModule
 from x86quant.dynamic import to_dynamic
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.lowering.lower_rows import lower_rows
+from x86quant.lowering.lower import lower_rows
 from x86quant.lowering.row_passes import leave_out_padding
 
 ops = torch.ops.x86quant

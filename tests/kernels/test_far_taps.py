@@ -13,8 +13,8 @@ from torch import nn
 
 import x86quant
 from tests.isa import LEVELS, has
+from tests.native import capi
 from x86quant import extension
-from x86quant.kernels.native import capi
 
 MOST_SCRATCH = 8 << 20
 FAR = 2**20

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tests.kernels.test_native_kernels import ISAS
-from x86quant import extension
-from x86quant.kernels.native import capi
-from x86quant.kernels.native.capi_floats import (
+from tests.native import capi
+from tests.native.capi_floats import (
     FaultError,
     Table,
     gru_gates,
@@ -24,6 +23,7 @@ from x86quant.kernels.native.capi_floats import (
     look_up,
     lstm_gates,
 )
+from x86quant import extension
 
 FORMATS = [(8, False), (8, True), (4, True), (4, False), (2, True)]
 QUANTIZED = torch.ops.quantized

@@ -73,7 +73,7 @@ def test_a_process_forked_while_weights_are_packed_can_pack() -> None:
         warnings.simplefilter("ignore")
         import torch
         from x86quant import extension
-        from x86quant.packing.row_linears import row_linear
+        from x86quant.packing.linear_dynamic import row_linear
         extension.load()
         torch.set_num_threads(1)
         program = extension.native().Program(0, 1)  # torch's own locks are not looked at here

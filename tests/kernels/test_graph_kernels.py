@@ -15,11 +15,11 @@ from torch.fx import GraphModule
 import x86quant
 from tests import isa
 from tests.lowering.test_lowering import Convolutions
+from tests.op_checks import OpCheck, check_ops
 from tests.runtime.test_runtime import compiled
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import graph_kernels
 from x86quant.lowering.graph_tools import attribute
-from x86quant.runtime.check import OpCheck, check_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.test_row_kernels import ACTIVATIONS, LEVELS, Call, lib
-from x86quant.kernels.native import capi
+from tests.native import capi
 from x86quant.ops import rows
 from x86quant.ops.groups import pack_nibbles
 from x86quant.ops.rows import quantize_rows

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import group_products as campaign
+from tests.native import capi
 from x86quant import extension
-from x86quant.kernels.native import capi
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.native import capi
 from x86quant import extension
 from x86quant.hardware import amx_probe
-from x86quant.kernels.native import capi, toolchain
+from x86quant.kernels.native import toolchain
 
 # Of the CPU itself, whatever X86QUANT_ISA says: the library that is tested here does not read it.
 CPU_FLAGS = {name for name, there in torch.cpu.get_capabilities().items() if there is True}
@@ -445,7 +446,7 @@ def guarded(array: capi.Bytes) -> tuple[capi.Bytes, Callable[[], None]]:
     assert libc.mprotect(base + page + room, page, 0) == 0
     start = base + page + room - array.size
     buffer = (ctypes.c_uint8 * array.size).from_address(start)
-    copy = np.frombuffer(buffer, np.uint8).reshape(array.shape)
+    copy = np.frombuffer(memoryview(buffer), np.uint8).reshape(array.shape)
     copy[...] = array
     return copy, lambda: libc.munmap(base, room + 2 * page)
 
@@ -827,7 +828,7 @@ def test_numbers_that_are_not_finite_are_refused(
 
 def enum(name: str) -> dict[str, int]:
     """An enum of native.h, names without what they begin with, in lower case."""
-    header = (Path(capi.__file__).parent / "native.h").read_text()
+    header = (Path(toolchain.__file__).parent / "native.h").read_text()
     body = header.partition(f"typedef enum {name} {{")[2].partition("}")[0]
     return {
         found[1].lower(): int(found[2]) for found in re.finditer(r"XQ_[A-Z]+_(\w+) = (\d+)", body)
@@ -853,7 +854,7 @@ def test_numbers_written_in_python_are_those_of_the_header() -> None:
 def test_structs_written_in_python_are_those_of_the_header(
     struct: str, view: type[ctypes.Structure]
 ) -> None:
-    header = (Path(capi.__file__).parent / "native.h").read_text()
+    header = (Path(toolchain.__file__).parent / "native.h").read_text()
     body = header.partition(f"typedef struct {struct} {{")[2].partition(f"}} {struct};")[0]
     body = re.sub(r"//.*", "", body)
     fields = [

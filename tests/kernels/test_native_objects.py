@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from tests.native.build import DEFAULT_DIRECTORY
 from x86quant.cpp_library import cpp_paths
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY
 
 
 def test_files_for_larger_instruction_sets_lend_nothing_to_others() -> None:

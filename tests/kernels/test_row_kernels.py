@@ -15,8 +15,8 @@ import torch
 
 from tests.isa import in_bfloat16
 from tests.kernels.test_native_kernels import CPU_FLAGS, ISAS
+from tests.native import capi
 from x86quant import extension
-from x86quant.kernels.native import capi
 from x86quant.ops import rows
 from x86quant.ops.attention import attention, newest_sees
 from x86quant.ops.cache_codes import cache_codes, from_cache_codes

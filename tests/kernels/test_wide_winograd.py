@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import x86quant
+from tests.native import capi
 from x86quant import extension
-from x86quant.kernels.native import capi
 from x86quant.runtime.programs import LayerWeights, Programs
 
 _THREE, _ONE, _NONE = capi._I32x3(1, 3, 3), capi._I32x3(1, 1, 1), capi._I32x3(0, 1, 1)

@@ -16,7 +16,7 @@ from x86quant.capture.exported import ops_from_export
 from x86quant.dynamic import to_dynamic
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.lowering.lower_rows import lower_rows
+from x86quant.lowering.lower import lower_rows
 
 Forward = Callable[..., Any]
 

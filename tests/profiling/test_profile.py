@@ -14,6 +14,7 @@ from torch import nn
 
 import x86quant
 from tests.lowering.test_lowering import IMAGE, Residual
+from tests.native import capi
 from tests.runtime.test_runtime import compiled
 from x86quant import extension
 from x86quant.compiled import GuardedModule
@@ -21,7 +22,6 @@ from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.dynamic import DynamicLSTM
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.hardware.cpu import cpu
-from x86quant.kernels.native import capi
 from x86quant.profiling import Profile, Roofline, measure_roofline, profiler
 from x86quant.profiling.recorder import Recorder
 from x86quant.profiling.roofline import PEAK_SHAPES, MemoryLevel, using_threads

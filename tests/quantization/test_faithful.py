@@ -14,7 +14,7 @@ from torch import nn
 
 import x86quant
 from x86quant.calling.call import Call
-from x86quant.capture import trace_limits
+from x86quant.capture import exported
 from x86quant.capture.observed import observe
 from x86quant.capture.proof import prove
 from x86quant.capture.variants import elements, takes, variants
@@ -439,7 +439,7 @@ class LoopsOverValues(Between):
 
 
 def test_loops_over_values_are_not_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_limits, "_MOST_TENSORS", 500)
+    monkeypatch.setattr(exported, "_MOST_TENSORS", 500)
     torch.manual_seed(0)
     int8 = between_int8(LoopsOverValues(lambda _, y: y).eval())
     assert "it computes more than 500 tensors" in str(int8.quantization)

@@ -11,8 +11,7 @@ from torch import nn
 import x86quant
 from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError, X86QuantWarning
-from x86quant.quantization.odd_data import what_are_labels, what_is_odd
-from x86quant.quantization.training_statistics import unlike_training
+from x86quant.quantization.odd_data import unlike_training, what_are_labels, what_is_odd
 
 
 def told(*calls: Call) -> str:

@@ -24,7 +24,7 @@ from x86quant.quantization.scheme import decide
 from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.observation import int8_codes
 from x86quant.quantization.tracing.tracing import fold_batch_norms
-from x86quant.terminal.counted import counted
+from x86quant.terminal.progress import counted
 
 
 class ConvNet(nn.Module):

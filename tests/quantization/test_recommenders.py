@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import x86quant
+from tests.op_checks import check_ops
 from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.runtime.check import check_ops
 
 TABLES, ROWS, SIZE = 5, 50, 16
 COUNT = TABLES + 1

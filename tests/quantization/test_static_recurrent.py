@@ -16,10 +16,10 @@ from torch import nn
 
 import x86quant
 from tests import isa
+from tests.op_checks import check_ops
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op
-from x86quant.runtime.check import check_ops
 
 FEATURES, UNITS, STEPS, BATCH = 20, 24, 9, 3
 KINDS = (nn.LSTM, nn.GRU)

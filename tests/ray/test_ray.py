@@ -43,7 +43,7 @@ from x86quant.ray.serving import ArtifactServer, deployment
 from x86quant.tables.table import Rule
 from x86quant.tables.table_reader import read_table
 from x86quant.tuning import user_table
-from x86quant.tuning.measurements import read
+from x86quant.tuning.measurement_files import read
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")
 

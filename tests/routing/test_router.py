@@ -19,10 +19,9 @@ from x86quant.hardware.cpu import Cpu
 from x86quant.kernels import all_kernels
 from x86quant.kernels.base import Situation
 from x86quant.routing import in_force as active_rules
-from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import current_overrides, current_rules, override, use_rules
 from x86quant.routing.router import Routing, choose, make_override
-from x86quant.routing.routes import Routes
+from x86quant.routing.routes import Choice, Routes
 from x86quant.routing.sizes import Sizes
 from x86quant.spec import OpSpec, WeightFacts
 from x86quant.tables.conditions import Span, parse_pattern

@@ -27,16 +27,15 @@ from torch.fx import Interpreter
 import x86quant
 from tests import isa
 from tests.lowering.test_lowering import IMAGE, MODELS, Convolutions, Residual, stock
+from tests.op_checks import check_ops
 from x86quant import extension
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import graph_kernels
 from x86quant.runtime import Plan, parts
-from x86quant.runtime.check import check_ops
-from x86quant.runtime.memory import ALIGNMENT, aligned, assign_offsets
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.native_step import NativeStep
-from x86quant.runtime.plan import Buffer
+from x86quant.runtime.plan import ALIGNMENT, Buffer, aligned, assign_offsets
 from x86quant.runtime.plan_cache import plan_bytes
 from x86quant.runtime.programs import Programs
 from x86quant.runtime.segment import Segment

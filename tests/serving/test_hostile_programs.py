@@ -353,7 +353,7 @@ def test_random_changes_of_a_file_are_refused_or_harmless(tmp_path: Path) -> Non
     x86quant.export_program(module, file, [x])
     library = x86quant.cpp_paths().library
     fuzzer = tmp_path / "fuzz"
-    sources = [SERVING / "fuzz" / "fuzz.cpp", SERVING / "crc32.cpp"]
+    sources = [Path(__file__).parent / "fuzz" / "fuzz.cpp", SERVING / "crc32.cpp"]
     command = [*toolchain.compiler().split(), toolchain.STANDARD, "-I", str(SERVING / "include")]
     command += [*map(str, sources), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(fuzzer)]
     subprocess.run(command, check=True)

@@ -15,9 +15,9 @@ from x86quant.cli import main
 from x86quant.errors import RuleError, UnsupportedError, X86QuantWarning
 from x86quant.kernels import all_kernels
 from x86quant.routing import in_force as active_rules
-from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import current_rules, shipped_table, use_rules
 from x86quant.routing.router import choose
+from x86quant.routing.routes import Choice
 from x86quant.spec import OpSpec
 from x86quant.tables.likeness import likeness
 from x86quant.tables.shipped import SHIPPED, find_table, shipped_tables
@@ -32,7 +32,7 @@ from x86quant.tables.user import (
     user_tables,
 )
 from x86quant.tuning.fit import _assemble, _problems, denials_of
-from x86quant.tuning.measurements import read
+from x86quant.tuning.measurement_files import read
 from x86quant.tuning.regret import judge, summarize
 from x86quant.tuning.samples import samples, wrong_results
 

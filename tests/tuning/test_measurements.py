@@ -10,17 +10,8 @@ import pytest
 
 from x86quant.errors import MeasurementError
 from x86quant.spec import OpSpec, lookup_spec
-from x86quant.tuning.measurements import (
-    COLUMNS,
-    PROVENANCE,
-    Case,
-    Measurement,
-    MeasurementSet,
-    merge,
-    read,
-    usual,
-    write,
-)
+from x86quant.tuning.measurement_files import COLUMNS, PROVENANCE, read, write
+from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, merge, usual
 
 CONV = OpSpec(
     "conv2d",

@@ -48,7 +48,8 @@ from x86quant.tuning.cases import (
 )
 from x86quant.tuning.layer_shapes import with_rows
 from x86quant.tuning.measured_lookups import make_lookup
-from x86quant.tuning.measurements import PROVENANCE, Caller, Case, Measurement, read
+from x86quant.tuning.measurement_files import PROVENANCE, read
+from x86quant.tuning.measurements import Caller, Case, Measurement
 from x86quant.tuning.model_shapes import load_model, model_shapes
 from x86quant.tuning.operands import FULL, make_operands, result_shape
 from x86quant.tuning.provenance import provenance, this_machine

@@ -14,7 +14,7 @@ from torch import nn
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.content import Content
 from x86quant.artifacts.file.stored_tensors import TensorReader
-from x86quant.artifacts.file.typed import check_keys, typed
+from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.artifacts.records import forms
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiled_parts import compiled_parts

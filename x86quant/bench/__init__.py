@@ -2,5 +2,5 @@
 
 ``subjects`` finds a model, ``backends`` run it, ``one_model`` measures it in a process of its own,
 which ``campaign`` starts for each model and setting; ``results`` is what comes of it, which
-``summary_text``, ``summary_page`` and ``summary_plot`` show and ``comparison`` judges.
+``summary_text`` and ``summary_page`` show and ``comparison`` judges.
 """

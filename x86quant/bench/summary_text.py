@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import csv
+import dataclasses
 import io
+import json
 from collections.abc import Iterator, Sequence
 
 from x86quant.bench.backends import IGNORE_ISA, backend
+from x86quant.bench.comparison import SpeedVerdict
 from x86quant.bench.results import OURS, BenchResults, ModelRun
+from x86quant.terminal.text_table import text_table
 
 #: A median above so many times the least time was disturbed.
 _QUIET = 1.5
@@ -158,3 +163,22 @@ def as_csv(results: BenchResults) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def as_text(verdicts: Sequence[SpeedVerdict], changes: Sequence[str]) -> str:
+    """Counts, a table, and what else changed."""
+    counts = collections.Counter(verdict.outcome for verdict in verdicts)
+    header = ("model", "setting", "back end", "verdict")
+    rows = [(v.model, str(v.setting), title_of(v.backend), str(v)) for v in verdicts]
+    parts = [
+        ", ".join(f"{number} {outcome}" for outcome, number in counts.items()),
+        text_table(header, rows),
+        "\n".join(["changed besides:", *changes]) if changes else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def as_json(verdicts: Sequence[SpeedVerdict], changes: Sequence[str]) -> str:
+    """The same as data."""
+    data = [{**dataclasses.asdict(verdict), "text": str(verdict)} for verdict in verdicts]
+    return json.dumps({"verdicts": data, "changed": list(changes)}, indent=1)

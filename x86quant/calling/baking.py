@@ -1,4 +1,8 @@
-"""Weights that parametrizations, or hooks of torch, compute at each call, as plain ones."""
+"""A user's modules without what stands between a layer and its weight.
+
+That is what torch.compile wraps them in, and parametrizations, or hooks of torch, that compute
+weights at each call.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,15 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+
+def as_written(model: nn.Module) -> nn.Module:
+    """``model`` itself, in which every submodule stands without the wrapping of torch.compile."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            while isinstance(inner := getattr(child, "_orig_mod", None), nn.Module):
+                parent._modules[name] = child = inner
+    return model
 
 
 def computes_weights(module: nn.Module) -> bool:

@@ -54,6 +54,37 @@ def hooks_set_aside(module: nn.Module) -> Iterator[None]:
             setattr(module, name, hooks)
 
 
+@contextlib.contextmanager
+def watched(
+    modules: Mapping[str, nn.Module],
+    before: Callable[[str, Call], Any] | None = None,
+    after: Callable[[str, Call, Any], Any] | None = None,
+) -> Iterator[None]:
+    """A block in which calls of ``modules`` are shown, with their names.
+
+    Args:
+        modules: by name.
+        before: shown the name and the arguments of a call before it.
+        after: shown the name, the arguments and the result of a call after it.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, module in modules.items():
+
+            def show(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                assert before is not None
+                before(name, Call(args, kwargs))
+
+            def tell(_: nn.Module, args: Any, kwargs: Any, result: Any, name: str = name) -> None:
+                assert after is not None
+                after(name, Call(args, kwargs), result)
+
+            if before is not None:
+                stack.callback(module.register_forward_pre_hook(show, with_kwargs=True).remove)
+            if after is not None:
+                stack.callback(module.register_forward_hook(tell, with_kwargs=True).remove)
+        yield
+
+
 def feed(
     model: nn.Module, calls: Iterable[Call], callbacks: Mapping[str, Callable[[Call], Any]]
 ) -> None:
@@ -65,22 +96,12 @@ def feed(
             for call in calls:
                 callbacks[""](call)
         return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(no_fast_path())
-        stack.enter_context(torch.no_grad())
-        for path, callback in callbacks.items():
-
-            def show(
-                _: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                callback: Callable[[Call], Any] = callback,
-            ) -> None:
-                callback(Call(args, kwargs))
-
-            module = model.get_submodule(path)
-            handle = module.register_forward_pre_hook(show, with_kwargs=True)
-            stack.callback(handle.remove)
+    modules = {path: model.get_submodule(path) for path in callbacks}
+    with (
+        no_fast_path(),
+        torch.no_grad(),
+        watched(modules, before=lambda path, call: callbacks[path](call)),
+    ):
         for call in calls:
             call(model)
 

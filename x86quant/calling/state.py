@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.baked import TORCHS_OWN
 from x86quant.dynamic import Int8Linear
 from x86quant.errors import UnsupportedError, first_line
 
 _M = TypeVar("_M", bound=nn.Module)
 
-#: What torch itself keeps in every module.
-_TORCHS_OWN = frozenset(vars(nn.Module()))
 #: Where torch keeps what is called before and after a module.
 HOOKS = (
     "_forward_hooks",
@@ -218,9 +217,7 @@ class _Content:
 def _held(module: nn.Module) -> dict[tuple[str, str], Any]:
     """The attributes and buffers of ``module``, by kind and name."""
     found = {
-        ("attribute", name): value
-        for name, value in vars(module).items()
-        if name not in _TORCHS_OWN
+        ("attribute", name): value for name, value in vars(module).items() if name not in TORCHS_OWN
     }
     return found | {("buffer", name): x for name, x in module._buffers.items()}
 

@@ -164,7 +164,7 @@ def _setting(options: argparse.Namespace, batch: int, threads: int, isa: str | N
 
 def _measure(requests: list[BenchRequest], options: argparse.Namespace) -> int:
     from x86quant.bench import campaign
-    from x86quant.bench.pages import write_pages
+    from x86quant.bench.summary_page import write_pages
     from x86quant.bench.summary_text import markdown
 
     done: Callable[[BenchResults], object] = lambda results: None  # noqa: E731
@@ -218,7 +218,7 @@ def _profile(request: BenchRequest, options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from x86quant.bench.comparison import compare_results, differing_environment, slower_than
     from x86quant.bench.results import read_results
-    from x86quant.bench.verdict_text import as_json, as_text
+    from x86quant.bench.summary_text import as_json, as_text
 
     files = [Path(name) for name in options.models[1:]]
     if len(files) != 2:

@@ -6,17 +6,15 @@ import argparse
 import copy
 import dataclasses
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, first_line
 from x86quant.given_model import Arguments as Arguments
 from x86quant.given_model import InputShape as InputShape
 from x86quant.given_model import form_of as form_of
 from x86quant.given_model import load_model as load_model
 from x86quant.given_model import load_object as load_object
 from x86quant.given_model import random_arguments as random_arguments
-from x86quant.given_model import told as told
 
 if TYPE_CHECKING:
     import torch
@@ -132,14 +130,6 @@ def thread_count(text: str) -> int:
     return positive(text, most=4096)
 
 
-def random_inputs(shapes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, ...]:
-    """Normally distributed inputs, the same at every call."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(sizes, generator=generator, dtype=torch.float32) for sizes in shapes)
-
-
 def inputs_of(options: argparse.Namespace) -> tuple[InputShape, ...]:
     """What ``--shape`` and ``--input`` describe."""
     return (*(InputShape(sizes) for sizes in options.shape), *options.input)
@@ -182,7 +172,9 @@ def compile_model(
         with torch.no_grad():
             model(*call.args, **call.kwargs)
     except Exception as error:  # whatever the user's model raises
-        raise InvalidInputError(f"the model fails on inputs of {call}: {told(error)}") from error
+        raise InvalidInputError(
+            f"the model fails on inputs of {call}: {first_line(error)}"
+        ) from error
     form = form_of(model)
     if form == "compiled":
         return Forms(None, None, model)
@@ -213,7 +205,7 @@ def _quantized(model: nn.Module, call: Arguments, reason: Exception) -> nn.Modul
         )
     except x86quant.UnsupportedError as error:
         raise x86quant.UnsupportedError(
-            f"torch.fx cannot trace the model: {told(reason)}; and {error}"
+            f"torch.fx cannot trace the model: {first_line(reason)}; and {error}"
         ) from reason
 
 

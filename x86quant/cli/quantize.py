@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from x86quant.cli import loading
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, first_line
 from x86quant.files import check_target, write_aside
 
 HELP = "quantize a float model and save it"
@@ -175,7 +175,7 @@ def _metric(name: str) -> Callable[[Any], float]:
         try:
             found = metric(model)
         except Exception as error:  # whatever the user's function raises
-            raise InvalidInputError(f"--metric {name} failed: {loading.told(error)}") from error
+            raise InvalidInputError(f"--metric {name} failed: {first_line(error)}") from error
         try:
             return float(found)
         except (TypeError, ValueError):

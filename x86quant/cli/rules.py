@@ -289,7 +289,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _known(paths: Sequence[str] | None) -> list[MeasurementSet]:
     """The files named; else those shipped and the user's, without those that cannot be read."""
     from x86quant.tables.shipped import SHIPPED
-    from x86quant.tuning.measurements import read
+    from x86quant.tuning.measurement_files import read
     from x86quant.tuning.user_table import user_measurements_path
 
     if paths is not None:
@@ -321,7 +321,8 @@ def _print_diff(found: TableDiff, old: RuleTable, new: RuleTable) -> None:
 
 
 def _measured(options: argparse.Namespace) -> MeasurementSet:
-    from x86quant.tuning.measurements import merge, read
+    from x86quant.tuning.measurement_files import read
+    from x86quant.tuning.measurements import merge
 
     measured = merge(read(path) for path in options.measurements)
     levels = sorted({m.case.isa for m in measured})

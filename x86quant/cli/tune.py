@@ -179,7 +179,8 @@ def _quick_as_json(found: Quick, installed: Path | None) -> dict[str, Any]:
 
 def _fleet(options: argparse.Namespace) -> int:
     """Measure and install on every kind of CPU in a Ray cluster."""
-    from x86quant.tuning.measurements import merge, write
+    from x86quant.tuning.measurement_files import write
+    from x86quant.tuning.measurements import merge
     from x86quant.tuning.user_table import user_measurements_path
 
     try:

@@ -16,6 +16,9 @@ from torch import nn
 
 from x86quant.errors import UnsupportedError, X86QuantWarning
 
+#: What torch itself keeps in every module.
+TORCHS_OWN = frozenset(vars(nn.Module()))
+
 
 class Baked(nn.Module):
     """A module that stands for a float one whose code no longer runs.

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from x86quant import extension
+from x86quant.compiled.baked import TORCHS_OWN
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.compiled.token_step import TokenStep
 from x86quant.compiled.traced import only_watched, register
@@ -367,7 +368,7 @@ def _objects_in(modules: Sequence[nn.Module]) -> list[Any]:
     found: dict[int, Any] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if name not in _TORCHS_OWN and hasattr(value, "__dict__") and not _is_code(value):
+            if name not in TORCHS_OWN and hasattr(value, "__dict__") and not _is_code(value):
                 found[id(value)] = value
     return list(found.values())
 
@@ -412,7 +413,6 @@ _PLAIN = (
     bool, int, float, str, type(None), torch.dtype,
     types.FunctionType, types.BuiltinFunctionType,
 )  # fmt: skip
-_TORCHS_OWN = frozenset(vars(nn.Module()))
 
 
 def _plain_values(module: nn.Module) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in _TORCHS_OWN
+        if name not in TORCHS_OWN
         and (
             type(value) in _PLAIN
             or (type(value) is tuple and all(type(v) in _PLAIN for v in value))

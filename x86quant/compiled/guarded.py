@@ -8,6 +8,8 @@ outside runs the float model, or is refused; it never gets a wrong answer.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +20,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.compiled.baked import Aside, Baked
+from x86quant.compiled.graph_inputs import as_rank
 from x86quant.compiled.module import CompiledModule
-from x86quant.compiled.outside_graphs import outside_graphs
-from x86quant.compiled.row_rank import as_rank
 from x86quant.compiled.watch import watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms.call_form import CallForm, Structure
@@ -40,6 +41,27 @@ def _leaves(value: Any) -> list[Any]:
     if type(value) in (list, tuple):
         return [leaf for part in value for leaf in _leaves(part)]
     return pytree.tree_leaves(value)
+
+
+def _outside_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
+    """``torch.compiler.disable``, at no cost until something is compiled: the graph breaks there.
+
+    That decorator imports the compiler, which takes as long as importing torch: a process that only
+    loads a model and runs it would spend most of its start on it.
+    """
+    disabled: list[Any] = []  # once there is a compiler
+
+    @functools.wraps(function)
+    def call(*args: Any) -> bool:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return bool(disabled[0](*args))
+
+    # What torch.compiler.disable writes on its functions, and the compiler reads.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call
 
 
 class GuardedModule(Baked, Int8Module):
@@ -229,7 +251,7 @@ class GuardedModule(Baked, Int8Module):
             args, kwargs = in_float32((args, kwargs))
         return original.forward(*args, **kwargs)  # its hooks are this module's
 
-    @outside_graphs
+    @_outside_graphs
     def _is_as_made(self) -> bool:
         """Whether the int8 weights are still those that were made of the float model."""
         if self._unchanged is None or not self._unchanged():

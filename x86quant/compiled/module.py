@@ -16,16 +16,14 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.baked import Baked
-from x86quant.compiled.graph_inputs import GraphInputs
-from x86quant.compiled.row_rank import as_in, as_rank, row_rank
+from x86quant.compiled.graph_inputs import GraphInputs, as_in, as_rank, row_rank
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.forms.call_form import is_transformed
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.lowering.pickled_graph import PlainGraph
-from x86quant.ops.float_type import float_type_after, in_float_type
-from x86quant.ops.gradients import asks_for_gradient, without_gradient
+from x86quant.ops.float_type import Int8Module, asks_for_gradient, in_float_type, without_gradient
 from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.packed_cache import CachedPrograms, PackedCache
@@ -36,7 +34,7 @@ from x86quant.unforeseen import described, is_own
 _get_tracing_state = torch._C._get_tracing_state
 
 
-class CompiledModule(Baked):
+class CompiledModule(Baked, Int8Module):
     """A lowered model: float in, float out, the same results as the model it was made from.
 
     It is a module like others, for inference: always in evaluation mode, on the CPU, and its
@@ -68,7 +66,6 @@ class CompiledModule(Baked):
         self.quantization: Any = None
         self._inputs = GraphInputs(graph_module.graph)
         self.__signature__ = self._inputs.signature()
-        self._float_type = torch.float32
         self._plan_cache_bytes = plan_cache_bytes
         self._packed_cache: PackedCache | None = None
         self.row_rank = row_rank(graph_module)
@@ -284,14 +281,6 @@ class CompiledModule(Baked):
     def train(self, mode: bool = True) -> CompiledModule:
         """Stay in evaluation mode: there is nothing to train."""
         return super().train(False)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """What ``.to``, ``.half`` and their kind do; parents call it of their children."""
-        float_type = float_type_after(self, fn, self._float_type)
-        if float_type != self._float_type:
-            self._float_type = float_type
-            return self
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         """How many nodes there are, how many run in float, and what ``quantize`` did."""

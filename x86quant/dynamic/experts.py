@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from x86quant.dynamic.group_weights import quantized
 from x86quant.dynamic.layers import Int8Linear
-from x86quant.dynamic.weight_codes import quantized
 from x86quant.errors import InvalidInputError
 
 IMPLEMENTATION = "x86quant"
@@ -35,11 +35,6 @@ def is_experts(module: nn.Module) -> bool:
     forward = type(module).forward
     decorated = getattr(forward, "__globals__", {}).get("__name__") == _INTERFACE
     return decorated and all(hasattr(module, name) for name in _SAID)
-
-
-def holds_int8(module: nn.Module) -> bool:
-    """Whether the experts of ``module`` are linears of ours."""
-    return is_experts(module) and "down_linears" in module._modules
 
 
 def why_float_experts(module: Any) -> str | None:

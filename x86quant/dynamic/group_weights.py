@@ -1,13 +1,14 @@
-"""Float weights as codes of 4 or 8 bits with a scale for each group of input features.
+"""Float weights as codes: of 8 bits with a scale a row, or of 4 or 8 with one for each group.
 
-The format is that of ``x86quant/ops/groups.py``. Of the scales that are tried for a group the one
-is taken that changes its weights least, by mean square.
+A group is of input features; the format is that of ``x86quant/ops/groups.py``. Of the scales that
+are tried for a group the one is taken that changes its weights least, by mean square.
 """
 
 from __future__ import annotations
 
 import torch
 
+from x86quant.dynamic.torchao_weights import codes_of_torchao, is_torchao
 from x86quant.errors import InvalidInputError
 from x86quant.ops.groups import GROUP_STEP, MOST_GROUPS, pack_nibbles
 
@@ -112,3 +113,37 @@ def best_scales(
             f"weights up to {float(groups.abs().max()):.3g} are too large for float16 scales"
         )
     return best
+
+
+_WEIGHT_MAX = 127
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weight`` [N, K] as int8 codes in -127..127 and one float32 scale a row.
+
+    Of a weight that torchao has quantized so these are its own codes and scales.
+    """
+    if (known := codes_of_torchao(weight)) is not None:
+        return known
+    if weight.dtype != torch.float32:
+        raise InvalidInputError(
+            f"the weight of shape {tuple(weight.shape)} is {weight.dtype}, expected float32; "
+            "call model.float() first"
+        )
+    real = weight.detach()
+    if not bool(torch.isfinite(real).all()):
+        raise InvalidInputError(
+            f"the weight of shape {tuple(weight.shape)} holds NaN or infinity; "
+            "check the float model"
+        )
+    largest = real.abs().amax(1) if real.shape[1] else real.new_zeros(real.shape[0])
+    scale = (largest / _WEIGHT_MAX).clamp(min=torch.finfo(torch.float32).tiny)
+    codes = torch.round(real / scale[:, None]).clamp(-_WEIGHT_MAX, _WEIGHT_MAX)
+    # In its own order, whatever that of the float weight: kernels read it row by row.
+    return codes.to(torch.int8).contiguous(), scale
+
+
+def quantized(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weight`` [N, K] as codes of ``bits`` and their scales: of groups, where it has 4."""
+    group = None if bits == 8 or is_torchao(weight) else group_of(weight.shape[1])
+    return quantize_weight(weight) if group is None else quantize_groups(weight, bits, group)

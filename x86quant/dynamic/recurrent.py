@@ -19,18 +19,23 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from x86quant import extension
+from x86quant.dynamic.group_weights import quantize_weight
 from x86quant.dynamic.layers import (
     DynamicLinear,
     carry_attributes,
     float_bias,
     is_plain,
 )
-from x86quant.dynamic.weight_codes import quantize_weight
 from x86quant.errors import InvalidInputError
-from x86quant.ops.float_type import Int8Module, in_float32, in_float_type
-from x86quant.ops.gradients import asks_for_gradient, without_gradient
+from x86quant.ops.float_type import (
+    Int8Module,
+    asks_for_gradient,
+    in_float32,
+    in_float_type,
+    without_gradient,
+)
 from x86quant.packing.linear_dynamic import extension_loads, native_in_sequences
-from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Choice
 
 _Self = TypeVar("_Self", bound="DynamicRecurrent")
 

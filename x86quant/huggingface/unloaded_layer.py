@@ -14,9 +14,8 @@ from x86quant.dynamic import (
     WeightOnlyEmbedding,
     WeightOnlyLinear,
 )
-from x86quant.dynamic.group_weights import group_of
+from x86quant.dynamic.group_weights import group_of, quantized
 from x86quant.dynamic.layers import carry_attributes, is_conv1d
-from x86quant.dynamic.weight_codes import quantized
 from x86quant.errors import InvalidInputError, X86QuantError, first_line
 from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, CheckpointFormat
 from x86quant.ops.dynamic import check_weight

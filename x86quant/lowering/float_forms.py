@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from x86quant.lowering.builder import Builder
-from x86quant.lowering.emitted_layers import (
+from x86quant.lowering.builder import (
+    Builder,
     FunctionConverter,
     ModuleConverter,
     convolution,

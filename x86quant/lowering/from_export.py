@@ -20,8 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from x86quant.errors import UnsupportedError
-from x86quant.lowering.functional import functionalized
-from x86quant.lowering.graph_tools import add_constant, attribute
+from x86quant.lowering.graph_tools import add_constant, constant
 
 #: How export spells the model itself at the start of a path.
 _ROOT = re.compile(r"^(L\['self'\]|L__self__)\.?")
@@ -126,7 +125,7 @@ def _convert(gm: GraphModule, node: Node) -> None:
     name = schema.name.split("::")[1]
     convert = _CONVERTERS.get(name)
     with gm.graph.inserting_before(node):
-        if name.startswith("quantize") and _constant(gm, values["input"]) is not None:
+        if name.startswith("quantize") and constant(gm, values["input"]) is not None:
             new = _folded(gm, node, values)
         else:
             new = None if convert is None else convert(gm, values)
@@ -141,10 +140,10 @@ def _folded(gm: GraphModule, node: Node, values: dict[str, Any]) -> Node | None:
     """The codes of a constant, which PT2E may leave to be computed at each run."""
     found = {}
     for name, value in values.items():
-        constant = _constant(gm, value)
-        if constant is None and isinstance(value, Node):
+        tensor = constant(gm, value)
+        if tensor is None and isinstance(value, Node):
             return None
-        found[name] = value if constant is None else constant
+        found[name] = value if tensor is None else tensor
     assert isinstance(node.target, torch._ops.OpOverload)
     return add_constant(gm, gm.graph, "codes", node.target(**found))
 
@@ -164,7 +163,7 @@ def _quantize_per_tensor(gm: GraphModule, values: dict[str, Any]) -> Node | None
 
 
 def _dequantize_per_tensor(gm: GraphModule, values: dict[str, Any]) -> Node | None:
-    codes = _constant(gm, values["input"])
+    codes = constant(gm, values["input"])
     scale, zero_point = (_number(gm, values[name]) for name in ("scale", "zero_point"))
     if scale is None or zero_point is None:
         return None
@@ -183,8 +182,8 @@ def _dequantize_per_tensor(gm: GraphModule, values: dict[str, Any]) -> Node | No
 
 
 def _dequantize_per_channel(gm: GraphModule, values: dict[str, Any]) -> Node | None:
-    codes, scales = (_constant(gm, values[name]) for name in ("input", "scales"))
-    zero_points = _constant(gm, values["zero_points"])
+    codes, scales = (constant(gm, values[name]) for name in ("input", "scales"))
+    zero_points = constant(gm, values["zero_points"])
     if codes is None or scales is None:
         return None
     if zero_points is None:
@@ -230,16 +229,28 @@ def _carries_qparams(node: Node) -> bool:
     return node.target is torch.quantize_per_tensor
 
 
-def _constant(gm: GraphModule, value: object) -> torch.Tensor | None:
-    if not isinstance(value, Node) or value.op != "get_attr":
-        return None
-    found = attribute(gm, str(value.target))
-    return found.detach() if isinstance(found, torch.Tensor) else None
-
-
 def _number(gm: GraphModule, value: object) -> float | None:
     """A number, or a constant tensor that holds one."""
     if isinstance(value, int | float):
         return value
-    found = _constant(gm, value)
+    found = constant(gm, value)
     return None if found is None or found.numel() != 1 else found.item()
+
+
+def functionalized(program: ExportedProgram) -> ExportedProgram:
+    """``program`` without ops that write in place.
+
+    Raises:
+        UnsupportedError: ``out=`` gives a tensor another shape, where torch ends the process if
+            there are views of it.
+    """
+    for node in program.graph.nodes:
+        out = node.kwargs.get("out")
+        if isinstance(out, Node) and _shape(out) != _shape(node):
+            raise UnsupportedError(f"{node.target} gives its out= another shape")
+    found: ExportedProgram = program.run_decompositions({})  # of no op
+    return found
+
+
+def _shape(node: Node) -> list[str]:
+    return [str(size) for size in getattr(node.meta.get("val"), "shape", ())]

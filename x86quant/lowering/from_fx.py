@@ -31,7 +31,7 @@ from x86quant.lowering.builder import Builder
 from x86quant.lowering.from_export import exported_layer, reference_form
 from x86quant.lowering.graph_tools import QParams, attribute, emit, own_call
 from x86quant.lowering.mutation import InPlaceTracer, without_mutations
-from x86quant.lowering.result_layout import laid_out
+from x86quant.lowering.views import laid_out
 
 #: What is added to codes of stock PyTorch's types to make them unsigned.
 _CODES = {

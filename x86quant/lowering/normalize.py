@@ -177,43 +177,54 @@ def _identity(input: Any, memory_format: Any = None) -> Call:
     return IDENTITY, (input,)
 
 
-def _stochastic_depth(input: Any, p: float, mode: str, training: bool = True) -> Call | None:
-    return None if training else (IDENTITY, (input,))
-
-
-_BY_NAME["torchvision.ops.stochastic_depth.stochastic_depth"] = _stochastic_depth
+_BY_NAME["torchvision.ops.stochastic_depth.stochastic_depth"] = (
+    lambda input, p, mode, training=True: _dropout(input, p, training)
+)
 
 # --- unary functions -------------------------------------------------------------------------
 
 
-def _plain_unary(overload: Any) -> Rule:
-    def rule(input: Any, inplace: bool = False) -> Call:
-        return overload, (input,)
+def _unary(overload: Any, parameters: Mapping[str, float]) -> Rule:
+    def rule(input: Any, *given: float, **named: float) -> Call:
+        values = {**parameters, **dict(zip(parameters, given, strict=False)), **named}
+        return overload, (input, *(values[name] for name in parameters))
 
+    # As torch's own: the parameters with their defaults, and behind them ``inplace``, of no effect.
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    taken = [inspect.Parameter("input", kind)]
+    for name, default in {**parameters, "inplace": False}.items():
+        taken.append(inspect.Parameter(name, kind, default=default))
+    rule.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     return rule
 
 
-_PLAIN_UNARY: dict[Any, tuple[object, ...]] = {
-    aten.abs.default: (torch.abs, torch.absolute, operator.abs),
-    aten.erf.default: (torch.erf,),
-    aten.exp.default: (torch.exp,),
-    aten.hardsigmoid.default: (F.hardsigmoid,),
-    aten.hardswish.default: (F.hardswish,),
-    aten.log.default: (torch.log,),
-    aten.log_sigmoid.default: (F.logsigmoid,),
-    aten.mish.default: (F.mish,),
-    aten.neg.default: (torch.neg, torch.negative, operator.neg),
-    aten.reciprocal.default: (torch.reciprocal,),
-    aten.rsqrt.default: (torch.rsqrt,),
-    aten.selu.default: (F.selu, torch.selu),
-    aten.sigmoid.default: (torch.sigmoid, F.sigmoid, torch.special.expit),
-    aten.silu.default: (F.silu,),
-    aten.sqrt.default: (torch.sqrt,),
-    aten.square.default: (torch.square,),
-    aten.tanh.default: (torch.tanh, F.tanh),
+#: Functions of one tensor: their numbers with the defaults, and their other spellings.
+_UNARY: dict[Any, tuple[dict[str, float], tuple[object, ...]]] = {
+    aten.abs.default: ({}, (torch.abs, torch.absolute, operator.abs)),
+    aten.celu.default: ({"alpha": 1.0}, (F.celu, torch.celu)),
+    aten.elu.default: ({"alpha": 1.0}, (F.elu,)),
+    aten.erf.default: ({}, (torch.erf,)),
+    aten.exp.default: ({}, (torch.exp,)),
+    aten.hardshrink.default: ({"lambd": 0.5}, (F.hardshrink, torch.hardshrink)),
+    aten.hardsigmoid.default: ({}, (F.hardsigmoid,)),
+    aten.hardswish.default: ({}, (F.hardswish,)),
+    aten.leaky_relu.default: ({"negative_slope": 0.01}, (F.leaky_relu,)),
+    aten.log.default: ({}, (torch.log,)),
+    aten.log_sigmoid.default: ({}, (F.logsigmoid,)),
+    aten.mish.default: ({}, (F.mish,)),
+    aten.neg.default: ({}, (torch.neg, torch.negative, operator.neg)),
+    aten.reciprocal.default: ({}, (torch.reciprocal,)),
+    aten.rsqrt.default: ({}, (torch.rsqrt,)),
+    aten.selu.default: ({}, (F.selu, torch.selu)),
+    aten.sigmoid.default: ({}, (torch.sigmoid, F.sigmoid, torch.special.expit)),
+    aten.silu.default: ({}, (F.silu,)),
+    aten.softplus.default: ({"beta": 1.0, "threshold": 20.0}, (F.softplus,)),
+    aten.sqrt.default: ({}, (torch.sqrt,)),
+    aten.square.default: ({}, (torch.square,)),
+    aten.tanh.default: ({}, (torch.tanh, F.tanh)),
 }
-for _overload, _spellings in _PLAIN_UNARY.items():
-    _rule(_overload, *_spellings)(_plain_unary(_overload))
+for _overload, (_parameters, _spellings) in _UNARY.items():
+    _rule(_overload, *_spellings)(_unary(_overload, _parameters))
 
 
 @_rule(F.relu, torch.relu, aten.relu.default)
@@ -249,44 +260,13 @@ def _clamp(input: Any, min: Any = None, max: Any = None) -> Call | None:
     return aten.clamp.default, (input, low, high)
 
 
-@_rule(torch.clamp_min, aten.clamp_min.default)
-def _clamp_min(input: Any, min: Any) -> Call | None:
-    return _clamp(input, min, None)
-
-
-@_rule(torch.clamp_max, aten.clamp_max.default)
-def _clamp_max(input: Any, max: Any) -> Call | None:
-    return _clamp(input, None, max)
-
-
-@_rule(F.elu, aten.elu.default)
-def _elu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Call:
-    return aten.elu.default, (input, alpha)
-
-
-@_rule(F.celu, torch.celu, aten.celu.default)
-def _celu(input: Any, alpha: float = 1.0, inplace: bool = False) -> Call:
-    return aten.celu.default, (input, alpha)
-
-
-@_rule(F.leaky_relu, aten.leaky_relu.default)
-def _leaky_relu(input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Call:
-    return aten.leaky_relu.default, (input, negative_slope)
+_rule(torch.clamp_min, aten.clamp_min.default)(lambda input, min: _clamp(input, min, None))
+_rule(torch.clamp_max, aten.clamp_max.default)(lambda input, max: _clamp(input, None, max))
 
 
 @_rule(F.gelu, aten.gelu.default)
 def _gelu(input: Any, approximate: str = "none") -> Call:
     return aten.gelu.default, (input, {"approximate": approximate})
-
-
-@_rule(F.softplus, aten.softplus.default)
-def _softplus(input: Any, beta: float = 1.0, threshold: float = 20.0) -> Call:
-    return aten.softplus.default, (input, beta, threshold)
-
-
-@_rule(F.hardshrink, torch.hardshrink, aten.hardshrink.default)
-def _hardshrink(input: Any, lambd: float = 0.5) -> Call:
-    return aten.hardshrink.default, (input, lambd)
 
 
 @_rule(torch.pow, operator.pow, aten.pow.Tensor_Scalar)
@@ -300,30 +280,22 @@ def _prelu(input: Any, weight: Any) -> Call:
     return aten.prelu.default, (input, weight)
 
 
+_SUMS_AND_PRODUCTS = ("add", "sub", "mul", "div")
+
 #: Overloads that act on each element alone, given that their other arguments are constants.
 UNARY: frozenset[object] = frozenset(
     {
-        *_PLAIN_UNARY,
+        *_UNARY,
         aten.clamp.default,
-        aten.elu.default,
-        aten.celu.default,
-        aten.leaky_relu.default,
         aten.gelu.default,
-        aten.softplus.default,
-        aten.hardshrink.default,
         aten.prelu.default,
         aten.pow.Tensor_Scalar,
-        aten.add.Scalar,
-        aten.sub.Scalar,
-        aten.mul.Scalar,
-        aten.div.Scalar,
+        *(getattr(aten, name).Scalar for name in _SUMS_AND_PRODUCTS),
     }
 )
 
 #: Overloads that act on two values element by element.
-JOINS: frozenset[object] = frozenset(
-    {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
-)
+JOINS: frozenset[object] = frozenset(getattr(aten, name).Tensor for name in _SUMS_AND_PRODUCTS)
 
 # --- two operands ----------------------------------------------------------------------------
 
@@ -608,31 +580,17 @@ MODULES: dict[type[nn.Module], Callable[[Any], tuple[object, dict[str, Any]]]] =
     nn.Upsample: _attributes(
         F.interpolate, "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor"
     ),
-    **{
-        kind: _attributes(function, "p", "training")
-        for kind, function in (
-            (nn.Dropout, F.dropout),
-            (nn.Dropout1d, F.dropout1d),
-            (nn.Dropout2d, F.dropout2d),
-            (nn.Dropout3d, F.dropout3d),
-            (nn.AlphaDropout, F.alpha_dropout),
-        )
-    },
-    **{
-        kind: _attributes(function, *_POOL, "dilation", "return_indices")
-        for kind, function in (
-            (nn.MaxPool1d, F.max_pool1d),
-            (nn.MaxPool2d, F.max_pool2d),
-            (nn.MaxPool3d, F.max_pool3d),
-        )
-    },
-    **{
-        kind: _attributes(function, "output_size")
-        for kind, function in (
-            (nn.AdaptiveAvgPool1d, F.adaptive_avg_pool1d),
-            (nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d),
-            (nn.AdaptiveAvgPool3d, F.adaptive_avg_pool3d),
-        )
-    },
+    nn.AlphaDropout: _attributes(F.alpha_dropout, "p", "training"),
+    nn.Dropout: _attributes(F.dropout, "p", "training"),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm_module),
 }
+for _dims in (1, 2, 3):
+    MODULES[getattr(nn, f"Dropout{_dims}d")] = _attributes(
+        getattr(F, f"dropout{_dims}d"), "p", "training"
+    )
+    MODULES[getattr(nn, f"MaxPool{_dims}d")] = _attributes(
+        getattr(F, f"max_pool{_dims}d"), *_POOL, "dilation", "return_indices"
+    )
+    MODULES[getattr(nn, f"AdaptiveAvgPool{_dims}d")] = _attributes(
+        getattr(F, f"adaptive_avg_pool{_dims}d"), "output_size"
+    )

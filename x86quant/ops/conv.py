@@ -165,7 +165,7 @@ def _linear_real_packed(
     x_zp: int,
     activation: str | None,
 ) -> torch.Tensor | None:
-    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
+    from x86quant.packing.linear_dynamic import row_linear  # the ops alone need no kernels
 
     pack = row_linear((weight, weight_scale, bias), activation)
     if pack is None:

@@ -1,7 +1,8 @@
-"""What ``.half()``, ``.to(...)`` and their kind mean for a module whose state is int8.
+"""What is float about a module whose state is int8: the types it takes and returns, and gradients.
 
-Such a module computes as it always does: int8 weights, float32 scales. What another floating type
-changes is what it takes and returns, so that it fits the float layers around it.
+Such a module computes as it always does: int8 weights, float32 scales. What ``.half()``,
+``.to(...)`` and their kind change is what it takes and returns, so that it fits the float layers
+around it. No gradient flows through it: whoever asks for one is told, instead of getting none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from x86quant.errors import InvalidInputError
+from x86quant.errors import InvalidInputError, UnsupportedError
 
 
 def float_type_after(
@@ -98,4 +99,41 @@ class Int8Module(nn.Module):
             isinstance(x, torch.Tensor)  # a proxy of torch.fx has no type yet
             and x.dtype is not torch.float32
             and x.dtype in taken_types(self._float_type)
+        )
+
+
+# --- gradients ---
+
+
+def asks_for_gradient(x: Any) -> bool:
+    """Whether a float model would keep what it needs for the gradient of ``x``."""
+    return (
+        isinstance(x, torch.Tensor)  # a proxy of torch.fx is none
+        and x.requires_grad
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
+
+
+def without_gradient(results: Any, name: str, *inputs: torch.Tensor) -> Any:
+    """``results`` of the int8 module called ``name``, through which ``backward`` raises."""
+    return pytree.tree_map_only(
+        torch.Tensor,
+        lambda x: _Refusing.apply(name, x, *inputs) if x.is_floating_point() else x,  # type: ignore[no-untyped-call]
+        results,
+    )
+
+
+class _Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        ctx.name = name
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise UnsupportedError(
+            f"no gradient flows through {ctx.name}, which computes in int8; train the float model "
+            "(or with x86quant.prepare_qat) and quantize it then, freeze what stands before this "
+            "layer by requires_grad_(False), or call it under torch.no_grad()"
         )

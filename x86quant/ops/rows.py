@@ -112,7 +112,7 @@ def _pack(
     bias: torch.Tensor | None,
     activation: str | None = None,
 ) -> Any:
-    from x86quant.packing.row_linears import row_linear  # the ops alone need no kernels
+    from x86quant.packing.linear_dynamic import row_linear  # the ops alone need no kernels
 
     return row_linear((weight, weight_scale, bias), activation)
 
@@ -199,7 +199,7 @@ def _check_gated(
 
 
 def _gated_rows_rows_packed(*given: Any) -> RowCodes | None:
-    from x86quant.packing.row_linears import gated_rows  # the ops alone need no kernels
+    from x86quant.packing.linear_dynamic import gated_rows  # the ops alone need no kernels
 
     pack = gated_rows(given[3:6], given[6:9], given[9])
     return None if pack is None else pack.codes(*given[:3])

@@ -1,4 +1,4 @@
-"""Packed weights of linears on float tensors: chosen by the rules, made once, found again."""
+"""Packed weights of linears on float tensors and on row codes: made once, found again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import dynamic_kernels
 from x86quant.kernels.saturation import weight_facts
 from x86quant.plain_ops import PLAIN
-from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
-from x86quant.routing.routes import Routes
+from x86quant.routing.routes import Choice, Routes
 from x86quant.spec import OpSpec
 from x86quant.weight_form import bits_of, features_of, has_groups
 
@@ -228,3 +227,35 @@ def _sweep() -> None:
         if not cached.alive:
             _CACHE.pop(key, None)
     _sweep_at = max(_SWEEP_FROM, 2 * len(_CACHE))
+
+
+#: Of a linear: int8 weight [N, K], a scale an output feature, bias.
+Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+#: For each product of a pack what a pack of the same weights has returned among its ``blobs``.
+Known = Sequence[torch.Tensor | None]
+
+
+def row_linear(weights: Weights, activation: str | None, known: Known = (None,)) -> Any | None:
+    """The packed ``weights``; None where there are none, or nothing compiled to read them."""
+    if weights[0].numel() == 0 or not extension_loads():
+        return None
+    return remembered(
+        "row_linear",
+        weights,
+        activation,
+        lambda: extension.native().pack_row_linear(*weights, activation, *known),
+    )
+
+
+def gated_rows(
+    gate: Weights, up: Weights, activation: str, known: Known = (None, None)
+) -> Any | None:
+    """The packed weights of both products of a gated layer; None as for ``row_linear``."""
+    if gate[0].numel() == 0 or not extension_loads():
+        return None
+    return remembered(
+        "gated_rows",
+        (*gate, *up),
+        activation,
+        lambda: extension.native().pack_gated_rows(*gate, *up, activation, *known),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Choice
 
 #: The kernel of steps that torch runs in float, and of our own ops where they run in plain torch.
 TORCH, PLAIN = "torch", "plain"

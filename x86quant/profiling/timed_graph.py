@@ -22,8 +22,7 @@ from x86quant.ops.dynamic import linear_dynamic
 from x86quant.packing.linear_dynamic import cached_pack
 from x86quant.profiling.run_log import RunLog
 from x86quant.profiling.run_step import PLAIN, TORCH, Elided, RunStep, tensors_in, within
-from x86quant.routing.choice import Choice
-from x86quant.routing.routes import Routes
+from x86quant.routing.routes import Choice, Routes
 from x86quant.runtime import Segment
 from x86quant.runtime.plan import Step
 

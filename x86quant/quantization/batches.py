@@ -16,7 +16,7 @@ from torch import nn
 from x86quant.calling.call import Call, dense
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.quantization.sentences import takes_sentences, tokenized
-from x86quant.terminal.counted import counted
+from x86quant.terminal.progress import counted
 
 #: Names of optional arguments that are targets.
 _TARGET = re.compile("target|label|^y$")

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import no_fast_path
+from x86quant.calling.running import feed
 from x86quant.dynamic.group_weights import (
     GROUP,
     codes_at,
@@ -48,8 +47,11 @@ class _Squares:
     judged_by: torch.Tensor
     rows: int = 0
 
-    def add(self, x: torch.Tensor) -> None:
-        """Take the rows of ``x``, by turns."""
+    def take(self, call: Call) -> None:
+        """Take the rows that a call of the layer gives it, by turns."""
+        x = call.args[0] if call.args else None
+        if not isinstance(x, torch.Tensor):
+            return
         rows = x.detach().reshape(-1, x.shape[-1]).float()[: max(0, _MOST_ROWS - self.rows)]
         self.rows += len(rows)
         for squares, some in ((self.chosen_by, rows[::2]), (self.judged_by, rows[1::2])):
@@ -101,25 +103,10 @@ def _watched(
 ) -> Mapping[str, _Squares]:
     """What the layers called ``names`` are given on ``sample``."""
     found: dict[str, _Squares] = {}
-    handles = []
     for name in names:
-        module = model.get_submodule(name)
-        features = weight_of(module).shape[1]
-        squares = _Squares(*torch.zeros(2, features, features, dtype=torch.float32))
-        found[name] = squares
-
-        def take(_: nn.Module, given: tuple[Any, ...], squares: _Squares = squares) -> None:
-            if given and isinstance(given[0], torch.Tensor):
-                squares.add(given[0])
-
-        handles.append(module.register_forward_pre_hook(take))
-    try:
-        with torch.no_grad(), no_fast_path():
-            for call in sample:
-                call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+        features = weight_of(model.get_submodule(name)).shape[1]
+        found[name] = _Squares(*torch.zeros(2, features, features, dtype=torch.float32))
+    feed(model, sample, {name: squares.take for name, squares in found.items()})
     return found
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import feed, feed_parts, no_fast_path
+from x86quant.calling.running import feed, feed_parts, no_fast_path, watched
 from x86quant.calling.state import copied
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiled_parts import whole_graph
@@ -226,34 +226,19 @@ def _dynamic(
         and isinstance(floats.get(name), nn.Linear | nn.MultiheadAttention)
     ]
     sums = {name: _Sums(name, type(quantized.get_submodule(name)).__name__) for name in names}
-    handles = []
-    for name in names:
+
+    def compare(name: str, call: Call, result: Any) -> None:
         layer = quantized.get_submodule(name)
+        exact, actual = _first(result), _first(layer(*call.args, **call.kwargs))
+        activation = getattr(layer, "activation", None)
+        if activation is not None:
+            exact = ACTIVATIONS[activation](exact)
+        sums[name].add(exact, actual, None)
 
-        def compare(
-            module: nn.Module,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            result: Any,
-            name: str = name,
-            layer: nn.Module = layer,
-        ) -> None:
-            exact, actual = _first(result), _first(layer(*args, **kwargs))
-            activation = getattr(layer, "activation", None)
-            if activation is not None:
-                exact = ACTIVATIONS[activation](exact)
-            sums[name].add(exact, actual, None)
-
-        handles.append(
-            reference.get_submodule(name).register_forward_hook(compare, with_kwargs=True)
-        )
-    try:
-        with torch.no_grad(), no_fast_path():
-            for call in calls:
-                call(reference)
-    finally:
-        for handle in handles:
-            handle.remove()
+    modules = {name: floats[name] for name in names}
+    with torch.no_grad(), no_fast_path(), watched(modules, after=compare):
+        for call in calls:
+            call(reference)
     yield from (s.result() for s in sums.values())
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Interpreter, Node
 
 from x86quant.calling.call import Call
-from x86quant.calling.running import feed_parts
+from x86quant.calling.running import feed_parts, watched
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiled_parts import whole_graph
 from x86quant.profiling import profile
@@ -102,22 +102,15 @@ def module_times(model: nn.Module, names: Collection[str], call: Call) -> dict[s
     """Median microseconds of the modules named, while ``model`` runs."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
     started: dict[str, float] = {}
-    handles: list[Any] = []
-    for name in names:
-        module = model.get_submodule(name)
 
-        def start(*_: Any, name: str = name) -> None:
-            started[name] = perf_counter()
+    def start(name: str, _: Call) -> None:
+        started[name] = perf_counter()
 
-        def stop(*_: Any, name: str = name) -> None:
-            seconds[name].append(perf_counter() - started[name])
+    def stop(name: str, *_: Any) -> None:
+        seconds[name].append(perf_counter() - started[name])
 
-        handles += [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
-    try:
-        with torch.no_grad():
-            for _ in range(_ROUNDS):
-                call(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    modules = {name: model.get_submodule(name) for name in names}
+    with torch.no_grad(), watched(modules, start, stop):
+        for _ in range(_ROUNDS):
+            call(model)
     return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items() if taken}

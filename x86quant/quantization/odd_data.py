@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from x86quant.calling.call import Call, dense
-from x86quant.calling.running import run
+from x86quant.calling.running import feed, run, watched
 
 #: Arguments that say which tokens count, and those that say which do not.
 _SHOWS = re.compile("attention_mask$")
@@ -92,31 +93,28 @@ def what_are_labels(model: nn.Module, sample: Sequence[Call]) -> Iterator[str]:
     them, positions for example, does not count.
     """
     given = [x for call in sample for x in call.leaves if not x.is_floating_point()]
-    asked: dict[nn.Module, list[torch.Tensor]] = {}
-
-    def note(table: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and any(x.shape == args[0].shape and torch.equal(x, args[0]) for x in given):
-            asked.setdefault(table, []).append(args[0].flatten())
-
-    handles = [
-        module.register_forward_pre_hook(note)
-        for module in model.modules()
+    tables = {
+        name: module
+        for name, module in model.named_modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         and module.num_embeddings >= _LARGE_TABLE
-    ]
-    try:
-        for call in sample[:_LOOKED_AT] if handles and given else ():
+    }
+    asked: dict[str, list[torch.Tensor]] = {}
+
+    def note(name: str, asking: Call) -> None:
+        ids = asking.args[0] if asking.args else None
+        if ids is not None and any(x.shape == ids.shape and torch.equal(x, ids) for x in given):
+            asked.setdefault(name, []).append(ids.flatten())
+
+    with watched(tables, before=note):
+        for call in sample[:_LOOKED_AT] if tables and given else ():
             run(model, call)
-    finally:
-        for handle in handles:
-            handle.remove()
-    names = {module: name for name, module in model.named_modules()}
-    for table, found in asked.items():
-        values, rows = torch.cat(found), int(table.num_embeddings)  # type: ignore[arg-type]
+    for name, found in asked.items():
+        values, rows = torch.cat(found), int(tables[name].num_embeddings)
         most = int(values.max())
         if values.numel() >= _MANY_VALUES and most < _FEW_CLASSES * rows and _is_dense(values):
             yield (
-                f"the integers of the calibration data are 0 to {most}, and {names[table]!r} has "
+                f"the integers of the calibration data are 0 to {most}, and {name!r} has "
                 f"{rows} rows: are they labels, and not the model's inputs?"
             )
 
@@ -139,3 +137,85 @@ def labels_among(call: Call) -> str:
                 "labels: give the model's inputs alone, or batches that are mappings of arguments"
             )
     return ""
+
+
+# --- beside what the model was trained on, as its batch norms remember it ---
+
+#: Other pictures or sounds of the same kind differ by less; pixels up to 255 by more.
+_FACTOR = 8
+_FEWEST_VALUES = 64
+_CALLS = 2
+
+
+class _Enough(BaseException):
+    """Ends a run at the first norm; no ``except Exception`` of the model is to catch it."""
+
+
+def unlike_training(model: nn.Module, sample: Sequence[Call]) -> Iterator[str]:
+    """What a user should be told: data of another scale than in training, or next to none.
+
+    Batch norms keep the mean and the variance of what they were trained on. The first one that
+    runs is looked at, before which no layer's own norm hides the scale of the data.
+    """
+    norms: dict[str, nn.Module] = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.running_mean is not None
+        and bool(module.running_mean.any())
+    }
+    if not norms:
+        return
+    floats = [x for call in sample for x in call.leaves if x.is_floating_point()]
+    if len(sample) == 1 and floats and floats[0].dim() > 2 and len(floats[0]) == 1:
+        yield (
+            "the calibration data are a single sample: ranges fit it, and perhaps nothing else; "
+            "give some tens that differ"
+        )
+    found = _first_input(model, sample[:_CALLS], norms)
+    if found is None:
+        return
+    path, values = found
+    scale, shift = _against(norms[path], values)
+    if max(scale, 1 / scale) > _FACTOR or shift > _FACTOR:
+        how = f"{scale:.3g} times as large as" if shift <= _FACTOR else "far from where they were"
+        low, high = min(float(x.min()) for x in floats), max(float(x.max()) for x in floats)
+        yield (
+            f"the values that reach {path} are {how} in training: the calibration data, from "
+            f"{low:.3g} to {high:.3g}, are not scaled as the training data were"
+        )
+
+
+def _first_input(
+    model: nn.Module, sample: Sequence[Call], norms: Mapping[str, nn.Module]
+) -> tuple[str, torch.Tensor] | None:
+    """The first of ``norms`` that runs, and what reaches it, as [channels, values]."""
+    seen: list[tuple[str, torch.Tensor]] = []
+
+    def show(path: str, call: Call) -> None:
+        x = call.leaves[0]
+        rows = x.transpose(0, 1) if x.dim() > 1 else x[None]
+        seen.append((path, rows.flatten(1).float().clone()))
+        raise _Enough
+
+    for call in sample:
+        with contextlib.suppress(_Enough):
+            feed(model, [call], {path: functools.partial(show, path) for path in norms})
+    same = [values for path, values in seen if path == seen[0][0]]
+    if not same or sum(x.shape[1] for x in same) < _FEWEST_VALUES:
+        return None
+    return seen[0][0], torch.cat(same, 1)
+
+
+def _against(norm: nn.Module, values: torch.Tensor) -> tuple[float, float]:
+    """How many times as wide ``values`` are as those of the training, and how far off in widths.
+
+    Both are those of the middle channel.
+    """
+    variance: torch.Tensor = norm.running_var  # type: ignore[assignment]
+    mean: torch.Tensor = norm.running_mean  # type: ignore[assignment]
+    width = variance.double().clamp_min(1e-12).sqrt()
+    alive = width > 1e-3 * width.median()
+    scale = (values.double().std(1) / width)[alive].median().clamp_min(1e-12)
+    shift = ((values.double().mean(1) - mean).abs() / width / scale.clamp_min(1))[alive].median()
+    return float(scale), float(shift)

@@ -18,8 +18,8 @@ from x86quant.capture.variants import takes
 from x86quant.compiled.guarded import GuardedModule
 from x86quant.dynamic import to_dynamic
 from x86quant.dynamic.convert import has_hooks
+from x86quant.dynamic.group_weights import quantize_weight
 from x86quant.dynamic.layers import weight_of
-from x86quant.dynamic.weight_codes import quantize_weight
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.kit.simulation import FloatValues, simulated

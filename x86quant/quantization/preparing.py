@@ -11,8 +11,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 import torch
 from torch import nn
 
-from x86quant.calling.as_written import as_written
-from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.baking import as_written, bake, computes_weights
 from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
 from x86quant.calling.running import feed_parts, run
@@ -38,12 +37,17 @@ from x86quant.quantization.kit.accuracy_kit import (
     smoothing_helps,
 )
 from x86quant.quantization.kit.equalization import Equalized
-from x86quant.quantization.model_check import check_model
-from x86quant.quantization.odd_data import labels_among, what_are_labels, what_is_odd
+from x86quant.quantization.odd_data import (
+    labels_among,
+    unlike_training,
+    what_are_labels,
+    what_is_odd,
+)
 from x86quant.quantization.prepared import NamedLayer, PreparedModel
 from x86quant.quantization.scheme import (
     TABLES,
     Scheme,
+    check_model,
     decide,
     dynamic_layers,
     left_in_float,
@@ -52,7 +56,6 @@ from x86quant.quantization.settings import Settings
 from x86quant.quantization.static.part_search import Called, Parts, calls_of, find_parts
 from x86quant.quantization.static.static_part import Ranges, StaticPart
 from x86quant.quantization.tracing.float_results import FloatResults
-from x86quant.quantization.training_statistics import unlike_training
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -21,7 +21,7 @@ from x86quant.quantization.preparing import prepare
 from x86quant.quantization.scheme import Mode
 from x86quant.quantization.search import Metric
 from x86quant.quantization.settings import Settings, Switch
-from x86quant.terminal.counted import counted
+from x86quant.terminal.progress import counted
 from x86quant.terminal.text_table import text_table
 
 

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import ray
@@ -257,12 +256,7 @@ class _Level:
     def __enter__(self) -> _Level:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def measure(self, cases: Sequence[Case], limit: float) -> list[Measurement]:
         """Measure cases of one op there."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn
 
+from x86quant.calling.call import Call
+from x86quant.calling.running import watched
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.block_graphs import blocks_of
 from x86quant.dynamic import INT8_LAYERS
@@ -43,19 +44,19 @@ def mixed_report(
     call: Callable[[], Any] = _WithArguments(model, tuple(inputs), dict(kwargs))
     with torch.no_grad():
         graphs = _fused_graphs(model, call)
-        watched = dict(_layers(model, graphs))
-        first_calls = _first_calls(watched, call)
+        modules = dict(_layers(model, graphs))
+        first_calls = _first_calls(modules, call)
         call()
-        walls, times = _timed(watched, call, runs)
+        walls, times = _timed(modules, call, runs)
     choices = _choices(model)
     layers: list[LayerFacts] = []
-    for name, (arguments, _) in first_calls.items():
-        module = watched[name]
+    for name, first in first_calls.items():
+        module = modules[name]
         if name in graphs:
             steps, _ = compiled_layers(*graphs[name], {}, runs)
             layers += [_within(name, step) for step in steps]
         elif isinstance(module, CompiledModule):
-            steps, _ = compiled_layers(module, arguments, {}, runs)
+            steps, _ = compiled_layers(module, first.args, {}, runs)
             layers += [_within(name, step) for step in steps]
         else:
             layers.append(_layer(name, module, choices.get(name), times.get(name)))
@@ -93,8 +94,8 @@ def _fused_graphs(model: nn.Module, call: Callable[[], Any]) -> _FusedGraphs:
     blocks = {name: found for name, m in model.named_modules() if (found := blocks_of(m))}
     graphs = {}
     modules = {name: found.module for name, found in blocks.items()}
-    for name, (args, kwargs) in (_first_calls(modules, call) if modules else {}).items():
-        if (graph := blocks[name].graph_for(args, kwargs)) is not None:
+    for name, first in (_first_calls(modules, call) if modules else {}).items():
+        if (graph := blocks[name].graph_for(first.args, first.kwargs)) is not None:
             graphs[name] = (graph[0].compiled, graph[1])
     return graphs
 
@@ -111,43 +112,16 @@ def _layers(
             yield from _layers(child, graphs, f"{path}.{name}" if path else name)
 
 
-@contextmanager
-def _hooks(
-    watched: Mapping[str, nn.Module],
-    before: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
-    after: Callable[[str], None],
-) -> Iterator[None]:
-    handles = []
-    for name, module in watched.items():
-        handles.append(
-            module.register_forward_pre_hook(
-                lambda _, args, kwargs, name=name: before(name, args, kwargs), with_kwargs=True
-            )
-        )
-        handles.append(module.register_forward_hook(lambda *_, name=name: after(name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first_calls(
-    watched: Mapping[str, nn.Module], call: Callable[[], Any]
-) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+def _first_calls(modules: Mapping[str, nn.Module], call: Callable[[], Any]) -> dict[str, Call]:
     """The arguments that each layer gets first, in the order of the calls."""
-    found: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    def before(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found.setdefault(name, (args, kwargs))
-
-    with _hooks(watched, before, lambda _: None):
+    found: dict[str, Call] = {}
+    with watched(modules, before=found.setdefault):
         call()
     return found
 
 
 def _timed(
-    watched: Mapping[str, nn.Module], call: Callable[[], Any], runs: int
+    modules: Mapping[str, nn.Module], call: Callable[[], Any], runs: int
 ) -> tuple[list[float], dict[str, float]]:
     """Seconds of each run, and the median seconds a run of each layer."""
     walls: list[float] = []
@@ -157,12 +131,12 @@ def _timed(
     def before(name: str, *_: object) -> None:
         began[name] = perf_counter()
 
-    def after(name: str) -> None:
+    def after(name: str, *_: object) -> None:
         spent[name][-1] += perf_counter() - began[name]
 
-    with _hooks(watched, before, after):
+    with watched(modules, before, after):
         for _ in range(runs):
-            for name in watched:
+            for name in modules:
                 spent.setdefault(name, []).append(0.0)
             call()
     for _ in range(runs):  # apart: hooks cost time

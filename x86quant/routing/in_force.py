@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from x86quant.errors import InvalidInputError, RuleError, X86QuantWarning
@@ -102,12 +101,7 @@ class Setting(Generic[T]):
         self._stack.narrow(self)
         return self.value
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
     def __repr__(self) -> str:

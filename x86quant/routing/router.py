@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 from x86quant.errors import InvalidInputError, NoKernelError, UnsupportedError
 from x86quant.kernels import kernel_names
 from x86quant.kernels.base import Situation
-from x86quant.routing.choice import Choice
-from x86quant.routing.routes import Detour, Routes
+from x86quant.routing.routes import Choice, Detour, Routes
 from x86quant.routing.sizes import SizeRanges
 from x86quant.spec import OpSpec
 from x86quant.tables.conditions import ConditionError, Pattern, did_you_mean, parse_pattern

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from x86quant import extension
-from x86quant.packing.row_linears import Known, Weights, gated_rows, row_linear
+from x86quant.packing.linear_dynamic import Known, Weights, gated_rows, row_linear
 from x86quant.runtime.programs import NATIVE, LayerWeights, Programs
 from x86quant.version import __version__
 

@@ -12,9 +12,9 @@ from torch.fx import GraphModule, Node
 from x86quant.kernels import graph_kernels
 from x86quant.kernels.saturation import weight_facts
 from x86quant.lowering.graph_tools import attribute, op_name
-from x86quant.routing.choice import Choice
 from x86quant.routing.in_force import routing_in_force
 from x86quant.routing.router import Routing
+from x86quant.routing.routes import Choice
 from x86quant.routing.sizes import SizeRanges, Sizes
 from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.spec import OpSpec, WeightFacts

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from x86quant.errors import UnsupportedError
-from x86quant.routing.choice import Choice
+from x86quant.routing.routes import Choice
 from x86quant.routing.sizes import Sizes
 from x86quant.runtime import layout
 
@@ -235,3 +235,37 @@ def multiply_adds(output: tuple[int, ...], weight: tuple[int, ...], spatial_of_i
     """
     pixels = spatial_of_input or math.prod(output[2:])
     return output[0] * pixels * math.prod(weight)
+
+
+#: A cache line: kernels are up to a third slower on tensors that start off one.
+ALIGNMENT = 64
+
+
+def assign_offsets(buffers: Sequence[Buffer]) -> int:
+    """Give each buffer an offset such that those in use at the same step do not overlap.
+
+    The largest come first, each at the lowest place that is free during its life. Returns the
+    size of the arena.
+    """
+    in_use: list[list[Buffer]] = [[] for _ in range(max((b.last for b in buffers), default=0) + 1)]
+    for buffer in sorted(buffers, key=lambda b: (-b.nbytes, b.first)):
+        steps = in_use[buffer.first : buffer.last + 1]  # few: all other buffers would be many
+        neighbours = {id(other): other for others in steps for other in others}
+        buffer.offset = _lowest_gap(neighbours.values(), aligned(buffer.nbytes))
+        for others in steps:
+            others.append(buffer)
+    return max((b.offset + aligned(b.nbytes) for b in buffers), default=0)
+
+
+def aligned(nbytes: int) -> int:
+    """``nbytes`` rounded up to whole cache lines."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _lowest_gap(neighbours: Iterable[Buffer], nbytes: int) -> int:
+    end = 0
+    for other in sorted(neighbours, key=lambda b: b.offset):
+        if other.offset - end >= nbytes:
+            break
+        end = max(end, other.offset + aligned(other.nbytes))
+    return end

@@ -11,14 +11,12 @@ from torch.fx import GraphModule, Node
 
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import op_called
-from x86quant.lowering.result_layout import lies_as_in_float
-from x86quant.lowering.views import is_reshape, is_roll
+from x86quant.lowering.views import is_reshape, is_roll, lies_as_in_float
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
-from x86quant.runtime.memory import aligned
 from x86quant.runtime.native_forms import FORMS
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import Buffer, NoNativeFormError, Plan, Value
+from x86quant.runtime.plan import Buffer, NoNativeFormError, Plan, Value, aligned
 from x86quant.runtime.shapes import infer_shapes
 
 

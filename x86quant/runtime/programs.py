@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from x86quant import extension
-from x86quant.packing.row_linears import Weights, gated_rows, row_linear
+from x86quant.packing.linear_dynamic import Weights, gated_rows, row_linear
 from x86quant.runtime.native_step import NativeStep
 
 #: The kernel whose packed weights are one stretch of memory.

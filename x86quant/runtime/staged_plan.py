@@ -10,9 +10,8 @@ import torch
 from torch.fx import GraphModule
 
 from x86quant.runtime.draft import Draft
-from x86quant.runtime.memory import aligned, assign_offsets
 from x86quant.runtime.packs import Packs
-from x86quant.runtime.plan import BatchStage, Plan, Step, stretches
+from x86quant.runtime.plan import BatchStage, Plan, Step, aligned, assign_offsets, stretches
 from x86quant.runtime.planner import draft_segment, new_program
 
 

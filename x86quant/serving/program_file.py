@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from x86quant.errors import UnsupportedError
-from x86quant.packing.row_linears import Weights
+from x86quant.packing.linear_dynamic import Weights
 from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.programs import LayerWeights, Programs
 from x86quant.version import __version__

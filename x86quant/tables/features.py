@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from x86quant.spec import OpSpec
 
@@ -65,10 +65,30 @@ def _padding_past_kernel(spec: OpSpec) -> bool | None:
     return any(p >= k for p, k in zip(spec.padding, spec.kernel, strict=True))
 
 
+def _field(name: str, type: Literal["int", "bool", "text"], doc: str, **more: Any) -> Feature:
+    """What the op itself says under that name."""
+    return Feature(name, type, lambda spec, _: getattr(spec, name), doc, **more)
+
+
+def _conv_size(name: str, get: Callable[[OpSpec], int | None], doc: str, **more: Any) -> Feature:
+    """A size of convolutions, at least 1 unless something else is said."""
+    return Feature(name, "int", lambda spec, _: get(spec), doc, **{"minimum": 1, **more}, of="conv")
+
+
+def _conv_flag(name: str, get: Callable[[OpSpec], bool | None], doc: str) -> Feature:
+    """What is true or false of a convolution."""
+    return Feature(name, "bool", lambda spec, _: get(spec), doc, of="conv")
+
+
+def _level(name: str, doc: str) -> Feature:
+    """Whether the CPU has an instruction set."""
+    return Feature(name, "bool", lambda _, cpu: name in cpu.features, doc, of="cpu")
+
+
 _FEATURES = (
-    Feature("in_channels", "int", lambda s, _: s.in_channels, "input channels", minimum=1),
-    Feature("out_channels", "int", lambda s, _: s.out_channels, "output channels", minimum=1),
-    Feature("groups", "int", lambda s, _: s.groups, "groups; 1 for a linear", minimum=1),
+    _field("in_channels", "int", "input channels", minimum=1),
+    _field("out_channels", "int", "output channels", minimum=1),
+    _field("groups", "int", "groups; 1 for a linear", minimum=1),
     Feature(
         "equal_channels",
         "bool",
@@ -89,185 +109,92 @@ _FEATURES = (
         "output channels of one group",
         minimum=1,
     ),
-    Feature("depthwise", "bool", lambda s, _: s.depthwise, "one input channel a group", of="conv"),
-    Feature(
+    _conv_flag("depthwise", lambda s: s.depthwise, "one input channel a group"),
+    _conv_size(
         "depth_multiplier",
-        "int",
-        lambda s, _: s.out_channels // s.groups if s.depthwise else None,
+        lambda s: s.out_channels // s.groups if s.depthwise else None,
         "outputs of one input channel, where depthwise",
-        of="conv",
-        minimum=1,
     ),
-    Feature(
-        "kernel_min",
-        "int",
-        lambda s, _: min(s.kernel, default=None),
-        "shortest side of the kernel",
-        of="conv",
-        minimum=1,
+    _conv_size("kernel_min", lambda s: min(s.kernel, default=None), "shortest side of the kernel"),
+    _conv_size("kernel_max", lambda s: max(s.kernel, default=None), "longest side of the kernel"),
+    _conv_size(
+        "kernel_width", lambda s: s.kernel[-1] if s.kernel else None, "last side of the kernel"
     ),
-    Feature(
-        "kernel_max",
-        "int",
-        lambda s, _: max(s.kernel, default=None),
-        "longest side of the kernel",
-        of="conv",
-        minimum=1,
-    ),
-    Feature(
-        "kernel_width",
-        "int",
-        lambda s, _: s.kernel[-1] if s.kernel else None,
-        "last side of the kernel",
-        of="conv",
-        minimum=1,
-    ),
-    Feature(
+    _conv_flag(
         "equal_sides",
-        "bool",
-        lambda s, _: len(set(s.kernel)) == 1 if s.kernel else None,
+        lambda s: len(set(s.kernel)) == 1 if s.kernel else None,
         "all sides of the kernel are equal",
-        of="conv",
     ),
-    Feature(
-        "stride_max",
-        "int",
-        lambda s, _: max(s.stride, default=None),
-        "largest stride",
-        of="conv",
-        minimum=1,
-    ),
-    Feature(
-        "padding_max",
-        "int",
-        lambda s, _: max(s.padding, default=None),
-        "largest padding",
-        of="conv",
-    ),
-    Feature(
+    _conv_size("stride_max", lambda s: max(s.stride, default=None), "largest stride"),
+    _conv_size("padding_max", lambda s: max(s.padding, default=None), "largest padding", minimum=0),
+    _conv_flag(
         "padding_past_kernel",
-        "bool",
-        lambda s, _: _padding_past_kernel(s),
+        _padding_past_kernel,
         "the padding is at least as long as the kernel on some side",
-        of="conv",
     ),
-    Feature(
-        "dilation_max",
-        "int",
-        lambda s, _: max(s.dilation, default=None),
-        "largest dilation",
-        of="conv",
-        minimum=1,
-    ),
-    Feature(
+    _conv_size("dilation_max", lambda s: max(s.dilation, default=None), "largest dilation"),
+    _conv_size(
         "output_padding_max",
-        "int",
-        lambda s, _: max(s.output_padding, default=0) if s.kernel else None,
+        lambda s: max(s.output_padding, default=0) if s.kernel else None,
         "largest output padding",
-        of="conv",
+        minimum=0,
     ),
-    Feature(
-        "same_padding",
-        "bool",
-        lambda s, _: _same_padding(s),
-        "padding is dilation * (kernel - 1) / 2 on every side",
-        of="conv",
+    _conv_flag(
+        "same_padding", _same_padding, "padding is dilation * (kernel - 1) / 2 on every side"
     ),
-    Feature(
-        "transposed",
-        "bool",
-        lambda s, _: s.transposed if s.kernel else None,
-        "a transposed convolution",
-        of="conv",
+    _conv_flag(
+        "transposed", lambda s: s.transposed if s.kernel else None, "a transposed convolution"
     ),
-    Feature("per_channel", "bool", lambda s, _: s.per_channel, "one weight scale a channel"),
+    _field("per_channel", "bool", "one weight scale a channel"),
     Feature(
         "symmetric",
         "bool",
         lambda s, _: None if s.weights is None else s.weights.symmetric,
         "every weight zero point is 0",
     ),
-    Feature(
+    _conv_size(
         "out_width",
-        "int",
-        lambda s, _: s.output_size[-1] if s.output_size else None,
+        lambda s: s.output_size[-1] if s.output_size else None,
         "last side of the output",
-        of="conv",
-        minimum=1,
         run_time=True,
     ),
-    Feature(
-        "dynamic",
-        "bool",
-        lambda s, _: s.dynamic,
-        "activations are quantized at run time",
-        run_time=True,
-    ),
-    Feature(
-        "post_op", "text", lambda s, _: s.post_op, "what is fused behind the op", run_time=True
-    ),
-    Feature("batch", "int", lambda s, _: s.batch, "samples in the batch", run_time=True),
-    Feature(
-        "rows",
-        "int",
-        lambda s, _: s.rows,
-        "rows of the matrix product",
-        per_row=True,
-        run_time=True,
-    ),
-    Feature(
+    _field("dynamic", "bool", "activations are quantized at run time", run_time=True),
+    _field("post_op", "text", "what is fused behind the op", run_time=True),
+    _field("batch", "int", "samples in the batch", run_time=True),
+    _field("rows", "int", "rows of the matrix product", per_row=True, run_time=True),
+    _field(
         "multiply_adds",
         "int",
-        lambda s, _: s.multiply_adds,
         "products of the op: rows * out_channels * in_per_group * kernel volume",
         per_row=True,
         run_time=True,
     ),
-    Feature(
-        "threads",
-        "int",
-        lambda s, _: s.threads,
-        "threads the op runs on",
-        minimum=1,
-        run_time=True,
-    ),
-    Feature(
+    _field("threads", "int", "threads the op runs on", minimum=1, run_time=True),
+    _field(
         "caller",
         "text",
-        lambda s, _: s.caller,
         '"stock", the operators on quantized tensors, or "graph", a compiled model',
         values=("stock", "graph"),
     ),
-    Feature(
-        "activation_max",
-        "int",
-        lambda s, _: s.activation_max,
-        "largest activation code: 255, or 127 with 7 bits",
-    ),
-    Feature(
+    _field("activation_max", "int", "largest activation code: 255, or 127 with 7 bits"),
+    _field(
         "bits",
         "int",
-        lambda s, _: s.bits,
         "bits of a code in an embedding table, or in a linear's weight with scales for groups",
         of="table",
         minimum=1,
     ),
-    Feature(
+    _field(
         "pooling",
         "text",
-        lambda s, _: s.pooling,
         "how a bag of embeddings becomes one row",
         of="table",
         values=("sum", "mean", "max"),
     ),
     Feature("vnni", "bool", lambda _, c: c.vnni, "AVX512-VNNI or AVX-VNNI", of="cpu"),
-    Feature(
-        "avx_vnni", "bool", lambda _, c: "avx_vnni" in c.features, "AVX-VNNI (256 bits)", of="cpu"
-    ),
-    Feature("avx512", "bool", lambda _, c: "avx512" in c.features, "AVX-512", of="cpu"),
-    Feature(
-        "avx512_vnni", "bool", lambda _, c: "avx512_vnni" in c.features, "AVX512-VNNI", of="cpu"
-    ),
+    _level("avx_vnni", "AVX-VNNI (256 bits)"),
+    _level("avx512", "AVX-512"),
+    _level("avx512_vnni", "AVX512-VNNI"),
     Feature("amx", "bool", lambda _, c: c.amx, "AMX int8 tiles", of="cpu"),
     Feature(
         "isa",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import TextIO, TypeVar
 
 _WIDTH = 24
 _REDRAW = 0.1
 _LINE_EVERY = 30.0
+_RECOUNT = 0.2
+
+_T = TypeVar("_T")
 
 
 class Progress:
@@ -69,3 +72,29 @@ def clock_time(seconds: float) -> str:
     """``75`` as ``1:15``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02}"
+
+
+def counted(items: Iterable[_T], length: int | None, what: str, *, shown: bool) -> Iterator[_T]:
+    """``items`` as they are, counted on stderr if that is a terminal and ``shown``."""
+    if not (shown and sys.stderr.isatty()):
+        yield from items
+    elif length:
+        bar = Progress(length, what)
+        number = 0
+        for number, item in enumerate(items, start=1):
+            yield item
+            bar.advance(1, f"batch {number} of {length}")
+        bar.finish(f"{number} batches")
+    else:
+        yield from _counted_up(items, what)
+
+
+def _counted_up(items: Iterable[_T], what: str) -> Iterator[_T]:
+    drawn, number = time.monotonic(), 0
+    for number, item in enumerate(items, start=1):
+        yield item
+        if time.monotonic() - drawn >= _RECOUNT:
+            drawn = time.monotonic()
+            sys.stderr.write(f"\r\x1b[K{what}: {number} batches")
+            sys.stderr.flush()
+    sys.stderr.write(f"\r\x1b[K{what}: {number} batches\n")

@@ -21,7 +21,8 @@ from x86quant.spec import ROUTED_KINDS, OpSpec, lookup_spec
 from x86quant.tables.conditions import did_you_mean
 from x86quant.tables.shipped import SHIPPED
 from x86quant.tuning.layer_shapes import TABLE_BITS, nonsense, with_rows
-from x86quant.tuning.measurements import Cache, Caller, Case, Row, read_lines, rows
+from x86quant.tuning.measurement_files import Row, read_lines, rows
+from x86quant.tuning.measurements import Cache, Caller, Case
 
 #: The public networks' layers that come with x86quant.
 LAYERS = SHIPPED / "layers.csv"

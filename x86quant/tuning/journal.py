@@ -13,11 +13,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from x86quant.errors import MeasurementError, TuningError
-from x86quant.tuning.measurements import Measurement, Row, from_cells, to_cells
+from x86quant.tuning.measurement_files import Row, from_cells, to_cells
+from x86quant.tuning.measurements import Measurement
 
 _SCHEMA = 1
 #: What must be the same for measurements to go into one run.
@@ -49,12 +49,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def add(self, measurements: Sequence[Measurement]) -> None:

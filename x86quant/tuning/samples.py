@@ -17,8 +17,8 @@ from x86quant.errors import MeasurementError
 from x86quant.hardware.cpu import Cpu
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels import FORMER_KERNELS, kernels_for
-from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
+from x86quant.routing.routes import Choice
 from x86quant.spec import OpSpec
 from x86quant.tables.table import RuleTable
 from x86quant.tuning.measurements import TIE, Case, Measurement, MeasurementSet, merge

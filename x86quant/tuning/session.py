@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from x86quant.terminal.progress import Progress
 from x86quant.tuning.cases import Grid, Shape, jobs
 from x86quant.tuning.journal import Journal, check_same, locked, writing_failed
-from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, merge, read, write
+from x86quant.tuning.measurement_files import read, write
+from x86quant.tuning.measurements import Case, Measurement, MeasurementSet, merge
 from x86quant.tuning.provenance import provenance, this_machine
 from x86quant.tuning.quiet import Quiet, look
 from x86quant.tuning.worker import Worker
@@ -78,12 +78,7 @@ class Measurer(Protocol):
 
     def __enter__(self) -> Measurer: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def measure(self, cases: Sequence[Case], limit: float) -> list[Measurement]:
         """Measure cases of one op."""

@@ -12,8 +12,8 @@ import torch
 
 from x86quant.hardware.cpu import Cpu
 from x86quant.kernels import kernels_for
-from x86quant.routing.choice import Choice
 from x86quant.routing.router import choose
+from x86quant.routing.routes import Choice
 from x86quant.spec import OpSpec
 from x86quant.tables.errata import Erratum, read_errata
 from x86quant.tables.table import RuleTable

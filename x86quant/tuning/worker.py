@@ -23,21 +23,19 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from x86quant.errors import TuningError
 from x86quant.hardware.isa import VARIABLE as ISA_VARIABLE
 from x86quant.routing.in_force import VARIABLE as RULES_VARIABLE
-from x86quant.tuning.measurements import (
-    Case,
-    Measurement,
+from x86quant.tuning.measurement_files import (
     Row,
     case_from_cells,
     case_to_cells,
     from_cells,
     to_cells,
 )
+from x86quant.tuning.measurements import Case, Measurement
 
 _COMMAND = (sys.executable, "-m", "x86quant.tuning.worker")
 #: Seconds after which a kernel counts as hanging.
@@ -68,12 +66,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from x86quant.artifacts.file import container
-from x86quant.artifacts.file.typed import check_keys, typed
+from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.errors import ArtifactError, first_line
 
 #: The layouts of sparse tensors, by their names in a file: what their parts are called in torch.

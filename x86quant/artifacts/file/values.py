@@ -1,4 +1,4 @@
-"""Arguments of nodes as JSON, and back.
+"""Plain data: its types, checked, and arguments of nodes as JSON, and back.
 
 ``None``, booleans, integers, finite floats and strings stand for themselves, a JSON array for a
 list. Everything else is an object with one key that says what it is::
@@ -14,13 +14,39 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
 
-from x86quant.errors import ArtifactError
+from x86quant.errors import ArtifactError, UnsupportedError
+from x86quant.forms.size_conditions import Condition, check
+
+_T = TypeVar("_T")
+
+
+def check_keys(what: str, found: Mapping[str, Any], expected: Set[str]) -> None:
+    """Raise ArtifactError unless ``found`` has just the entries ``expected``."""
+    if found.keys() != expected:
+        odd = ", ".join(sorted(found.keys() ^ expected))
+        raise ArtifactError(f"{what} has missing or unknown entries: {odd[:200]}")
+
+
+def typed(kind: type[_T], value: object, what: str) -> _T:
+    """``value``, which must be of ``kind``."""
+    if type(value) is not kind:
+        raise ArtifactError(f"{what} must be a {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def read_conditions(content: object, inputs: int) -> tuple[Condition, ...]:
+    """The conditions on the sizes of so many inputs that a file holds."""
+    try:
+        return check(content, inputs)
+    except UnsupportedError as error:
+        raise ArtifactError(str(error)) from error
+
 
 #: Arguments of real models nest two or three levels.
 MAX_DEPTH = 16

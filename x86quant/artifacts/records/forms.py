@@ -14,7 +14,7 @@ from torch import nn
 
 from x86quant.artifacts.file.content import Content
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
-from x86quant.artifacts.file.typed import check_keys, typed
+from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.artifacts.records import modules
 from x86quant.artifacts.records.calls import write_call
 from x86quant.artifacts.records.graph_reader import read_graph

@@ -12,10 +12,8 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorReader
-from x86quant.artifacts.file.typed import check_keys, typed
-from x86quant.artifacts.file.values import decode
+from x86quant.artifacts.file.values import check_keys, decode, typed
 from x86quant.artifacts.records import modules
 from x86quant.artifacts.records.allowed import (
     ATTRIBUTES,
@@ -24,6 +22,7 @@ from x86quant.artifacts.records.allowed import (
     WRITING_FUNCTIONS,
     WRITING_METHODS,
 )
+from x86quant.artifacts.records.calls import DTYPES
 from x86quant.compiled import CompiledModule
 from x86quant.errors import ArtifactError, UnsupportedError
 from x86quant.lowering import FloatNode
@@ -41,7 +40,6 @@ _WRITTEN = {"nodes", "attributes", "modules"}
 _ENTRIES = {*_WRITTEN, "reports", "float_nodes", "signature"}
 _NODE = {"name", "op", "target", "args", "kwargs", "meta"}
 _META = {"layer", "source", "why", "shape", "qparams", "input_dtype"}
-_INPUT_DTYPES = {str(d).removeprefix("torch."): d for d in container.STORABLE}
 
 
 def read_graph(content: dict[str, Any], tensors: TensorReader) -> CompiledModule:
@@ -197,7 +195,7 @@ class _GraphReader:
                 typed(int, s, "size") for s in typed(list, meta["shape"], "shape")
             )
         if "input_dtype" in meta:
-            dtype = _INPUT_DTYPES.get(typed(str, meta["input_dtype"], "input_dtype"))
+            dtype = DTYPES.get(typed(str, meta["input_dtype"], "input_dtype"))
             if dtype is None or node.op != "placeholder":
                 raise ArtifactError("its input_dtype is not that of an input")
             node.meta["input_dtype"] = dtype

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
-from x86quant.artifacts.file.typed import typed
-from x86quant.artifacts.file.values import decode, encode
+from x86quant.artifacts.file.values import decode, encode, typed
 from x86quant.dynamic import (
     DynamicGRU,
     DynamicGRUCell,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from x86quant.artifacts.file.typed import check_keys, read_conditions, typed
-from x86quant.artifacts.records.calls import check_outputs
-from x86quant.artifacts.records.structures import read_structure
+from x86quant.artifacts.file.values import check_keys, read_conditions, typed
+from x86quant.artifacts.records.calls import check_outputs, read_structure
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import ArtifactError
 from x86quant.forms.call_form import CallForm, Structure

@@ -17,15 +17,14 @@ from torch import nn
 
 from x86quant.artifacts.file.content import Content
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
-from x86quant.artifacts.file.typed import check_keys, typed
-from x86quant.artifacts.file.values import decode, encode
+from x86quant.artifacts.file.values import check_keys, decode, encode, typed
 from x86quant.artifacts.records import transformers_models
+from x86quant.artifacts.records.guarded_form import Write, read_token_step, write_token_step
 from x86quant.artifacts.records.modules import hooks_within
-from x86quant.artifacts.records.token_step_form import read_token_step, write_token_step
-from x86quant.calling.as_written import as_written
-from x86quant.calling.baking import bake, computes_weights
+from x86quant.calling.baking import as_written, bake, computes_weights
 from x86quant.calling.state import HOOKS, with_shared_tensors
 from x86quant.compiled import GuardedModule
+from x86quant.compiled.baked import TORCHS_OWN
 from x86quant.compiled.block_graphs import (
     BlockGraphs,
     blocks_of,
@@ -42,11 +41,6 @@ from x86quant.errors import ArtifactError, ExtensionError
 _ENTRIES = {
     "class", "config", "classes", "hooks", "replaced", "tensors", "graphs", "values", "tokens"
 }  # fmt: skip
-
-#: What torch itself keeps in every module.
-_TORCHS_OWN = frozenset(vars(nn.Module()))
-
-Write = Callable[[nn.Module, TensorWriter], dict[str, Any]]
 
 
 def write_tree(
@@ -384,7 +378,7 @@ def _plain_values(module: nn.Module) -> dict[str, Any]:
     return {
         name: encode(value, {})
         for name, value in vars(module).items()
-        if name not in _TORCHS_OWN and _is_plain(value)
+        if name not in TORCHS_OWN and _is_plain(value)
     }
 
 

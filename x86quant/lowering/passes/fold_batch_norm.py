@@ -14,7 +14,7 @@ from x86quant.lowering.graph_tools import (
     sole_user,
     why,
 )
-from x86quant.lowering.passes._scaling import batch_norm_affine, scaled_weight
+from x86quant.lowering.passes._weights import batch_norm_affine, scaled_weight
 
 aten = torch.ops.aten
 

@@ -20,7 +20,7 @@ from x86quant.lowering.graph_tools import (
     sole_user,
     stand_for,
 )
-from x86quant.lowering.passes._scaling import scaled_weight
+from x86quant.lowering.passes._weights import scaled_weight
 
 
 def run(gm: GraphModule) -> int:

@@ -19,11 +19,10 @@ from x86quant.lowering.graph_tools import (
     qparams_of,
     scale_and_zp,
 )
+from x86quant.lowering.passes.lower_pool import MAX_POOLS
 from x86quant.lowering.views import is_view
 
 aten = torch.ops.aten
-
-_MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 
 
 def run(gm: GraphModule) -> int:
@@ -49,7 +48,7 @@ def _moved(mover: object) -> list[Node]:
         return []
     if mover.target is aten.cat.default:
         values = mover.args[0]
-    elif mover.target in _MAX_POOLS or is_view(mover):
+    elif mover.target in MAX_POOLS or is_view(mover):
         values = mover.args[:1]
     else:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import dequantized, finish, replace
-from x86quant.lowering.result_layout import lies_as_in_float
+from x86quant.lowering.views import lies_as_in_float
 
 
 def run(gm: GraphModule) -> int:

@@ -13,7 +13,7 @@ from x86quant.lowering.graph_tools import (
     why,
 )
 from x86quant.lowering.passes._epilogue import Lowered, lower
-from x86quant.lowering.passes._scaling import batch_norm_affine
+from x86quant.lowering.passes._weights import batch_norm_affine
 
 aten = torch.ops.aten
 

@@ -12,7 +12,8 @@ from x86quant.lowering.passes._epilogue import Lowered, lower
 
 aten = torch.ops.aten
 
-_MAX = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
+#: A maximum of codes is the code of the maximum.
+MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _AVG = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default)
 _ADAPTIVE = (
     aten.adaptive_avg_pool1d.default,
@@ -23,7 +24,7 @@ _ADAPTIVE = (
 
 def run(gm: GraphModule) -> int:
     """Apply the pass to ``gm``; returns the number of pools lowered."""
-    changed = sum(_max_pools(gm, target) for target in _MAX)
+    changed = sum(_max_pools(gm, target) for target in MAX_POOLS)
     changed += sum(lower(gm, target, _avg_pool, clamps=False) for target in _AVG)
     return changed + sum(lower(gm, target, _adaptive_pool, clamps=False) for target in _ADAPTIVE)
 

@@ -1,4 +1,4 @@
-"""What the passes ask about values: type and sizes, as export found them."""
+"""What the passes ask about values, type and sizes as export found them, and who quantizes one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
-from x86quant.lowering.graph_tools import emit
+from x86quant.lowering.graph_tools import emit, is_op
 
 
 def value_of(node: object) -> torch.Tensor | None:
@@ -79,8 +79,6 @@ def emit_many(
 
 def item_of(node: object, number: int, *names: str) -> Node | None:
     """The node of our ops ``names`` whose result ``number`` is ``node``, or None."""
-    from x86quant.lowering.graph_tools import is_op
-
     if not isinstance(node, Node) or node.target is not operator.getitem:
         return None
     source, index = node.args
@@ -90,3 +88,16 @@ def item_of(node: object, number: int, *names: str) -> Node | None:
 def items(node: Node) -> dict[int, Node]:
     """The nodes that take results of ``node``, by number."""
     return {int(n.args[1]): n for n in node.users if n.target is operator.getitem}  # type: ignore[arg-type]
+
+
+def quantizer_of(value: Node) -> Node | None:
+    """The ``quantize_rows`` that reads ``value``, or None. There is one at most."""
+    return next((user for user in value.users if is_op(user, "quantize_rows")), None)
+
+
+def take_over(gm: GraphModule, quantizer: Node, results: dict[int, Node]) -> None:
+    """Let ``results`` stand for the codes, scales and zero points of ``quantizer``; it goes."""
+    for number, item in items(quantizer).items():
+        item.replace_all_uses_with(results[number])
+        gm.graph.erase_node(item)
+    gm.graph.erase_node(quantizer)

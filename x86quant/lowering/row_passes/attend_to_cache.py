@@ -1,11 +1,14 @@
-"""Attention of new tokens reads a cache where it lies, and adds their own keys and values."""
+"""Attention of new tokens reads a cache where it lies, and adds their own keys and values.
+
+The cache is one of floats; ``with_int8_cache`` makes it one of codes.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import emit, finish, is_op, nodes_of
 from x86quant.lowering.row_passes._values import call, sizes, value_of
@@ -115,3 +118,32 @@ def _leave_out_joined(gm: GraphModule, cache: Node) -> None:
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
     results: Any = output.args[0]
     output.args = (tuple(n for n in results if _joined(n, cache) is None),)
+
+
+#: The input that is added behind the others.
+SCALES = "scales"
+
+
+def with_int8_cache(gm: GraphModule) -> GraphModule:
+    """``gm``, whose attention extends a cache, with one of codes and, as its last input, scales.
+
+    It has the tensors of ``gm``, which stays as it is.
+    """
+    graph = Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copied))
+    cache = next(n for n in graph.nodes if n.op == "placeholder" and n.target == CACHE)
+    cache.meta.pop("val", None)  # of floats
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        scales = graph.placeholder(SCALES)
+    for node in [*graph.nodes]:
+        if not is_op(node, "cached_attention"):
+            continue
+        with graph.inserting_before(node):
+            out = emit(graph, "int8_cached_attention", node, **node.kwargs, scales=scales)
+        if "val" in node.meta:
+            out.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(out)
+        graph.erase_node(node)
+    return GraphModule(gm, graph)

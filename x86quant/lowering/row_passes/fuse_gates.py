@@ -6,8 +6,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import finish, is_op, nodes_of
-from x86quant.lowering.row_passes._codes import take_over
-from x86quant.lowering.row_passes._values import emit_many, is_alone, same_sizes
+from x86quant.lowering.row_passes._values import emit_many, is_alone, same_sizes, take_over
 
 aten = torch.ops.aten
 _ROWS = ("codes", "scale", "zero_point")

@@ -8,13 +8,14 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import finish, is_op, nodes_of
-from x86quant.lowering.row_passes._codes import quantizer_of, take_over
 from x86quant.lowering.row_passes._values import (
     emit_many,
     is_alone,
     is_float32,
     items,
+    quantizer_of,
     same_sizes,
+    take_over,
     value_of,
 )
 from x86quant.ops.rows import CODES, NORMED, TOTAL

@@ -13,7 +13,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import emit, finish, is_op, nodes_of, sole_user
-from x86quant.lowering.row_passes._codes import quantizer_of
 from x86quant.lowering.row_passes._values import (
     argument,
     call,
@@ -21,6 +20,7 @@ from x86quant.lowering.row_passes._values import (
     is_alone,
     is_float32,
     items,
+    quantizer_of,
     value_of,
 )
 from x86quant.lowering.views import is_roll

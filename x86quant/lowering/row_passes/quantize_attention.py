@@ -6,8 +6,7 @@ import torch
 from torch.fx import GraphModule
 
 from x86quant.lowering.graph_tools import finish, is_op, nodes_of, sole_user
-from x86quant.lowering.row_passes._codes import quantizer_of, take_over
-from x86quant.lowering.row_passes._values import emit_many, value_of
+from x86quant.lowering.row_passes._values import emit_many, quantizer_of, take_over, value_of
 
 aten = torch.ops.aten
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule
 
 from x86quant.lowering.graph_tools import finish, nodes_of
-from x86quant.lowering.row_passes._codes import quantizer_of, take_over
-from x86quant.lowering.row_passes._values import emit_many
+from x86quant.lowering.row_passes._values import emit_many, quantizer_of, take_over
 
 
 def run(gm: GraphModule) -> int:

@@ -32,8 +32,7 @@ from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, take_apart
 from x86quant.lowering.graph_tools import is_op
-from x86quant.lowering.lower import FloatNode, computes_in_float
-from x86quant.lowering.lower_rows import lower_rows
+from x86quant.lowering.lower import FloatNode, computes_in_float, lower_rows
 from x86quant.lowering.passes import Report
 from x86quant.ops.dynamic import ACTIVATIONS
 from x86quant.ops.groups import real_weight
@@ -41,7 +40,7 @@ from x86quant.quantization import speed
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
 from x86quant.quantization.tracing.filled_forms import filled
-from x86quant.runtime.supported import runner
+from x86quant.runtime.partition import runner
 
 _log = logging.getLogger("x86quant.quantization")
 

@@ -32,7 +32,7 @@ from x86quant.compiled.token_step import CACHE_NAMES, TokenStep
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, nodes_of
-from x86quant.lowering.lower_rows import lower_rows
+from x86quant.lowering.lower import lower_rows
 from x86quant.quantization.graphs.fused_blocks import (
     check_noise,
     compiled_rows,

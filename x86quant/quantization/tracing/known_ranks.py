@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from x86quant.forms.size_conditions import Condition, Place
 from x86quant.lowering.mutation import InPlaceProxy, InPlaceTracer
-from x86quant.quantization.tracing.counted_sizes import batch_sizes, count_of
+from x86quant.quantization.tracing.known_sizes import batch_sizes, count_of
 
 if TYPE_CHECKING:
     from x86quant.quantization.tracing.known_sizes import SizesAskedFor

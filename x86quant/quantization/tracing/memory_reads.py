@@ -9,7 +9,6 @@ shape is resized to lie as the inputs do, over memory that other tensors may sha
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
 from x86quant.calling.op_watch import OpWatch
-from x86quant.calling.running import run
+from x86quant.calling.running import run, watched
 from x86quant.calling.state import state_kept
 from x86quant.errors import first_line
 
@@ -104,14 +103,7 @@ def sees_other_memory(
 
 def _seen(model: nn.Module, parts: Collection[str], call: Call) -> list[tuple[Any, ...]]:
     mode = _MemoryMode()
-    with contextlib.ExitStack() as stack:
-        for path in parts:
-            module = model.get_submodule(path)
-            for handle in (
-                module.register_forward_pre_hook(mode.enter),
-                module.register_forward_hook(mode.leave),
-            ):
-                stack.callback(handle.remove)
-        with state_kept(model), mode:
-            run(model, call)
+    modules = {path: model.get_submodule(path) for path in parts}
+    with watched(modules, mode.enter, mode.leave), state_kept(model), mode:
+        run(model, call)
     return mode.seen

@@ -13,7 +13,7 @@ from torch.fx import Node
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, op_name
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
-from x86quant.packing.row_linears import Weights
+from x86quant.packing.linear_dynamic import Weights
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_step import NativeStep

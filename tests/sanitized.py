@@ -1,13 +1,13 @@
 """Runs the tests of the compiled part under AddressSanitizer and UBSan.
 
-    python -m x86quant.kernels.runtime.sanitize
-    python -m x86quant.kernels.runtime.sanitize tests/runtime/test_runtime.py -k dynamic
+    python -m tests.sanitized
+    python -m tests.sanitized tests/runtime/test_runtime.py -k dynamic
 
 Those of the runtime, the kernels of compiled models (which try random shapes) and routed packs,
 unless others are named. Builds the whole extension once more, with sanitizers, into a folder of its
 own, and runs tests there; torch itself is not instrumented. Needs a checkout and a C++ compiler
 with its sanitizer libraries. The native kernels have a fuzzer beside it:
-``x86quant.kernels.native.sanitize``.
+``tests.native.sanitize``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(tempfile.gettempdir()) / f"x86quant-sanitize-{os.getuid()}"
 # vptr checks need type information that torch's libraries hide.
 # With -O3, which these come behind, sanitizers take minutes for a file.

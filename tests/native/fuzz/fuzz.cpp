@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "../native.h"
-#include "../native_rows.h"
+#include "../../../kernels/native/native.h"
+#include "../../../kernels/native/native_rows.h"
 #include "floats.h"
 #include "groups.h"
 

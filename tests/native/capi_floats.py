@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from x86quant.kernels.native.capi import ISAS, Bytes, Floats, Library
+from tests.native.capi import ISAS, Bytes, Floats, Library
 
 MODES = ("sum", "mean", "max")
 FAULTS = ("", "index", "first", "offset", "last")

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../runtime/team.h"
+#include "../../../kernels/runtime/team.h"
 
 using x86quant::runtime::Team;
 

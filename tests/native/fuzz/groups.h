@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../groups.h"
+#include "../../../kernels/native/groups.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""Builds the native kernels into one shared library: ``python kernels/native/build.py``.
+"""Builds the native kernels into one shared library: ``python -m tests.native.build``.
 
 Flags are those of ``toolchain.py``; sources do without exceptions. Objects are
 rebuilt when a source or a header is newer than they are, and for other flags.
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from x86quant.kernels.native import toolchain
 
-HERE = Path(__file__).resolve().parent
-DEFAULT_DIRECTORY = HERE.parent.parent / "build" / "native"
+SOURCES = Path(toolchain.__file__).resolve().parent
+DEFAULT_DIRECTORY = Path(__file__).resolve().parents[2] / "build" / "native"
 #: Instructions of AMX and AVX-VNNI become functions: ``emulated_tiles.h``.
 EMULATE_FLAGS = ["-DXQ_EMULATED"]
 _SANITIZED = [
@@ -37,11 +37,11 @@ SANITIZERS = {
 
 def sources() -> list[Path]:
     """Every translation unit of the library."""
-    return sorted(HERE.glob("*.cpp"))
+    return sorted(SOURCES.glob("*.cpp"))
 
 
 def _compile(source: Path, objects: Path, flags: list[str]) -> Path:
-    newest = max(path.stat().st_mtime for path in [source, *HERE.glob("*.h")])
+    newest = max(path.stat().st_mtime for path in [source, *SOURCES.glob("*.h")])
     command = [*shlex.split(toolchain.compiler()), *flags]
     key = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
     target = objects / f"{source.stem}-{key}.o"

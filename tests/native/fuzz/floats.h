@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "../gates.h"
-#include "../lookup.h"
+#include "../../../kernels/native/gates.h"
+#include "../../../kernels/native/lookup.h"
 
 namespace {
 

@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "../crc32.h"
-#include "../program_file.h"
+#include "../../../kernels/serving/crc32.h"
+#include "../../../kernels/serving/program_file.h"
 #include "x86quant/runtime.h"
 
 namespace {

@@ -1,9 +1,9 @@
 """Fuzzes the native kernels under AddressSanitizer and UBSan.
 
-    python kernels/native/sanitize.py --seeds 300
+    python -m tests.native.sanitize --seeds 300
 
-    python kernels/native/sanitize.py --seeds 300 --emulate
-    python kernels/native/sanitize.py --seeds 20000 --emulate --plain   # comparisons alone, fast
+    python -m tests.native.sanitize --seeds 300 --emulate
+    python -m tests.native.sanitize --seeds 20000 --emulate --plain   # comparisons alone, fast
 
 Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out, or
 emulated: AVX-VNNI on CPUs with AVX2, AMX on those with AVX512-VNNI. What emulated tiles touch is
@@ -18,9 +18,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels.native import toolchain
-from x86quant.kernels.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
 
 HERE = Path(__file__).resolve().parent
 

@@ -1,0 +1,1 @@
+"""The native kernels by themselves, without torch: built, seen from Python, fuzzed."""
