@@ -19,7 +19,7 @@ from x86quant.lowering.graph_tools import (
     replace,
     sole_user,
 )
-from x86quant.lowering.result_layout import laid_out
+from x86quant.lowering.views import laid_out
 
 #: Dimensions of a batch, by module: without the first of them channels lie elsewhere.
 _RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
