@@ -62,7 +62,7 @@ def test_a_replica_answers_as_the_service_does(tmp_path: Path) -> None:
     wanted = engine.run(engine.tokenize(["a cat", "the mat"]))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     status, found = _post(f"{url}/v1/embeddings", {"input": []})
-    assert (status, found["error"]["message"]) == (422, "'input' is empty")
+    assert (status, found["error"]["message"]) == (400, "'input' is empty")
     assert _post(f"{url}/embed", {"inputs": " ".join(WORDS * 99)})[0] == 413
     assert _post(f"{url}/nothing", {})[0] == 404
     with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
