@@ -5,7 +5,8 @@
     python -m tools.wheel --wheel dist/x86quant-*.whl [--tests tests/runtime ...]
 
 Needs torch, a C++ compiler, and what the extra ``wheel`` names. The wheel is tagged
-manylinux_2_28, so it runs on any Linux distribution since 2019, holds nothing of torch, and says
+manylinux_2_28, so it runs on any Linux distribution since 2019, needs nothing of Python that 3.10
+lacks (abi3audit says so), holds nothing of torch, and says
 what it is made of (``tools/wheel_sbom.py``). It is then installed in a fresh environment, which
 sees this one's torch, and quantizes, saves and loads a model there with no compiler on PATH. Beside
 it lies SHA256SUMS.
@@ -118,12 +119,25 @@ def built(source: Path, out: Path, others: Sequence[Path] = ()) -> Path:
             raise SystemExit(f"{wheel.name} has no compiled part: see the messages above")
         wheel = repaired(wheel, Path(folder) / "repaired")
         files = wheel_files.contents(wheel)
+        of_any_python(files["x86quant/_C.so"])
         parts = parts_for_others(wheel, files, others)
         files.update(parts)
         bill = wheel_sbom.sbom(files, torch=torch.__version__, compiler=compiler())
         info = wheel_files.info_folder(list(files))
         wheel_files.rewrite(wheel, {**parts, f"{info}/{wheel_sbom.NAME}": bill})
         return Path(shutil.copy(wheel, out))
+
+
+def of_any_python(library: bytes) -> None:
+    """End unless ``library`` needs of Python what each version from the oldest on has."""
+    if not TAG.endswith("abi3"):
+        return
+    oldest = f"3.{TAG.split('-')[0].removeprefix('cp3')}"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "_C.abi3.so").write_bytes(library)
+        words = ["--strict", "--assume-minimum-abi3", oldest, str(Path(folder) / "_C.abi3.so")]
+        if subprocess.run([sys.executable, "-m", "abi3audit", *words]).returncode:
+            raise SystemExit(f"_C.so needs more than Python {oldest} has")
 
 
 def parts_for_others(
