@@ -23,7 +23,7 @@ from torch.nn import functional
 import x86quant
 from x86quant.tables.table_reader import read_table
 from x86quant.tables.table_writer import write_table
-from x86quant.tuning import measurements
+from x86quant.tuning import measurement_files
 
 FOLDER = Path(__file__).parent / "data" / "written_by"
 RULES = Path(__file__).parents[1] / "rules"
@@ -228,9 +228,9 @@ def write(folder: Path) -> None:
               folder / "answers.safetensors")  # fmt: skip
     write_table(read_table(RULES / "avx512_vnni.toml"), folder / "table.toml")
     for name in ("avx512_vnni", "embeddings"):
-        measured = measurements.read(RULES / "measurements" / f"{name}.csv")
+        measured = measurement_files.read(RULES / "measurements" / f"{name}.csv")
         some = set(list(measured.cases())[:: len(measured.cases()) // 25])
-        measurements.write(folder / f"{name}.csv", measured.where(some.__contains__))
+        measurement_files.write(folder / f"{name}.csv", measured.where(some.__contains__))
     shutil.copy(RULES / "errata.toml", folder)
 
 

@@ -20,7 +20,7 @@ from x86quant.routing.in_force import current_rules
 from x86quant.routing.router import choose
 from x86quant.tables.errata import read_errata
 from x86quant.tables.table_reader import read_table
-from x86quant.tuning import measurements
+from x86quant.tuning import measurement_files
 
 FILES = Path(__file__).parents[1] / "data" / "written_before"
 RELEASES = [folder for folder in sorted(FOLDER.iterdir()) if folder.is_dir()]
@@ -69,7 +69,7 @@ def test_programs_of_each_release_answer_as_they_did(path: Path) -> None:
 
 @pytest.mark.parametrize("path", files("*.csv"))
 def test_measurements_of_each_release_are_read(path: Path) -> None:
-    measured = measurements.read(path)
+    measured = measurement_files.read(path)
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     assert len(measured) == len(lines) - 1
     assert measured.provenance["x86quant"]
@@ -78,7 +78,7 @@ def test_measurements_of_each_release_are_read(path: Path) -> None:
 @pytest.mark.parametrize("path", files("table.toml"))
 def test_tables_of_each_release_choose(path: Path) -> None:
     assert len(read_table(path).rules) == path.read_text().count("[[rule]]") > 0
-    measured = measurements.read(path.with_name("avx512_vnni.csv"))
+    measured = measurement_files.read(path.with_name("avx512_vnni.csv"))
     with x86quant.use_rules(path):
         table = current_rules()
         assert table.path == str(path)
