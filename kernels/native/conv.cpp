@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "conv_phases.h"
 #include "internal.h"
 
 namespace xq {
@@ -33,6 +34,43 @@ xq_conv_call served(const xq_conv_call& call) {
   if (p.turned)
     for (xq_tensor* t : {&own.in, &own.out, &own.residual}) std::swap(t->d, t->h), std::swap(t->stride_d, t->stride_h);
   return own;
+}
+
+// Calls `body` with the call of each phase of a transposed convolution.
+template <class Body>
+void each_phase(const xq_conv_call& call, const Body& body) {
+  const auto& whole = *static_cast<const Packed*>(call.packed);
+  const Packed* packed = whole.at<Packed>(whole.phases);
+  for (int64_t i = 0; i < phases_of(whole.conv); ++i, packed = packed->at<Packed>(packed->size)) {
+    const Phase phase(whole.conv, i);
+    xq_conv_call own = call;
+    own.packed = packed;
+    own.out = phase.part_of(whole.conv, call.out);
+    if (whole.residual) own.residual = phase.part_of(whole.conv, call.residual);
+    if (own.out.d * own.out.h * own.out.w != 0) body(own);
+  }
+}
+
+int64_t items_of_phases(const xq_conv_call& call) {
+  int64_t items = 0;
+  each_phase(call, [&](const xq_conv_call& phase) { items += dense_items(phase); });
+  return items;
+}
+
+size_t scratch_of_phases(const xq_conv_call& call) {
+  size_t bytes = 0;
+  each_phase(call, [&](const xq_conv_call& phase) { bytes = std::max(bytes, dense_scratch(phase)); });
+  return bytes;
+}
+
+// Items of all phases, numbered one phase after another.
+void run_phases(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
+  int64_t before = 0;
+  each_phase(call, [&](const xq_conv_call& phase) {
+    const int64_t items = dense_items(phase), first = max64(begin - before, 0), last = min64(end - before, items);
+    if (first < last) dense_run(phase, first, last, scratch);
+    before += items;
+  });
 }
 
 bool same_shape(const xq_tensor& a, const xq_tensor& b) {
@@ -134,6 +172,7 @@ int64_t xq_conv_items(const xq_conv_call* asked) {
   if (out.n * out.d * out.h * out.w == 0) return 0;
   if (p.algo == XQ_ALGO_REFERENCE) return out.n * out.d * out.h;
   if (p.algo == XQ_ALGO_DEPTHWISE) return DepthwiseItems(p, out).all;
+  if (p.phases) return items_of_phases(*call);
   return p.winograd ? winograd_items(*call) : dense_items(*call);
 }
 
@@ -145,6 +184,7 @@ size_t xq_conv_scratch(const xq_conv_call* asked) {
     const int64_t columns = depthwise_strip_columns(p, depthwise_tile(p, call->out.w));
     return static_cast<size_t>(columns * depthwise_column(p) + 4 * kAlign);
   }
+  if (p.phases) return scratch_of_phases(*call);
   return p.winograd ? winograd_scratch(*call) : dense_scratch(*call);
 }
 
@@ -154,6 +194,7 @@ void xq_conv_run(const xq_conv_call* asked, int64_t begin, int64_t end, void* sc
   if (begin >= end) return;
   if (p.algo == XQ_ALGO_REFERENCE) return conv_reference(*call, begin, end);
   auto* bytes = static_cast<uint8_t*>(scratch);
+  if (p.phases) return run_phases(*call, begin, end, bytes);
   if (p.winograd) return winograd_run(*call, begin, end, bytes);
   (p.algo == XQ_ALGO_DEPTHWISE ? depthwise_run : dense_run)(*call, begin, end, bytes);
 }

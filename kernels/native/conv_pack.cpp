@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "conv_phases.h"
 #include "depthwise_pack.h"
 #include "internal.h"
 #include "pack_shared.h"
@@ -157,7 +158,7 @@ void layout_dense(Layout& l) {
   const xq_conv& c = l.head.conv;
   const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
   const int64_t width = dense_width(l.head), joined = joined_groups(l.head);
-  l.head.mode = plain_pixel(c, l.head.geo) ? kDirect : kPlanes;
+  l.head.mode = plain_pixel(c, l.head.geo) && !l.head.is_phase ? kDirect : kPlanes;
   if (l.head.mode == kPlanes && c.groups == 1 && c.in_channels <= 16 &&
       (l.head.geo.stride[2] > 1 || c.in_channels % 4 != 0))
     l.head.mode = kIm2col;
@@ -206,7 +207,7 @@ void layout_winograd(Layout& l, int tile) {
       add_block(l, g * in, g * out + first, std::min(width, out - first), 2, winograd_positions(l.head) * in / 2);
 }
 
-Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
+Layout layout_in(const xq_conv& conv, const Geometry& geometry, int isa, bool is_phase, bool float_out) {
   Layout l;
   Packed& h = l.head;
   h.magic = kMagic;
@@ -214,8 +215,9 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   h.caches = caches_in_use();
   h.conv = conv;
   h.algo = choose_algo(conv, isa);
-  h.geo = geometry_of(conv);
+  h.geo = geometry;
   h.lanes = lanes_of(isa);
+  h.is_phase = is_phase;
   if (h.algo == XQ_ALGO_REFERENCE) {
     l.scalars = conv.out_channels;
     l.weight_bytes = conv.out_channels * taps_of(conv) * (conv.in_channels / conv.groups);
@@ -265,6 +267,30 @@ Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
   h.weights = place(l.weight_bytes);
   h.size = at;
   return l;
+}
+
+Layout layout_of_phase(const xq_conv& whole, const Phase& phase, int isa) {
+  const xq_conv conv = phase.conv(whole);
+  Geometry geometry = geometry_of(conv);
+  std::copy(phase.pad, phase.pad + 3, geometry.pad);
+  return layout_in(conv, geometry, isa, true, false);
+}
+
+// A head before the blobs of all phases.
+Layout layout_of_phases(const xq_conv& conv, int isa) {
+  Layout l;
+  Packed& h = l.head;
+  h.magic = kMagic, h.isa = isa, h.caches = caches_in_use(), h.conv = conv;
+  h.algo = XQ_ALGO_DENSE, h.mode = kPlanes, h.geo = geometry_of(conv), h.lanes = lanes_of(isa);
+  h.blocks = h.runs = h.corr = h.mult = h.bias = h.lut = h.weights = h.phases = round_up(sizeof(Packed), kAlign);
+  h.size = h.phases;
+  for (int64_t i = 0; i < phases_of(conv); ++i) h.size += layout_of_phase(conv, Phase(conv, i), isa).head.size;
+  return l;
+}
+
+Layout layout_of(const xq_conv& conv, int isa, bool float_out = false) {
+  if (choose_algo(conv, isa) == XQ_ALGO_DENSE && phases_of(conv)) return layout_of_phases(conv, isa);
+  return layout_in(conv, geometry_of(conv), isa, false, float_out);
 }
 
 struct Weights {
@@ -549,6 +575,45 @@ void pack_blob(const Layout& l, const int8_t* weight, const xq_requant& q, void*
   head->clamp_float = leaves;
 }
 
+// The weights of a phase, in the order of an ordinary convolution's.
+std::vector<int8_t> weights_of(const xq_conv& c, const Phase& phase, const int8_t* weight) {
+  const int64_t filters = int64_t{c.out_channels} * (c.in_channels / c.groups);
+  std::vector<int8_t> own(static_cast<size_t>(filters * phase.taps[0] * phase.taps[1] * phase.taps[2]));
+  int8_t* to = own.data();
+  for (int64_t f = 0; f < filters; ++f, weight += taps_of(c))
+    for (int64_t z = 0; z < phase.taps[0]; ++z)
+      for (int64_t y = 0; y < phase.taps[1]; ++y)
+        for (int64_t x = 0; x < phase.taps[2]; ++x)
+          *to++ = weight[(phase.tap_of(c, 0, z) * c.kernel[1] + phase.tap_of(c, 1, y)) * c.kernel[2] + phase.tap_of(c, 2, x)];
+  return own;
+}
+
+// Writes the blobs that layout_of_phases lays out.
+void pack_phases(const Layout& l, const int8_t* weight, const xq_requant& q, void* packed, const Share& share) {
+  const xq_conv& c = l.head.conv;
+  memset(packed, 0, static_cast<size_t>(l.head.phases));
+  set_head(l, q, *static_cast<Packed*>(packed));
+  char* at = static_cast<char*>(packed) + l.head.phases;
+  for (int64_t i = 0; i < phases_of(c); ++i) {
+    const Phase phase(c, i);
+    const Layout own = layout_of_phase(c, phase, l.head.isa);
+    pack_blob(own, weights_of(c, phase, weight).data(), q, at, share);
+    at += own.head.size;
+  }
+}
+
+// Whether pack_phases may have made `packed` of the same.
+bool are_phases_of(const Layout& l, const xq_requant& q, const void* packed) {
+  if (!is_blob_of(l, q, 0, 0, packed)) return false;
+  const char* at = static_cast<const char*>(packed) + l.head.phases;
+  for (int64_t i = 0; i < phases_of(l.head.conv); ++i) {
+    const Layout own = layout_of_phase(l.head.conv, Phase(l.head.conv, i), l.head.isa);
+    if (!is_blob_of(own, q, 0, 0, at)) return false;
+    at += own.head.size;
+  }
+  return true;
+}
+
 // A linear as a convolution with a kernel of 1.
 xq_conv pointwise(const xq_linear& linear) {
   xq_conv c{};
@@ -582,7 +647,7 @@ int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_req
     return XQ_NOT_FINITE;
   const Layout l = layout_of(*conv, isa);
   if (l.head.algo != XQ_ALGO_WINOGRAD4) {
-    pack_blob(l, weight, *q, packed, share);
+    (l.head.phases ? pack_phases : pack_blob)(l, weight, *q, packed, share);
     return XQ_OK;
   }
   const Layout other = layout_of(without_winograd4(*conv, isa), isa);
@@ -602,6 +667,7 @@ int pack_shared(const xq_conv* conv, int isa, const int8_t* weight, const xq_req
 
 bool is_packed_for(const xq_conv* conv, int isa, const xq_requant* q, const void* packed) {
   const Layout l = layout_of(*conv, isa);
+  if (l.head.phases) return are_phases_of(l, *q, packed);
   if (l.head.algo != XQ_ALGO_WINOGRAD4) return is_blob_of(l, *q, 0, 0, packed);
   const Layout other = layout_of(without_winograd4(*conv, isa), isa);
   if (is_blob_of(other, *q, 0, 0, packed)) return true;  // as of weights whose sums are too large for it

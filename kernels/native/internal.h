@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513806;
+constexpr uint32_t kMagic = 0x58513807;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
@@ -115,6 +115,8 @@ struct Packed {
   int32_t activation;
   int32_t winograd;      // pixels along each axis of a tile: 2 or 4
   int64_t for_few;       // where another blob begins, which serves calls of few tiles; or 0
+  int64_t phases;        // of a transposed convolution: where the blobs of its phases begin, one after another; or 0
+  int64_t is_phase;      // whether it is such a blob: `geo.pad` is what it wants in front, and what follows may be longer
   // Of a linear whose weights have scales for groups of input features, else 0: see groups.cpp. `weight_sums` and `mult`
   // are then both what the real weights of each output add up to.
   int32_t groups, code_bits, half_scales, has_offsets;

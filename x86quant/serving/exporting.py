@@ -13,9 +13,8 @@ from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from x86quant.compiled import CompiledModule
+from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import blocks_of
-from x86quant.compiled.compiled_parts import as_graph_call
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.files import check_target, write_aside
 from x86quant.runtime import Segment
@@ -98,15 +97,16 @@ def _graph_call(given: nn.Module, call: Call) -> tuple[CompiledModule, tuple[Any
                 "no program: give a call like those of the calibration data"
             )
         return answering[0].compiled, answering[1]
-    found = as_graph_call(given, args, named)
-    if found is None:
+    if isinstance(given, GuardedModule):
+        graph, tensors = given.graph_call(args, named)
+        return graph, graph.arguments(tensors, {})
+    if not isinstance(given, CompiledModule):
         inside = sum(isinstance(part, CompiledModule) for part in given.modules())
         raise UnsupportedError(
             f"export_program takes a model that is compiled as a whole, got {type(given).__name__}"
             f" with {inside} compiled parts: what is around them runs in Python; {_INSTEAD}"
         )
-    graph, values, by_name = found
-    return graph, graph.arguments(values, by_name)
+    return given, given.arguments(args, named)
 
 
 def _whole_segment(module: CompiledModule) -> tuple[Segment, list[int]]:
