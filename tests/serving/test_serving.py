@@ -531,7 +531,7 @@ def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path:
 
 
 #: How packed weights begin: xq::kMagic.
-_HEAD = (0x58513806).to_bytes(4, "little")
+_HEAD = (0x58513807).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize(
