@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
+import torch
+import torch._dynamo  # what has compiled nothing need not look
+
+from x86quant.calling.wording import alone
 
 CODE = """
 import torch, torch.nn.functional as F
@@ -97,3 +103,33 @@ def test_the_process_is_as_it_was(mode: str, tmp_path) -> None:
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_threads_leave_torch_compile_as_it_was() -> None:
+    first_in, second_waits, first_out = (threading.Event() for _ in range(3))
+
+    def count(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    def first() -> None:
+        with alone():
+            first_in.set()
+            second_waits.wait(10)
+            time.sleep(0.2)  # until it stands in front
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait(10)
+        second_waits.set()
+        with alone():
+            assert first_out.wait(10)
+
+    compiled: list[torch.fx.GraphModule] = []
+    threads = [threading.Thread(target=one) for one in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.compile(lambda x: x + 1, backend=count)(torch.ones(2))
+    assert compiled

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -38,7 +39,15 @@ def alone() -> Iterator[None]:
 
     What torch.compile made runs as it is written: its graphs cannot be traced once more.
     """
-    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled
-    as_written = torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), as_written:
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), _as_written():
         yield
+
+
+def _as_written() -> AbstractContextManager[object]:
+    """A block in which nothing runs compiled.
+
+    To be made where it is entered: torch takes note there of what held before, and of another
+    thread's block it would bring back that for ever.
+    """
+    loaded = "torch._dynamo" in sys.modules  # else nothing was compiled
+    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
