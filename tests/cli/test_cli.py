@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import x86quant
 from x86quant.cli import COMMANDS, main
+from x86quant.hardware import allowance
 from x86quant.kernels.probing import libraries
 
 
@@ -36,6 +38,21 @@ def test_info_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["cpu"]["isa"] == x86quant.cpu().isa
     assert facts["rules"] == x86quant.current_rules().name
     assert set(facts["libraries"]) == {"fbgemm", "onednn", "qnnpack"}
+
+
+def test_info_says_into_how_many_processes_to_cut_the_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = dataclasses.replace(x86quant.cpu(), cores=32, threads=64, best_threads=32)
+    monkeypatch.setattr(x86quant, "cpu", lambda: large)
+    monkeypatch.setattr(allowance, "memory_nodes", lambda: 2)
+    main(["info"])
+    said = "answers a second: 8 processes of 4 threads; the soonest one: 1 process of 16 threads"
+    assert f"{said}, each held to one node of memory" in capsys.readouterr().out
+    main(["info", "--json"])
+    facts = json.loads(capsys.readouterr().out)["processes"]
+    assert facts["for_rate"] == {"processes": 8, "threads": 4}
+    assert facts["memory_nodes"] == 2
 
 
 def test_info_names_libraries_that_are_not_on_record(

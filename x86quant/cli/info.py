@@ -19,6 +19,8 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import x86quant
+    from x86quant.hardware.allowance import memory_nodes
+    from x86quant.hardware.processes import for_one_answer, for_rate
     from x86quant.kernels.probing import libraries
     from x86quant.routing.in_force import stale
     from x86quant.tables.likeness import likeness
@@ -50,12 +52,25 @@ def run(options: argparse.Namespace) -> int:
             },
             "cpu": dataclasses.asdict(cpu),
         }
+        nodes = memory_nodes()
+        rate = for_rate(cpu.best_threads, nodes)
+        soon = for_one_answer(cpu.best_threads, nodes)
+        facts["processes"] = {
+            "for_rate": dataclasses.asdict(rate),
+            "for_one_answer": dataclasses.asdict(soon),
+            "memory_nodes": nodes,
+        }
         note = "" if other_versions is None else f"{'':<9} {other_versions}\n"
         description = f"{'':<9} {like}\n{note}{cpu}"
         if torch.get_num_threads() > cpu.best_threads:
             description += (
                 f"\n  advice: torch.set_num_threads({cpu.best_threads}), "
                 "as many as this process can use at a time"
+            )
+        if cpu.best_threads > 1:
+            held = ", each held to one node of memory (numactl)" if nodes > 1 else ""
+            description += (
+                f"\nserve     most answers a second: {rate}; the soonest one: {soon}{held}"
             )
     if options.json:
         print(json.dumps(facts, indent=2, default=_plain))

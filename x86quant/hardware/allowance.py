@@ -78,6 +78,16 @@ def fast_cpus(root: Path = Path("/")) -> frozenset[int] | None:
     return None
 
 
+def memory_nodes(root: Path = Path("/")) -> int:
+    """How many nodes of memory the CPUs of this process belong to; 1 where none are named."""
+    with contextlib.suppress(OSError, ValueError):
+        lists = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
+        near = [_cpu_list(path.read_text()) for path in lists]
+        mask = allowance(root).mask
+        return max(sum(mask is None or not mask.isdisjoint(some) for some in near), 1)
+    return 1
+
+
 def _cpu_list(text: str) -> frozenset[int]:
     """``0-3,8`` as a set."""
     found: set[int] = set()
