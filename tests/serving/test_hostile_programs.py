@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import operator
+import random
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +94,69 @@ def test_a_plan_cannot_write_to_its_inputs(tmp_path: Path) -> None:
     plans = [plan(64, BYTES, ONE, [_copy((0, 0), (1, 0), 16), _copy((0, 0), (2, 0), 4)])]
     (said,) = attempts([write(tmp_path / "input.xq", plans)])
     assert "writes to input 0" in said
+
+
+def _places(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> set[int]:
+    steps = itertools.product(*map(range, sizes))
+    return {offset + sum(map(operator.mul, step, strides)) for step in steps}
+
+
+def _moved(sizes: list[int], source: list[Any], to: list[Any]) -> dict[str, Any]:
+    """A plan of one copy within the arena, of single bytes, and another that writes the output."""
+    fields = {
+        "element_size": 1, "sizes": sizes, "from": [0, source[0]], "to": [0, to[0]],
+        "from_strides": source[1], "to_strides": to[1],
+    }  # fmt: skip
+    return plan(256, BYTES, ONE, [("strided_copy", fields), _copy((0, 0), (2, 0), 4)])
+
+
+def test_a_copy_that_runs_reads_no_byte_that_it_writes(tmp_path: Path) -> None:
+    """Of random places, many of which lie among each other: a refusal may be careful, a run not."""
+    rng, files, shared = random.Random(0), [], []
+    for number in range(600):
+        sizes = [rng.choice([1, 2, 2, 3, 4]) for _ in range(rng.randint(1, 3))]
+        step = rng.choice([4, 6, 8, 12])
+        ends = []
+        for _ in range(2):
+            strides = [rng.choice([0, 1, 1, 2, 3, step, step, 2 * step, -1, -step]) for _ in sizes]
+            ends.append([100 + rng.randint(0, 2 * step), strides])
+        files.append(write(tmp_path / f"{number}.xq", [_moved(sizes, *ends)]))
+        source, to = (_places(offset, sizes, strides) for offset, strides in ends)
+        shared.append(bool(source & to))
+    said = attempts(files)
+    assert set(said) == {
+        "ran; ran",
+        next(text for text in said if "writes over what it reads" in text),
+    }
+    assert not [
+        file
+        for file, text, one in zip(files, said, shared, strict=True)
+        if text == "ran; ran" and one
+    ]
+    # Neither all nor nothing is refused, which would be no test of the other.
+    assert 100 < said.count("ran; ran") < 500
+    assert sum(shared) > 100
+
+
+@pytest.mark.parametrize(
+    ("sizes", "source", "to"),
+    [
+        ([4], [0, [2]], [1, [2]]),  # every other byte, and those between
+        ([4, 3], [0, [8, 1]], [3, [8, 1]]),  # channels 0 to 2 and 3 to 5 of eight
+        ([4, 3], [5, [8, 1]], [0, [8, 1]]),
+        ([4, 3], [0, [8, 1]], [5, [8, 1]]),  # up to the last byte of a step
+        ([3, 4, 2], [0, [32, 8, 1]], [2, [64, 8, 1]]),  # of steps that hold each other
+        ([4, 3], [26, [-8, -1]], [3, [8, 1]]),  # backwards, from bytes 0 to 2 of a step
+        ([4], [0, [1]], [4, [1]]),  # one behind the other
+        ([4], [4, [1]], [0, [1]]),
+    ],
+)
+def test_slices_that_lie_among_each_other_are_copied(
+    sizes: list[int], source: list[Any], to: list[Any], tmp_path: Path
+) -> None:
+    """As concatenations do; none shares a byte."""
+    assert not _places(source[0], sizes, source[1]) & _places(to[0], sizes, to[1])
+    assert attempts([write(tmp_path / "a.xq", [_moved(sizes, source, to)])]) == ["ran; ran"]
 
 
 def test_a_pool_of_impossible_height_is_refused(tmp_path: Path) -> None:
