@@ -22,7 +22,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(tempfile.gettempdir()) / f"x86quant-sanitize-{os.getuid()}"
 # vptr checks need type information that torch's libraries hide.
-# With -O3, which these come behind, sanitizers take minutes for a file.
 FLAGS = (
     "-O1 -fsanitize=address,undefined -fno-sanitize=vptr "
     "-fno-sanitize-recover=all "
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> int:
         print("this needs a checkout of x86quant: there is no setup.py beside it", file=sys.stderr)
         return 2
     compiler = os.environ.get("CXX", "c++")
-    flags = {"CFLAGS": FLAGS, "LDFLAGS": FLAGS}
+    flags = {"X86QUANT_LAST_FLAGS": FLAGS, "LDFLAGS": FLAGS}
     folders = [f"--build-base={BUILD / 'base'}", f"--build-lib={BUILD / 'lib'}"]
     build = ["setup.py", "-q", "build", *folders]
     subprocess.run([sys.executable, *build], cwd=ROOT, env={**os.environ, **flags}, check=True)

@@ -1,11 +1,11 @@
 // The native kernels as a provider of the runtime.
 #include "conv_kernel.h"
 #include "errors.h"
-#include "memory.h"
 #include "native_cpu.h"
 #include "packing.h"
 #include "parallel.h"
 #include "scratch.h"
+#include "weights_memory.h"
 
 namespace x86quant::runtime {
 namespace {
@@ -20,7 +20,7 @@ class NativeConv final : public PackedConv {
       packed_ = *d.packed;
       return;
     }
-    const auto fresh = std::make_shared<Buffer>(size, Readers::kAll);
+    const auto fresh = std::make_shared<Buffer>(among_others(size));
     succeed(xq::pack_shared(&d.conv, isa, d.weight.as<int8_t>(), &d.requant, fresh->data(),
                             share_of_packing(d.weight.count)));
     packed_ = {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};

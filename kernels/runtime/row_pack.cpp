@@ -2,41 +2,20 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <mutex>
 #include <stdexcept>
 
 #include "errors.h"
-#include "fork_lock.h"
 #include "native_cpu.h"
 #include "packing.h"
 #include "parallel.h"
 #include "scratch.h"
+#include "weights_memory.h"
 
 namespace x86quant::runtime {
 namespace {
 
 // Less work than these is not worth waking a thread for: some microseconds of it.
 constexpr double kFloatsEach = 30'000, kAttentionProductsEach = 500'000;
-
-// Weights that are too small for a huge page of their own share some with those that are packed next, as the layers of
-// a model are: read one after another, once a token, they come at twice the speed of pages of 4 KiB.
-Buffer among_others(size_t size) {
-  constexpr size_t kChunk = size_t{8} << 20, kLeast = size_t{64} << 10, kLine = 64;
-  if (size < kLeast || size > kChunk / 2) return Buffer(size, Readers::kAll);
-  struct Chunk;
-  static std::weak_ptr<Buffer> latest;  // gone once nobody has a part of it
-  static size_t used = 0;
-  const std::lock_guard<std::mutex> lock(fork_lock<Chunk>());
-  std::shared_ptr<Buffer> chunk = latest.lock();
-  if (!chunk || chunk->size() - used < size) {
-    chunk = std::make_shared<Buffer>(kChunk, Readers::kAll);
-    latest = chunk, used = 0;
-  }
-  uint8_t* const mine = chunk->data() + used;
-  used += (size + kLine - 1) / kLine * kLine;
-  used = std::min(used, kChunk);
-  return Buffer(size, std::shared_ptr<void>(chunk, mine));
-}
 
 double products_each(int isa) { return isa == XQ_ISA_AMX_INT8 ? 4'000'000 : 1'000'000; }
 
