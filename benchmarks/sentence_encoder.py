@@ -214,6 +214,8 @@ def breakdown(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> None:
 def print_padding(model: nn.Module, tokenizer: Any, texts: list[str], rounds: int) -> None:
     """Time all sentences in batches, as they come and sorted, with and without their padding."""
     from x86quant.lowering import passes
+    from x86quant.lowering.row_passes.known import drop_identities
+    from x86quant.lowering.row_passes.padding import leave_out_padding
 
     def batches(ordered: list[str]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
@@ -231,10 +233,8 @@ def print_padding(model: nn.Module, tokenizer: Any, texts: list[str], rounds: in
     data = batches(texts)
     ours = quantized()
     run_pass = passes.run_pass
-    passes.run_pass = lambda one, gm: (
-        passes.Report("", 0, "")
-        if passes.name_of(one) == "leave_out_padding"
-        else run_pass(one, gm)
+    passes.run_pass = lambda one, gm: run_pass(
+        drop_identities if one is leave_out_padding else one, gm
     )
     try:
         padded = quantized()
