@@ -11,7 +11,6 @@ import contextlib
 import functools
 import sys
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.utils import _pytree as pytree
 from x86quant.compiled.baked import Aside, Baked
 from x86quant.compiled.graph_inputs import as_rank
 from x86quant.compiled.module import CompiledModule
-from x86quant.compiled.watch import watch
+from x86quant.compiled.watch import tensor_checksum, watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms.call_form import CallForm, Structure
 from x86quant.forms.guard import Guard, GuardedInput
@@ -288,13 +287,8 @@ class GuardedModule(Baked, Int8Module):
 
 def _fingerprint(module: nn.Module) -> int:
     """A checksum of the module's tensors."""
-    found = 0
-    for name, tensor in sorted(module.state_dict().items()):
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-        found = zlib.crc32(codes.numpy().tobytes(), zlib.crc32(name.encode(), found))
-    return found
+    state = sorted(module.state_dict().items())
+    return tensor_checksum((name, x) for name, x in state if isinstance(x, torch.Tensor))
 
 
 def _untraceable() -> Exception:

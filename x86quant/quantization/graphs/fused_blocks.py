@@ -27,7 +27,8 @@ from x86quant.capture.observed import Observed, observe
 from x86quant.capture.proof import prove
 from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.compiled.block_graphs import BlockGraphs, is_known_hook, tensors_for
+from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
+from x86quant.compiled.watch import is_known_hook
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, take_apart
