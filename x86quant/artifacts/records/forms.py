@@ -17,8 +17,7 @@ from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.artifacts.records import modules
 from x86quant.artifacts.records.calls import write_call
-from x86quant.artifacts.records.graph_reader import read_graph
-from x86quant.artifacts.records.graph_writer import write_graph
+from x86quant.artifacts.records.graphs import read_graph, write_graph
 from x86quant.artifacts.records.guarded_form import read_guarded, write_guarded
 from x86quant.artifacts.records.old_signatures import read_signature
 from x86quant.artifacts.records.tree import read_tree, write_tree
