@@ -100,7 +100,7 @@ def _fold_norm(gm: GraphModule, norm: Node) -> int:
     codes, scales = (constant(gm, weight.kwargs[name]) for name in ("weight", "weight_scales"))
     assert codes is not None
     assert scales is not None
-    scaled = scaled_weight(codes, scales, affine[0], 0)
+    scaled = scaled_weight(codes, scales, affine[0])
     if scaled is None:
         why(norm, "a negative factor meets a weight of -128")
         return 0

@@ -242,7 +242,7 @@ def _fuse_affine(gm: GraphModule, affine: Node) -> int:
         return 0
     if bias is not None and bias.dtype == torch.int32:
         return 0
-    scaled = scaled_weight(weight, scales, scale, 0)
+    scaled = scaled_weight(weight, scales, scale)
     if scaled is None:
         return 0
     constants = dict(

@@ -81,15 +81,13 @@ def batch_norm_affine(gm: GraphModule, norm: Node) -> tuple[torch.Tensor, torch.
 
 
 def scaled_weight(
-    codes: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, axis: int
+    codes: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Codes and positive scales that stand for the weight times ``factors`` along ``axis``.
+    """Codes and positive scales that stand for the weight times ``factors``, by output channel.
 
     A negative factor flips the codes' sign; None when that would overflow (a code of -128).
     """
-    shape = [1] * codes.dim()
-    shape[axis] = -1
-    negative = (factors < 0).reshape(shape)
+    negative = (factors < 0).reshape([-1] + [1] * (codes.dim() - 1))
     if bool((negative & (codes == -128)).any()):
         return None
     return torch.where(negative, -codes, codes), scales * factors.abs()
