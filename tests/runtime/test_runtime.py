@@ -34,11 +34,9 @@ from x86quant.errors import ExtensionError, X86QuantWarning
 from x86quant.kernels import graph_kernels
 from x86quant.runtime import Plan, parts
 from x86quant.runtime.native_forms import FORMS
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import ALIGNMENT, Buffer, aligned, assign_offsets
-from x86quant.runtime.plan_cache import plan_bytes
-from x86quant.runtime.programs import Programs
-from x86quant.runtime.segment import Segment
+from x86quant.runtime.programs import NativeStep, Programs
+from x86quant.runtime.segment import Segment, plan_bytes
 
 # Stock PyTorch warns of its own default observers.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")

@@ -24,8 +24,7 @@ from x86quant.calling.running import run
 from x86quant.calling.state import settle, state_kept
 from x86quant.capture.exported import every_size, first_size, no_size, two_rows
 from x86quant.capture.observed import Observed
-from x86quant.capture.opaque_parts import is_part
-from x86quant.capture.parts_put_back import exported_whole
+from x86quant.capture.opaque_parts import exported_whole, is_part
 from x86quant.capture.proof import OTHER_SEED, prove
 from x86quant.capture.variants import variants
 from x86quant.compiled import CompiledModule, GuardedModule

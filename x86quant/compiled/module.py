@@ -28,7 +28,7 @@ from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.packed_cache import CachedPrograms, PackedCache
 from x86quant.runtime.plan import NoNativeFormError
-from x86quant.runtime.plan_cache import default_bytes
+from x86quant.runtime.segment import default_bytes
 from x86quant.unforeseen import described, is_own
 
 _get_tracing_state = torch._C._get_tracing_state

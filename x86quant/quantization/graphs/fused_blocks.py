@@ -18,8 +18,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from x86quant.calling.call import Call
-from x86quant.calling.op_watch import OpWatch
-from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.running import OpWatch, hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.exported import ops_from_export
