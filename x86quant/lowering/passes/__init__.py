@@ -26,10 +26,10 @@ from x86quant.lowering.passes.floats import (
     lay_out_results,
     remove_float_pairs,
 )
+from x86quant.lowering.passes.functions import lower_affine, lower_binary, lower_prelu, lower_unary
 from x86quant.lowering.passes.interaction import fuse_interaction
 from x86quant.lowering.passes.moves import hoist_quantize, sink_permutes, views_on_codes
 from x86quant.lowering.passes.norms import lower_layer_norm, spell_instance_norm
-from x86quant.lowering.passes.pointwise import lower_affine, lower_binary, lower_prelu, lower_unary
 from x86quant.lowering.passes.pools import lower_mean, lower_pool, lower_upsample
 from x86quant.lowering.passes.products import lower_convolution, lower_dynamic_linear, lower_linear
 from x86quant.lowering.passes.residuals import fuse_residual, lower_residual
