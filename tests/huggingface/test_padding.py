@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 import x86quant
 from tests.row_samples import floats
 from tests.runtime.test_row_steps import _Net, _weights
-from tests.serving.test_serving import Served
+from tests.serving.served import Served
 from x86quant.capture.exported import ops_from_export
 from x86quant.compiled.module import CompiledModule
 from x86quant.dynamic import to_dynamic
