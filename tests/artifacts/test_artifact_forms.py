@@ -131,6 +131,15 @@ def test_each_branch_on_a_size_is_a_graph() -> None:
     assert to_bytes(loaded) == to_bytes(loaded_from(to_bytes(loaded)))
 
 
+def test_each_of_several_graphs_takes_another_floating_type() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Branches().eval())
+    loaded = loaded_from(to_bytes(model, (torch.randn(3, 6, 8),))).to(torch.bfloat16)
+    for shape in ((5, 9, 8), (1, 6, 8), (3, 11, 8)):
+        x = torch.randn(shape).bfloat16()
+        assert torch.equal(loaded(x), model(x.float()).bfloat16())
+
+
 class Steps(nn.Module):
     """A loop over time, which a graph unrolls."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from x86quant.compiled.guarded import GuardedModule
+from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.token_step import TokenStep
 from x86quant.compiled.traced import only_watched, register
 from x86quant.compiled.watch import InPlaceOfForward, ModuleWatch, fingerprint
@@ -25,7 +25,7 @@ from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 
 
 def tensors_for(
-    graph: GuardedModule,
+    graph: GuardedGraph,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -63,7 +63,7 @@ class BlockGraphs(InPlaceOfForward):
     def __init__(
         self,
         module: nn.Module,
-        graphs: Sequence[GuardedModule],
+        graphs: Sequence[GuardedGraph],
         token_step: TokenStep | None = None,
     ) -> None:
         self.module = module
@@ -151,7 +151,7 @@ class BlockGraphs(InPlaceOfForward):
 
     def graph_for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[GuardedModule, tuple[torch.Tensor, ...]] | None:
+    ) -> tuple[GuardedGraph, tuple[torch.Tensor, ...]] | None:
         """The graph that answers a call and its inputs; None if the module's own code does."""
         if not self._may_run():
             return None
@@ -223,7 +223,7 @@ class _Opaque:
     Nothing guards a compiled program against changes of the module, so each run looks for them.
     """
 
-    def __init__(self, blocks: BlockGraphs, graph: GuardedModule) -> None:
+    def __init__(self, blocks: BlockGraphs, graph: GuardedGraph) -> None:
         self.blocks, self.graph = blocks, graph
         self.graph_module = graph.compiled.graph_module
         self.handle = register(self)
