@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 
 #include "depthwise_pack.h"
-#include "winograd_pack.h"
 
 namespace xq {
 namespace {
