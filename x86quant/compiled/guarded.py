@@ -99,10 +99,11 @@ class GuardedGraph(nn.Module):
         if given is None:
             return None, _OTHER_ARGUMENTS
         tensors = list(map(convert, self.guard.inputs, given))
-        rows = rows_of_another_rank(tensors, self._row_rank)  # which are taken as they are
-        refusal = self.guard.refusal(
-            tensors if rows is None else [as_rank(rows, self.guard.inputs[0].rank)]
-        )
+        checked = tensors
+        if self._row_rank is not None:
+            rows = rows_of_another_rank(tensors, self._row_rank)  # which are taken as they are
+            checked = tensors if rows is None else [as_rank(rows, self.guard.inputs[0].rank)]
+        refusal = self.guard.refusal(checked)
         return (tensors, "") if refusal is None else (None, refusal)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
