@@ -35,7 +35,7 @@ from x86quant.runtime import Segment
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import BatchStage, Plan, Step
 from x86quant.runtime.planner import draft_segment, new_program
-from x86quant.runtime.staged_plan import plan_stages
+from x86quant.runtime.stages import plan_stages
 
 _SIZE = 224
 #: Rows of a band: networks halve them up to five times.

@@ -213,7 +213,9 @@ def breakdown(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> None:
 
 def print_padding(model: nn.Module, tokenizer: Any, texts: list[str], rounds: int) -> None:
     """Time all sentences in batches, as they come and sorted, with and without their padding."""
-    from x86quant.lowering.row_passes import leave_out_padding
+    from x86quant.lowering import passes
+    from x86quant.lowering.row_passes.known import drop_identities
+    from x86quant.lowering.row_passes.padding import leave_out_padding
 
     def batches(ordered: list[str]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
@@ -230,11 +232,14 @@ def print_padding(model: nn.Module, tokenizer: Any, texts: list[str], rounds: in
 
     data = batches(texts)
     ours = quantized()
-    run, leave_out_padding.run = leave_out_padding.run, lambda gm: 0
+    run_pass = passes.run_pass
+    passes.run_pass = lambda one, gm: run_pass(
+        drop_identities if one is leave_out_padding else one, gm
+    )
     try:
         padded = quantized()
     finally:
-        leave_out_padding.run = run
+        passes.run_pass = run_pass
     in_order = batches(sorted(texts, key=lambda text: len(tokenizer(text)["input_ids"])))
     columns = ("real tokens", "padded ms", "left out ms", "ratio", "by minimum")
     print(f"{'':<12}" + "".join(f"{name:>12}" for name in columns))

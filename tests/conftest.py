@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,8 +24,7 @@ import torch
 from torch.fx import GraphModule
 
 from x86quant.lowering.op_spec import check_graph
-from x86quant.lowering.passes import PASSES
-from x86quant.lowering.row_passes import ROW_PASSES
+from x86quant.lowering.passes import Pass, Report, run_pass
 from x86quant.quantization import outcome
 from x86quant.torchvision_import import import_torchvision
 
@@ -56,21 +54,16 @@ def no_times(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def every_pass_keeps_the_graph_valid() -> Iterator[None]:
     """After each pass, whatever test it runs in, the graph is one that the runtime could take."""
+
+    def checked(one: Pass, gm: GraphModule) -> Report:
+        report = run_pass(one, gm)
+        check_graph(gm)
+        return report
+
     patch = pytest.MonkeyPatch()
-    for module in {*PASSES, *ROW_PASSES}:
-        patch.setattr(module, "run", _checked(module.run))
+    patch.setattr("x86quant.lowering.passes.run_pass", checked)
     yield
     patch.undo()
-
-
-def _checked(run: Callable[[GraphModule], int]) -> Callable[[GraphModule], int]:
-    @functools.wraps(run)
-    def checked(gm: GraphModule) -> int:
-        changed = run(gm)
-        check_graph(gm)
-        return changed
-
-    return checked
 
 
 @pytest.fixture

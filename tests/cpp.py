@@ -10,21 +10,32 @@ from pathlib import Path
 
 import pytest
 
+from x86quant.cpp_library import CppPaths
 from x86quant.kernels.native import toolchain
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 
 
-def program(folder: Path, main: str, sources: Sequence[str]) -> Path:
-    """``main`` compiled in ``folder`` with files of ``kernels/``; skips without a compiler."""
+def program(
+    folder: Path, main: str | Path, sources: Sequence[str], library: CppPaths | None = None
+) -> Path:
+    """``main``, a file or its text, compiled in ``folder`` with files of ``kernels/``.
+
+    With a ``library`` it is linked against that. Skips without a compiler.
+    """
     compiler = shlex.split(toolchain.compiler())
     if shutil.which(compiler[0]) is None:
         pytest.skip("no C++ compiler here")
     if not KERNELS.exists():  # a wheel is tested, which holds none
         pytest.skip("the sources are not here")
-    (folder / "main.cpp").write_text(main)
-    files = [str(folder / "main.cpp"), *(str(KERNELS / source) for source in sources)]
+    if isinstance(main, str):
+        (folder / "main.cpp").write_text(main)
+        main = folder / "main.cpp"
+    files = [str(main), *(str(KERNELS / source) for source in sources)]
     made = folder / "program"
     flags = [toolchain.STANDARD, "-I", str(KERNELS), "-o", str(made)]
+    if library is not None:
+        files += [str(library.library), f"-Wl,-rpath,{library.library.parent}"]
+        flags += ["-I", str(library.include)]
     subprocess.run([*compiler, *flags, *files], check=True)
     return made

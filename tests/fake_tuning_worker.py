@@ -1,4 +1,4 @@
-"""A tuning worker whose kernels do what their names say: run as a script by test_tuning_measure."""
+"""A tuning worker whose kernels do what their names say: run as a script by tests of tuning."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ FLAGS = (
 TESTS = (
     "tests/kernels/test_graph_kernels.py",
     "tests/runtime/test_runtime.py",
+    "tests/runtime/test_steps.py",
     "tests/kernels/test_routed.py",
 )
 

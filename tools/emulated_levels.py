@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(tempfile.gettempdir()) / f"x86quant-emulated-{os.getuid()}"
 TESTS = (
     "tests/kernels/test_native_kernels.py",
+    "tests/kernels/test_native_ops.py",
     "tests/kernels/test_row_kernels.py",
+    "tests/kernels/test_attention_kernels.py",
     "tests/kernels/test_float_kernels.py",
     "tests/kernels/test_graph_kernels.py",
     "tests/runtime/test_runtime.py",
+    "tests/runtime/test_steps.py",
 )
 
 

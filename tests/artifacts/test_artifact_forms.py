@@ -1,12 +1,10 @@
-"""Saving what is no single graph: exported with free sizes, or filled into its class."""
+"""Saving what is no single graph: exported with free sizes."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import enum
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,12 +13,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from tests.artifacts.own_classes import Answer, Classy, classy, loaded_from
 from tests.corruption import JUNK, assembled, parts, places
-from tests.models import bert
-from x86quant.artifacts import describe
 from x86quant.artifacts.file import container
 from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
-from x86quant.artifacts.reader import from_bytes
 from x86quant.artifacts.records import forms
 from x86quant.artifacts.records.calls import read_structure
 from x86quant.artifacts.writer import to_bytes
@@ -59,10 +55,6 @@ def saved() -> tuple[nn.Module, dict[str, torch.Tensor], bytes]:
     model, call = encoder()
     quantized = x86quant.quantize(model, [call, call], progress=False, speed_check=False)
     return quantized, call, to_bytes(quantized)
-
-
-def loaded_from(data: bytes, model: nn.Module | None = None) -> Any:
-    return from_bytes(data)[1].build(model)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -137,6 +129,15 @@ def test_each_branch_on_a_size_is_a_graph() -> None:
     with pytest.raises(InvalidInputError, match="does not hold for this call: "):
         loaded(torch.ones(1, 12, 8))  # both branches at once were not seen
     assert to_bytes(loaded) == to_bytes(loaded_from(to_bytes(loaded)))
+
+
+def test_each_of_several_graphs_takes_another_floating_type() -> None:
+    torch.manual_seed(0)
+    model = x86quant.to_dynamic(Branches().eval())
+    loaded = loaded_from(to_bytes(model, (torch.randn(3, 6, 8),))).to(torch.bfloat16)
+    for shape in ((5, 9, 8), (1, 6, 8), (3, 11, 8)):
+        x = torch.randn(shape).bfloat16()
+        assert torch.equal(loaded(x), model(x.float()).bfloat16())
 
 
 class Steps(nn.Module):
@@ -255,11 +256,6 @@ def test_static_parts_stay_what_they_are() -> None:
     layers = [choice.layer for choice in x86quant.explain(loaded, (batches[0],))]
     assert "stem.0" in layers
     assert "layer.linear1" in layers
-
-
-@dataclasses.dataclass
-class Answer:
-    out: torch.Tensor
 
 
 class Pair(NamedTuple):
@@ -465,119 +461,6 @@ def test_only_copies_are_written_to() -> None:
         loaded_from(assembled(manifest, header, tensors))
 
 
-# --- into a class ----------------------------------------------------------------------------
-
-
-class Classy(nn.Module):
-    """It branches on values, so no graph does what it does."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(20, width)
-        self.inner = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-        self.head = nn.Linear(width, 20, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("shift", torch.arange(float(width)), persistent=False)
-
-    def forward(self, ids: torch.Tensor) -> Answer:
-        x = self.inner(self.embed(ids) + self.shift)
-        if x.sum() > 1e6:
-            x = x * 0.5
-        return Answer(F.linear(x, self.embed.weight) + self.head(x))
-
-
-def classy() -> tuple[nn.Module, torch.Tensor, bytes]:
-    torch.manual_seed(0)
-    model, ids = Classy().eval(), torch.randint(0, 20, (2, 5))
-    quantized = x86quant.quantize(model, None, mode="dynamic", progress=False, speed_check=False)
-    with pytest.warns(X86QuantWarning, match=r"load\(path, model=Classy"):
-        data = to_bytes(quantized, (ids,))
-    return quantized, ids, data
-
-
-def test_a_class_of_the_user_is_filled(tmp_path: Path) -> None:
-    quantized, ids, data = classy()
-    (tmp_path / "a").write_bytes(data)
-    assert describe(tmp_path / "a").needs == "Classy"
-    skeleton = Classy()
-    before = copy.deepcopy(skeleton.state_dict())
-    loaded = x86quant.load(tmp_path / "a", model=skeleton)
-    assert type(loaded) is Classy
-    assert torch.equal(loaded(ids).out, quantized(ids).out)
-    assert torch.equal(loaded(ids[:1, :3]).out, quantized(ids[:1, :3]).out)
-    assert all(torch.equal(before[key], value) for key, value in skeleton.state_dict().items())
-
-
-def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
-    _, _, data = classy()
-    (tmp_path / "a").write_bytes(data)
-    with pytest.raises(ArtifactError, match=r"give load\(path, model=...\) a Classy"):
-        x86quant.load(tmp_path / "a")
-    with pytest.raises(ArtifactError, match="must be a Classy, not Linear"):
-        x86quant.load(tmp_path / "a", model=nn.Linear(2, 2))
-    with pytest.raises(ArtifactError, match=r"shift is .*with the same arguments"):
-        x86quant.load(tmp_path / "a", model=Classy(12))
-    other = Classy()
-    other.inner.append(nn.ReLU())
-    with pytest.raises(ArtifactError, match=r"the file has not the module .inner\.3."):
-        x86quant.load(tmp_path / "a", model=other)
-    hooked = Classy()
-    hooked.embed.register_forward_hook(lambda *_: None)
-    with pytest.raises(ArtifactError, match="embed has 1 hooks, had 0"):
-        x86quant.load(tmp_path / "a", model=hooked)
-
-
-def test_models_of_transformers_need_no_class() -> None:
-    model, call = bert()
-    quantized = x86quant.quantize(model, [call, call], progress=False, speed_check=False)
-    data = to_bytes(quantized)
-    loaded = loaded_from(data)
-    assert type(loaded) is type(model)
-    for ids in (call["input_ids"], torch.randint(0, 50, (1, 11))):
-        for extra in ({}, {"attention_mask": torch.ones_like(ids)}):
-            one, other = quantized(ids, **extra), loaded(ids, **extra)
-            assert torch.equal(one.last_hidden_state, other.last_hidden_state)
-            assert torch.equal(one.pooler_output, other.pooler_output)
-
-
-def test_models_that_changed_their_modules_are_given_to_load() -> None:
-    """As BigBird does at its first call: its configuration makes the ones it had."""
-    model, call = bert()
-    model.encoder.layer[0].extra = nn.Dropout()
-    quantized = x86quant.quantize(model, [call, call], progress=False, speed_check=False)
-    with pytest.warns(X86QuantWarning, match="its configuration makes other modules"):
-        data = to_bytes(quantized)
-    with pytest.raises(ArtifactError, match="not its code"):
-        loaded_from(data)
-    one, other = quantized(**call), loaded_from(data, model)(**call)
-    assert torch.equal(one.last_hidden_state, other.last_hidden_state)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r: r.update({"class": "os"}), "no model class 'os'"),
-        (lambda r: r.update({"class": "PreTrainedModel"}), "no model class"),
-        (lambda r: r.update({"class": "AutoModel"}), "no model class"),
-        (lambda r: r["config"]["values"].update(auto_map={"AutoModel": "x--y.Z"}), "auto_map"),
-        (lambda r: r["config"].update(attention="kernels-community/x"), "not one that save"),
-        (
-            lambda r: r["config"]["values"].update(_attn_implementation="some/kernel"),
-            "asks for _attn_implementation",
-        ),
-        (lambda r: r["config"]["values"].update(hidden_size="x"), "cannot make a BertModel"),
-        (lambda r: r["config"]["values"].update(hidden_size=32), "with the same arguments"),
-    ],
-)
-def test_a_configuration_runs_nothing(change: Any, message: str) -> None:
-    model, _ = bert()
-    quantized = x86quant.to_dynamic(model)
-    manifest, header, tensors = parts(to_bytes(quantized))
-    change(manifest["model"])
-    with pytest.raises(ArtifactError, match=message):
-        loaded_from(assembled(manifest, header, tensors))
-
-
 # --- damage ----------------------------------------------------------------------------------
 
 
@@ -622,51 +505,6 @@ def test_damage_of_each_entry_is_refused_or_harmless(
         except ArtifactError:
             refused += 1
     assert refused > 20
-
-
-class Counting(nn.Module):
-    """Its result depends on how often it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.calls = nn.Linear(4, 4), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.a(x) * self.calls
-
-
-class Noisy(Counting):
-    """Draws random numbers."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(self.a(x), 0.5, training=True)
-
-
-class Consuming(Counting):
-    """Writes into what it is given."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x += 1
-        return self.a(x)
-
-
-@pytest.mark.parametrize("kind", [Counting, Noisy, Consuming])
-def test_what_is_no_function_of_its_inputs_needs_its_class(kind: type[Counting]) -> None:
-    torch.manual_seed(0)
-    calls = [(torch.randn(8, 4),) for _ in range(3)]
-    model = x86quant.quantize(kind().eval(), calls, progress=False, speed_check=False)
-    with pytest.warns(X86QuantWarning, match=rf"load it with .*model={kind.__name__}"):
-        data = to_bytes(model)
-    loaded = loaded_from(data, kind().eval())
-    loaded.calls = getattr(model, "calls", 0)
-    for _ in range(3):
-        x = torch.randn(8, 4)
-        results = []
-        for each in (model, loaded):
-            torch.manual_seed(1)
-            results.append(each(x.clone()))
-        assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("name", ["PackedSequence_", "Other"])

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import x86quant
 from tests.artifacts.test_artifact_forms import Way
-from tests.serving.test_serving import Served
+from tests.serving.served import Served
 from tests.written_files import FOLDER, WRITTEN, flat
 from x86quant.artifacts.writer import to_bytes
 from x86quant.errors import InvalidInputError

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
+from tests.artifacts.own_classes import loaded_from
 from tests.artifacts.test_artifact_forms import (
     ByWay,
     Objects,
@@ -22,7 +23,6 @@ from tests.artifacts.test_artifact_forms import (
     assert_same,
     encoder,
     guarded,
-    loaded_from,
 )
 from x86quant.artifacts.writer import to_bytes
 from x86quant.errors import InvalidInputError

@@ -12,7 +12,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.differences import SAME_ARITHMETIC
 from x86quant.capture.exported import every_size, exported_once, ops_from_export
 from x86quant.capture.observed import observe
-from x86quant.capture.parts_put_back import exported_whole
+from x86quant.capture.opaque_parts import exported_whole
 from x86quant.capture.proof import prove
 from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule

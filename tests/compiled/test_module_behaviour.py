@@ -1,18 +1,12 @@
-"""Compiled models and int8 layers as modules: changed weights, conversions, copies, tracers."""
+"""Compiled models and int8 layers as modules: changed weights, conversions, inputs."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import inspect
-import io
-import multiprocessing
-import pickle
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +16,22 @@ from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_to_reference_fx, prepare_fx
 
 import x86quant
+from tests.compiled.small_modules import (
+    FLOAT_TYPES,
+    REFUSED,
+    SHAPE,
+    halved,
+    make,
+    module,
+    parted,
+    weight_of,
+    whole,
+    write,
+    x,
+)
 from tests.lowering.test_lowering import stock
 from x86quant import extension
-from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled import CompiledModule
 from x86quant.dynamic import (
     DynamicGRU,
     DynamicGRUCell,
@@ -38,65 +45,13 @@ from x86quant.dynamic import (
 )
 from x86quant.errors import InvalidInputError, UnsupportedError
 
+__all__ = ["module", "parted", "whole", "x"]
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.(trace|save|load):DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),
 ]
-
-ROOT = Path(__file__).resolve().parents[2]
-SHAPE = (2, 3, 8, 8)
-
-
-class Net(nn.Module):
-    def __init__(self, middle: nn.Module) -> None:
-        super().__init__()
-        self.conv, self.middle, self.head = nn.Conv2d(3, 4, 3), middle, nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.middle(self.conv(x)))
-        return result
-
-
-def make(middle: nn.Module) -> CompiledModule:
-    torch.manual_seed(0)
-    x = torch.randn(SHAPE)
-    return x86quant.compile(stock(Net(middle), x), (x,))
-
-
-@pytest.fixture(scope="module")
-def whole() -> CompiledModule:
-    return make(nn.ReLU())
-
-
-@pytest.fixture(scope="module")
-def parted() -> CompiledModule:
-    """A float op in the middle: two segments."""
-    return make(nn.Softmax(1))
-
-
-@pytest.fixture(params=["whole", "parted"])
-def module(request: pytest.FixtureRequest) -> CompiledModule:
-    built: CompiledModule = request.getfixturevalue(request.param)
-    return copy.deepcopy(built)
-
-
-@pytest.fixture
-def x() -> torch.Tensor:
-    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
-
-
-# ------------------------------------------------------------------------ changed weights
-
-
-def weight_of(module: CompiledModule) -> str:
-    names = [n for n, b in module.graph_module.named_buffers() if b.dtype == torch.int8]
-    return names[0]
-
-
-def halved(module: CompiledModule) -> torch.Tensor:
-    weight: torch.Tensor = getattr(module.graph_module, weight_of(module))
-    return torch.div(weight, 2, rounding_mode="trunc").to(torch.int8)
 
 
 def load(module: CompiledModule) -> None:
@@ -109,10 +64,6 @@ def assign(module: CompiledModule) -> None:
     state = dict(module.state_dict())
     state[f"graph_module.{weight_of(module)}"] = halved(module)
     module.load_state_dict(state, assign=True)
-
-
-def write(module: CompiledModule) -> None:
-    getattr(module.graph_module, weight_of(module)).copy_(halved(module))
 
 
 def write_through_a_view(module: CompiledModule) -> None:
@@ -263,20 +214,6 @@ def test_the_back_end_of_torch_compile_sees_writes(whole: CompiledModule, x: tor
         assert torch.equal(fast(x), graph(x))
 
 
-# ------------------------------------------------------------------------ conversions
-
-
-FLOAT_TYPES = {
-    "half": (lambda m: m.half(), torch.float16),
-    "bfloat16": (lambda m: m.bfloat16(), torch.bfloat16),
-    "to bfloat16": (lambda m: m.to(torch.bfloat16), torch.bfloat16),
-    "double": (lambda m: m.double(), torch.float64),
-    "type": (lambda m: m.type(torch.float16), torch.float16),
-    "there and back": (lambda m: m.half().float(), torch.float32),
-    "kept by cpu": (lambda m: m.half().cpu(), torch.float16),
-}
-
-
 @pytest.mark.parametrize("how", FLOAT_TYPES)
 def test_another_floating_type_is_what_goes_in_and_out(
     how: str, module: CompiledModule, x: torch.Tensor
@@ -383,15 +320,6 @@ def test_a_model_of_float_and_int8_parts_converts(
     model = nn.Sequential(nn.Conv2d(3, 3, 1), module, LAYERS["dynamic"]().requires_grad_())
     model[2] = DynamicLinear.from_float(nn.Linear(6, 4))
     assert convert(model)(x.to(dtype)).dtype == dtype
-
-
-REFUSED = {
-    "meta": (lambda m: m.to("meta"), "CPU only and cannot be moved to meta"),
-    "emptied on meta": (lambda m: m.to_empty(device="meta"), "cannot be moved to meta"),
-    "cuda": (lambda m: m.cuda(), "runs on the CPU only"),
-    "integers": (lambda m: m.type(torch.int32), "use a floating type"),
-    "complex": (lambda m: m.type(torch.complex64), "use a floating type"),
-}
 
 
 @pytest.mark.parametrize("what", ["module", *LAYERS])
@@ -535,250 +463,3 @@ def test_dynamic_layers_take_what_autocast_makes(x: torch.Tensor) -> None:
     model = nn.Sequential(nn.Linear(8, 8), LAYERS["dynamic"](), nn.Linear(5, 3))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.isfinite(model(x)).all()
-
-
-# ------------------------------------------------------------------------ copies and workers
-
-
-def saved(module: CompiledModule) -> Any:
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved]
-)
-def test_copies_give_the_same(
-    copied: Callable[[CompiledModule], Any], module: CompiledModule, x: torch.Tensor
-) -> None:
-    expected = module.half()(x.half())
-    other = copied(module)
-    assert torch.equal(other(x.half()), expected)
-    assert inspect.signature(other) == inspect.signature(module)
-
-
-class Rows(torch.utils.data.Dataset[torch.Tensor]):
-    """A data set that runs the model, as preprocessing in workers may."""
-
-    def __init__(self, module: CompiledModule, x: torch.Tensor) -> None:
-        self.module, self.x = module, x
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        result: torch.Tensor = self.module(self.x[index : index + 1])[0]
-        return result
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_workers_run_it(method: str, whole: CompiledModule, x: torch.Tensor) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # a team of OpenMP threads does not survive a fork
-    try:
-        module = copy.deepcopy(whole)
-        expected = module(x)
-        loader = torch.utils.data.DataLoader(
-            Rows(module, x), 2, num_workers=1,
-            multiprocessing_context=multiprocessing.get_context(method),
-        )  # fmt: skip
-        assert torch.equal(torch.cat(list(loader)), expected)
-    finally:
-        torch.set_num_threads(before)
-
-
-FORKED = """
-import multiprocessing, sys, torch, x86quant
-from tests.compiled.test_module_behaviour import make, nn
-module = make(nn.ReLU())
-torch.set_num_threads(2)
-x = torch.randn(8, 3, 64, 64)
-expected = module(x)
-def child():
-    sys.exit(0 if torch.equal(module(x), expected) else 3)
-process = multiprocessing.get_context("fork").Process(target=child)
-process.start()
-process.join(60)
-if process.exitcode is None:
-    process.kill()
-    sys.exit("the child hangs")
-sys.exit(process.exitcode)
-"""
-
-
-def test_a_process_forked_after_a_threaded_run_does_not_hang() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, cwd=ROOT)
-
-
-# ------------------------------------------------------------------------ tracers
-
-
-SHAPES = [SHAPE, (1, 3, 8, 8), (3, 3, 11, 9)]
-
-
-def test_a_traced_module_is_right_at_every_shape(module: CompiledModule, x: torch.Tensor) -> None:
-    module(x)
-    traced = torch.jit.trace(module, (x,))
-    file = io.BytesIO()
-    torch.jit.save(traced, file)
-    file.seek(0)
-    for form in (traced, torch.jit.load(file)):
-        for shape in SHAPES:
-            other = torch.randn(shape)
-            assert torch.equal(form(other), module(other))
-
-
-def test_torch_compile_calls_the_native_program(module: CompiledModule, x: torch.Tensor) -> None:
-    torch._dynamo.reset()
-    fast = torch.compile(module, backend="aot_eager", fullgraph=True)
-    report = x86quant.compute_ops(fast, (x,))
-    assert [op.detail for op in report.int8] == [
-        op.detail for op in x86quant.compute_ops(module, (x,)).int8
-    ]
-    for shape in SHAPES:
-        other = torch.randn(shape)
-        assert torch.equal(fast(other), module(other))
-    with torch.no_grad():
-        write(module)
-    assert torch.equal(fast(x), module.graph_module(x))
-
-
-def test_torch_compile_of_one_module_never_runs_another(
-    whole: CompiledModule, x: torch.Tensor
-) -> None:
-    torch._dynamo.reset()
-    one, other = copy.deepcopy(whole), copy.deepcopy(whole)
-    write(other)
-    for module in (one, other):
-        fast = torch.compile(module, backend="aot_eager")
-        assert torch.equal(fast(x), module(x))
-
-
-def test_an_exported_program_needs_nothing_of_the_module(
-    whole: CompiledModule, x: torch.Tensor
-) -> None:
-    module = copy.deepcopy(whole)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    program = torch.export.export(module, (x,), dynamic_shapes=(({0: batch},),))
-    assert not any("run_compiled" in str(node.target) for node in program.graph.nodes)
-    expected = [module(x), module(x[:1])]
-    del module
-    assert torch.equal(program.module()(x), expected[0])
-    assert torch.equal(program.module()(x[:1]), expected[1])
-
-
-def test_a_transform_is_refused(whole: CompiledModule, x: torch.Tensor) -> None:
-    """Tensors of vmap have no memory of their own to read."""
-    module = copy.deepcopy(whole)
-    module(x[:1])
-    with pytest.raises(InvalidInputError, match="vmap"):
-        torch.vmap(lambda one: module(one[None])[0])(x)
-
-
-# ------------------------------------------------------------------------ with a guard
-
-
-class Branches(Net):
-    def __init__(self) -> None:
-        super().__init__(nn.ReLU())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        return y * 2 if x.shape[2] > 10 else y
-
-
-@pytest.fixture(scope="module")
-def built_guarded() -> GuardedModule:
-    torch.manual_seed(0)
-    batches = [torch.randn(4, 3, 8, 8) for _ in range(4)]
-    found = x86quant.quantize(Branches().eval(), batches, progress=False, speed_check=False)
-    assert isinstance(found, GuardedModule)
-    return found
-
-
-@pytest.fixture
-def guarded(built_guarded: GuardedModule) -> GuardedModule:
-    return copy.deepcopy(built_guarded)
-
-
-@pytest.fixture(params=[(2, 3, 8, 8), (2, 3, 12, 12)], ids=["inside", "outside"])
-def given(request: pytest.FixtureRequest) -> torch.Tensor:
-    return torch.randn(request.param, generator=torch.Generator().manual_seed(1))
-
-
-outside_is_warned = pytest.mark.filterwarnings("ignore:a call runs in float")
-
-
-@outside_is_warned
-@pytest.mark.parametrize("how", FLOAT_TYPES)
-def test_a_guarded_model_takes_another_floating_type(
-    how: str, guarded: GuardedModule, given: torch.Tensor
-) -> None:
-    convert, dtype = FLOAT_TYPES[how]
-    converted = convert(copy.deepcopy(guarded))
-    out = converted(given.to(dtype))
-    assert out.dtype == dtype
-    assert torch.equal(out, guarded(given.to(dtype).float()).to(dtype))
-    assert converted.outside == guarded.outside
-
-
-@pytest.mark.parametrize("how", REFUSED)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_guarded_model_refuses_what_cannot_be_done(how: str, guarded: GuardedModule) -> None:
-    convert, why = REFUSED[how]
-    with pytest.raises(InvalidInputError, match=why):
-        convert(guarded)
-
-
-@outside_is_warned
-def test_copies_of_a_guarded_model(guarded: GuardedModule, given: torch.Tensor) -> None:
-    expected = guarded(given)
-    for other in (copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded)), saved(guarded)):
-        assert torch.equal(other(given), expected)
-    assert torch.equal(guarded.train()(given), expected)
-    assert not guarded.training
-
-
-@outside_is_warned
-def test_torch_compile_keeps_the_guard(guarded: GuardedModule, given: torch.Tensor) -> None:
-    torch._dynamo.reset()
-    fast = torch.compile(guarded, backend="aot_eager")
-    with torch.no_grad():
-        for x in (given, torch.randn(1, 3, 8, 8), torch.randn(1, 3, 12, 12), given):
-            assert torch.equal(fast(x), guarded(x))
-
-
-def test_jit_trace_of_a_guarded_model_is_refused(guarded: GuardedModule, x: torch.Tensor) -> None:
-    with pytest.raises(UnsupportedError, match="checks at every call"):
-        torch.jit.trace(guarded, (x,))
-
-
-def test_a_guarded_model_follows_its_weights(guarded: GuardedModule, x: torch.Tensor) -> None:
-    compiled = guarded.compiled
-    assert isinstance(compiled, CompiledModule)
-    before = guarded(x)
-    with torch.no_grad():
-        write(compiled)
-    assert not torch.equal(guarded(x), before)
-    assert torch.equal(guarded(x), compiled.graph_module(x)[0])
-
-
-@outside_is_warned
-def test_the_float_model_does_not_answer_for_changed_weights(guarded: GuardedModule) -> None:
-    outside = torch.randn(2, 3, 12, 12)
-    expected = guarded(outside)
-    state = {name: tensor.clone() for name, tensor in guarded.state_dict().items()}
-    guarded.load_state_dict(state)  # the same numbers
-    assert torch.equal(guarded(outside), expected)
-    compiled = guarded.compiled
-    assert isinstance(compiled, CompiledModule)
-    with torch.no_grad():
-        write(compiled)
-    for module in (guarded, copy.deepcopy(guarded), pickle.loads(pickle.dumps(guarded))):
-        with pytest.raises(InvalidInputError, match="int8 ones were changed"):
-            module(outside)
-    guarded.load_state_dict(state)
-    assert torch.equal(guarded(outside), expected)

@@ -18,7 +18,7 @@ from torch import nn
 
 import x86quant
 from x86quant.capture.exported import ops_from_export
-from x86quant.compiled import CompiledModule, block_graphs
+from x86quant.compiled import CompiledModule, block_graphs, watch
 from x86quant.compiled.block_graphs import BlockGraphs
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import X86QuantWarning
@@ -385,18 +385,18 @@ def test_hooks_see_the_layers(fused: Any) -> None:
 
 def test_a_thread_never_sees_half_a_look(fused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread that comes while one looks at the attributes looks for itself."""
-    settings = block_graphs._settings
+    settings = watch._settings
     seen: list[bool | None] = []
 
     def interrupted(config: object) -> Any:
         if not seen:
             seen.append(None)
-            seen[0] = watch.holds() and not watch.wants_layers()
+            seen[0] = watched.holds() and not watched.wants_layers()
         return settings(config)
 
-    watch = block_graphs._BlockWatch(copy.deepcopy(fused))
-    monkeypatch.setattr(block_graphs, "_settings", interrupted)
-    assert watch.holds()
+    watched = watch.ModuleWatch(copy.deepcopy(fused))
+    monkeypatch.setattr(watch, "_settings", interrupted)
+    assert watched.holds()
     assert seen == [True]
 
 

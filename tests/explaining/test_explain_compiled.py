@@ -10,7 +10,7 @@ from torch import nn
 
 import x86quant
 from tests.lowering.test_lowering import IMAGE, MODELS, Residual, stock
-from tests.runtime.test_runtime import compiled
+from tests.runtime.compiled_models import compiled
 from x86quant import extension
 from x86quant.errors import ExtensionError
 from x86quant.explaining.explanation import CompiledExplanation

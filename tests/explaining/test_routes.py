@@ -10,7 +10,7 @@ from torch import nn
 
 import x86quant
 from tests.packs import Problem, packing_for, quantized_weight
-from tests.runtime.test_runtime import compiled
+from tests.runtime.compiled_models import compiled
 from tests.stock_tensors import activation, engine, steps_apart, weight
 from x86quant import kernels
 from x86quant.dynamic import DynamicLinear, DynamicMultiheadAttention

@@ -16,14 +16,15 @@ from torch.fx import GraphModule
 import x86quant
 from tests.row_samples import floats
 from tests.runtime.test_row_steps import _Net, _weights
-from tests.serving.test_serving import Served
+from tests.serving.served import Served
 from x86quant.capture.exported import ops_from_export
 from x86quant.compiled.module import CompiledModule
 from x86quant.dynamic import to_dynamic
 from x86quant.forms.call_form import CallForm
 from x86quant.lowering.graph_tools import is_op, op_name
 from x86quant.lowering.lower import lower_rows
-from x86quant.lowering.row_passes import leave_out_padding
+from x86quant.lowering.row_passes import ROW_PASSES
+from x86quant.lowering.row_passes.padding import leave_out_padding
 
 ops = torch.ops.x86quant
 
@@ -101,10 +102,8 @@ def lowered(
 ) -> tuple[CompiledModule, collections.Counter[str]]:
     """The encoder as it runs, for any sizes; ``without`` the pass."""
     exported = traced(finish, mask.dtype)
-    with pytest.MonkeyPatch.context() as patch:
-        if without:
-            patch.setattr(leave_out_padding, "run", lambda gm: 0)
-        graph, reports = lower_rows(exported)
+    passes = tuple(one for one in ROW_PASSES if not without or one is not leave_out_padding)
+    graph, reports = lower_rows(exported, passes)
     return CompiledModule(graph, reports), counted(graph)
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tests.kernels.test_native_kernels import ISAS
 from tests.native import capi
 from tests.native.capi_floats import (
     FaultError,
@@ -23,6 +22,7 @@ from tests.native.capi_floats import (
     look_up,
     lstm_gates,
 )
+from tests.native.levels import ISAS
 from x86quant import extension
 
 FORMATS = [(8, False), (8, True), (4, True), (4, False), (2, True)]

@@ -16,7 +16,7 @@ import x86quant
 from tests import isa
 from tests.lowering.test_lowering import Convolutions
 from tests.op_checks import OpCheck, check_ops
-from tests.runtime.test_runtime import compiled
+from tests.runtime.compiled_models import compiled
 from x86quant.hardware.cpu import cpu
 from x86quant.kernels import graph_kernels
 from x86quant.lowering.graph_tools import attribute

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.test_row_kernels import ACTIVATIONS, LEVELS, Call, lib
+from tests.kernels.row_calls import LEVELS, lib
+from tests.kernels.test_row_kernels import ACTIVATIONS, Call
 from tests.native import capi
 from x86quant.ops import rows
 from x86quant.ops.groups import pack_nibbles

@@ -198,7 +198,7 @@ def test_working_memory_of_a_large_call_is_given_back() -> None:
     out = run(
         """
         from x86quant import extension
-        from x86quant.runtime.native_step import NativeStep
+        from x86quant.runtime.programs import NativeStep
         pack = extension.native().pack_graph_conv(
             "fbgemm", torch.ones(8, 64, 1, 1, 1, dtype=torch.int8), torch.ones(8), None, None,
             [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 255, 0, 0], 0.0,

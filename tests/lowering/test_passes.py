@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from x86quant.lowering.from_fx import from_fx
 from x86quant.lowering.graph_tools import is_op, op_name
-from x86quant.lowering.passes import PASSES, name_of, run_passes
+from x86quant.lowering.passes import PASSES, Pass, name_of, run_passes
 
 IMAGE = torch.linspace(-4, 4, 2 * 4 * 6 * 6).sin().mul(3).reshape(2, 4, 6, 6)
 STEP = 0.05
@@ -68,7 +67,7 @@ def canonical(
 
 def changes(gm: GraphModule, name: str) -> int:
     """Run the passes up to and including ``name``; how much that one changed."""
-    index = [name_of(module) for module in PASSES].index(name)
+    index = [name_of(one) for one in PASSES].index(name)
     return run_passes(gm, PASSES[: index + 1])[-1].changed
 
 
@@ -568,15 +567,15 @@ def test_a_float_result_read_twice_is_refused_with_its_readers() -> None:
     assert "used more than once" in node.meta["why"]
 
 
-@pytest.mark.parametrize("module", PASSES, ids=name_of)
-def test_a_pass_has_nothing_left_to_do_the_second_time(module: ModuleType) -> None:
+@pytest.mark.parametrize("one", PASSES, ids=name_of)
+def test_a_pass_has_nothing_left_to_do_the_second_time(one: Pass) -> None:
     def body(x: torch.Tensor, a: nn.Module, b: nn.Module) -> torch.Tensor:
         y = q(F.relu(q(a(x)) + x))
         return q(torch.cat([q(F.silu(q(b(y)))), F.max_pool2d(y, 3, 1, 1)], 1)).flatten(1)
 
     gm = canonical(body, conv(), conv())
     run_passes(gm)
-    assert module.run(gm) == 0
+    assert one(gm) == 0
 
 
 def test_every_pass_says_what_it_does_in_one_line() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 import x86quant
 from tests.lowering.test_lowering import IMAGE, Residual
 from tests.native import capi
-from tests.runtime.test_runtime import compiled
+from tests.runtime.compiled_models import compiled
 from x86quant import extension
 from x86quant.compiled import GuardedModule
 from x86quant.compiled.compiled_parts import compiled_parts

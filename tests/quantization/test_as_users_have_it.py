@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import x86quant
 from tests.models import Residual, TwoLinears, bert, rows, sqnr
 from x86quant.errors import TRACEBACK_VARIABLE, UnsupportedError, X86QuantWarning
+from x86quant.lowering.passes import Report
 from x86quant.quantization import speed
 
 
@@ -136,10 +137,10 @@ def test_answers_are_close_and_survive_a_file(make: Callable[[], Made], tmp_path
 def test_what_nobody_foresaw_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours costs int8, and never shows as an error of Python."""
 
-    def broken(_: Any) -> int:
+    def broken(*_: Any) -> Report:
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr("x86quant.lowering.passes.fuse_clamp.run", broken)
+    monkeypatch.setattr("x86quant.lowering.passes.run_pass", broken)
     model, batches = _images()
     with pytest.raises(UnsupportedError, match=r"no part of Residual .*a mistake of ours"):
         x86quant.quantize(model, batches, progress=False)

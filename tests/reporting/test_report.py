@@ -14,7 +14,8 @@ from torch import nn
 import x86quant
 from tests.lowering.test_lowering import IMAGE
 from tests.quantization.test_quantize import Deciding, Encoder
-from tests.runtime.test_runtime import FloatMiddle, compiled
+from tests.runtime.compiled_models import compiled
+from tests.runtime.test_runtime import FloatMiddle
 from x86quant.cli import main
 from x86quant.reporting import ModelReport, model_report
 

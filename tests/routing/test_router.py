@@ -6,20 +6,24 @@ import dataclasses
 import itertools
 import json
 import random
-import threading
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import isa
-from x86quant.errors import InvalidInputError, RuleError, UnsupportedError, X86QuantWarning
-from x86quant.hardware.cpu import Cpu
+from tests.routing.fake_kernels import (
+    AMX,
+    KERNELS,
+    STOCK,
+    VNNI,
+    FakeKernel,
+    clean,
+)
+from x86quant.errors import InvalidInputError, RuleError, UnsupportedError
 from x86quant.kernels import all_kernels
 from x86quant.kernels.base import Situation
-from x86quant.routing import in_force as active_rules
-from x86quant.routing.in_force import current_overrides, current_rules, override, use_rules
+from x86quant.routing.in_force import current_overrides, override
 from x86quant.routing.router import Routing, choose, make_override
 from x86quant.routing.routes import Choice, Routes
 from x86quant.routing.sizes import Sizes
@@ -30,45 +34,15 @@ from x86quant.tables.shipped import find_table
 from x86quant.tables.table import Rule, RuleTable
 from x86quant.tables.table_reader import parse_table, read_table
 
-AMX = isa.at("amx_int8")
-VNNI = isa.at("avx512_vnni")
+__all__ = ["clean"]
+
 CLIENT = isa.at("avx_vnni")
+
+
 AVX2 = isa.at("avx2")
 
 
-@dataclasses.dataclass
-class FakeKernel:
-    """A kernel that refuses what ``refuse`` gives a reason for."""
-
-    name: str
-    requires: frozenset[str] = frozenset()
-    refuse: Callable[[OpSpec], str | None] = lambda spec: None
-    where: Mapping[Situation, str] = dataclasses.field(default_factory=dict)
-    row_breaks: frozenset[int] = frozenset()
-
-    def situations(self, spec: OpSpec, cpu: Cpu) -> Mapping[Situation, str]:
-        return self.where
-
-    def missing_features(self, cpu: Cpu) -> list[str]:
-        return sorted(self.requires - cpu.features)
-
-    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
-        reason = self.refuse(spec)
-        return [reason] if reason else []
-
-
-def no_output_padding(spec: OpSpec) -> str | None:
-    return "no output padding" if any(spec.output_padding) else None
-
-
-KERNELS: dict[str, Any] = {
-    "fbgemm": FakeKernel("fbgemm", frozenset({"avx2"})),
-    "onednn": FakeKernel("onednn", frozenset({"avx2"}), no_output_padding),
-    "native": FakeKernel("native", frozenset({"avx2"})),
-    "qnnpack": FakeKernel("qnnpack"),
-}
 DEFAULT = read_table(find_table("default"), all_kernels())
-STOCK = read_table(find_table("pytorch-2.0"), KERNELS)
 
 
 def pick(spec: OpSpec, table: RuleTable = DEFAULT, cpu: Any = AMX, **more: Any) -> Choice:
@@ -98,6 +72,7 @@ def table(text: str) -> RuleTable:
 
 
 LAST = '[[rule]]\nop = "*"\nuse = "qnnpack"\nbecause = "last"\n'
+
 
 # ---------------------------------------------------------------------------- the loop
 
@@ -385,6 +360,8 @@ out_channels = 64
 kernel = [3, 3]
 padding = [1, 1]
 """
+
+
 BY_SIZE = """
 [[rule]]
 op = "conv"
@@ -584,127 +561,6 @@ def test_every_range_of_rows_has_its_own_detours() -> None:
 def test_what_the_default_table_prefers(spec: OpSpec, kernels: str) -> None:
     chosen = [pick(spec, cpu=cpu).kernel for cpu in (AMX, VNNI, CLIENT, AVX2)]
     assert chosen == kernels.split()
-
-
-# ---------------------------------------------------------------------------- in force
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("X86QUANT_RULES", raising=False)
-    # What is in force must not depend on which levels have a table of their own.
-    monkeypatch.setattr(active_rules, "shipped_tables", lambda: {"default": find_table("default")})
-    active_rules.reset()
-    yield
-    active_rules.reset()
-
-
-def in_force(cpu: Any = AMX) -> str:
-    return current_rules(cpu).name
-
-
-def test_use_rules_for_the_process_and_undone() -> None:
-    assert in_force() == "default"
-    handle = use_rules("pytorch-2.0")
-    assert in_force() == "pytorch-2.0"
-    handle.undo()
-    assert in_force() == "default"
-
-
-def test_use_rules_in_a_block_also_after_an_exception() -> None:
-    def fail_inside() -> None:
-        with use_rules("default") as table_in_block:
-            assert table_in_block.name == in_force() == "default"
-            with use_rules(STOCK):
-                assert in_force() == "pytorch-2.0"
-            assert in_force() == "default"
-            raise KeyError
-
-    use_rules("pytorch-2.0")
-    with pytest.raises(KeyError):
-        fail_inside()
-    assert in_force() == "pytorch-2.0"
-
-
-def test_a_block_counts_in_its_own_thread_only() -> None:
-    inside, seen = threading.Event(), threading.Event()
-    names: list[str] = []
-
-    def other() -> None:
-        inside.wait(10)
-        names.append(in_force())
-        with use_rules("default"):
-            names.append(in_force())
-        seen.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    with use_rules("pytorch-2.0"):
-        inside.set()
-        assert seen.wait(10)
-        assert in_force() == "pytorch-2.0"
-    thread.join()
-    assert names == ["default", "default"]
-    assert in_force() == "default"
-
-
-def test_many_threads_leave_nothing_behind() -> None:
-    def work() -> None:
-        for _ in range(200):
-            with use_rules(STOCK), override("fbgemm"):
-                assert in_force() == "pytorch-2.0"
-                assert len(current_overrides()) >= 1
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert in_force() == "default"
-    assert current_overrides() == ()
-
-
-def test_a_wrong_table_changes_nothing(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.toml"
-    broken.write_text('schema = 1\nname = "x"\n[[rule]]\nop = "*"\nuse = "nope"\n')
-    with pytest.raises(RuleError, match="unknown kernel 'nope'"):
-        use_rules(broken)
-    with pytest.raises(RuleError, match="unknown rule table"):
-        use_rules("nope")
-    assert in_force() == "default"
-
-
-def test_the_variable_is_read_once_and_named_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("X86QUANT_RULES", "pytorch-2.0")
-    assert in_force() == "pytorch-2.0"
-    monkeypatch.setenv("X86QUANT_RULES", "pytorch-9")
-    assert in_force() == "pytorch-2.0"
-    with use_rules("default"):
-        assert in_force() == "default"
-    active_rules.reset()
-    with pytest.raises(RuleError, match="X86QUANT_RULES=pytorch-9: unknown rule table"):
-        in_force()
-    monkeypatch.delenv("X86QUANT_RULES")
-    active_rules.reset()
-    without = in_force()
-    monkeypatch.setenv("X86QUANT_RULES", "")
-    active_rules.reset()
-    assert in_force() == without, "empty means unset"
-
-
-def test_a_table_for_this_hardware_is_found_and_a_broken_one_skipped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    shipped = {"default": find_table("default"), "broken": tmp_path / "broken.toml"}
-    shipped["broken"].write_text("schema = 1\n")
-    shipped["tuned"] = tmp_path / "tuned.toml"
-    shipped["tuned"].write_text(
-        'schema = 1\nname = "tuned"\nextends = "default"\n[hardware]\nisa = "amx_int8"\n'
-    )
-    monkeypatch.setattr(active_rules, "shipped_tables", lambda: dict(shipped))
-    with pytest.warns(X86QuantWarning, match=r"skipped: .*broken\.toml:1: no name"):
-        assert in_force() == "tuned"
-    assert in_force(VNNI) == "default"  # said once
 
 
 def test_overrides_newest_first_and_scoped() -> None:

@@ -25,15 +25,9 @@ from x86quant.runtime import parts as parts_module
 from x86quant.runtime import planner as planner_module
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.plan import BatchStage
-from x86quant.runtime.plan_cache import (
-    DEFAULT_BYTES,
-    VARIABLE,
-    PlanCache,
-    default_bytes,
-    plan_bytes,
-)
 from x86quant.runtime.planner import draft_segment, plan_segment
-from x86quant.runtime.staged_plan import plan_stages
+from x86quant.runtime.segment import DEFAULT_BYTES, VARIABLE, PlanCache, default_bytes, plan_bytes
+from x86quant.runtime.stages import plan_stages
 from x86quant.spec import OpSpec
 from x86quant.tables.table_reader import parse_table
 

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule
 import x86quant
 from tests.isa import LEVELS, has, in_bfloat16
 from tests.row_samples import NORM, QKV, SAMPLES, WEIGHT, floats, int8s
-from tests.serving.test_serving import Served
+from tests.serving.served import Served
 from x86quant.compiled.module import CompiledModule
 from x86quant.ops.cache_codes import cache_codes
 from x86quant.ops.rows import CODES, NORMED, TOTAL

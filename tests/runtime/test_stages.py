@@ -17,14 +17,22 @@ import x86quant
 from tests.lowering.test_lowering import stock
 from x86quant import extension
 from x86quant.compiled import CompiledModule
-from x86quant.runtime import Plan, layout, staged_plan
+from x86quant.runtime import Plan, layout
 from x86quant.runtime import parts as parts_module
+from x86quant.runtime import stages as stages_module
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import BatchStage
 from x86quant.runtime.planner import draft_segment
-from x86quant.runtime.staged_plan import plan_stages
-from x86quant.runtime.stages import Costs, StepBytes, best_stages, beyond, one_stage, streamed
+from x86quant.runtime.stages import (
+    Costs,
+    StepBytes,
+    best_stages,
+    beyond,
+    one_stage,
+    plan_stages,
+    streamed,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use quant_min and quant_max:UserWarning")
 
@@ -220,7 +228,7 @@ def test_images_not_met_before_go_as_if_they_were_the_first(
 
     module, x = compiled("narrowing", 16)
     module(x)
-    for owner in (parts_module, staged_plan):
+    for owner in (parts_module, stages_module):
         monkeypatch.setattr(owner, "draft_segment", counted)
     other = torch.randn(16, *x.shape[1:-1], x.shape[-1] + 4)
     found = tensors(module(other))
@@ -297,7 +305,7 @@ def test_batches_cut_elsewhere_take_the_drafts_of_plans_that_are_kept(
     def cut(self: Any, inputs: Any, image: Any, threads: int, batch: int, shapes: Any) -> Any:
         return [[BatchStage(end, images, batch // images) for end, images in ways[batch]]]
 
-    monkeypatch.setattr(staged_plan, "draft_segment", counted)
+    monkeypatch.setattr(stages_module, "draft_segment", counted)
     monkeypatch.setattr(parts_module.BatchParts, "_ways", cut)
     torch.manual_seed(0)
     module = x86quant.compile(stock(Pointwise(), x := torch.randn(1, 3, 10, 12)), (x,))
@@ -330,7 +338,7 @@ def test_what_lies_otherwise_in_parts_of_another_size_is_not_kept(
             value.meta = layout.like(value.shape, order)
         return draft
 
-    monkeypatch.setattr(staged_plan, "draft_segment", changed)
+    monkeypatch.setattr(stages_module, "draft_segment", changed)
     graph = module.segments[0].graph_module
     steps = len(plan_of(module).steps)
     stages = [BatchStage(2, 1, 4), BatchStage(steps, 2, 2)]

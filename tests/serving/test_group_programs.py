@@ -9,7 +9,7 @@ import torch
 
 import x86quant
 from tests.quantization.test_four_bits import correlated, model
-from tests.serving.test_serving import Served
+from tests.serving.served import Served
 from tests.written_files import FOLDER
 from x86quant.errors import UnsupportedError
 

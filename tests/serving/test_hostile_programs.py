@@ -17,11 +17,9 @@ import torch
 from torch import nn
 
 import x86quant
+from tests.cpp import program
 from tests.program_files import attempts, layout, plan, write
 from x86quant import extension
-from x86quant.kernels.native import toolchain
-
-SERVING = Path(toolchain.__file__).parents[1] / "serving"
 
 ARENA = 1 << 16
 BYTES = [layout([ARENA], "uint8")]
@@ -417,12 +415,8 @@ def test_random_changes_of_a_file_are_refused_or_harmless(tmp_path: Path) -> Non
     module = x86quant.quantize(model, [(x,)], mode="static", speed_check=False, progress=False)
     file = tmp_path / "model.xq"
     x86quant.export_program(module, file, [x])
-    library = x86quant.cpp_paths().library
-    fuzzer = tmp_path / "fuzz"
-    sources = [Path(__file__).parent / "fuzz" / "fuzz.cpp", SERVING / "crc32.cpp"]
-    command = [*toolchain.compiler().split(), toolchain.STANDARD, "-I", str(SERVING / "include")]
-    command += [*map(str, sources), str(library), f"-Wl,-rpath,{library.parent}", "-o", str(fuzzer)]
-    subprocess.run(command, check=True)
+    fuzz = Path(__file__).parent / "fuzz" / "fuzz.cpp"
+    fuzzer = program(tmp_path, fuzz, ["serving/crc32.cpp"], x86quant.cpp_paths())
     done = subprocess.run([fuzzer, file, "0", "300"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 changed files: ")

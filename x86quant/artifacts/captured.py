@@ -24,11 +24,11 @@ from x86quant.calling.running import run
 from x86quant.calling.state import settle, state_kept
 from x86quant.capture.exported import every_size, first_size, no_size, two_rows
 from x86quant.capture.observed import Observed
-from x86quant.capture.opaque_parts import is_part
-from x86quant.capture.parts_put_back import exported_whole
+from x86quant.capture.opaque_parts import exported_whole, is_part
 from x86quant.capture.proof import OTHER_SEED, prove
 from x86quant.capture.variants import variants
 from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.guarded import GuardedGraph
 from x86quant.errors import ArtifactError, UnsupportedError, X86QuantWarning
 from x86quant.forms import size_conditions
 from x86quant.forms.call_form import CallForm
@@ -74,22 +74,21 @@ def capture(
 def _graphs(
     model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
 ) -> tuple[GuardedModule, str]:
-    whole = _captured(model, form, two_rows(leaves), seen)
+    graphs = [_captured(model, form, two_rows(leaves), seen)]
     missing = ""
     for one in seen:
         tensors = form.tensors(one.call.args, one.call.kwargs)
         if tensors is None:
             missing = missing or "its graph is for lists of as many tensors as in the example"
             continue
-        graphs = [whole, *whole.others]
         if any(graph.guard.refusal(tensors) is None for graph in graphs):
             continue
-        if len(graphs) < _MOST_GRAPHS and _is_branch(whole.guard, tensors):
+        if len(graphs) < _MOST_GRAPHS and _is_branch(graphs[0].guard, tensors):
             with contextlib.suppress(UnsupportedError):
-                whole.others.append(_captured(model, form, tensors, seen))
+                graphs.append(_captured(model, form, tensors, seen))
                 continue
         missing = missing or f"its graph does not hold for inputs of {one.call}"
-    return whole, missing
+    return GuardedModule.of(graphs), missing
 
 
 def _check_forgetful(model: nn.Module, call: Call) -> None:
@@ -138,7 +137,7 @@ def _result(model: nn.Module, call: Call) -> Any:
 
 def _captured(
     model: nn.Module, form: CallForm, leaves: Sequence[torch.Tensor], seen: Sequence[Observed]
-) -> GuardedModule:
+) -> GuardedGraph:
     """One graph of calls like ``leaves``, proved on those of ``seen`` that it holds for."""
     reasons: list[str] = []
     for sizes in (every_size, first_size, no_size):
@@ -155,7 +154,7 @@ def _proved(
     leaves: Sequence[torch.Tensor],
     seen: Sequence[Observed],
     sizes: Any,
-) -> GuardedModule:
+) -> GuardedGraph:
     traced = exported_whole(model, form, leaves, sizes)
     gm = traced.graph_module
     parts = [part for part in model.modules() if isinstance(part, CompiledModule)]
@@ -167,7 +166,7 @@ def _proved(
         guard = prove(model, wider, seen, SAME_ARITHMETIC).guard
     except UnsupportedError:
         guard = prove(model, native, seen, SAME_ARITHMETIC).guard
-    return GuardedModule(compiled, None, form, traced.results, guard, strict=True)
+    return GuardedGraph(compiled, form, traced.results, guard)
 
 
 def _taking_one(guard: Guard) -> Guard:

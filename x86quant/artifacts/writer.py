@@ -294,8 +294,7 @@ def _with_other_forms(
             )
             continue
         missing = missing or fewer
-        graph.others.extend((other, *other.others))
-        other.others = nn.ModuleList()
+        graph.others.extend((other.alone(), *other.others))
     return graph, missing
 
 

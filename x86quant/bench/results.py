@@ -139,9 +139,9 @@ class BenchResults:
         """All of them, in the order they were asked for."""
         return list(dict.fromkeys(name for run in self.runs for name in run.results))
 
-    def mean_ratio(self, name: str, statistic: str = "median") -> tuple[float, int] | None:
+    def mean_ratio(self, name: str) -> tuple[float, int] | None:
         """The geometric mean of its ratios to ours, and over how many runs; None: no run."""
-        ratios = [r for run in self.runs if (r := run.ratio(name, OURS, statistic)) is not None]
+        ratios = [r for run in self.runs if (r := run.ratio(name, OURS)) is not None]
         return (geometric_mean(ratios), len(ratios)) if ratios else None
 
     def to_json(self) -> str:

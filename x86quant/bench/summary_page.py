@@ -22,8 +22,7 @@ from x86quant.bench.summary_text import (
     title_of,
 )
 from x86quant.files import write_aside
-from x86quant.reporting.charts import Bar, bars
-from x86quant.reporting.document import definitions, document, head_row
+from x86quant.reporting.document import Bar, bars, definitions, document, head_row
 
 
 def write_pages(results: BenchResults, folder: Path) -> None:

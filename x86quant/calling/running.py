@@ -10,13 +10,43 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from x86quant.calling.call import Call
 from x86quant.calling.state import HOOKS
 from x86quant.dynamic.convert import has_hooks
 from x86quant.errors import UnsupportedError
 from x86quant.forms.call_form import take_apart
+
+
+class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each op by :meth:`op`, and lets be what a model compiles within itself.
+
+    ``flex_attention`` and ``torch.cond`` do that even in eager mode. Where a mode refuses them, or
+    keeps torch.compile from what it finds, they fail in all of the process from then on, in the
+    user's own model, too. Ops within them are not seen.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """That torch.compile works as without the mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **given)
+        return self.op(func, args, given)
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func``."""
+        raise NotImplementedError
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch.fx.experimental import _config as symbolic_config
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from x86quant.calling.op_watch import OpWatch
+from x86quant.calling.running import OpWatch
 from x86quant.calling.wording import quiet
 from x86quant.capture.traced_graph import Traced
 from x86quant.errors import UnsupportedError, first_line

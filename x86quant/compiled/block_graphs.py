@@ -10,33 +10,36 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
-import types
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from x86quant import extension
-from x86quant.compiled.baked import TORCHS_OWN
-from x86quant.compiled.guarded import GuardedModule
+from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.token_step import TokenStep
 from x86quant.compiled.traced import only_watched, register
-from x86quant.compiled.watch import watch
+from x86quant.compiled.watch import InPlaceOfForward, ModuleWatch, fingerprint
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 
 
 def tensors_for(
-    graph: GuardedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
+    graph: GuardedGraph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    symbolic: bool = False,
 ) -> list[Any] | None:
     """The inputs of ``graph`` in place of a module's code, or None if it does not stand for that
     in this call.
+
+    Only to torch.compile, ``symbolic``, may they be anything but memory.
     """
     tensors = graph.form.tensors(args, kwargs)
-    if tensors is None or not all(map(_is_memory, tensors)) or not only_watched():
+    if tensors is None:
+        return None
+    if not symbolic and not (all(map(_is_memory, tensors)) and only_watched()):
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return None
@@ -48,7 +51,7 @@ def _is_memory(x: torch.Tensor) -> bool:
     return type(x) is torch.Tensor and torch._C._get_tracing_state() is None and not x.is_neg()
 
 
-class BlockGraphs:
+class BlockGraphs(InPlaceOfForward):
     """Stands at ``module.forward``.
 
     Attributes:
@@ -60,7 +63,7 @@ class BlockGraphs:
     def __init__(
         self,
         module: nn.Module,
-        graphs: Sequence[GuardedModule],
+        graphs: Sequence[GuardedGraph],
         token_step: TokenStep | None = None,
     ) -> None:
         self.module = module
@@ -68,7 +71,7 @@ class BlockGraphs:
         self.token_step = token_step
         self.__signature__ = inspect.signature(module.forward)
         self._takes_ids = next(iter(self.__signature__.parameters), "") == _IDS
-        self._watch: _BlockWatch | None = _BlockWatch(module)
+        self._watch: ModuleWatch | None = ModuleWatch(module)
         self._copied_from: int | None = None
         self._opaque = self._registered()
 
@@ -130,12 +133,8 @@ class BlockGraphs:
         if self._may_run():
             for opaque in self._opaque:
                 graph = opaque.graph
-                given = graph.form.tensors(args, kwargs)
-                if given is None or (
-                    torch.is_grad_enabled() and any(x.requires_grad for x in given)
-                ):
-                    continue
-                if graph.compiled.is_opaque and graph.guard.refusal(given) is None:
+                given = tensors_for(graph, args, kwargs, symbolic=True)
+                if given is not None and graph.compiled.is_opaque:
                     results = graph.compiled.traced_run(opaque.handle, given)
                     return graph.results.fill(results)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -152,7 +151,7 @@ class BlockGraphs:
 
     def graph_for(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[GuardedModule, tuple[torch.Tensor, ...]] | None:
+    ) -> tuple[GuardedGraph, tuple[torch.Tensor, ...]] | None:
         """The graph that answers a call and its inputs; None if the module's own code does."""
         if not self._may_run():
             return None
@@ -171,7 +170,7 @@ class BlockGraphs:
         if not self.graphs and self.token_step is None:
             return False
         if self._watch is None:
-            return _fingerprint_of(self.module) == self._copied_from
+            return fingerprint(self.module) == self._copied_from
         return self._watch.holds()
 
     def _forget(self) -> None:
@@ -194,13 +193,13 @@ class BlockGraphs:
         self._forget()
         return False
 
-    def _watch_of_copy(self) -> _BlockWatch | None:
+    def _watch_of_copy(self) -> ModuleWatch | None:
         """The watch, which a copy makes when it is first called; None if it was changed by then."""
         if self._watch is None and self._copied_from is not None:
             copied_from, self._copied_from = self._copied_from, None
-            if _fingerprint_of(self.module) == copied_from:
+            if fingerprint(self.module) == copied_from:
                 try:
-                    self._watch = _BlockWatch(self.module)
+                    self._watch = ModuleWatch(self.module)
                 except ExtensionError:  # a copy where there are no native kernels
                     self.graphs, self.token_step = (), None
         return self._watch
@@ -208,7 +207,7 @@ class BlockGraphs:
     def __getstate__(self) -> dict[str, Any]:
         # What a copy is changed into before its first call must not be taken for what was copied.
         holds = self._watch is None or self._watch.holds()
-        made = self._copied_from if self._watch is None else _fingerprint_of(self.module)
+        made = self._copied_from if self._watch is None else fingerprint(self.module)
         kept = {} if holds else {"graphs": (), "token_step": None}
         now = {"_watch": None, "_copied_from": made, "_opaque": ()}
         return {**self.__dict__, **kept, **now}
@@ -224,7 +223,7 @@ class _Opaque:
     Nothing guards a compiled program against changes of the module, so each run looks for them.
     """
 
-    def __init__(self, blocks: BlockGraphs, graph: GuardedModule) -> None:
+    def __init__(self, blocks: BlockGraphs, graph: GuardedGraph) -> None:
         self.blocks, self.graph = blocks, graph
         self.graph_module = graph.compiled.graph_module
         self.handle = register(self)
@@ -258,8 +257,6 @@ def token_step_of(module: nn.Module) -> TokenStep | None:
 #: What a decoder is given first.
 _IDS = "input_ids"
 
-_training = operator.attrgetter("training")
-
 
 def blocks_of(module: nn.Module) -> BlockGraphs | None:
     """The graphs at the forward of ``module``; None if it has none, or none any longer."""
@@ -279,177 +276,3 @@ def layers_alone(model: nn.Module) -> Iterator[None]:
     finally:
         for blocks, graphs, step in found:
             blocks.graphs, blocks.token_step = graphs, step
-
-
-class _BlockWatch:
-    """Tells whether a module's code would still do what a graph of it does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._tensors_hold = watch(module)
-        self._modules = list(module.modules())
-        inner = self._modules[1:]  # hooks of the module itself are around its forward
-        self._hooks = [d for m in inner for d in (m._forward_pre_hooks, m._forward_hooks)]
-        self._config = vars(module).get("config")
-        self._settings = _settings(self._config)
-        self._variables = [vars(m) for m in inner]
-        self._plain = _getters((vars(m), _plain_values(m)) for m in self._modules)
-        self._values = [get(d) for d, get in self._plain]
-        self._objects = _objects_in(self._modules)
-        self._private = _getters((vars(m), _private_values(m)) for m in self._modules)
-        self._caches = self._caches_now()
-        dictionaries = [
-            *map(vars, self._modules),
-            *map(vars, self._objects),
-            *self._hooks,
-            getattr(self._config, "__dict__", {}),
-        ]
-        self._dictionaries = tuple(d for d in dictionaries if isinstance(d, dict))
-        self._counted = len(self._dictionaries) == len(dictionaries)
-        self._unchanged_since = extension.fast().unchanged_since
-        # One value, since any number of threads may look: changes counted, and what was seen after.
-        self._seen = (bytearray(8 * len(self._dictionaries)), False, False)
-
-    def wants_layers(self) -> bool:
-        """Whether some of it is in training mode, or somebody looks at the calls of layers."""
-        return self._look()[0]
-
-    def holds(self) -> bool:
-        """Whether nothing was replaced or written to."""
-        return self._tensors_hold() and self._look()[1]
-
-    def _look(self) -> tuple[bool, bool]:
-        """Whether layers are wanted and attributes hold: looked at where one was set since."""
-        known, wants_layers, hold = self._seen
-        counts = bytearray(known)
-        if self._unchanged_since(self._dictionaries, counts) and self._counted:
-            return wants_layers, hold
-        hooked = any(map(len, self._hooks)) and not self._only_known_hooks()
-        wants_layers = hooked or any(map(_training, self._modules))
-        hold = (
-            _settings(self._config) == self._settings
-            and not any(map(_is_replaced, self._variables))
-            and self._attributes_hold()
-        )
-        self._seen = (counts, wants_layers, hold)
-        return wants_layers, hold
-
-    def _attributes_hold(self) -> bool:
-        try:
-            return [
-                get(variables) for variables, get in self._plain
-            ] == self._values and self._caches_now() == self._caches
-        except KeyError:
-            return False
-
-    def _caches_now(self) -> list[Any]:
-        """What the module's own code may change as it runs: private attributes, and objects'."""
-        fields = [_settings(x) for x in self._objects]
-        return [*fields, *(get(variables) for variables, get in self._private)]
-
-    def accept_caches(self) -> None:
-        """Take what the module's own code has just written for what it was made with."""
-        with contextlib.suppress(KeyError):  # then it counts as changed
-            self._caches = self._caches_now()
-
-    def _only_known_hooks(self) -> bool:
-        """transformers puts hooks of its own on modules, which do nothing unless it asks."""
-        return all(map(is_known_hook, (hook for d in self._hooks for hook in d.values())))
-
-
-def _getters(
-    named: Iterable[tuple[dict[str, Any], Mapping[str, Any]]],
-) -> list[tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]]:
-    """For each dictionary what reads the entries named off it."""
-    return [(d, operator.itemgetter(*names)) for d, names in named if names]
-
-
-def _objects_in(modules: Sequence[nn.Module]) -> list[Any]:
-    """Configurations and the like among the attributes of ``modules``, whose fields are read."""
-    found: dict[int, Any] = {}
-    for module in modules:
-        for name, value in vars(module).items():
-            if name not in TORCHS_OWN and hasattr(value, "__dict__") and not _is_code(value):
-                found[id(value)] = value
-    return list(found.values())
-
-
-def _is_code(value: object) -> bool:
-    """Whether ``value`` computes, rather than being read."""
-    kinds = (nn.Module, torch.Tensor, type, types.ModuleType, BlockGraphs)
-    return isinstance(value, kinds) or callable(value)
-
-
-def _is_replaced(variables: Mapping[str, Any]) -> bool:
-    """Whether a module with these attributes has a forward that is not its class's."""
-    return "forward" in variables and not isinstance(variables["forward"], BlockGraphs)
-
-
-def _fingerprint_of(module: nn.Module) -> int:
-    """A checksum of the module's layers, attributes and tensors."""
-    found = 0
-    for name, inner in module.named_modules():
-        plain = {**_plain_values(inner), **_private_values(inner)}
-        values = {k: getattr(v, "__qualname__", v) for k, v in plain.items()}
-        replaced = inner is not module and _is_replaced(vars(inner))
-        text = f"{name} {type(inner).__module__} {type(inner).__qualname__} {replaced}"
-        found = zlib.crc32(repr(sorted(values.items())).encode(), found)
-        found = zlib.crc32(text.encode(), found)
-        for key, tensor in (*inner._parameters.items(), *inner._buffers.items()):
-            if tensor is not None:
-                codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-                found = zlib.crc32(f"{key} {tuple(tensor.shape)}".encode(), found)
-                found = zlib.crc32(codes.numpy().tobytes(), found)
-    objects = [vars(module).get("config"), *_objects_in(list(module.modules()))]
-    return zlib.crc32(repr(list(map(_settings, objects))).encode(), found)
-
-
-def is_known_hook(hook: object) -> bool:
-    """Whether ``hook`` is one of those that transformers uses to collect what it is asked for."""
-    return str(getattr(hook, "__module__", "")).startswith("transformers.")
-
-
-#: What a forward may read off its module and compute with.
-_PLAIN = (
-    bool, int, float, str, type(None), torch.dtype,
-    types.FunctionType, types.BuiltinFunctionType,
-)  # fmt: skip
-
-
-def _plain_values(module: nn.Module) -> dict[str, Any]:
-    """The public attributes of ``module`` that are numbers, functions and the like.
-
-    With them the type that int8 layers take.
-    """
-    found = _plain_attributes(module).items()
-    return {k: v for k, v in found if not k.startswith("_") or k == "_float_type"}
-
-
-def _private_values(module: nn.Module) -> dict[str, Any]:
-    """The private ones, of the user's modules; ours have nothing but caches there."""
-    if type(module).__module__.startswith("x86quant."):
-        return {}
-    return {k: v for k, v in _plain_attributes(module).items() if k.startswith("_")}
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in TORCHS_OWN
-        and (
-            type(value) in _PLAIN
-            or (type(value) is tuple and all(type(v) in _PLAIN for v in value))
-        )
-    }
-
-
-def _settings(config: object) -> dict[str, Any]:
-    """The plain entries of a configuration, which a forward may read at each call."""
-    entries = vars(config) if hasattr(config, "__dict__") else {}
-    # save_pretrained writes a type's name in place of the type.
-    plain = {k: _type_name(v) if type(v) is torch.dtype else v for k, v in entries.items()}
-    return {k: v for k, v in plain.items() if type(v) in (bool, int, float, str, type(None))}
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

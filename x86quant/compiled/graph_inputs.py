@@ -185,6 +185,17 @@ def _is_rowwise(node: Node, graph_module: GraphModule, rank: int) -> bool:
     )
 
 
+def rows_of_another_rank(inputs: Sequence[Any], rank: int | None) -> torch.Tensor | None:
+    """The one tensor of a call, if it holds rows that need only be put into ``rank`` dimensions.
+
+    None if there is nothing to be put, or no ``rank``.
+    """
+    if rank is None or len(inputs) != 1:
+        return None
+    (x,) = inputs
+    return x if isinstance(x, torch.Tensor) and x.dim() not in (0, rank) else None
+
+
 def as_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """The rows of ``x`` in a tensor of ``rank`` dimensions."""
     return x.reshape(*[1] * (rank - 2), x.shape[:-1].numel(), x.shape[-1])

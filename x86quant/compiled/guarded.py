@@ -11,7 +11,6 @@ import contextlib
 import functools
 import sys
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +19,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.compiled.baked import Aside, Baked
-from x86quant.compiled.graph_inputs import as_rank
+from x86quant.compiled.graph_inputs import as_rank, rows_of_another_rank
 from x86quant.compiled.module import CompiledModule
-from x86quant.compiled.watch import watch
+from x86quant.compiled.watch import tensor_checksum, watch
 from x86quant.errors import ExtensionError, InvalidInputError, UnsupportedError, X86QuantWarning
 from x86quant.forms.call_form import CallForm, Structure
 from x86quant.forms.guard import Guard, GuardedInput
@@ -64,15 +63,60 @@ def _outside_graphs(function: Callable[..., bool]) -> Callable[..., bool]:
     return call
 
 
-class GuardedModule(Baked, Int8Module):
-    """A compiled part behind the signature of the module that it stands for.
+#: Makes of a tensor of a call what its input is to be, where that is only a matter of conversion.
+Convert = Callable[[GuardedInput, Any], Any]
+
+
+class GuardedGraph(nn.Module):
+    """A graph, how the module that it stands for is called, and the calls that it holds for.
+
+    Who has it decides what becomes of other calls: a ``GuardedModule`` runs the float model or
+    raises, ``BlockGraphs`` run the module's own code.
 
     Attributes:
         compiled: the part in int8, from tensors to tensors.
         form: how the module is called.
         results: the structure of its result.
         guard: which tensors the compiled part holds for.
-        others: the same for calls of other forms or sizes, in the order of trying.
+    """
+
+    def __init__(
+        self, compiled: CompiledModule, form: CallForm, results: Structure, guard: Guard
+    ) -> None:
+        super().__init__()
+        self.compiled = compiled
+        self.form = form
+        self.results = results
+        self.guard = guard
+        self._row_rank = compiled.row_rank
+        self.eval()
+
+    def taken(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], convert: Convert
+    ) -> tuple[list[Any] | None, str]:
+        """The tensors of a call that the graph holds for, or None and why it does not."""
+        given = self.form.tensors(args, kwargs)
+        if given is None:
+            return None, _OTHER_ARGUMENTS
+        tensors = list(map(convert, self.guard.inputs, given))
+        checked = tensors
+        if self._row_rank is not None:
+            rows = rows_of_another_rank(tensors, self._row_rank)  # which are taken as they are
+            checked = tensors if rows is None else [as_rank(rows, self.guard.inputs[0].rank)]
+        refusal = self.guard.refusal(checked)
+        return (tensors, "") if refusal is None else (None, refusal)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        # What stands for it while torch.export looks at a model around this has none.
+        self._row_rank = getattr(self.compiled, "row_rank", None)
+
+
+class GuardedModule(Baked, Int8Module, GuardedGraph):
+    """A compiled part behind the signature of the module that it stands for.
+
+    Attributes:
+        others: graphs for calls of other forms or sizes, in the order of trying.
         strict: whether other calls raise; if not, the float module runs.
         quantization: what ``quantize`` did to make it, a ``quantization.summary.Summary``.
     """
@@ -86,14 +130,10 @@ class GuardedModule(Baked, Int8Module):
         guard: Guard,
         *,
         strict: bool = False,
-        others: Sequence[GuardedModule] = (),
+        others: Sequence[GuardedGraph] = (),
     ) -> None:
-        super().__init__()
-        self.compiled = compiled
+        super().__init__(compiled, form, results, guard)
         self.others = nn.ModuleList(others)
-        self.form = form
-        self.results = results
-        self.guard = guard
         self.strict = strict
         self._outside = 0
         self.quantization: Any = None
@@ -101,13 +141,10 @@ class GuardedModule(Baked, Int8Module):
         self.__dict__["_original"] = None if original is None else Aside(original)
         self._made = None if original is None else _fingerprint(compiled)
         self._prepare()
-        self.eval()
 
     def _prepare(self) -> None:
         self.__signature__ = self.form.signature
         self._unchanged: Callable[[], bool] | None = None
-        # What stands for it while torch.export looks at a model around this has none.
-        self._row_rank: int | None = getattr(self.compiled, "row_rank", None)
 
     @property
     def outside(self) -> int:
@@ -142,41 +179,39 @@ class GuardedModule(Baked, Int8Module):
 
     def _answering(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[GuardedModule | None, Sequence[Any], str]:
+    ) -> tuple[GuardedGraph | None, Sequence[Any], str]:
         """The graph that holds for a call, and its tensors; or why none does."""
         reason = _OTHER_ARGUMENTS
-        for graph in self._graphs():
-            tensors, refusal = graph._taken(args, kwargs)
+        for graph in self.graphs():
+            tensors, refusal = graph.taken(args, kwargs, self._as_given)
             if tensors is not None:
                 return graph, tensors, ""
             # That of the first graph which is for such arguments.
             reason = refusal if reason is _OTHER_ARGUMENTS else reason
         return None, (), reason
 
-    def _graphs(self) -> Iterator[GuardedModule]:
-        """This one, and those for other calls."""
+    def graphs(self) -> Iterator[GuardedGraph]:
+        """Its own graph, and those for other calls."""
         yield self
         for other in self.others:
-            assert isinstance(other, GuardedModule)
+            assert isinstance(other, GuardedGraph)
             yield other
 
-    def _taken(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any] | None, str]:
-        """The tensors of a call that the graph holds for, or None and why it does not."""
-        given = self.form.tensors(args, kwargs)
-        if given is None:
-            return None, _OTHER_ARGUMENTS
-        tensors = list(map(self._as_given, self.guard.inputs, given))
-        rows = self._rows_of_another_rank(tensors)  # which the compiled part takes as they are
-        refusal = self.guard.refusal(
-            tensors if rows is None else [as_rank(rows, self.guard.inputs[0].rank)]
+    @classmethod
+    def of(cls, graphs: Sequence[GuardedGraph]) -> GuardedModule:
+        """``graphs`` in the order of trying, without a float model: other calls raise."""
+        first, *others = graphs
+        return cls(
+            first.compiled, None, first.form, first.results, first.guard, strict=True, others=others
         )
-        return (tensors, "") if refusal is None else (None, refusal)
+
+    def alone(self) -> GuardedGraph:
+        """Its own graph, for who decides otherwise about calls that it does not hold for."""
+        return GuardedGraph(self.compiled, self.form, self.results, self.guard)
 
     def takes_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether one of the graphs is for calls with such arguments, whatever their sizes."""
-        return any(graph.form.tensors(args, kwargs) is not None for graph in self._graphs())
+        return any(graph.form.tensors(args, kwargs) is not None for graph in self.graphs())
 
     def graph_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -208,12 +243,6 @@ class GuardedModule(Baked, Int8Module):
         if reason is not _OTHER_ARGUMENTS:
             return reason
         return f"{reason} ({self.form.refusal(args, kwargs)})"
-
-    def _rows_of_another_rank(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The tensor of a call, if it holds rows that need only be put into the example's rank."""
-        if self._row_rank is None or len(tensors) != 1:
-            return None
-        return None if tensors[0].dim() in (0, self._row_rank) else tensors[0]
 
     def _as_given(self, spec: GuardedInput, x: Any) -> Any:
         """``x`` in the type that the graph takes, where that is only a matter of conversion."""
@@ -282,19 +311,14 @@ class GuardedModule(Baked, Int8Module):
         return {**super().__getstate__(), "_unchanged": None, "__signature__": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._prepare()
 
 
 def _fingerprint(module: nn.Module) -> int:
     """A checksum of the module's tensors."""
-    found = 0
-    for name, tensor in sorted(module.state_dict().items()):
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        codes = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
-        found = zlib.crc32(codes.numpy().tobytes(), zlib.crc32(name.encode(), found))
-    return found
+    state = sorted(module.state_dict().items())
+    return tensor_checksum((name, x) for name, x in state if isinstance(x, torch.Tensor))
 
 
 def _untraceable() -> Exception:

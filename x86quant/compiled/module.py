@@ -16,7 +16,13 @@ from torch.fx import GraphModule
 from x86quant import extension
 from x86quant.compiled import traced
 from x86quant.compiled.baked import Baked
-from x86quant.compiled.graph_inputs import GraphInputs, as_in, as_rank, row_rank
+from x86quant.compiled.graph_inputs import (
+    GraphInputs,
+    as_in,
+    as_rank,
+    row_rank,
+    rows_of_another_rank,
+)
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.forms.call_form import is_transformed
@@ -28,7 +34,7 @@ from x86quant.packing.linear_dynamic import forget_packs
 from x86quant.runtime import Segment, partition
 from x86quant.runtime.packed_cache import CachedPrograms, PackedCache
 from x86quant.runtime.plan import NoNativeFormError
-from x86quant.runtime.plan_cache import default_bytes
+from x86quant.runtime.segment import default_bytes
 from x86quant.unforeseen import described, is_own
 
 _get_tracing_state = torch._C._get_tracing_state
@@ -98,8 +104,8 @@ class CompiledModule(Baked, Int8Module):
                 return results[0]
         if _get_tracing_state() is not None or not traced.only_watched():
             return self._traced(inputs, named)
-        if self._holds_rows_of_another_rank(inputs, named):
-            return self._by_rows(inputs[0])
+        if (results := self._by_rows(inputs, named)) is not None:
+            return results
         values = self._inputs.bound(inputs, named, self._float_type)
         if any(map(is_transformed, values)):
             raise InvalidInputError(
@@ -181,8 +187,8 @@ class CompiledModule(Baked, Int8Module):
 
     def _traced(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The call as a tracer should see it: see :mod:`x86quant.compiled.traced`."""
-        if self._holds_rows_of_another_rank(inputs, named):
-            return self._by_rows(inputs[0])
+        if (results := self._by_rows(inputs, named)) is not None:
+            return results
         values = self._inputs.bound(inputs, named, self._float_type)
         tensors = [x for x in values if isinstance(x, torch.Tensor)]
         if (
@@ -205,15 +211,11 @@ class CompiledModule(Baked, Int8Module):
         results = torch.ops.x86quant.run_compiled(handle, [x.detach() for x in tensors])
         return self._results.fill(results)
 
-    def _holds_rows_of_another_rank(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> bool:
-        """Whether a call gives rows that need only be put into the example's rank."""
-        if self.row_rank is None or named or len(inputs) != 1:
-            return False
-        (x,) = inputs
-        return isinstance(x, torch.Tensor) and x.dim() not in (0, self.row_rank)
-
-    def _by_rows(self, x: torch.Tensor) -> Any:
-        assert self.row_rank is not None
+    def _by_rows(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """The result of a call with rows of another rank than the example's; None of any other."""
+        x = None if named else rows_of_another_rank(inputs, self.row_rank)
+        if x is None or self.row_rank is None:
+            return None
         return as_in(x, self.forward(as_rank(x, self.row_rank)))
 
     @property

@@ -17,7 +17,7 @@ import torch
 
 from x86quant import extension
 from x86quant.compiled.module import CompiledModule
-from x86quant.lowering.row_passes.attend_to_cache import with_int8_cache
+from x86quant.lowering.row_passes.decoding import with_int8_cache
 from x86quant.ops.attention import newest_sees
 
 #: A growing cache gets room for so many tokens more at least, and for so many times what it holds.

@@ -37,7 +37,7 @@ from torch.fx import GraphModule
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
-from x86quant.calling.op_watch import OpWatch
+from x86quant.calling.running import OpWatch
 from x86quant.compiled import CompiledModule
 from x86quant.errors import FloatOpsError, InvalidInputError
 from x86quant.lowering.from_export import exported_layer

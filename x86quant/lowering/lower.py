@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from torch.fx import Graph, GraphModule, Node
 from x86quant.lowering.from_export import exported_layer
 from x86quant.lowering.from_fx import from_fx
 from x86quant.lowering.graph_tools import attribute, drop_unused_buffers, is_op, label, own_call
-from x86quant.lowering.passes import PASSES, Report, run_passes
-from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
-from x86quant.lowering.passes.views_on_codes import is_shape_node
+from x86quant.lowering.passes import PASSES, Pass, Report, run_passes
+from x86quant.lowering.passes.floats import FLOAT_RESULTS
+from x86quant.lowering.passes.moves import is_shape_node
 from x86quant.lowering.row_passes import ROW_PASSES
-from x86quant.lowering.row_passes.leave_out_padding import PADDING_UNREAD
+from x86quant.lowering.row_passes.padding import PADDING_UNREAD
 from x86quant.lowering.views import is_view, lies_as_in_float
 
 _NO_OP = "x86quant has no int8 op for it"
@@ -77,7 +76,7 @@ class Lowering:
 def lower(
     model: nn.Module | ExportedProgram,
     example_inputs: Sequence[Any],
-    passes: tuple[ModuleType, ...] = PASSES,
+    passes: tuple[Pass, ...] = PASSES,
     *,
     writes: bool = True,
 ) -> Lowering:
@@ -119,7 +118,10 @@ def _target(gm: GraphModule, node: Node) -> str:
 
 
 def lower_rows(
-    exported: GraphModule, *, padding_unread: bool = False
+    exported: GraphModule,
+    passes: tuple[Pass, ...] = ROW_PASSES,
+    *,
+    padding_unread: bool = False,
 ) -> tuple[GraphModule, tuple[Report, ...]]:
     """``exported``, of aten ops and ours, with what is known of transformers fused.
 
@@ -128,7 +130,7 @@ def lower_rows(
     """
     gm = _flat_copy(exported)
     gm.meta[PADDING_UNREAD] = padding_unread
-    reports = run_passes(gm, ROW_PASSES)
+    reports = run_passes(gm, passes)
     drop_unused_buffers(gm)
     return gm, tuple(reports)
 

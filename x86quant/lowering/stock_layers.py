@@ -276,13 +276,13 @@ def _unary(function: Any) -> FunctionConverter:
     return convert
 
 
-def _scaled_unary(function: Any, name: str) -> FunctionConverter:
-    """Ops spelled ``op(x, scale, zero_point, parameter)``."""
+def _scaled_unary(function: Any) -> FunctionConverter:
+    """Ops spelled ``op(x, scale, zero_point, alpha)``."""
 
     def convert(
         builder: Builder, node: Node, x: Any, scale: Any, zero_point: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        value = kwargs.get(name, args[0] if args else None)
+        value = kwargs.get("alpha", args[0] if args else None)
         return builder.call(function, x, *(() if value is None else (value,)))
 
     return convert
@@ -351,7 +351,7 @@ def _packed(builder: Builder, packed: Node) -> Any:
     return getattr(builder.root, str(packed.target))
 
 
-def _conv_function(unpack: Any, relu: bool = False) -> FunctionConverter:
+def _conv_function(unpack: Any, relu: bool) -> FunctionConverter:
     def convert(builder: Builder, node: Node, x: Any, packed: Node, *_: Any, **__: Any) -> Any:
         parameters = _packed(builder, packed)
         weight, bias = unpack(parameters)
@@ -416,8 +416,8 @@ FUNCTIONS: dict[object, FunctionConverter] = {
     _quantized.prelu: _parameterized(F.prelu),
     _quantized.softmax: _parameterized(F.softmax),
     _quantized.dropout: _dropout,
-    _quantized.elu: _scaled_unary(F.elu, "alpha"),
-    _quantized.celu: _scaled_unary(F.celu, "alpha"),
+    _quantized.elu: _scaled_unary(F.elu),
+    _quantized.celu: _scaled_unary(F.celu),
     _quantized.layer_norm: _norm(F.layer_norm),
     _quantized.group_norm: _norm(F.group_norm),
     _quantized.instance_norm: _instance_norm,

@@ -21,7 +21,7 @@ from x86quant.profiling.recorder import Recorder, TimedRun
 from x86quant.profiling.roofline import Roofline, measure_roofline, using_threads
 from x86quant.profiling.run_step import OUTSIDE, RunStep
 from x86quant.profiling.trace import chrome_trace
-from x86quant.runtime.native_step import NativeStep
+from x86quant.runtime.programs import NativeStep
 from x86quant.terminal.text_table import text_table
 
 _WARMUP = 3

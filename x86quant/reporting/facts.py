@@ -134,13 +134,13 @@ class ModelReport:
         lines.append(f"Measured on: {facts['CPU']}; {facts['versions']}; inputs {facts['inputs']}")
         return [line for line in lines if line]
 
-    def _dominating(self, most: int = 3) -> str:
+    def _dominating(self) -> str:
         """The steps that take most of the time."""
         timed = [layer for layer in self.layers if layer.microseconds]
         total = sum(layer.microseconds or 0.0 for layer in timed)
         if not timed:
             return ""
-        longest = sorted(timed, key=lambda layer: -(layer.microseconds or 0.0))[:most]
+        longest = sorted(timed, key=lambda layer: -(layer.microseconds or 0.0))[:3]
         told = [f"{x.layer} {(x.microseconds or 0.0) / total:.0%} ({x.op})" for x in longest]
         in_float = sum(layer.microseconds or 0.0 for layer in timed if layer.in_float) / total
         return f"Most time: {', '.join(told)}; float ops {in_float:.0%}"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from x86quant.reporting.beside_float import BesideFloat, NoiseShare, ShownSample
-from x86quant.reporting.charts import Bar, bars
-from x86quant.reporting.document import definitions, document, head_row
+from x86quant.reporting.document import Bar, bars, definitions, document, head_row
 
 if TYPE_CHECKING:
     from x86quant.reporting.facts import LayerFacts, ModelReport

@@ -11,9 +11,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import attribute, is_op, label
 from x86quant.runtime import layout
-from x86quant.runtime.native_step import NativeStep, NativeTensor, rows_of
 from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import Buffer, Step, Value, assign_offsets
+from x86quant.runtime.programs import NativeStep, NativeTensor, rows_of
 
 
 class Draft:

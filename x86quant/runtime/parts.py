@@ -22,12 +22,12 @@ from x86quant.runtime.packs import Packs
 from x86quant.runtime.plan import BatchStage, NoNativeFormError, Plan
 from x86quant.runtime.planner import draft_segment, finished, plan_segment
 from x86quant.runtime.shapes import infer_shapes
-from x86quant.runtime.staged_plan import plan_stages
 from x86quant.runtime.stages import (
     Costs,
     best_stages,
     bytes_of_steps,
     one_stage,
+    plan_stages,
     streamed,
 )
 

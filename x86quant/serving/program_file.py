@@ -22,8 +22,7 @@ import torch
 
 from x86quant.errors import UnsupportedError
 from x86quant.packing.linear_dynamic import Weights
-from x86quant.runtime.native_step import NativeStep
-from x86quant.runtime.programs import LayerWeights, Programs
+from x86quant.runtime.programs import LayerWeights, NativeStep, Programs
 from x86quant.version import __version__
 
 VERSION = 4

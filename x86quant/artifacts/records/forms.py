@@ -17,12 +17,12 @@ from x86quant.artifacts.file.stored_tensors import TensorReader, TensorWriter
 from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.artifacts.records import modules
 from x86quant.artifacts.records.calls import write_call
-from x86quant.artifacts.records.graph_reader import read_graph
-from x86quant.artifacts.records.graph_writer import write_graph
+from x86quant.artifacts.records.graphs import read_graph, write_graph
 from x86quant.artifacts.records.guarded_form import read_guarded, write_guarded
 from x86quant.artifacts.records.old_signatures import read_signature
 from x86quant.artifacts.records.tree import read_tree, write_tree
 from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.guarded import GuardedGraph
 from x86quant.errors import ArtifactError
 from x86quant.forms.call_form import CallForm, Structure
 from x86quant.forms.guard import Guard
@@ -85,7 +85,7 @@ def _read_sizes(
     if len(guarded) != len(found) or not guarded:
         raise ArtifactError("a graph for some calls is no graph, or is not said to be for some")
     first, *others = guarded
-    first.others.extend(others)
+    first.others.extend(other.alone() for other in others)
     parts = tuple(part for graph in found for part in graph.parts)
     return Content(lambda _: first, parts=parts, whole=found[0].whole)
 
@@ -107,7 +107,7 @@ def _read_either(
     )
 
 
-def _write_guarded(module: GuardedModule, tensors: TensorWriter) -> dict[str, Any]:
+def _write_guarded(module: GuardedGraph, tensors: TensorWriter) -> dict[str, Any]:
     return write_guarded(module, tensors, write)
 
 
@@ -127,7 +127,7 @@ FORMS: list[Form] = [
         _read_sizes,
     ),
     Form("graph", lambda m: isinstance(m, CompiledModule), write_graph, _read_graph),
-    Form("guarded", lambda m: isinstance(m, GuardedModule), _write_guarded, _read_guarded),
+    Form("guarded", lambda m: isinstance(m, GuardedGraph), _write_guarded, _read_guarded),
     Form("layer", modules.is_known, _write_layer, _read_layer),
     Form(
         "tree",

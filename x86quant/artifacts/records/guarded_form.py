@@ -23,6 +23,7 @@ from x86quant.artifacts.file.stored_tensors import TensorWriter
 from x86quant.artifacts.file.values import check_keys, typed
 from x86quant.artifacts.records.calls import CALL_ENTRIES, read_call, takes_others, write_call
 from x86quant.compiled import CompiledModule, GuardedModule
+from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.token_step import TokenStep
 from x86quant.errors import ArtifactError
 
@@ -32,11 +33,12 @@ Read = Callable[[object], Content]
 _ENTRIES = {*CALL_ENTRIES, "compiled", "strict", "original"}
 
 
-def write_guarded(module: GuardedModule, tensors: TensorWriter, write: Write) -> dict[str, Any]:
+def write_guarded(module: GuardedGraph, tensors: TensorWriter, write: Write) -> dict[str, Any]:
     """``module`` as JSON; ``write`` gives the records of the modules in it."""
-    guard, original = module.guard, module.original
+    guard, kept = module.guard, None
     outside = guard.conditions or any(x.fixed for x in guard.inputs) or takes_others(module.form)
-    kept = original if outside and not module.strict else None
+    if outside and isinstance(module, GuardedModule) and not module.strict:
+        kept = module.original
     return {
         "compiled": write(module.compiled, tensors),
         **write_call(module.form, module.results, guard),

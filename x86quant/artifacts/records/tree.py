@@ -31,6 +31,7 @@ from x86quant.compiled.block_graphs import (
     give_token_step,
     token_step_of,
 )
+from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.token_step import TokenStep
 from x86quant.dynamic import note_in_config
 from x86quant.dynamic.convert import adapt_containers
@@ -128,7 +129,7 @@ def read_tree(
             if path in replaced or path in classes or not path:
                 raise ArtifactError(f"two modules have the path {path[:80]!r}")
             replaced[path] = inner
-    blocks: dict[str, list[GuardedModule]] = {}
+    blocks: dict[str, list[GuardedGraph]] = {}
     for entry in typed(list, content["graphs"], "graphs"):
         if not isinstance(entry, list) or len(entry) != 2 or entry[0] not in classes:
             raise ArtifactError("the graphs of a tree are of no module in it")
@@ -198,10 +199,10 @@ def _written_step(model: nn.Module, tensors: TensorWriter, write: Write) -> dict
     return {}
 
 
-def _block(module: nn.Module) -> GuardedModule:
+def _block(module: nn.Module) -> GuardedGraph:
     if not isinstance(module, GuardedModule):
         raise ArtifactError("a graph of a module in a tree is none")
-    return module
+    return module.alone()
 
 
 def _copied(skeleton: nn.Module) -> nn.Module:
@@ -222,7 +223,7 @@ class _Tree:
         replaced: dict[str, Content],
         state: dict[str, torch.Tensor],
         stored: dict[str, str],
-        blocks: dict[str, list[GuardedModule]],
+        blocks: dict[str, list[GuardedGraph]],
         values: dict[str, dict[str, Any]],
         step: TokenStep | None,
     ) -> None:

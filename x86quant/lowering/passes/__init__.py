@@ -1,54 +1,43 @@
 """The passes that turn a canonical graph into one of ``x86quant`` ops, in the order they run.
 
-A pass is a module with ``run(gm) -> int``, which rewrites the graph in place and returns how much
-it changed; the first line of its docstring says what it does.
+A pass is a function that rewrites the graph in place and returns how much it changed; the first
+line of its docstring says what it does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
+from collections.abc import Callable
 
 from torch.fx import GraphModule
 
-from x86quant.lowering.passes import (
-    fold_batch_norm,
-    fold_constants,
-    fold_float_weights,
+from x86quant.lowering.passes.cats import lower_cat, nest_cats, unify_cat
+from x86quant.lowering.passes.constants import fold_batch_norm, fold_constants, fold_float_weights
+from x86quant.lowering.passes.epilogues import (
     fuse_activation,
     fuse_affine,
     fuse_clamp,
-    fuse_interaction,
     fuse_requantize,
-    fuse_residual,
     fuse_table,
+)
+from x86quant.lowering.passes.floats import (
     give_floats,
-    hoist_quantize,
     keep_float_results,
     lay_out_results,
-    lower_affine,
-    lower_binary,
-    lower_cat,
-    lower_convolution,
-    lower_dynamic_linear,
-    lower_layer_norm,
-    lower_linear,
-    lower_mean,
-    lower_pool,
-    lower_prelu,
-    lower_residual,
-    lower_unary,
-    lower_upsample,
-    nest_cats,
     remove_float_pairs,
-    sink_permutes,
-    spell_instance_norm,
-    unify_cat,
-    views_on_codes,
 )
+from x86quant.lowering.passes.functions import lower_affine, lower_binary, lower_prelu, lower_unary
+from x86quant.lowering.passes.interaction import fuse_interaction
+from x86quant.lowering.passes.moves import hoist_quantize, sink_permutes, views_on_codes
+from x86quant.lowering.passes.norms import lower_layer_norm, spell_instance_norm
+from x86quant.lowering.passes.pools import lower_mean, lower_pool, lower_upsample
+from x86quant.lowering.passes.products import lower_convolution, lower_dynamic_linear, lower_linear
+from x86quant.lowering.passes.residuals import fuse_residual, lower_residual
+
+Pass = Callable[[GraphModule], int]
 
 #: The whole lowering: each pass relies on those above it.
-PASSES: tuple[ModuleType, ...] = (
+PASSES: tuple[Pass, ...] = (
     fold_constants,
     fold_batch_norm,
     # Float ops between quantized tensors become ops on codes.
@@ -100,17 +89,20 @@ class Report:
         return f"{self.name:<20} {self.changed:>5}  {self.description}"
 
 
-def name_of(module: ModuleType) -> str:
-    """``fuse_clamp`` for ``x86quant.lowering.passes.fuse_clamp``."""
-    return module.__name__.rsplit(".", 1)[-1]
+def name_of(one: Pass) -> str:
+    """The name of a pass, ``fuse_clamp`` say."""
+    return one.__name__
 
 
-def run_passes(gm: GraphModule, passes: tuple[ModuleType, ...] = PASSES) -> list[Report]:
+def run_pass(one: Pass, gm: GraphModule) -> Report:
+    """Run ``one`` over ``gm``, in place."""
+    description = (one.__doc__ or "").split("\n", 1)[0]
+    return Report(name_of(one), one(gm), description)
+
+
+def run_passes(gm: GraphModule, passes: tuple[Pass, ...] = PASSES) -> list[Report]:
     """Run ``passes`` over ``gm`` in order, in place."""
-    reports = []
-    for module in passes:
-        description = (module.__doc__ or "").split("\n", 1)[0]
-        reports.append(Report(name_of(module), module.run(gm), description))
+    reports = [run_pass(one, gm) for one in passes]
     if any(report.changed for report in reports):
         gm.recompile()
     return reports

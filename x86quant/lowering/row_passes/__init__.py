@@ -6,38 +6,35 @@ which tells type and sizes. What they do not recognise stays the op it was.
 
 from __future__ import annotations
 
-from types import ModuleType
-
-from x86quant.lowering.passes import fuse_activation
-from x86quant.lowering.row_passes import (
-    attend_to_cache,
-    drop_identities,
-    fold_known_values,
+from x86quant.lowering.passes import Pass
+from x86quant.lowering.passes.epilogues import fuse_activation
+from x86quant.lowering.row_passes.decoding import attend_to_cache, take_tokens
+from x86quant.lowering.row_passes.known import drop_identities, fold_known_values
+from x86quant.lowering.row_passes.masks import merge_masks, simplify_masks
+from x86quant.lowering.row_passes.moved_rows import join_rows, move_rows_as_codes
+from x86quant.lowering.row_passes.padding import leave_out_padding
+from x86quant.lowering.row_passes.row_activations import (
     fold_sigmoid_gates,
     fuse_gates,
-    fuse_norms,
-    fuse_residuals,
-    join_products,
-    join_rows,
-    leave_out_padding,
-    merge_masks,
-    move_rows_as_codes,
-    quantize_attention,
-    quantize_products,
     recognise_activations,
+)
+from x86quant.lowering.row_passes.row_attention import (
+    quantize_attention,
     recognise_attention,
     recognise_eager_attention,
-    recognise_norms,
-    recognise_products,
-    recognise_rotation,
-    share_row_codes,
-    simplify_masks,
     spell_einsums,
-    take_tokens,
 )
+from x86quant.lowering.row_passes.row_norms import fuse_norms, fuse_residuals, recognise_norms
+from x86quant.lowering.row_passes.row_products import (
+    join_products,
+    quantize_products,
+    recognise_products,
+    share_row_codes,
+)
+from x86quant.lowering.row_passes.row_rotation import recognise_rotation
 
 #: Each pass relies on those above it.
-ROW_PASSES: tuple[ModuleType, ...] = (
+ROW_PASSES: tuple[Pass, ...] = (
     drop_identities,
     recognise_products,
     fold_known_values,

@@ -18,16 +18,17 @@ from torch import nn
 from torch.fx import GraphModule
 
 from x86quant.calling.call import Call
-from x86quant.calling.op_watch import OpWatch
-from x86quant.calling.running import hooks_set_aside, run
+from x86quant.calling.running import OpWatch, hooks_set_aside, run
 from x86quant.calling.state import state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.exported import ops_from_export
 from x86quant.capture.observed import Observed, observe
 from x86quant.capture.proof import prove
 from x86quant.capture.traced_graph import Traced
-from x86quant.compiled import CompiledModule, GuardedModule
-from x86quant.compiled.block_graphs import BlockGraphs, is_known_hook, tensors_for
+from x86quant.compiled import CompiledModule
+from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
+from x86quant.compiled.guarded import GuardedGraph
+from x86quant.compiled.watch import is_known_hook
 from x86quant.dynamic.layers import DynamicLinear
 from x86quant.errors import UnsupportedError, first_line
 from x86quant.forms.call_form import CallForm, take_apart
@@ -154,7 +155,7 @@ def _next(module: nn.Module, path: str) -> Iterator[str]:
 
 def _graphs(
     module: nn.Module, seen: Sequence[Observed], padding_unread: bool
-) -> list[GuardedModule]:
+) -> list[GuardedGraph]:
     """Graphs of ``module``, one for each form that it is called in.
 
     Raises:
@@ -166,7 +167,7 @@ def _graphs(
         hooks = (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values())
         if inner is not module and not all(map(is_known_hook, hooks)):
             raise UnsupportedError(f"{name} has hooks")
-    found: list[GuardedModule] = []
+    found: list[GuardedGraph] = []
     tried: list[CallForm] = []
     traced: list[Traced] = []
     for one in seen:
@@ -191,7 +192,7 @@ def _graph(
     seen: Sequence[Observed],
     padding_unread: bool,
     others: list[Traced],
-) -> GuardedModule:
+) -> GuardedGraph:
     """The graph of calls of ``form``; ``others`` are what was traced so far, and gets more."""
     mine = [o for o in seen if form.tensors(o.call.args, o.call.kwargs) is not None]
     take_apart(mine[0].result)  # before the seconds that tracing takes
@@ -210,7 +211,7 @@ def _proved(
     leaves: Sequence[torch.Tensor],
     mine: Sequence[Observed],
     padding_unread: bool,
-) -> GuardedModule:
+) -> GuardedGraph:
     with comparable(module):
         traced = prove(module, traced, mine)
     if padding_unread:
@@ -227,7 +228,7 @@ def _fused(
     seen: Sequence[Observed],
     *,
     padding_unread: bool = False,
-) -> GuardedModule:
+) -> GuardedGraph:
     lowered, reports = lower_rows(traced.graph_module, padding_unread=padding_unread)
     inputs = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     for node, x in zip(inputs, leaves, strict=True):
@@ -235,7 +236,7 @@ def _fused(
     if not any(is_op(node, *_FUSED) for node in lowered.graph.nodes):
         raise UnsupportedError("there is nothing to fuse in it")
     compiled = compiled_rows(lowered, reports)
-    graph = GuardedModule(compiled, None, traced.form, traced.results, traced.guard, strict=True)
+    graph = GuardedGraph(compiled, traced.form, traced.results, traced.guard)
     _check_noise(module, graph, seen)
     return graph
 
@@ -246,7 +247,7 @@ def compiled_rows(lowered: GraphModule, reports: tuple[Report, ...]) -> Compiled
     return CompiledModule(lowered, reports, tuple(FloatNode.of(lowered, n) for n in left))
 
 
-def _check_noise(module: nn.Module, graph: GuardedModule, seen: Sequence[Observed]) -> None:
+def _check_noise(module: nn.Module, graph: GuardedGraph, seen: Sequence[Observed]) -> None:
     """Raise UnsupportedError if ``graph`` is clearly noisier than the layers one by one."""
     exact: list[torch.Tensor] = []
     layers: list[torch.Tensor] = []
@@ -271,7 +272,7 @@ def check_noise(
         raise UnsupportedError(f"fused it has {after:.1f} dB, layer by layer {before:.1f} dB")
 
 
-def _check_speed(module: nn.Module, graph: GuardedModule, seen: Sequence[Observed]) -> None:
+def _check_speed(module: nn.Module, graph: GuardedGraph, seen: Sequence[Observed]) -> None:
     """Raise UnsupportedError if ``graph`` is clearly slower than the layers one by one."""
 
     def fused(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.graph_tools import add_constant, attribute
-from x86quant.lowering.passes.keep_float_results import FLOAT_RESULTS
+from x86quant.lowering.passes.floats import FLOAT_RESULTS
 from x86quant.lowering.rounded import (
     FusedLayer,
     Int8Weight,

@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.utils._sympy.printers import PythonPrinter
 
-from x86quant.calling.op_watch import OpWatch
+from x86quant.calling.running import OpWatch
 from x86quant.errors import UnsupportedError
 from x86quant.forms.size_conditions import Condition, Place, parse, sizes_in
 from x86quant.terminal.silence import silent

@@ -17,8 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from x86quant.calling.call import Call
-from x86quant.calling.op_watch import OpWatch
-from x86quant.calling.running import run, watched
+from x86quant.calling.running import OpWatch, run, watched
 from x86quant.calling.state import state_kept
 from x86quant.errors import first_line
 

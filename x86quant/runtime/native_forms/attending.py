@@ -21,8 +21,8 @@ from x86quant.runtime.native_forms.code_rows import (
     contiguous,
     new_codes,
 )
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep
 
 
 def _attention(draft: Draft, node: Node) -> Value:

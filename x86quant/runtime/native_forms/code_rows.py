@@ -16,8 +16,8 @@ from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
 from x86quant.packing.linear_dynamic import Weights
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep
 from x86quant.weight_form import features_of
 
 Results = tuple[Value | None, ...]

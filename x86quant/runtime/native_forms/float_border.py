@@ -12,8 +12,8 @@ from x86quant.lowering.graph_tools import is_op
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import NativeForm, same_sizes
-from x86quant.runtime.native_step import NativeStep, NativeTensor, as_image, as_rows
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep, NativeTensor, as_image, as_rows
 
 
 def _quantize(draft: Draft, node: Node) -> Value:

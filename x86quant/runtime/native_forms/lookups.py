@@ -15,8 +15,8 @@ from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import contiguous
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep
 
 _NUMBERS = 7
 

@@ -13,8 +13,8 @@ from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.pointwise import lut_of
-from x86quant.runtime.native_step import NativeStep, rows_of
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep, rows_of
 
 
 def _per_channel(draft: Draft, node: Node, kind: str, numbers: dict[str, Any]) -> Value:

@@ -11,8 +11,8 @@ from torch.fx import Node
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm, same_sizes
-from x86quant.runtime.native_step import NativeStep, as_image, rows_of
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep, as_image, rows_of
 
 
 def _elementwise(

@@ -13,8 +13,8 @@ from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.pointwise import requantization
-from x86quant.runtime.native_step import NativeStep, images_of
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep, images_of
 
 
 def _pool(draft: Draft, node: Node) -> Value:

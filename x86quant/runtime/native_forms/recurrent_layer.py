@@ -14,8 +14,8 @@ from x86quant.ops.recurrence import LayerSizes, sequences_of
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import contiguous, result_of
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep
 
 
 def _recurrent(draft: Draft, node: Node) -> Value:

@@ -12,8 +12,8 @@ from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import op_name
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep
 
 
 def _rotate(draft: Draft, node: Node) -> Value:

@@ -12,8 +12,8 @@ from x86quant.lowering.graph_tools import op_name
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.code_rows import contiguous, result_of
-from x86quant.runtime.native_step import NativeStep
 from x86quant.runtime.plan import Value
+from x86quant.runtime.programs import NativeStep
 
 #: The types of places, starts and what is seen.
 _TYPES = (torch.int64, torch.int64, torch.bool)

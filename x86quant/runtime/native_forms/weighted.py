@@ -12,8 +12,8 @@ from x86quant.routing.sizes import Sizes
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.native_step import NativeStep, NativeTensor, as_image, as_rows
 from x86quant.runtime.plan import Value, multiply_adds
+from x86quant.runtime.programs import NativeStep, NativeTensor, as_image, as_rows
 
 
 def _conv(draft: Draft, node: Node) -> Value:
