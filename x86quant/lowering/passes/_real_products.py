@@ -71,11 +71,22 @@ def real_pixels(
         flat = weight.movedim(1, -1).flatten(1)
         by_pixel = add_constant(gm, gm.graph, f"{like.name}_rows", flat)
     floats = real_product(gm, like, operands, activation, rows, by_pixel)
+    floats.meta["order"] = last  # what it stands for lies in
     floats.meta.pop("shape", None)
     if (shape := like.meta.get("shape")) is not None:
         floats.meta["shape"] = tuple(shape[dim] for dim in last)
     with gm.graph.inserting_before(like):
         return _permuted(gm, floats, back)
+
+
+def window_of(gm: GraphModule, operands: Mapping[str, Any]) -> dict[str, list[int]] | None:
+    """What a convolution sees of each pixel; None if that is the pixel itself."""
+    weight = constant(gm, operands["weight"])
+    assert weight is not None
+    stride, padding = list(operands["stride"]), list(operands["padding"])
+    if {*weight.shape[2:], *stride} == {1} and not any(padding):
+        return None
+    return {"stride": stride, "padding": padding, "dilation": list(operands["dilation"])}
 
 
 def _permuted(gm: GraphModule, value: Node, dims: tuple[int, ...]) -> Node:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from x86quant.lowering.graph_tools import constant, finish, replace, sole_user, why
 from x86quant.lowering.passes import lower_convolution, lower_linear
-from x86quant.lowering.passes._real_products import real_pixels, real_product
+from x86quant.lowering.passes._real_products import real_pixels, real_product, window_of
 from x86quant.lowering.passes.fuse_activation import activation_of
 
 aten = torch.ops.aten
@@ -57,20 +57,10 @@ def _replace(gm: GraphModule, node: Node, operands: dict[str, Any]) -> None:
     if node.target is aten.linear.default:
         floats = real_product(gm, node, operands, activation)
     else:
-        floats = real_pixels(gm, node, operands, activation, _window(gm, operands))
+        floats = real_pixels(gm, node, operands, activation, window_of(gm, operands))
     if user is not None and activation is not None:
         floats.meta["source"] = user.meta.get("source", "")
         replace(user, floats)
         gm.graph.erase_node(node)
     else:
         replace(node, floats)
-
-
-def _window(gm: GraphModule, operands: dict[str, Any]) -> dict[str, list[int]] | None:
-    """What a convolution sees of each pixel; None if that is the pixel itself."""
-    weight = constant(gm, operands["weight"])
-    assert weight is not None
-    stride, padding = list(operands["stride"]), list(operands["padding"])
-    if {*weight.shape[2:], *stride} == {1} and not any(padding):
-        return None
-    return {"stride": stride, "padding": padding, "dilation": list(operands["dilation"])}

@@ -1,6 +1,6 @@
 """What is computed in float is not rounded on its way out, and last products give floats.
 
-A 1 x 1 convolution is a product of rows as well, since codes lie channels last.
+A convolution is a product of rows as well: of its pixels, or of the windows around them.
 
 Codes there would cost accuracy and save nothing, since nobody reads them but who turns them into
 floats again. It holds of graphs whose ranges are our own choice: ``gm.meta[FLOAT_RESULTS]``.
@@ -25,7 +25,7 @@ from x86quant.lowering.graph_tools import (
 )
 from x86quant.lowering.normalize import UNARY
 from x86quant.lowering.passes._epilogue import is_clamp
-from x86quant.lowering.passes._real_products import real_pixels, real_product
+from x86quant.lowering.passes._real_products import real_pixels, real_product, window_of
 from x86quant.lowering.passes.fuse_activation import activation_of
 from x86quant.lowering.views import is_question, is_view
 
@@ -51,18 +51,19 @@ def run(gm: GraphModule) -> int:
             activation = _ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)]
             if is_op(product, "linear"):
                 _replace(product, real_product(gm, product, product.kwargs, activation))
-            elif _is_pointwise(gm, product):
-                _replace(product, real_pixels(gm, product, product.kwargs, activation, None))
+            elif _is_plain(gm, product):
+                window = window_of(gm, product.kwargs)
+                _replace(product, real_pixels(gm, product, product.kwargs, activation, window))
             else:
                 continue
             changed += 1
     return finish(gm, changed + _drop_roundings(gm))
 
 
-def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
-    """Whether ``conv`` multiplies the channels of each pixel by themselves."""
+def _is_plain(gm: GraphModule, conv: Node) -> bool:
+    """Whether ``conv`` is a product of rows: neither transposed nor in groups."""
     kwargs: dict[str, Any] = conv.kwargs
-    weight = constant(gm, conv.kwargs["weight"])
+    weight = constant(gm, kwargs["weight"])
     scales = constant(gm, kwargs["weight_scales"])
     return (
         weight is not None
@@ -70,9 +71,7 @@ def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
         and scales.numel() == weight.shape[0]
         and not bool(kwargs["transposed"])
         and bool(kwargs["groups"] == 1)
-        and all(size == 1 for size in weight.shape[2:])
-        and all(step == 1 for step in kwargs["stride"])
-        and not any(kwargs["padding"])
+        and kwargs["residual"] is None
         and len(conv.meta.get("shape") or ()) == weight.dim()
     )
 

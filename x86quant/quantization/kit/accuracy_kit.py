@@ -279,6 +279,10 @@ def smoothing_helps(
     return after >= before
 
 
+#: What to subtract from biases, by part and by path of the layer.
+_Corrections = dict[StaticPart, dict[str, torch.Tensor]]
+
+
 def correct_biases(
     exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
 ) -> None:
@@ -290,7 +294,7 @@ def correct_biases(
         and settings.effort != "fast"
         and halves.seen is not halves.unseen
     )
-    ways = _CORRECTIONS[: 2 if settings.effort == "best" and judged else 1]
+    ways = _CORRECTIONS if judged else _CORRECTIONS[:1]
     found: list[tuple[_Corrections, float]] = []
     for way in (None, *ways) if judged else ways:
         none: _Corrections = {part: {} for part in parts}
@@ -299,13 +303,16 @@ def correct_biases(
             part.corrections = corrections[part]
         noise = _simulated_noise(exact, parts, halves.unseen) if judged else 0.0
         found.append((corrections, noise))
-    best = max(reversed(found), key=operator.itemgetter(1))[0]  # among equals the last
+    best = _best(found)
+    alone = _best(found[:2])
     for part in parts:
         part.corrections = best[part]
+        part.corrections_alone = None if alone is best else alone[part]
 
 
-#: What to subtract from biases, by part and by path of the layer.
-_Corrections = dict[StaticPart, dict[str, torch.Tensor]]
+def _best(found: Sequence[tuple[_Corrections, float]]) -> _Corrections:
+    """Those of the least noise; among equals the last."""
+    return max(reversed(found), key=operator.itemgetter(1))[0]
 
 
 def _one_by_one(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
