@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -278,6 +278,14 @@ class StaticPart:
         if layer not in self._rounded:
             self._rounded[layer] = rounded_layer(node, layer, self.weight_observer)
         return self._rounded[layer]
+
+    def replace_weights(
+        self, layers: Mapping[nn.Module, RoundedLayer]
+    ) -> dict[nn.Module, RoundedLayer]:
+        """Give layers other int8 weights; returns those that they had."""
+        before = {layer: self._rounded[layer] for layer in layers}
+        self._rounded.update(layers)
+        return before
 
     def weight_observer(self, node: Node, layer: nn.Module | None) -> ChannelRangesObserver:
         """The observer for the weight of ``node``, which calls ``layer`` or is a function."""
