@@ -282,6 +282,7 @@ def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
             {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
             "awq",
         ),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"}, "gptq_v2"),
         ({"quant_method": "awq", "bits": 4}, "awq"),
     ],
 )
@@ -313,6 +314,7 @@ def test_float_models_are_quantized_as_they_are_read(bits: int, tmp_path: Path) 
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "itrex"}, "'itrex'"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "are mx_fp"),
     ],
 )
 def test_other_forms_are_refused(settings: dict[str, Any], message: str) -> None:

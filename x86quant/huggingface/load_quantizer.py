@@ -37,6 +37,8 @@ from x86quant.huggingface.stored_layers import stored_layers
 from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
+#: Scales of keys and values that other libraries chose beforehand, of which nothing is made.
+_OF_CACHES = r"\.[qkv]_(scale|zero_point)$"
 
 
 @register_quantizer(METHOD)
@@ -107,7 +109,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         layers = {
             path: module
             for path, module in model.named_modules()
-            if isinstance(module, nn.Linear) or (not foreign and _is_ours(module))
+            if isinstance(module, nn.Linear)
+            or (not foreign and is_linear(module))
+            or (stored.tables and type(module) is nn.Embedding)
         }
         if not foreign:
             layers.update(_expert_linears(model))
@@ -115,11 +119,12 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         open_experts(model, found)
         for path, tensors in found.items():
             self._expect(model, path, UnloadedLayer(layers[path], stored=tensors, of_files=stored))
+        ignored = [_OF_CACHES]
         if not foreign:
-            known = model._keys_to_ignore_on_load_unexpected or ()
             names = {f"{path}.{FLOAT_WEIGHT}" for path in self._unloaded} | set(_marks(model))
-            marks = (rf"(^|\.){re.escape(name)}$" for name in names)
-            model._keys_to_ignore_on_load_unexpected = {*known, *marks}
+            ignored = [rf"(^|\.){re.escape(name)}$" for name in names]
+        known = model._keys_to_ignore_on_load_unexpected or ()
+        model._keys_to_ignore_on_load_unexpected = {*known, *ignored}
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self._errors:
@@ -330,11 +335,6 @@ def _marks(model: nn.Module) -> dict[str, torch.Tensor]:
         for path, module in model.named_modules()
         for name in float_tensors(module)
     }
-
-
-def _is_ours(module: nn.Module) -> bool:
-    """Whether ``module`` may have become int8 before it was saved."""
-    return is_linear(module) or type(module) is nn.Embedding
 
 
 def _is_meant(entry: str, path: str, module: nn.Module) -> bool:

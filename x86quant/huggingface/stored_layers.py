@@ -31,6 +31,8 @@ def stored_layers(
     """
     if not files or not all(str(file).endswith(".safetensors") for file in files):
         raise InvalidInputError("an int8 model can be loaded from a folder of safetensors only")
+    if stored.check is not None:
+        stored.check(files)
     suffix = f".{stored.codes}"
     known = {path + suffix: True for path in layers}
     conversions = get_model_conversion_mapping(model)
