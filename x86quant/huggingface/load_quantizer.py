@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
@@ -19,6 +20,7 @@ from x86quant.dynamic import (
     is_linear,
     why_float,
 )
+from x86quant.dynamic.experts import LINEARS as LINEARS_OF_EXPERTS
 from x86quant.dynamic.experts import (
     float_tensors,
     give_experts,
@@ -29,7 +31,13 @@ from x86quant.dynamic.experts import (
 )
 from x86quant.dynamic.layers import Int8Linear
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
-from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS
+from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS, CheckpointFormat
+from x86quant.huggingface.expert_parts import (
+    expert_parts,
+    join_parts,
+    merges_experts,
+    open_parts,
+)
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
@@ -58,6 +66,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
         self._reordered = False
+        self._conversions: list[Any] = []
+        self._experts_apart = False  # whether their codes are called as float weights are
 
     # --- asked by transformers ---
 
@@ -113,18 +123,42 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             or (not foreign and is_linear(module))
             or (stored.tables and type(module) is nn.Embedding)
         }
-        if not foreign:
-            layers.update(_expert_linears(model))
-        found = stored_layers(model, layers, checkpoint_files, stored)
-        open_experts(model, found)
+        self._conversions = get_model_conversion_mapping(model)
+        parts = expert_parts(model, self._conversions) if foreign else _expert_linears(model)
+        layers.update(parts)
+        found = stored_layers(model, layers, checkpoint_files, stored, self._conversions)
+        if foreign:
+            open_parts(model, found)
+            self._check_experts(model, found.keys() & parts.keys(), stored)
+        else:
+            open_experts(model, found)
+        places = _places(model)
         for path, tensors in found.items():
-            self._expect(model, path, UnloadedLayer(layers[path], stored=tensors, of_files=stored))
+            layer = UnloadedLayer(layers[path], stored=tensors, of_files=stored)
+            self._expect(model, path, layer, places)
         ignored = [_OF_CACHES]
         if not foreign:
             names = {f"{path}.{FLOAT_WEIGHT}" for path in self._unloaded} | set(_marks(model))
             ignored = [rf"(^|\.){re.escape(name)}$" for name in names]
         known = model._keys_to_ignore_on_load_unexpected or ()
         model._keys_to_ignore_on_load_unexpected = {*known, *ignored}
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """What transformers does to tensors of files, but for merging experts in codes."""
+        found: list[Any] = super().update_weight_conversions(weight_conversions, model)
+        return [x for x in found if not (self._experts_apart and merges_experts(x))]
+
+    def _check_experts(self, model: Any, parts: set[str], stored: CheckpointFormat) -> None:
+        """Tell codes of experts from float weights, which some files call by the same name."""
+        self._experts_apart = bool(parts) and stored.codes == FLOAT_WEIGHT
+        if not self._experts_apart:
+            return
+        for path, module in model.named_modules():
+            if is_experts(module) and any(is_expert_tensor(module, x) for x in LINEARS_OF_EXPERTS):
+                raise UnsupportedError(
+                    f"{path} is in float, where other experts are in codes: load the float model "
+                    "with X86QuantConfig"
+                )
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self._errors:
@@ -149,12 +183,15 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"{', '.join(missing[:_NAMED])}; save the model again"
             )
         self._leave_files(model)
+        places = _places(model)
         for path in list(self._unloaded):
             layer = self._unloaded.pop(path)
             form = layer.int8_form(path, self.quantization_config.scheme)
             self._reordered = self._reordered or isinstance(form, ReorderedLinear)
-            _replace(model, layer, form)
+            for parent, name in places[layer]:
+                parent._modules[name] = form
             give_back(layer.buffers())  # else memory holds all of the files, too
+        join_parts(model, self._conversions)
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         adapt_containers(model)
@@ -182,9 +219,12 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     # --- the layers ---
 
-    def _expect(self, model: nn.Module, path: str, layer: UnloadedLayer) -> None:
+    def _expect(
+        self, model: nn.Module, path: str, layer: UnloadedLayer, places: _Places | None = None
+    ) -> None:
         """Let transformers load the values of ``layer``, in place of those it is made for."""
-        _replace(model, model.get_submodule(path), layer)
+        for parent, name in (places or _places(model))[model.get_submodule(path)]:
+            parent._modules[name] = layer
         _untie(model, path)
         self._float.pop(path, None)
         self._unloaded[path] = layer
@@ -237,12 +277,17 @@ def let_save(model: Any) -> None:
         model.hf_quantizer = X86HfQuantizer(X86QuantConfig(), pre_quantized=True)
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put ``new`` wherever ``old`` stands in ``model``."""
-    for parent in list(model.modules()):
+_Places = dict[nn.Module, list[tuple[nn.Module, str]]]
+
+
+def _places(model: nn.Module) -> _Places:
+    """Where in ``model`` each module stands: its parents, and its names in them."""
+    found: _Places = {}
+    for parent in model.modules():
         for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new
+            if child is not None:
+                found.setdefault(child, []).append((parent, name))
+    return found
 
 
 class _Quantize(ConversionOps):  # type: ignore[misc]

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.huggingface.checkpoint_formats import CheckpointFormat
+from x86quant.huggingface.expert_parts import merges_experts
 
 
 def stored_layers(
@@ -19,11 +19,12 @@ def stored_layers(
     layers: Mapping[str, object],
     files: Sequence[str] | None,
     stored: CheckpointFormat,
+    conversions: Sequence[object],
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The paths of those of ``layers`` whose codes are in ``files``; their tensors without data.
 
     Names in files are changed as transformers will change them, which knows other names of layers
-    and the prefix of the base model.
+    and the prefix of the base model, by these ``conversions``.
 
     Raises:
         InvalidInputError: there are no such files, or no codes in them.
@@ -35,9 +36,10 @@ def stored_layers(
         stored.check(files)
     suffix = f".{stored.codes}"
     known = {path + suffix: True for path in layers}
-    conversions = get_model_conversion_mapping(model)
     renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
-    converters = [x for x in conversions if isinstance(x, WeightConverter)]
+    converters = [
+        x for x in conversions if isinstance(x, WeightConverter) and not merges_experts(x)
+    ]
     found: dict[str, dict[str, torch.Tensor]] = {}
     tensors = _tensors(files, stored.names)
     codes = [k for k, x in tensors.items() if k.endswith(suffix) and x.dtype in _OF_CODES]
@@ -52,9 +54,8 @@ def stored_layers(
             )
         if name not in known and ".experts." in key:
             raise UnsupportedError(
-                f"{key} is of an expert, of which {type(model).__name__} has one tensor for all; "
-                "in codes they are read from GGUF and from files of x86quant: load the float "
-                "model with X86QuantConfig"
+                f"{key} is of an expert, and not by a name or of a form that is known of experts "
+                f"of {type(model).__name__}: load the float model with X86QuantConfig"
             )
         if name in known:
             layer = key.removesuffix(suffix)
