@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ from x86quant.dynamic.experts import (
     open_experts,
     unloaded_experts,
 )
-from x86quant.dynamic.layers import Int8Linear
+from x86quant.dynamic.layers import Int8Linear, is_conv1d
+from x86quant.dynamic.shared_codes import OPERANDS, holders_of_others, share_codes
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS, CheckpointFormat
 from x86quant.huggingface.expert_parts import (
@@ -41,7 +42,7 @@ from x86quant.huggingface.expert_parts import (
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
-from x86quant.huggingface.stored_layers import stored_layers
+from x86quant.huggingface.stored_layers import marked_layers, stored_layers
 from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
@@ -67,6 +68,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._errors: list[X86QuantError] = []
         self._reordered = False
         self._conversions: list[Any] = []
+        self._groups: list[set[str]] = []  # as they are before layers are taken out of them
         self._experts_apart = False  # whether their codes are called as float weights are
 
     # --- asked by transformers ---
@@ -123,6 +125,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             or (not foreign and is_linear(module))
             or (stored.tables and type(module) is nn.Embedding)
         }
+        self._groups = _tied_groups(model, FLOAT_WEIGHT)
         self._conversions = get_model_conversion_mapping(model)
         parts = expert_parts(model, self._conversions) if foreign else _expert_linears(model)
         layers.update(parts)
@@ -136,6 +139,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         for path, tensors in found.items():
             layer = UnloadedLayer(layers[path], stored=tensors, of_files=stored)
             self._expect(model, path, layer, places)
+        if not foreign:
+            self._expect_tied(model, layers, checkpoint_files or (), places)
         ignored = [_OF_CACHES]
         if not foreign:
             names = {f"{path}.{FLOAT_WEIGHT}" for path in self._unloaded} | set(_marks(model))
@@ -164,6 +169,7 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         if self._errors:
             raise self._errors[0]
         # What the checkpoint does not have, and what is tied by now.
+        made: dict[tuple[int, bool], dict[str, torch.Tensor]] = {}
         for path, module in (*self._float.items(), *self._tied.items()):
             if is_experts(module):
                 for name in list(module._parameters):
@@ -172,7 +178,10 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 continue
             weight: Any = module.weight
             layer = UnloadedLayer(module, self.quantization_config.bits)
-            values = self._values(path, layer, weight.detach())
+            what = (id(weight), is_conv1d(module))
+            if what not in made:
+                made[what] = self._values(path, layer, weight.detach())
+            values = made[what]
             self._expect(model, path, layer)
             for name, value in values.items():
                 setattr(layer, name, loaded(value))
@@ -192,6 +201,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 parent._modules[name] = form
             give_back(layer.buffers())  # else memory holds all of the files, too
         join_parts(model, self._conversions)
+        made.clear()
+        share_codes(model)  # of files that have both
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         adapt_containers(model)
@@ -212,6 +223,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """What ``save_pretrained`` writes: the state, and a mark for every int8 layer."""
         state = {**model.state_dict(), **_marks(model)}
+        for path in holders_of_others(model):
+            for name in OPERANDS:
+                del state[f"{path}.{name}"]  # those of the table
         for path, module in model.named_modules():
             if isinstance(module, Int8Linear | WeightOnlyEmbedding):
                 state[f"{path}.{FLOAT_WEIGHT}"] = torch.zeros(1, dtype=torch.int8)
@@ -228,6 +242,16 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         _untie(model, path)
         self._float.pop(path, None)
         self._unloaded[path] = layer
+
+    def _expect_tied(
+        self, model: Any, layers: Mapping[str, nn.Module], files: Sequence[str], places: _Places
+    ) -> None:
+        """Expect layers without codes of their own: files have those of the tables they hold."""
+        for group in self._groups:
+            there = [self._unloaded[path] for path in sorted(group) if path in self._unloaded]
+            left = group & layers.keys() - self._unloaded.keys()
+            for path in marked_layers(model, left, files, self._conversions) if there else ():
+                self._expect(model, path, UnloadedLayer(layers[path], tied_to=there[0]), places)
 
     def _give_experts(self, path: str, module: nn.Module, name: str, weight: torch.Tensor) -> None:
         """Let the experts of ``module`` be linears of ours in place of the tensor ``name``."""
@@ -387,10 +411,15 @@ def _is_meant(entry: str, path: str, module: nn.Module) -> bool:
     return path == entry or path.endswith(f".{entry}") or type(module).__name__ == entry
 
 
-def _tied_groups(model: Any) -> list[set[str]]:
-    """The paths of layers that share a weight or a bias, for each that is shared."""
+def _tied_groups(model: Any, name: str = "") -> list[set[str]]:
+    """The paths of layers that share a weight or a bias, for each that is shared.
+
+    Or only a tensor called ``name``.
+    """
     groups: dict[str, set[str]] = {}
     for target, source in _ties(model).items():
+        if name and target.rpartition(".")[2] != name:
+            continue
         groups.setdefault(source, {_layer_of(source)}).add(_layer_of(target))
     return list(groups.values())
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.huggingface.checkpoint_formats import CheckpointFormat
+from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, CheckpointFormat
 from x86quant.huggingface.expert_parts import merges_experts
 
 
@@ -70,6 +70,20 @@ def stored_layers(
             f"the checkpoint has no int8 weights for {type(model).__name__}: it holds {kinds}"
         )
     return found
+
+
+def marked_layers(
+    model: Any, paths: Collection[str], files: Sequence[str], conversions: Sequence[object]
+) -> set[str]:
+    """Those of ``paths`` that were int8 in the model of these ``files`` of ours."""
+    renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
+    known = {f"{path}.{FLOAT_WEIGHT}": True for path in paths}
+    found = set()
+    for key, tensor in _tensors(files, (FLOAT_WEIGHT,)).items():
+        if tensor.dtype == torch.int8 and tensor.shape == (1,):
+            name, _ = rename_source_key(key, renamings, [], model.base_model_prefix, known)
+            found.add(name.removesuffix(f".{FLOAT_WEIGHT}"))
+    return found & set(paths)
 
 
 #: By what safetensors calls them.
