@@ -27,6 +27,7 @@ from x86quant.errors import (
     first_line,
 )
 from x86quant.quantization.batches import Calibration, Data
+from x86quant.quantization.channel_scales import Scaled, scale_channels
 from x86quant.quantization.error_feedback import with_error_feedback
 from x86quant.quantization.kit.accuracy_kit import (
     Halves,
@@ -215,13 +216,21 @@ def _prepared(
             + _what_else(model, scheme)
         )
     weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    scaled: tuple[Scaled, ...] = ()
     if settings.narrow_bits < 8 and scheme.dynamic and sample:
         linears = [x.name for x in layers.values() if x.part is None and _is_plain(model, x.name)]
         with state_kept(model):
+            if settings.smooth_quant is not False:
+                scaled = scale_channels(model, linears, sample, settings.narrow_bits)
             weights = with_error_feedback(model, linears, sample, settings.narrow_bits)
         notes.append(
             f"{len(weights)} of {len(linears)} linears have codes of {settings.narrow_bits} bits "
             "chosen by the data, with error feedback; the others round each weight by itself"
+        )
+        gained = {name for one in scaled for name in one.place.linears}
+        notes.append(
+            f"{len(gained & {*linears})} of them have input channels that are scaled by how large "
+            "they are, where these are made"
         )
     return PreparedModel(
         model=model,
@@ -237,6 +246,7 @@ def _prepared(
         batches=batches,
         equalized=equalized,
         smoothed=smoothed,
+        scaled=scaled,
         strict=settings.strict,
         weight_bits=settings.narrow_bits,
         weights=weights,
