@@ -108,7 +108,12 @@ def to_dynamic(
                     done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
             elif is_experts(module):
                 if not (kept or why_float(module)):
-                    to_int8_experts(module, kind, weight_bits)
+                    inside = {
+                        path.removeprefix(f"{name}."): operands
+                        for path, operands in (weights or {}).items()
+                        if path.startswith(f"{name}.")
+                    }
+                    to_int8_experts(module, kind, weight_bits, inside)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -78,20 +78,35 @@ def expert_weights(module: Any, name: str, tensor: torch.Tensor) -> list[torch.T
     return [x.t() if module.is_transposed else x for x in tensor.unbind()]
 
 
-def to_int8_experts(module: nn.Module, kind: type[Int8Linear], bits: int) -> nn.Module:
-    """``module`` itself, its float weights replaced by linears of ``kind``."""
+def to_int8_experts(
+    module: nn.Module,
+    kind: type[Int8Linear],
+    bits: int,
+    known: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+) -> nn.Module:
+    """``module`` itself, its float weights replaced by linears of ``kind``.
+
+    ``known`` are the codes and scales of some of these, by their paths in it.
+    """
     for name in expert_tensors(module):
-        give_experts(module, name, module.get_parameter(name).detach(), kind, bits)
+        give_experts(module, name, module.get_parameter(name).detach(), kind, bits, known)
     return module
 
 
 def give_experts(
-    module: nn.Module, name: str, tensor: torch.Tensor, kind: type[Int8Linear], bits: int
+    module: nn.Module,
+    name: str,
+    tensor: torch.Tensor,
+    kind: type[Int8Linear],
+    bits: int,
+    known: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> None:
     """Put linears made of the float ``tensor`` in the place of the one called ``name``."""
-    weights = expert_weights(module, name, tensor)
-    made = (kind(*quantized(x.contiguous(), bits)) for x in weights)
-    replace_tensor(module, name, nn.ModuleList(made))
+    made = nn.ModuleList()
+    for i, weight in enumerate(expert_weights(module, name, tensor)):
+        operands = (known or {}).get(f"{LINEARS[name]}.{i}")
+        made.append(kind(*(operands or quantized(weight.contiguous(), bits))))
+    replace_tensor(module, name, made)
 
 
 def float_tensors(module: nn.Module) -> list[str]:

@@ -18,6 +18,7 @@ from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.variants import takes, variants
+from x86quant.dynamic import is_experts
 from x86quant.dynamic.convert import has_hooks, is_linear, to_dynamic, why_float
 from x86quant.errors import (
     InvalidInputError,
@@ -29,6 +30,7 @@ from x86quant.errors import (
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.channel_scales import Scaled, scale_channels
 from x86quant.quantization.error_feedback import with_error_feedback
+from x86quant.quantization.expert_linears import with_float_linears
 from x86quant.quantization.kit.accuracy_kit import (
     Halves,
     calibrated_parts,
@@ -222,7 +224,10 @@ def _prepared(
         with state_kept(model):
             if settings.smooth_quant is not False:
                 scaled = scale_channels(model, linears, sample, settings.narrow_bits)
-            weights = with_error_feedback(model, linears, sample, settings.narrow_bits)
+            experts = [x.name for x in layers.values() if is_experts(model.get_submodule(x.name))]
+            spread, of_experts = with_float_linears(model, experts) if experts else (model, [])
+            linears += of_experts
+            weights = with_error_feedback(spread, linears, sample, settings.narrow_bits)
         notes.append(
             f"{len(weights)} of {len(linears)} linears have codes of {settings.narrow_bits} bits "
             "chosen by the data, with error feedback; the others round each weight by itself"
