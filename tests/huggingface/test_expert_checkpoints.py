@@ -137,6 +137,10 @@ def test_features_in_another_order(tmp_path: Path) -> None:
         codes, zeros, scales = drawn(32, 64, 32, 4, seed)
         expected.append((codes - zeros[:, g_idx]) * scales.float()[:, g_idx])
     torch.testing.assert_close(layer.weight + 0, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        again = x86quant.huggingface.load(tmp_path / "again")
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
     tensors[f"{experts}.1.up_proj.g_idx"] = torch.arange(64).int() // 32
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(UnsupportedError, match="features in different orders"):

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.huggingface import compressed_format, torchao_format
 from x86quant.huggingface.group_formats import (
@@ -25,6 +27,8 @@ OURS = "x86quant"
 #: transformers that knows nothing of this package then ends with "size mismatch", where it would
 #: otherwise take the layer for one without weights, and make some at random.
 FLOAT_WEIGHT = "weight"
+#: Of our files: the input feature that meets each column of a weight.
+ORDER = "order"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +63,12 @@ class CheckpointFormat:
 
 
 def _ours(tensors: Tensors, features: int) -> GroupWeights:
-    return GroupWeights(tensors["int8_weight"], tensors["weight_scale"])
+    order = tensors.get(ORDER)
+    if order is not None and not torch.equal(order.sort().values, torch.arange(features)):
+        raise InvalidInputError(
+            f"its {ORDER} does not name each of {features} input features once: the file is damaged"
+        )
+    return GroupWeights(tensors["int8_weight"], tensors["weight_scale"], order)
 
 
 def _bitsandbytes(tensors: Tensors, features: int) -> GroupWeights:
@@ -79,7 +88,7 @@ _GPTQ = ("qzeros", "scales")
 _ACT_ORDER = ("g_idx",)
 
 FORMATS: Mapping[str, CheckpointFormat] = {
-    OURS: CheckpointFormat("int8_weight", ("weight_scale",), _ours, tables=True),
+    OURS: CheckpointFormat("int8_weight", ("weight_scale",), _ours, (ORDER,), tables=True),
     compressed_format.METHOD: CheckpointFormat(
         "weight",
         ("weight_scale",),

@@ -66,7 +66,6 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._tied: dict[str, nn.Module] = {}  # those whose weights are known when all are read
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
-        self._reordered = False
         self._conversions: list[Any] = []
         self._groups: list[set[str]] = []  # as they are before layers are taken out of them
         self._experts_apart = False  # whether their codes are called as float weights are
@@ -79,8 +78,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
     def is_serializable(self) -> bool:
-        """Whether ``save_pretrained`` works: not of layers that files have no form for."""
-        return not self._reordered
+        """Whether ``save_pretrained`` works."""
+        return True
 
     def validate_environment(self, *, device_map: Any = None, **_: Any) -> None:
         """Raise if the options, or where the model is to be, are wrong."""
@@ -196,7 +195,6 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         for path in list(self._unloaded):
             layer = self._unloaded.pop(path)
             form = layer.int8_form(path, self.quantization_config.scheme)
-            self._reordered = self._reordered or isinstance(form, ReorderedLinear)
             for parent, name in places[layer]:
                 parent._modules[name] = form
             give_back(layer.buffers())  # else memory holds all of the files, too
@@ -229,6 +227,11 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         for path, module in model.named_modules():
             if isinstance(module, Int8Linear | WeightOnlyEmbedding):
                 state[f"{path}.{FLOAT_WEIGHT}"] = torch.zeros(1, dtype=torch.int8)
+        for path, module in model.named_modules():
+            if isinstance(module, ReorderedLinear):  # one layer of the model, and so of files
+                inside = f"{path}.linear."
+                for key in [key for key in state if key.startswith(inside)]:
+                    state[f"{path}.{key.removeprefix(inside)}"] = state.pop(key)
         return state, {}
 
     # --- the layers ---
