@@ -77,6 +77,8 @@ class OpSpec:
     # The bits of a code in an embedding_bag, or in a linear's weight that has scales for groups of
     # input features; None in a linear with one scale an output.
     bits: int | None = None
+    # Of such a linear: how many input features share a scale.
+    weight_group: int | None = None
     # Of an embedding_bag alone: how a bag becomes one row, whether the rows are as the "stock"
     # operators make them or "other", and whether some index counts for nothing.
     pooling: str | None = None
@@ -148,6 +150,7 @@ class OpSpec:
             text = f"linear {self.in_channels}→{self.out_channels}"
             if self.bits is not None:
                 text += f" {self.bits} bits in groups"
+                text += f" of {self.weight_group}" if self.weight_group else ""
         else:
             by = "×".join(map(str, self.kernel))
             name = self.op.replace("conv", "conv_transpose") if self.transposed else self.op

@@ -264,12 +264,21 @@ def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
     model = x86quant.huggingface.load(tmp_path, fuse_blocks=True)
     layers = [m for m in model.modules() if isinstance(m, x86quant.dynamic.ReorderedLinear)]
     assert len(layers) == 14
-    with pytest.raises(ValueError, match="not serializable"):
-        model.save_pretrained(tmp_path / "no")
     ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         want, found = meant(ids).logits, model(ids).logits
     assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.999
+    model.save_pretrained(tmp_path / "again")
+    again = x86quant.huggingface.load(tmp_path / "again")
+    assert len([m for m in again.modules() if isinstance(m, type(layers[0]))]) == 14
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, found)
+    file = tmp_path / "again" / "model.safetensors"
+    stored = load_file(file)
+    stored["model.layers.1.mlp.up_proj.order"][3] = 0
+    save_file(stored, file, {"format": "pt"})
+    with pytest.raises(InvalidInputError, match=r"up_proj: its order does not name each of 64"):
+        x86quant.huggingface.load(tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -282,6 +291,7 @@ def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
             {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"},
             "awq",
         ),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"}, "gptq_v2"),
         ({"quant_method": "awq", "bits": 4}, "awq"),
     ],
 )
@@ -313,6 +323,7 @@ def test_float_models_are_quantized_as_they_are_read(bits: int, tmp_path: Path) 
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "itrex"}, "'itrex'"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "are mx_fp"),
     ],
 )
 def test_other_forms_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -864,19 +864,16 @@ _GROUP = "config_groups/group_0"
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("format", "pack-quantized", "packed weights and quantized input_activations"),
         (f"{_GROUP}/format", "float-quantized", "stored as 'float-quantized'"),
-        (f"{_GROUP}/weights/num_bits", 4, "weights are int4"),
+        (f"{_GROUP}/weights/num_bits", 6, "weights are int6"),
         (f"{_GROUP}/weights/type", "float", "weights are float8"),
-        (f"{_GROUP}/weights/symmetric", False, "weights are asymmetric"),
-        (f"{_GROUP}/weights/strategy", "group", "scale by 'group'"),
+        (f"{_GROUP}/weights/strategy", "block", "scale by 'block'"),
         (f"{_GROUP}/weights/dynamic", True, "weights are not static"),
-        (f"{_GROUP}/weights/actorder", "group", "reordered in groups"),
-        (f"{_GROUP}/input_activations", None, "input_activations is None"),
+        (f"{_GROUP}/weights", None, "weights is None"),
+        (f"{_GROUP}/input_activations/num_bits", 4, "input_activations are int4"),
         (f"{_GROUP}/input_activations/dynamic", False, "input_activations are not dynamic"),
         (f"{_GROUP}/input_activations/strategy", "tensor", "scale by 'tensor'"),
         (f"{_GROUP}/output_activations", {"num_bits": 8}, "quantized output_activations"),
-        ("kv_cache_scheme", {"num_bits": 8}, "cache of keys and values"),
         ("transform_config", {"config_groups": {"R1": {}}}, "transforms of weights"),
         ("sparsity_config", {"format": "sparse-bitmask"}, "'sparse-bitmask'"),
         ("config_groups", {"W8A8": ["Linear"]}, "preset"),
@@ -886,7 +883,7 @@ def test_other_formats_are_refused_in_a_sentence(path: str, value: Any, message:
     with pytest.raises(UnsupportedError, match=message) as caught:
         x86quant.X86QuantConfig.from_others(_with(path, value))
     assert "\n" not in str(caught.value)
-    assert "what can be read is W8A8 int8" in str(caught.value)
+    assert "what can be read are weights of 4 or 8 bits" in str(caught.value)
 
 
 def test_settings_of_others_are_refused() -> None:

@@ -30,6 +30,7 @@ from x86quant.dynamic.layers import (
 from x86quant.dynamic.layers import has_hooks as has_hooks
 from x86quant.dynamic.multihead_attention import DynamicMultiheadAttention
 from x86quant.dynamic.recurrent import RECURRENT
+from x86quant.dynamic.shared_codes import share_codes
 from x86quant.dynamic.torchao_weights import is_torchao, refusal, stored_codes
 from x86quant.dynamic.transformers_config import note_in_config
 from x86quant.lowering.builder import Builder
@@ -107,7 +108,12 @@ def to_dynamic(
                     done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
             elif is_experts(module):
                 if not (kept or why_float(module)):
-                    to_int8_experts(module, kind, weight_bits)
+                    inside = {
+                        path.removeprefix(f"{name}."): operands
+                        for path, operands in (weights or {}).items()
+                        if path.startswith(f"{name}.")
+                    }
+                    to_int8_experts(module, kind, weight_bits, inside)
             else:
                 # Not named_children(), which gives a shared child one of its names only.
                 for child_name, child in module._modules.items():
@@ -117,6 +123,7 @@ def to_dynamic(
         return done[module]
 
     model = convert("", model)
+    share_codes(model)
     adapt_containers(model)
     note_in_config(model)
     return model

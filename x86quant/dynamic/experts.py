@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,22 +41,29 @@ def why_float_experts(module: Any) -> str | None:
     """Why experts stay in float; None if they do not."""
     if getattr(module, "_is_expert_parallel", False):
         return "its experts are shared among processes"
-    sizes = {name: w.shape for name in _tensors(module) if (w := getattr(module, name)).dim() == 3}
+    sizes = {
+        name: w.shape for name in expert_tensors(module) if (w := getattr(module, name)).dim() == 3
+    }
     if len(sizes) != 2 or any(shape[0] != module.num_experts for shape in sizes.values()):
         return "its weights are not two tensors with a matrix an expert"
     return None
 
 
+def expert_tensors(module: nn.Module) -> list[str]:
+    """The names of the float tensors in ``module`` that hold a matrix for each expert."""
+    return [name for name in LINEARS if isinstance(module._parameters.get(name), torch.Tensor)]
+
+
 def is_expert_tensor(module: nn.Module, name: str) -> bool:
     """Whether the parameter ``name`` of ``module`` holds a matrix for each expert."""
-    return name in _tensors(module) and is_experts(module)
+    return name in expert_tensors(module) and is_experts(module)
 
 
 def unloaded_experts(module: nn.Module) -> dict[str, nn.Linear]:
     """Linears without memory of the sizes of the experts of ``module``, by their paths in it."""
     return {
         f"{LINEARS[name]}.{i}": nn.Linear(x.shape[1], len(x), bias=False, device="meta")
-        for name in _tensors(module)
+        for name in expert_tensors(module)
         for i, x in enumerate(expert_weights(module, name, module.get_parameter(name)))
     }
 
@@ -71,20 +78,35 @@ def expert_weights(module: Any, name: str, tensor: torch.Tensor) -> list[torch.T
     return [x.t() if module.is_transposed else x for x in tensor.unbind()]
 
 
-def to_int8_experts(module: nn.Module, kind: type[Int8Linear], bits: int) -> nn.Module:
-    """``module`` itself, its float weights replaced by linears of ``kind``."""
-    for name in _tensors(module):
-        give_experts(module, name, module.get_parameter(name).detach(), kind, bits)
+def to_int8_experts(
+    module: nn.Module,
+    kind: type[Int8Linear],
+    bits: int,
+    known: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
+) -> nn.Module:
+    """``module`` itself, its float weights replaced by linears of ``kind``.
+
+    ``known`` are the codes and scales of some of these, by their paths in it.
+    """
+    for name in expert_tensors(module):
+        give_experts(module, name, module.get_parameter(name).detach(), kind, bits, known)
     return module
 
 
 def give_experts(
-    module: nn.Module, name: str, tensor: torch.Tensor, kind: type[Int8Linear], bits: int
+    module: nn.Module,
+    name: str,
+    tensor: torch.Tensor,
+    kind: type[Int8Linear],
+    bits: int,
+    known: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> None:
     """Put linears made of the float ``tensor`` in the place of the one called ``name``."""
-    weights = expert_weights(module, name, tensor)
-    made = (kind(*quantized(x.contiguous(), bits)) for x in weights)
-    replace_tensor(module, name, nn.ModuleList(made))
+    made = nn.ModuleList()
+    for i, weight in enumerate(expert_weights(module, name, tensor)):
+        operands = (known or {}).get(f"{LINEARS[name]}.{i}")
+        made.append(kind(*(operands or quantized(weight.contiguous(), bits))))
+    replace_tensor(module, name, made)
 
 
 def float_tensors(module: nn.Module) -> list[str]:
@@ -98,6 +120,19 @@ def float_tensors(module: nn.Module) -> list[str]:
 def replace_tensor(module: nn.Module, name: str, linears: nn.ModuleList) -> None:
     """Put ``linears`` in the place of the float tensor ``name`` of experts."""
     del module._parameters[name]
+    take_linears(module, name, linears)
+
+
+def drop_tensors(module: nn.Module) -> None:
+    """Take the float tensors from experts, whose linears are to come."""
+    for name in expert_tensors(module):
+        del module._parameters[name]
+    for part in module.modules():
+        part._is_hf_initialized = True  # type: ignore[assignment]
+
+
+def take_linears(module: nn.Module, name: str, linears: nn.ModuleList) -> None:
+    """Let experts compute with ``linears`` what the float tensor ``name`` was for."""
     setattr(module, LINEARS[name], linears)
     for part in module.modules():  # transformers would fill the tensors that are gone
         part._is_hf_initialized = True  # type: ignore[assignment]
@@ -115,15 +150,10 @@ def open_experts(model: nn.Module, paths: Iterable[str]) -> None:
             module = model.get_submodule(path)
         except AttributeError:  # whoever asks finds that out, too
             continue
-        tensor = next((t for t in _tensors(module) if LINEARS[t] == linears), None)
+        tensor = next((t for t in expert_tensors(module) if LINEARS[t] == linears), None)
         if tensor is not None and is_experts(module):
             count = int(module.num_experts)  # type: ignore[arg-type]
             replace_tensor(module, tensor, nn.ModuleList(nn.Identity() for _ in range(count)))
-
-
-def _tensors(module: nn.Module) -> list[str]:
-    """The names of the float tensors in ``module`` that hold a matrix for each expert."""
-    return [name for name in LINEARS if isinstance(module._parameters.get(name), torch.Tensor)]
 
 
 def _compute_here(module: Any) -> None:

@@ -6,11 +6,15 @@ are tried for a group the one is taken that changes its weights least, by mean s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from x86quant.dynamic.torchao_weights import codes_of_torchao, is_torchao
 from x86quant.errors import InvalidInputError
-from x86quant.ops.groups import GROUP_STEP, MOST_GROUPS, pack_nibbles
+from x86quant.ops.groups import GROUP_STEP, MOST_GROUPS, codes_of, pack_nibbles
+from x86quant.weight_form import features_of, has_groups
 
 #: Features of a group, where nobody says: with a scale of 16 bits a weight takes 4.5.
 GROUP = 32
@@ -73,6 +77,34 @@ def quantize_groups(
         codes.append(packed(found.reshape(len(rows), features), bits))
         scales.append(scale.squeeze(-1))
     return torch.cat(codes), torch.cat(scales)
+
+
+def joined(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of the output features of all ``parts``, one part after the other.
+
+    Where the parts are of different forms they take the one that holds all of them: 8 bits, the
+    smallest of the groups, offsets, float32.
+    """
+    if len({(w.dtype, s.dtype, s.shape[1:]) for w, s in parts}) > 1:
+        features = {features_of(w) for w, _ in parts}.pop()
+        eight = any(w.dtype == torch.int8 for w, _ in parts)
+        groups = math.lcm(*(s.shape[1] if has_groups(s) else 1 for _, s in parts))
+        offsets = any(s.dim() == 3 for _, s in parts)
+        if features % groups or features // groups % GROUP_STEP or groups > MOST_GROUPS:
+            raise InvalidInputError("parts of one linear have groups that do not fit each other")
+        parts = [(codes_of(w) if eight else w, _expanded(s, groups, offsets)) for w, s in parts]
+    return torch.cat([w for w, _ in parts]), torch.cat([s for _, s in parts])
+
+
+def _expanded(scale: torch.Tensor, groups: int, offsets: bool) -> torch.Tensor:
+    """``scale`` as float32 [N, groups], or [N, groups, 2], the same numbers."""
+    found = (scale if has_groups(scale) else scale[:, None]).float()
+    found = found.repeat_interleave(groups // found.shape[1], 1)
+    if offsets and found.dim() == 2:
+        found = torch.stack([found, torch.zeros_like(found)], -1)
+    return found
 
 
 def codes_at(weight: torch.Tensor, scale: torch.Tensor, bits: int) -> torch.Tensor:

@@ -6,18 +6,26 @@ Its classes are told by name, so that torchao need not be imported to look at an
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from x86quant.errors import UnsupportedError
-from x86quant.ops.groups import GROUP_STEP, ZERO, exact_half, pack_nibbles
+from x86quant.ops.groups import GROUP_STEP, ZERO, exact_half, fit_nibbles, pack_nibbles
 
 #: What a reader below knows of a tensor of torchao's. One with more than that, of a later version
 #: perhaps, means something that was not seen here.
 _KNOWN = frozenset(
     {"qdata", "scale", "zero_point", "scale_and_zero", "block_size", "dtype", "shape"}
-    | {"target_dtype", "activation_quantization", "act_quant_kwargs", "reduce_range"}
+    | {
+        "activation_dtype",
+        "target_dtype",
+        "activation_quantization",
+        "act_quant_kwargs",
+        "reduce_range",
+    }
     | {"act_pre_scale", "act_quant_scale", "act_quant_zero_point"}
 )
 #: What is done to an input before it is quantized, or by what.
@@ -29,6 +37,25 @@ _NAMES = tuple(
 )
 
 Operands = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of torchao's as files hold it, by the names that it has in memory."""
+
+    kind: str
+    shape: tuple[int, ...]
+    qdata: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None = None
+
+    def codes(self) -> Operands:
+        """Its codes and scales, as of the tensor itself.
+
+        Raises:
+            UnsupportedError: it is one that cannot be read.
+        """
+        return reader_of(self)(self)
 
 
 def is_torchao(weight: torch.Tensor) -> bool:
@@ -59,9 +86,7 @@ def stored_codes(weight: torch.Tensor) -> Operands:
     Raises:
         UnsupportedError: it is one that cannot be read.
     """
-    read = _READERS.get(type(weight).__name__)
-    if read is None:
-        raise refusal(weight, "which is no form of int8 or int4 that is known here")
+    read = reader_of(weight)
     held = {name for names in _NAMES for name in getattr(weight, names, ())}
     more = [name for name in sorted(held - _KNOWN) if getattr(weight, name, None) is not None]
     if more:
@@ -69,9 +94,32 @@ def stored_codes(weight: torch.Tensor) -> Operands:
     return read(weight)
 
 
-def _int8_codes(weight: torch.Tensor) -> Operands:
+def reader_of(weight: Any) -> Callable[[Any], Operands]:
+    """What reads ``weight``.
+
+    Raises:
+        UnsupportedError: nothing does.
+    """
+    kind = _kind_of(weight)
+    if (why := why_not_read(kind)) is not None:
+        raise refusal(weight, why)
+    return _READERS[kind]
+
+
+def why_not_read(kind: str) -> str | None:
+    """Why tensors of the class called ``kind`` cannot be read; None if they can."""
+    if kind in _READERS:
+        return None
+    return _OF_OTHER_DEVICES.get(kind, "which is no form of int8 or int4 that is known here")
+
+
+def _kind_of(weight: Any) -> str:
+    return weight.kind if isinstance(weight, StoredTensor) else type(weight).__name__
+
+
+def _int8_codes(weight: Any) -> Operands:
     """Of codes that take a byte each, whatever their bits."""
-    codes, scale, zero_point = weight.qdata, weight.scale, weight.zero_point  # type: ignore[attr-defined]
+    codes, scale, zero_point = weight.qdata, weight.scale, weight.zero_point
     if codes.dtype != torch.int8 or codes.dim() != 2:
         raise refusal(weight, f"whose codes are {codes.dtype} of shape {tuple(codes.shape)}")
     codes, real = codes.detach().clone(), scale.detach().to(torch.float32)
@@ -88,12 +136,28 @@ def _int8_codes(weight: torch.Tensor) -> Operands:
     return _grouped(weight, codes, real, offset)
 
 
-def _packed_for_cpu(weight: torch.Tensor) -> Operands:
+def _two_a_byte(weight: Any) -> Operands:
+    """Of codes of 4 bits, the first of two in the low half, with a sign.
+
+    Groups have a scale and the real value that the code 0 stands for, [groups, N].
+    """
+    # A sign in four bits and a number that counts from 8 differ in the highest of them.
+    both = torch.stack([weight.qdata & 15, weight.qdata >> 4 & 15], -1).flatten(-2)
+    codes = (both ^ ZERO).to(torch.int8) - ZERO
+    if codes.dim() != 2 or weight.scale.dim() != 2:
+        raise refusal(weight, f"whose codes are of shape {tuple(weight.qdata.shape)}")
+    scale = weight.scale.detach().to(torch.float32).t()
+    zero = weight.zero_point
+    offset = None if zero is None or not bool(zero.any()) else zero.detach().float().t()
+    return _grouped(weight, codes, scale, offset)
+
+
+def _packed_for_cpu(weight: Any) -> Operands:
     """Of codes of 4 bits that ``aten::_convert_weight_to_int4pack_for_cpu`` has packed.
 
     They stand for themselves less 8, and groups have a scale and the real value of that zero.
     """
-    packed, pairs = weight.qdata, weight.scale_and_zero  # type: ignore[attr-defined]
+    packed, pairs = weight.qdata, weight.scale_and_zero
     order = _order_of_packing(weight.shape)
     nibbles = torch.stack([packed & 15, packed >> 4], -1).flatten()
     codes = torch.empty_like(nibbles).index_copy_(0, order, nibbles).reshape(weight.shape)
@@ -117,7 +181,7 @@ def _order_of_packing(shape: torch.Size) -> torch.Tensor:
 
 
 def _grouped(
-    weight: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None
+    weight: Any, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None
 ) -> Operands:
     """Codes [N, K] with a scale, and perhaps an offset, for each group: [N, groups]."""
     groups = scale.shape[-1]
@@ -129,20 +193,27 @@ def _grouped(
             f"{GROUP_STEP} features",
         )
     real = scale if offset is None else torch.stack([scale, offset], -1)
-    four = bool((codes >= -8).all()) and bool((codes <= 7).all())
-    return pack_nibbles(codes) if four else codes, exact_half(real)
+    return pack_nibbles(codes) if fit_nibbles(codes) else codes, exact_half(real)
 
 
-_READERS: dict[str, Callable[[torch.Tensor], Operands]] = {
+_READERS: dict[str, Callable[[Any], Operands]] = {
     "Int8Tensor": _int8_codes,
     "IntxUnpackedToInt8Tensor": _int8_codes,
+    "Int4Tensor": _two_a_byte,
     "Int4OpaqueTensor": _packed_for_cpu,
+}
+#: Forms of 4 bits in an order that a device's kernels want.
+_OF_OTHER_DEVICES = {
+    "Int4TilePackedTo4dTensor": "whose codes lie in the tiles of a CUDA kernel",
+    "Int4PreshuffledTensor": "whose codes lie in the order of a CUDA kernel",
+    "Int4PlainInt32Tensor": "whose codes lie in the order of an XPU's or NPU's kernel",
+    "Int4MarlinSparseTensor": "whose codes lie in the order of a CUDA kernel",
 }
 
 
-def refusal(weight: torch.Tensor, what: str) -> UnsupportedError:
+def refusal(weight: Any, what: str) -> UnsupportedError:
     """That ``weight`` cannot be read, since it is ``what``."""
     return UnsupportedError(
-        f"the weight of shape {tuple(weight.shape)} is torchao's {type(weight).__name__}, {what}: "
+        f"the weight of shape {tuple(weight.shape)} is torchao's {_kind_of(weight)}, {what}: "
         "give the float model, as it was before torchao's quantize_"
     )

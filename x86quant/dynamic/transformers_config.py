@@ -19,6 +19,7 @@ from x86quant.dynamic.layers import (
     WeightOnlyEmbedding,
     WeightOnlyLinear,
 )
+from x86quant.dynamic.reordered import ReorderedLinear
 from x86quant.errors import UnsupportedError
 from x86quant.weight_form import bits_of
 
@@ -53,10 +54,13 @@ def _let_transformers_save_and_load(model: nn.Module) -> None:
         importlib.import_module("x86quant.huggingface.load_quantizer").let_save(model)
 
 
+_AROUND_LAYERS = (Int8Sequential, ReorderedLinear)
+
+
 def _is_layer(module: nn.Module) -> bool:
     """Whether ``module`` stands for one of a float layer, rather than for a sequence of them."""
     kind = type(module)
-    return kind.__module__.startswith("x86quant.") and kind is not Int8Sequential
+    return kind.__module__.startswith("x86quant.") and kind not in _AROUND_LAYERS
 
 
 def _has_four_bits(layer: Any) -> bool:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.huggingface import compressed_format
+from x86quant.huggingface import compressed_format, torchao_format
 from x86quant.huggingface.group_formats import (
     GroupWeights,
     Reader,
     Tensors,
     check_scales,
     from_awq,
+    from_compressed_bytes,
     from_compressed_tensors,
     from_gptq,
 )
@@ -24,6 +27,8 @@ OURS = "x86quant"
 #: transformers that knows nothing of this package then ends with "size mismatch", where it would
 #: otherwise take the layer for one without weights, and make some at random.
 FLOAT_WEIGHT = "weight"
+#: Of our files: the input feature that meets each column of a weight.
+ORDER = "order"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,12 +40,16 @@ class CheckpointFormat:
         beside: what else it has.
         sometimes: what some layers have.
         read: makes our codes and scales of these tensors.
+        check: raises at files that hold something which cannot be read.
+        tables: whether embedding tables may be in codes, too.
     """
 
     codes: str
     beside: tuple[str, ...]
     read: Reader
     sometimes: tuple[str, ...] = ()
+    check: Callable[[Sequence[str]], None] | None = None
+    tables: bool = False
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -54,11 +63,12 @@ class CheckpointFormat:
 
 
 def _ours(tensors: Tensors, features: int) -> GroupWeights:
-    return GroupWeights(tensors["int8_weight"], tensors["weight_scale"])
-
-
-def _by_channel(tensors: Tensors, features: int) -> GroupWeights:
-    return GroupWeights(tensors["weight"], tensors["weight_scale"].flatten().float())
+    order = tensors.get(ORDER)
+    if order is not None and not torch.equal(order.sort().values, torch.arange(features)):
+        raise InvalidInputError(
+            f"its {ORDER} does not name each of {features} input features once: the file is damaged"
+        )
+    return GroupWeights(tensors["int8_weight"], tensors["weight_scale"], order)
 
 
 def _bitsandbytes(tensors: Tensors, features: int) -> GroupWeights:
@@ -78,8 +88,13 @@ _GPTQ = ("qzeros", "scales")
 _ACT_ORDER = ("g_idx",)
 
 FORMATS: Mapping[str, CheckpointFormat] = {
-    OURS: CheckpointFormat("int8_weight", ("weight_scale",), _ours),
-    compressed_format.METHOD: CheckpointFormat("weight", ("weight_scale",), _by_channel),
+    OURS: CheckpointFormat("int8_weight", ("weight_scale",), _ours, (ORDER,), tables=True),
+    compressed_format.METHOD: CheckpointFormat(
+        "weight",
+        ("weight_scale",),
+        from_compressed_bytes,
+        ("weight_zero_point", "weight_g_idx"),
+    ),
     "compressed-tensors-packed": CheckpointFormat(
         "weight_packed",
         ("weight_scale",),
@@ -91,6 +106,14 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "qweight", _GPTQ, functools.partial(from_gptq, first_zero=0), _ACT_ORDER
     ),
     "awq": CheckpointFormat("qweight", _GPTQ, from_awq),
+    torchao_format.METHOD: CheckpointFormat(
+        torchao_format.CODES,
+        (torchao_format.SCALES,),
+        torchao_format.read,
+        (torchao_format.ZEROS,),
+        torchao_format.check_files,
+        tables=True,
+    ),
     "bitsandbytes": CheckpointFormat("weight", ("SCB",), _bitsandbytes, ("weight_format",)),
 }
 
@@ -107,6 +130,8 @@ def format_of(settings: Mapping[str, Any]) -> str:
         return compressed_format.checked(settings)
     if method in ("gptq", "auto-round"):
         return _gptq(settings, method)
+    if method == torchao_format.METHOD:
+        return torchao_format.METHOD  # what the tensors are is said beside them
     if method == "awq":
         _check_bits(settings, method, (4,))
         version = str(settings.get("version", "gemm")).lower()
@@ -123,18 +148,32 @@ def format_of(settings: Mapping[str, Any]) -> str:
         return "bitsandbytes"
     raise InvalidInputError(
         f"files by the method {method!r} cannot be read; those by compressed-tensors, gptq, awq, "
-        "auto-round and bitsandbytes (8 bits) can"
+        "auto-round, torchao and bitsandbytes (8 bits) can"
     )
+
+
+#: What AutoRound's own names for the packing of its tensors are in ``FORMATS``.
+_AUTO_ROUND = {
+    "auto": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+}
 
 
 def _gptq(settings: Mapping[str, Any], method: str) -> str:
     _check_bits(settings, method, (4, 8))
     if method == "auto-round":
-        packing = str(settings.get("packing_format", "auto_round:auto_gptq"))
-        if packing.endswith("auto_awq"):
-            return "awq"
-        if not packing.endswith("gptq"):
+        kind = str(settings.get("data_type", "int"))
+        if not kind.startswith("int"):
+            raise UnsupportedError(f"its weights are {kind}, for which there are no kernels")
+        packing = str(settings.get("packing_format", "auto"))
+        if packing not in _AUTO_ROUND:
             raise UnsupportedError(f"its packing_format {packing!r} is not known")
+        return _AUTO_ROUND[packing]
     version = str(settings.get("checkpoint_format") or "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedError(

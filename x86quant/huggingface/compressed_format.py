@@ -8,19 +8,18 @@ from typing import Any
 from x86quant.errors import InvalidInputError, UnsupportedError
 
 METHOD = "compressed-tensors"
-#: Formats that store one int8 code a weight.
-_INT8_FORMATS = (None, "int-quantized", "naive-quantized")
-
-
+#: Formats that store a byte for each weight, whatever its bits.
+_BYTES = (None, "int-quantized", "naive-quantized")
 #: Codes of 4 or 8 bits, several in a word of 32.
 _PACKED = "pack-quantized"
+_STRATEGIES = ("group", "channel", "tensor")
 
 
 def checked(settings: Mapping[str, Any]) -> str:
     """The name in ``checkpoint_formats.FORMATS`` of files with these ``settings``.
 
-    They mean int8 weights by channel and int8 activations by token; or packed weights of 4 or 8
-    bits by group or channel, and activations as they are.
+    They mean weights of 4 or 8 bits by group, channel or tensor, with or without zero points, a
+    byte each or packed; and activations as they are, or int8 by token.
 
     Raises:
         InvalidInputError: they are not of compressed-tensors.
@@ -31,12 +30,8 @@ def checked(settings: Mapping[str, Any]) -> str:
         raise InvalidInputError(
             f"these are settings of {method!r}, where those of {METHOD!r} are expected"
         )
-    for key, what in (
-        ("kv_cache_scheme", "a quantized cache of keys and values"),
-        ("transform_config", "transforms of weights and activations"),
-    ):
-        if settings.get(key):
-            raise _refusal(f"its {key} asks for {what}")
+    if settings.get("transform_config"):
+        raise _refusal("its transform_config asks for transforms of weights and activations")
     sparsity = settings.get("sparsity_config") or {}
     if sparsity.get("format", "dense") != "dense":
         raise _refusal(f"its weights are stored as {sparsity['format']!r}, which needs unpacking")
@@ -48,60 +43,65 @@ def checked(settings: Mapping[str, Any]) -> str:
         if not isinstance(group, Mapping):
             raise _refusal(f"its {name} is the preset {group!r} without its settings")
         stored = group.get("format") or settings.get("format")
-        found.add(stored == _PACKED)
-        if stored == _PACKED:
-            _check_packed(name, group)
-            continue
-        if stored not in _INT8_FORMATS:
+        if stored != _PACKED and stored not in _BYTES:
             raise _refusal(f"{name} is stored as {stored!r}, which needs another unpacking")
-        _check_numbers(f"{name}.weights", group.get("weights"), "channel", dynamic=False)
-        _check_numbers(
-            f"{name}.input_activations", group.get("input_activations"), "token", dynamic=True
-        )
+        found.add(stored == _PACKED)
+        _check_weights(f"{name}.weights", group.get("weights"))
+        if group.get("input_activations"):
+            _check_inputs(f"{name}.input_activations", group["input_activations"])
         if group.get("output_activations"):
             raise _refusal(f"{name} asks for quantized output_activations")
     if len(found) > 1:
         raise _refusal("some of its layers are packed and others are not")
-    return "compressed-tensors-packed" if True in found else METHOD
+    return f"{METHOD}-packed" if True in found else METHOD
 
 
-def _check_packed(name: str, group: Mapping[str, Any]) -> None:
-    """Check the settings of packed weights against what there is."""
-    for other in ("input_activations", "output_activations"):
-        if group.get(other):
-            raise _refusal(f"{name} asks for packed weights and quantized {other}")
-    weights = group.get("weights")
-    if not isinstance(weights, Mapping):
-        raise _refusal(f"{name} has packed weights without their settings")
-    bits, kind = weights.get("num_bits"), weights.get("type", "int")
-    if bits not in (4, 8) or kind != "int":
-        raise _refusal(f"{name}.weights are {kind}{bits}, for which there are no kernels")
-    if weights.get("strategy") not in ("group", "channel"):
-        raise _refusal(f"{name}.weights have a scale by {weights.get('strategy')!r}")
+def cache_note(settings: Mapping[str, Any]) -> str | None:
+    """What is done in place of the cache that these settings ask for; None if they ask for none."""
+    scheme = settings.get("kv_cache_scheme")
+    if not scheme:
+        return None
+    asked = "one of another type"
+    if isinstance(scheme, Mapping):
+        asked = f"{scheme.get('type', 'int')}{scheme.get('num_bits', 8)}"
+        asked += f" with a scale by {scheme.get('strategy') or 'tensor'}"
+    return (
+        f"the checkpoint asks for a cache of keys and values in {asked}, chosen beforehand: the "
+        "cache is what generate is given, float by default; past_key_values=x86quant.Int8Cache("
+        "model.config) keeps 8 bits, with a scale for each token and head in place of those stored"
+    )
 
 
-def _check_numbers(name: str, numbers: Any, strategy: str, *, dynamic: bool) -> None:
-    """Check the settings of weights or activations against what there is."""
+def _check_weights(name: str, numbers: Any) -> None:
     if not isinstance(numbers, Mapping):
-        raise _refusal(f"{name} is {numbers!r}, and quantizing both sides is needed")
+        raise _refusal(f"{name} is {numbers!r}, where settings are expected")
+    bits, kind = numbers.get("num_bits", 8), numbers.get("type", "int")
+    if bits not in (4, 8) or kind != "int":
+        raise _refusal(f"{name} are {kind}{bits}, for which there are no kernels")
+    if numbers.get("strategy") not in _STRATEGIES:
+        raise _refusal(f"{name} have a scale by {numbers.get('strategy')!r}")
+    if numbers.get("dynamic", False):
+        raise _refusal(f"{name} are not static, for which there are no kernels")
+
+
+def _check_inputs(name: str, numbers: Any) -> None:
+    """Check settings of activations: ours are int8 by token, with a range that need not be even."""
+    if not isinstance(numbers, Mapping):
+        raise _refusal(f"{name} is {numbers!r}, where settings are expected")
     bits, kind = numbers.get("num_bits", 8), numbers.get("type", "int")
     if (bits, kind) != (8, "int"):
         raise _refusal(f"{name} are {kind}{bits}, for which there are no kernels")
-    if not numbers.get("symmetric", True):
-        raise _refusal(f"{name} are asymmetric, for which there are no kernels")
-    found = numbers.get("strategy")
-    if found != strategy:
-        raise _refusal(f"{name} have a scale by {found!r}, where kernels have one by {strategy!r}")
-    if numbers.get("dynamic", False) is not dynamic:
-        now = "dynamic" if dynamic else "static"
-        raise _refusal(f"{name} are not {now}, for which there are no kernels")
-    if numbers.get("actorder") in ("group", True):
-        raise _refusal(f"{name} are reordered in groups (actorder), which kernels do not undo")
+    if numbers.get("strategy") != "token":
+        raise _refusal(
+            f"{name} have a scale by {numbers.get('strategy')!r}, where kernels have one by 'token'"
+        )
+    if numbers.get("dynamic", False) is not True:
+        raise _refusal(f"{name} are not dynamic, for which there are no kernels")
 
 
 def _refusal(what: str) -> UnsupportedError:
     return UnsupportedError(
-        f"this {METHOD} checkpoint cannot be read: {what}; what can be read is W8A8 int8, with "
-        "symmetric weights by channel and dynamic activations by token, and weights of 4 or 8 "
-        "bits alone, packed, by group or channel"
+        f"this {METHOD} checkpoint cannot be read: {what}; what can be read are weights of 4 or 8 "
+        "bits by group, channel or tensor, with float activations or int8 ones by token (W4A16, "
+        "W8A16, W4A8, W8A8)"
     )

@@ -41,6 +41,8 @@ from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
 from x86quant.quantization.settings import Switch
 
+_HEAD = "lm_head.weight"
+
 
 def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any:
     """The model in the file at ``path``; each linear in codes computes in 4 or 8 bits.
@@ -58,11 +60,10 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
     except X86QuantError as error:
         raise type(error)(f"{file}: {error}") from error
     places = _places(model, stored.metadata["general.architecture"], stored.tensors, file)
-    if model.config.tie_word_embeddings and "lm_head.weight" in dict(model.named_parameters()):
-        table = _table_name(model)
-        if table in places:
-            places.setdefault("lm_head.weight", places[table])
-    missing = [name for name, _ in model.named_parameters() if name not in places]
+    known = {name for name, _ in model.named_parameters()}
+    tied = model.config.tie_word_embeddings and _HEAD in known - places.keys()
+    table = _table_name(model) if tied else ""
+    missing = sorted(known - places.keys() - ({_HEAD} if table in places else set()))
     if missing:
         raise InvalidInputError(
             f"{file} lacks {len(missing)} tensors of the model: {', '.join(missing[:4])}"
@@ -71,6 +72,8 @@ def load_gguf(path: str | os.PathLike[str], fuse_blocks: Switch = "auto") -> Any
     for name, tensors in sorted(places.items(), key=lambda place: place[0].endswith(".bias")):
         try:
             _put(model, family, name, tensors)
+            if name == table:
+                _put_head(model, family, name, tensors)
         except X86QuantError as error:
             raise type(error)(f"{file}: {name}: {error}") from error
         give_back(x.blocks for x in tensors)
@@ -184,6 +187,16 @@ def _put(model: Any, family: Family, name: str, tensors: Sequence[GgufTensor]) -
     real = changed_back(family, name, real_numbers(tensor)).reshape(shape)
     real = real if order is None else real[order]
     setattr(module, last, nn.Parameter(real.t().contiguous() if turned else real, False))
+
+
+def _put_head(model: Any, family: Family, name: str, tensors: Sequence[GgufTensor]) -> None:
+    """Let the head be what the table ``name`` is, of which the file has ``tensors``."""
+    table, head = model.get_submodule(name.rpartition(".")[0]), model.lm_head
+    if not isinstance(table, WeightOnlyEmbedding) or why_float(head) is not None:
+        _put(model, family, _HEAD, tensors)
+        return
+    bias = None if head.bias is None else torch.zeros(head.bias.shape, dtype=torch.float32)
+    model.lm_head = DynamicLinear(table.int8_weight, table.weight_scale, bias)
 
 
 def _put_experts(module: nn.Module, name: str, tensors: Sequence[GgufTensor]) -> None:

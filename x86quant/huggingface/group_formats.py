@@ -7,7 +7,8 @@ float weight exists on the way. Layouts:
 ==================  ============================================================================
 compressed-tensors  ``weight_packed`` int32 [N, K / 8], the first of eight codes in the lowest bits;
                     ``weight_scale`` [N, G]; ``weight_zero_point`` int32 [N / 8, G], packed along N;
-                    codes and zero points less 8
+                    codes and zero points less 8. Or unpacked: ``weight`` int8 [N, K],
+                    ``weight_zero_point`` int8 [N, G]
 GPTQ                ``qweight`` int32 [K / 8, N]; ``scales`` [G, N]; ``qzeros`` int32 [G, N / 8], in
                     files of version 1 one too small; ``g_idx`` [K], the group of a feature
 AWQ                 ``qweight`` int32 [K, N / 8], ``qzeros`` int32 [G, N / 8], eight codes in the
@@ -23,7 +24,15 @@ from collections.abc import Callable, Mapping
 import torch
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.ops.groups import ZERO, check_groups, codes_of, exact_half, pack_nibbles
+from x86quant.ops.groups import (
+    GROUP_STEP,
+    ZERO,
+    check_groups,
+    codes_of,
+    exact_half,
+    fit_nibbles,
+    pack_nibbles,
+)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -59,6 +68,22 @@ def from_compressed_tensors(tensors: Tensors, features: int) -> GroupWeights:
     weight = bytes_of(packed, bits)
     order = _order(tensors.get("weight_g_idx"), features // scale.shape[1])
     return _arranged(weight, scale, zeros, order)
+
+
+def from_compressed_bytes(tensors: Tensors, features: int) -> GroupWeights:
+    """A linear that compressed-tensors stored as ``int-quantized``: a byte for each weight."""
+    codes, scale = tensors["weight"], tensors["weight_scale"]
+    zeros = tensors.get("weight_zero_point")
+    if scale.numel() == 1:  # of the whole weight
+        scale = scale.reshape(1, 1).expand(codes.shape[0], 1)
+        zeros = None if zeros is None else zeros.reshape(1, 1).expand(codes.shape[0], 1)
+    scale = scale.reshape(codes.shape[0], -1)
+    order = _order(tensors.get("weight_g_idx"), features // scale.shape[1])
+    four = fit_nibbles(codes) and features % (scale.shape[1] * GROUP_STEP) == 0
+    if scale.shape[1] == 1 and zeros is None and not four:
+        return GroupWeights(codes, scale.flatten().float())
+    zeros = None if zeros is None else zeros.to(torch.int32)
+    return _arranged(pack_nibbles(codes) if four else codes, scale, zeros, order)
 
 
 def from_gptq(tensors: Tensors, features: int, first_zero: int = 1) -> GroupWeights:

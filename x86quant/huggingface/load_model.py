@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
 import transformers
 
 from x86quant.errors import InvalidInputError
+from x86quant.huggingface.compressed_format import cache_note
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.quantization.settings import Switch
 
@@ -23,8 +25,8 @@ def load(
 
     Args:
         folder: what ``save_pretrained`` of a model loaded with ``X86QuantConfig`` wrote, or a
-            checkpoint by compressed-tensors (W8A8, or 4 and 8 bits with float activations), GPTQ,
-            AWQ or AutoRound, whose codes are taken as they are.
+            checkpoint by compressed-tensors (4 and 8 bits, with float or int8 activations), GPTQ,
+            AWQ, AutoRound or torchao, whose codes are taken as they are.
             Or a GGUF file, of which the linears keep their codes.
         model_class: such as ``transformers.AutoModel``; by default the class that was saved.
         fuse_blocks: as in ``X86QuantConfig``; by default what the folder says, or "auto".
@@ -39,6 +41,7 @@ def load(
 
         return load_gguf(folder, "auto" if fuse_blocks is None else fuse_blocks)
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(folder)
+    asked = _as_dict(getattr(config, "quantization_config", None)) or {}
     settings = stored_settings(config)
     if settings is None:
         raise InvalidInputError(
@@ -51,7 +54,11 @@ def load(
     if model_class is None:
         names = config.architectures or ["AutoModel"]
         model_class = getattr(transformers, names[0], transformers.AutoModel)
-    return model_class.from_pretrained(folder, config=config, **options)
+    model = model_class.from_pretrained(folder, config=config, **options)
+    if (note := cache_note(asked)) is not None:
+        done = model.quantization
+        model.quantization = dataclasses.replace(done, notes=(*done.notes, note))
+    return model
 
 
 def stored_settings(config: Any) -> dict[str, Any] | None:
@@ -60,10 +67,13 @@ def stored_settings(config: Any) -> dict[str, Any] | None:
     Raises:
         UnsupportedError: they are in a format that cannot be read; says which.
     """
-    settings = getattr(config, "quantization_config", None)
-    if settings is None:
+    found = _as_dict(getattr(config, "quantization_config", None))
+    if found is None:
         return None
-    found: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
     if found.get("quant_method") != METHOD:
         found = X86QuantConfig.from_others(found).to_dict()
     return found
+
+
+def _as_dict(settings: Any) -> dict[str, Any] | None:
+    return settings if settings is None or isinstance(settings, dict) else settings.to_dict()

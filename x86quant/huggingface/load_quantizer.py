@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
@@ -19,6 +20,7 @@ from x86quant.dynamic import (
     is_linear,
     why_float,
 )
+from x86quant.dynamic.experts import LINEARS as LINEARS_OF_EXPERTS
 from x86quant.dynamic.experts import (
     float_tensors,
     give_experts,
@@ -27,16 +29,25 @@ from x86quant.dynamic.experts import (
     open_experts,
     unloaded_experts,
 )
-from x86quant.dynamic.layers import Int8Linear
+from x86quant.dynamic.layers import Int8Linear, is_conv1d
+from x86quant.dynamic.shared_codes import OPERANDS, holders_of_others, share_codes
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
-from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS
+from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS, CheckpointFormat
+from x86quant.huggingface.expert_parts import (
+    expert_parts,
+    join_parts,
+    merges_experts,
+    open_parts,
+)
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
-from x86quant.huggingface.stored_layers import stored_layers
+from x86quant.huggingface.stored_layers import marked_layers, stored_layers
 from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
+#: Scales of keys and values that other libraries chose beforehand, of which nothing is made.
+_OF_CACHES = r"\.[qkv]_(scale|zero_point)$"
 
 
 @register_quantizer(METHOD)
@@ -55,7 +66,9 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._tied: dict[str, nn.Module] = {}  # those whose weights are known when all are read
         self._unloaded: dict[str, UnloadedLayer] = {}
         self._errors: list[X86QuantError] = []
-        self._reordered = False
+        self._conversions: list[Any] = []
+        self._groups: list[set[str]] = []  # as they are before layers are taken out of them
+        self._experts_apart = False  # whether their codes are called as float weights are
 
     # --- asked by transformers ---
 
@@ -65,8 +78,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
     def is_serializable(self) -> bool:
-        """Whether ``save_pretrained`` works: not of layers that files have no form for."""
-        return not self._reordered
+        """Whether ``save_pretrained`` works."""
+        return True
 
     def validate_environment(self, *, device_map: Any = None, **_: Any) -> None:
         """Raise if the options, or where the model is to be, are wrong."""
@@ -107,24 +120,55 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         layers = {
             path: module
             for path, module in model.named_modules()
-            if isinstance(module, nn.Linear) or (not foreign and _is_ours(module))
+            if isinstance(module, nn.Linear)
+            or (not foreign and is_linear(module))
+            or (stored.tables and type(module) is nn.Embedding)
         }
-        if not foreign:
-            layers.update(_expert_linears(model))
-        found = stored_layers(model, layers, checkpoint_files, stored)
-        open_experts(model, found)
+        self._groups = _tied_groups(model, FLOAT_WEIGHT)
+        self._conversions = get_model_conversion_mapping(model)
+        parts = expert_parts(model, self._conversions) if foreign else _expert_linears(model)
+        layers.update(parts)
+        found = stored_layers(model, layers, checkpoint_files, stored, self._conversions)
+        if foreign:
+            open_parts(model, found)
+            self._check_experts(model, found.keys() & parts.keys(), stored)
+        else:
+            open_experts(model, found)
+        places = _places(model)
         for path, tensors in found.items():
-            self._expect(model, path, UnloadedLayer(layers[path], stored=tensors, of_files=stored))
+            layer = UnloadedLayer(layers[path], stored=tensors, of_files=stored)
+            self._expect(model, path, layer, places)
         if not foreign:
-            known = model._keys_to_ignore_on_load_unexpected or ()
+            self._expect_tied(model, layers, checkpoint_files or (), places)
+        ignored = [_OF_CACHES]
+        if not foreign:
             names = {f"{path}.{FLOAT_WEIGHT}" for path in self._unloaded} | set(_marks(model))
-            marks = (rf"(^|\.){re.escape(name)}$" for name in names)
-            model._keys_to_ignore_on_load_unexpected = {*known, *marks}
+            ignored = [rf"(^|\.){re.escape(name)}$" for name in names]
+        known = model._keys_to_ignore_on_load_unexpected or ()
+        model._keys_to_ignore_on_load_unexpected = {*known, *ignored}
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """What transformers does to tensors of files, but for merging experts in codes."""
+        found: list[Any] = super().update_weight_conversions(weight_conversions, model)
+        return [x for x in found if not (self._experts_apart and merges_experts(x))]
+
+    def _check_experts(self, model: Any, parts: set[str], stored: CheckpointFormat) -> None:
+        """Tell codes of experts from float weights, which some files call by the same name."""
+        self._experts_apart = bool(parts) and stored.codes == FLOAT_WEIGHT
+        if not self._experts_apart:
+            return
+        for path, module in model.named_modules():
+            if is_experts(module) and any(is_expert_tensor(module, x) for x in LINEARS_OF_EXPERTS):
+                raise UnsupportedError(
+                    f"{path} is in float, where other experts are in codes: load the float model "
+                    "with X86QuantConfig"
+                )
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         if self._errors:
             raise self._errors[0]
         # What the checkpoint does not have, and what is tied by now.
+        made: dict[tuple[int, bool], dict[str, torch.Tensor]] = {}
         for path, module in (*self._float.items(), *self._tied.items()):
             if is_experts(module):
                 for name in list(module._parameters):
@@ -133,7 +177,10 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 continue
             weight: Any = module.weight
             layer = UnloadedLayer(module, self.quantization_config.bits)
-            values = self._values(path, layer, weight.detach())
+            what = (id(weight), is_conv1d(module))
+            if what not in made:
+                made[what] = self._values(path, layer, weight.detach())
+            values = made[what]
             self._expect(model, path, layer)
             for name, value in values.items():
                 setattr(layer, name, loaded(value))
@@ -144,12 +191,16 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
                 f"{', '.join(missing[:_NAMED])}; save the model again"
             )
         self._leave_files(model)
+        places = _places(model)
         for path in list(self._unloaded):
             layer = self._unloaded.pop(path)
             form = layer.int8_form(path, self.quantization_config.scheme)
-            self._reordered = self._reordered or isinstance(form, ReorderedLinear)
-            _replace(model, layer, form)
+            for parent, name in places[layer]:
+                parent._modules[name] = form
             give_back(layer.buffers())  # else memory holds all of the files, too
+        join_parts(model, self._conversions)
+        made.clear()
+        share_codes(model)  # of files that have both
         self._tied.clear()
         self.quantization_config.checkpoint = METHOD  # what it would be saved as
         adapt_containers(model)
@@ -170,19 +221,40 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """What ``save_pretrained`` writes: the state, and a mark for every int8 layer."""
         state = {**model.state_dict(), **_marks(model)}
+        for path in holders_of_others(model):
+            for name in OPERANDS:
+                del state[f"{path}.{name}"]  # those of the table
         for path, module in model.named_modules():
             if isinstance(module, Int8Linear | WeightOnlyEmbedding):
                 state[f"{path}.{FLOAT_WEIGHT}"] = torch.zeros(1, dtype=torch.int8)
+        for path, module in model.named_modules():
+            if isinstance(module, ReorderedLinear):  # one layer of the model, and so of files
+                inside = f"{path}.linear."
+                for key in [key for key in state if key.startswith(inside)]:
+                    state[f"{path}.{key.removeprefix(inside)}"] = state.pop(key)
         return state, {}
 
     # --- the layers ---
 
-    def _expect(self, model: nn.Module, path: str, layer: UnloadedLayer) -> None:
+    def _expect(
+        self, model: nn.Module, path: str, layer: UnloadedLayer, places: _Places | None = None
+    ) -> None:
         """Let transformers load the values of ``layer``, in place of those it is made for."""
-        _replace(model, model.get_submodule(path), layer)
+        for parent, name in (places or _places(model))[model.get_submodule(path)]:
+            parent._modules[name] = layer
         _untie(model, path)
         self._float.pop(path, None)
         self._unloaded[path] = layer
+
+    def _expect_tied(
+        self, model: Any, layers: Mapping[str, nn.Module], files: Sequence[str], places: _Places
+    ) -> None:
+        """Expect layers without codes of their own: files have those of the tables they hold."""
+        for group in self._groups:
+            there = [self._unloaded[path] for path in sorted(group) if path in self._unloaded]
+            left = group & layers.keys() - self._unloaded.keys()
+            for path in marked_layers(model, left, files, self._conversions) if there else ():
+                self._expect(model, path, UnloadedLayer(layers[path], tied_to=there[0]), places)
 
     def _give_experts(self, path: str, module: nn.Module, name: str, weight: torch.Tensor) -> None:
         """Let the experts of ``module`` be linears of ours in place of the tensor ``name``."""
@@ -232,12 +304,17 @@ def let_save(model: Any) -> None:
         model.hf_quantizer = X86HfQuantizer(X86QuantConfig(), pre_quantized=True)
 
 
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put ``new`` wherever ``old`` stands in ``model``."""
-    for parent in list(model.modules()):
+_Places = dict[nn.Module, list[tuple[nn.Module, str]]]
+
+
+def _places(model: nn.Module) -> _Places:
+    """Where in ``model`` each module stands: its parents, and its names in them."""
+    found: _Places = {}
+    for parent in model.modules():
         for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new
+            if child is not None:
+                found.setdefault(child, []).append((parent, name))
+    return found
 
 
 class _Quantize(ConversionOps):  # type: ignore[misc]
@@ -332,20 +409,20 @@ def _marks(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _is_ours(module: nn.Module) -> bool:
-    """Whether ``module`` may have become int8 before it was saved."""
-    return is_linear(module) or type(module) is nn.Embedding
-
-
 def _is_meant(entry: str, path: str, module: nn.Module) -> bool:
     """Whether ``entry`` names ``module``: by path, by the last part of it, or by class."""
     return path == entry or path.endswith(f".{entry}") or type(module).__name__ == entry
 
 
-def _tied_groups(model: Any) -> list[set[str]]:
-    """The paths of layers that share a weight or a bias, for each that is shared."""
+def _tied_groups(model: Any, name: str = "") -> list[set[str]]:
+    """The paths of layers that share a weight or a bias, for each that is shared.
+
+    Or only a tensor called ``name``.
+    """
     groups: dict[str, set[str]] = {}
     for target, source in _ties(model).items():
+        if name and target.rpartition(".")[2] != name:
+            continue
         groups.setdefault(source, {_layer_of(source)}).add(_layer_of(target))
     return list(groups.values())
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from x86quant.errors import InvalidInputError, UnsupportedError
-from x86quant.huggingface.checkpoint_formats import CheckpointFormat
+from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, CheckpointFormat
+from x86quant.huggingface.expert_parts import merges_experts
 
 
 def stored_layers(
@@ -19,11 +19,12 @@ def stored_layers(
     layers: Mapping[str, object],
     files: Sequence[str] | None,
     stored: CheckpointFormat,
+    conversions: Sequence[object],
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The paths of those of ``layers`` whose codes are in ``files``; their tensors without data.
 
     Names in files are changed as transformers will change them, which knows other names of layers
-    and the prefix of the base model.
+    and the prefix of the base model, by these ``conversions``.
 
     Raises:
         InvalidInputError: there are no such files, or no codes in them.
@@ -31,11 +32,14 @@ def stored_layers(
     """
     if not files or not all(str(file).endswith(".safetensors") for file in files):
         raise InvalidInputError("an int8 model can be loaded from a folder of safetensors only")
+    if stored.check is not None:
+        stored.check(files)
     suffix = f".{stored.codes}"
     known = {path + suffix: True for path in layers}
-    conversions = get_model_conversion_mapping(model)
     renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
-    converters = [x for x in conversions if isinstance(x, WeightConverter)]
+    converters = [
+        x for x in conversions if isinstance(x, WeightConverter) and not merges_experts(x)
+    ]
     found: dict[str, dict[str, torch.Tensor]] = {}
     tensors = _tensors(files, stored.names)
     codes = [k for k, x in tensors.items() if k.endswith(suffix) and x.dtype in _OF_CODES]
@@ -50,9 +54,8 @@ def stored_layers(
             )
         if name not in known and ".experts." in key:
             raise UnsupportedError(
-                f"{key} is of an expert, of which {type(model).__name__} has one tensor for all; "
-                "in codes they are read from GGUF and from files of x86quant: load the float "
-                "model with X86QuantConfig"
+                f"{key} is of an expert, and not by a name or of a form that is known of experts "
+                f"of {type(model).__name__}: load the float model with X86QuantConfig"
             )
         if name in known:
             layer = key.removesuffix(suffix)
@@ -67,6 +70,20 @@ def stored_layers(
             f"the checkpoint has no int8 weights for {type(model).__name__}: it holds {kinds}"
         )
     return found
+
+
+def marked_layers(
+    model: Any, paths: Collection[str], files: Sequence[str], conversions: Sequence[object]
+) -> set[str]:
+    """Those of ``paths`` that were int8 in the model of these ``files`` of ours."""
+    renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
+    known = {f"{path}.{FLOAT_WEIGHT}": True for path in paths}
+    found = set()
+    for key, tensor in _tensors(files, (FLOAT_WEIGHT,)).items():
+        if tensor.dtype == torch.int8 and tensor.shape == (1,):
+            name, _ = rename_source_key(key, renamings, [], model.base_model_prefix, known)
+            found.add(name.removesuffix(f".{FLOAT_WEIGHT}"))
+    return found & set(paths)
 
 
 #: By what safetensors calls them.

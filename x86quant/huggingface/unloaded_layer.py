@@ -18,6 +18,7 @@ from x86quant.dynamic.group_weights import group_of, quantized
 from x86quant.dynamic.layers import carry_attributes, is_conv1d
 from x86quant.errors import InvalidInputError, X86QuantError, first_line
 from x86quant.huggingface.checkpoint_formats import FORMATS, OURS, CheckpointFormat
+from x86quant.huggingface.group_formats import GroupWeights
 from x86quant.ops.dynamic import check_weight
 from x86quant.weight_form import features_of, has_groups
 
@@ -36,8 +37,12 @@ class UnloadedLayer(nn.Module):
         bits: int = 8,
         stored: Mapping[str, torch.Tensor] | None = None,
         of_files: CheckpointFormat = FORMATS[OURS],
+        tied_to: UnloadedLayer | None = None,
     ) -> None:
-        """For ``layer``: of the tensors ``stored`` in files, or else of some of ``bits``."""
+        """For ``layer``: of the tensors ``stored`` in files, or else of some of ``bits``.
+
+        One that is ``tied_to`` another holds the codes and scales of that.
+        """
         super().__init__()
         weight: Any = layer.weight
         self._is_table = isinstance(layer, nn.Embedding)
@@ -48,8 +53,11 @@ class UnloadedLayer(nn.Module):
         if of_files is FORMATS[OURS]:
             # Models that initialize the weights of their layers' layers take it for loaded.
             self.weight = loaded(torch.empty(self._shape, device="meta", dtype=torch.float32))
-        for name, tensor in (stored or self._expected()).items():
-            self.register_buffer(name, tensor)
+        self._found: GroupWeights | None = None
+        self._tied_to = (tied_to,)  # no child
+        if tied_to is None:
+            for name, tensor in (stored or self._expected()).items():
+                self.register_buffer(name, tensor)
         self.register_buffer("bias", _bias_of(layer))
         carry_attributes(layer, self)
         self._is_hf_initialized = True
@@ -86,15 +94,20 @@ class UnloadedLayer(nn.Module):
             if name != "bias" and not getattr(value, "_is_hf_initialized", False)
         ]
 
+    def _read(self) -> GroupWeights:
+        if self._found is None:
+            tensors = {name: x for name, x in self.named_buffers() if name != "bias"}
+            self._found = self._format.read(tensors, self._shape[1])
+        return self._found
+
     def int8_form(self, path: str, scheme: str) -> nn.Module:
         """The layer that computes with these values, which are not copied.
 
         Raises:
             InvalidInputError: the scales are none, or tensors do not fit each other.
         """
-        tensors = {name: x for name, x in self.named_buffers() if name != "bias"}
         try:
-            found = self._format.read(tensors, self._shape[1])
+            found = (self._tied_to[0] or self)._read()
             codes, scale = found.weight, found.weight_scale
             check_weight("linear", codes, scale, None)
         except X86QuantError as error:

@@ -51,6 +51,11 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     return shifted[:, ::2] | shifted[:, 1::2] << 4
 
 
+def fit_nibbles(codes: torch.Tensor) -> bool:
+    """Whether int8 ``codes`` are all from -8 to 7."""
+    return bool((codes >= -ZERO).all()) and bool((codes < ZERO).all())
+
+
 def codes_of(weight: torch.Tensor) -> torch.Tensor:
     """The codes of ``weight`` as int8 [N, K]."""
     if weight.dtype != torch.uint8:

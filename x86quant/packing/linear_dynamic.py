@@ -74,6 +74,7 @@ def _spec(
         caller="graph",
         weights=None if groups else weight_facts(weight),
         bits=bits_of(weight) if groups else None,
+        weight_group=features_of(weight) // weight_scale.shape[1] if groups else None,
     )
 
 

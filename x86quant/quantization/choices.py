@@ -98,6 +98,7 @@ class Choices:
             float_layers=dict(self.reasons),
             equalized=prepared.equalized,
             smoothed=prepared.smoothed,
+            scaled=prepared.scaled,
             corrected=sum(len(part.corrections) for part in parts),
             sqnr_db=self.sqnr_db,
             agreement=self.agreement,

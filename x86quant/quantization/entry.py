@@ -92,6 +92,7 @@ def quantize(
         equalize: cross-layer equalization: True, False, or "auto" where it lowers noise clearly.
         bias_correction: take the mean error of rounding off the biases.
         smooth_quant: move outlier channels behind layer norms into the linears; as ``equalize``.
+            With weights of 4 bits, large channels behind norms and linears, too, where that helps.
         fuse_blocks: run what is between dynamic linears (attention, norms, activations) fused with
             them, as graphs traced from the calibration data; "auto" is for
             models of many weights, which are worth some seconds of tracing, and keeps what is

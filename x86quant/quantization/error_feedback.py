@@ -40,7 +40,7 @@ _MOST_ROWS = 4096
 
 
 @dataclasses.dataclass(eq=False)
-class _Squares:
+class Squares:
     """Sums of products of the features of a layer's inputs, [K, K]: of some rows and of others."""
 
     chosen_by: torch.Tensor
@@ -54,8 +54,13 @@ class _Squares:
             return
         rows = x.detach().reshape(-1, x.shape[-1]).float()[: max(0, _MOST_ROWS - self.rows)]
         self.rows += len(rows)
-        for squares, some in ((self.chosen_by, rows[::2]), (self.judged_by, rows[1::2])):
-            squares.addmm_(some.t(), some)
+        for products, some in ((self.chosen_by, rows[::2]), (self.judged_by, rows[1::2])):
+            products.addmm_(some.t(), some)
+
+    def error_of(self, off: torch.Tensor, *, judging: bool) -> float:
+        """The squared error of results where a weight is ``off`` by so much [N, K]."""
+        products = self.judged_by if judging else self.chosen_by
+        return float(((off @ products) * off).sum())
 
 
 def with_error_feedback(
@@ -70,17 +75,25 @@ def with_error_feedback(
         bits: of a code.
     """
     found: dict[str, Operands] = {}
-    for some in _batches(model, names):
-        for name, squares in _watched(model, some, sample).items():
-            weight = weight_of(model.get_submodule(name)).detach()
-            group = group_of(weight.shape[1])
-            if group is None or squares.rows < 2:
-                continue
-            operands = rounded_with_feedback(weight, squares.chosen_by, bits, group)
-            plain = quantize_groups(weight, bits, group)
-            if _error(weight, operands, squares) < _error(weight, plain, squares):
-                found[name] = operands
+    for name, seen in squares(model, names, sample):
+        weight = weight_of(model.get_submodule(name)).detach()
+        group = group_of(weight.shape[1])
+        if group is None or seen.rows < 2:
+            continue
+        operands = rounded_with_feedback(weight, seen.chosen_by, bits, group)
+        plain = quantize_groups(weight, bits, group)
+        errors = (seen.error_of(weight - real_weight(*x), judging=True) for x in (operands, plain))
+        if next(errors) < next(errors):
+            found[name] = operands
     return found
+
+
+def squares(
+    model: nn.Module, names: Sequence[str], sample: Sequence[Call]
+) -> Iterator[tuple[str, Squares]]:
+    """What the linears called ``names`` are given on ``sample``, of some at a time."""
+    for some in _batches(model, names):
+        yield from _watched(model, some, sample).items()
 
 
 def _batches(model: nn.Module, names: Sequence[str]) -> Iterator[list[str]]:
@@ -100,20 +113,14 @@ def _batches(model: nn.Module, names: Sequence[str]) -> Iterator[list[str]]:
 
 def _watched(
     model: nn.Module, names: Sequence[str], sample: Sequence[Call]
-) -> Mapping[str, _Squares]:
+) -> Mapping[str, Squares]:
     """What the layers called ``names`` are given on ``sample``."""
-    found: dict[str, _Squares] = {}
+    found: dict[str, Squares] = {}
     for name in names:
         features = weight_of(model.get_submodule(name)).shape[1]
-        found[name] = _Squares(*torch.zeros(2, features, features, dtype=torch.float32))
+        found[name] = Squares(*torch.zeros(2, features, features, dtype=torch.float32))
     feed(model, sample, {name: squares.take for name, squares in found.items()})
     return found
-
-
-def _error(weight: torch.Tensor, operands: Operands, squares: _Squares) -> float:
-    """The squared error of results on the rows that judge."""
-    off = weight - real_weight(*operands)
-    return float(((off @ squares.judged_by) * off).sum())
 
 
 def rounded_with_feedback(
@@ -122,7 +129,7 @@ def rounded_with_feedback(
     """Codes and scales of ``weight`` [N, K], given the products of its inputs' features [K, K]."""
     features = weight.shape[1]
     sizes = squares.diagonal().clone()
-    _, scales = quantize_groups(weight, bits, group, _importance(sizes))
+    _, scales = quantize_groups(weight, bits, group, importance(sizes))
     steps = scales.float().repeat_interleave(group, 1)
     spread = _spread(squares, sizes)
     left = weight.float().clone()
@@ -140,7 +147,7 @@ def rounded_with_feedback(
     return packed(codes, bits), scales
 
 
-def _importance(sizes: torch.Tensor) -> torch.Tensor:
+def importance(sizes: torch.Tensor) -> torch.Tensor:
     """What an error of each feature counts; features that are always 0 count a little."""
     mean = sizes.mean().clamp(min=torch.finfo(torch.float32).tiny)
     return sizes / mean + _DAMPING

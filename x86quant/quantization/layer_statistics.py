@@ -20,6 +20,7 @@ from x86quant.dynamic import DynamicMultiheadAttention, Int8Linear
 from x86quant.errors import InvalidInputError
 from x86quant.lowering.graph_tools import is_op, op, qparams_of
 from x86quant.ops.dynamic import ACTIVATIONS
+from x86quant.quantization import channel_scales
 from x86quant.quantization.batches import Calibration, Data
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.static.observation import fused
@@ -109,6 +110,8 @@ def statistics(
     reference = copied(float_model).eval()
     for norm in summary.smoothed:
         smoothing.apply(reference, norm)
+    for place in summary.scaled:
+        channel_scales.apply(reference, place)
     found: list[LayerStatistics] = []
     for path in summary.traced_by:
         compiled = whole_graph(quantized.get_submodule(path))

@@ -21,6 +21,7 @@ from x86quant.dynamic.convert import has_hooks
 from x86quant.dynamic.group_weights import quantize_weight
 from x86quant.dynamic.layers import weight_of
 from x86quant.errors import InvalidInputError
+from x86quant.quantization.channel_scales import Scaled
 from x86quant.quantization.kit.equalization import Equalized
 from x86quant.quantization.kit.simulation import FloatValues, simulated
 from x86quant.quantization.kit.smoothing import Smoothed
@@ -85,6 +86,7 @@ class PreparedModel:
         batches: how many batches calibrated it.
         equalized: the pairs of layers that were equalized.
         smoothed: the layer norms whose scales moved into linears.
+        scaled: the places where channels of linears of 4 bits were scaled.
         strict: whether calls that a graph does not hold for raise.
         weight_bits: of linears that are not static.
         weights: codes and scales of some of these that were chosen by the sample.
@@ -106,6 +108,7 @@ class PreparedModel:
     batches: int
     equalized: tuple[Equalized, ...]
     smoothed: tuple[Smoothed, ...]
+    scaled: tuple[Scaled, ...]
     strict: bool
     weight_bits: int
     weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]]

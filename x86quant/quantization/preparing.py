@@ -18,6 +18,7 @@ from x86quant.calling.running import feed_parts, run
 from x86quant.calling.state import copied, deep_copy, settle, state_kept
 from x86quant.calling.wording import listed
 from x86quant.capture.variants import takes, variants
+from x86quant.dynamic import is_experts
 from x86quant.dynamic.convert import has_hooks, is_linear, to_dynamic, why_float
 from x86quant.errors import (
     InvalidInputError,
@@ -27,7 +28,9 @@ from x86quant.errors import (
     first_line,
 )
 from x86quant.quantization.batches import Calibration, Data
+from x86quant.quantization.channel_scales import Scaled, scale_channels
 from x86quant.quantization.error_feedback import with_error_feedback
+from x86quant.quantization.expert_linears import with_float_linears
 from x86quant.quantization.kit.accuracy_kit import (
     Halves,
     calibrated_parts,
@@ -219,13 +222,24 @@ def _prepared(
             + _what_else(model, scheme)
         )
     weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    scaled: tuple[Scaled, ...] = ()
     if settings.narrow_bits < 8 and scheme.dynamic and sample:
         linears = [x.name for x in layers.values() if x.part is None and _is_plain(model, x.name)]
         with state_kept(model):
-            weights = with_error_feedback(model, linears, sample, settings.narrow_bits)
+            if settings.smooth_quant is not False:
+                scaled = scale_channels(model, linears, sample, settings.narrow_bits)
+            experts = [x.name for x in layers.values() if is_experts(model.get_submodule(x.name))]
+            spread, of_experts = with_float_linears(model, experts) if experts else (model, [])
+            linears += of_experts
+            weights = with_error_feedback(spread, linears, sample, settings.narrow_bits)
         notes.append(
             f"{len(weights)} of {len(linears)} linears have codes of {settings.narrow_bits} bits "
             "chosen by the data, with error feedback; the others round each weight by itself"
+        )
+        gained = {name for one in scaled for name in one.place.linears}
+        notes.append(
+            f"{len(gained & {*linears})} of them have input channels that are scaled by how large "
+            "they are, where these are made"
         )
     return PreparedModel(
         model=model,
@@ -241,6 +255,7 @@ def _prepared(
         batches=batches,
         equalized=equalized,
         smoothed=smoothed,
+        scaled=scaled,
         strict=settings.strict,
         weight_bits=settings.narrow_bits,
         weights=weights,

@@ -11,6 +11,7 @@ from x86quant.quantization.judging import in_words
 
 if TYPE_CHECKING:
     from x86quant.calling.call import Call
+    from x86quant.quantization.channel_scales import Scaled
     from x86quant.quantization.kit.equalization import Equalized
     from x86quant.quantization.kit.smoothing import Smoothed
     from x86quant.quantization.search import SearchResult
@@ -30,6 +31,7 @@ class Summary:
         float_layers: those that could have but did not, by name, each with its reason.
         equalized: the pairs of layers that were equalized.
         smoothed: the layer norms whose scales moved into linears.
+        scaled: the places where channels of linears of 4 bits were scaled.
         corrected: how many biases were corrected.
         sqnr_db: signal to noise of each float tensor that the model returns, against the float
             model, on calibration data; empty without data.
@@ -54,6 +56,7 @@ class Summary:
     float_layers: dict[str, str]
     equalized: tuple[Equalized, ...] = ()
     smoothed: tuple[Smoothed, ...] = ()
+    scaled: tuple[Scaled, ...] = ()
     corrected: int = 0
     sqnr_db: tuple[float, ...] = ()
     agreement: tuple[float, int] | None = None
@@ -84,6 +87,7 @@ class Summary:
             "float_layers": self.float_layers,
             "equalized": [str(pair) for pair in self.equalized],
             "smoothed": [str(norm) for norm in self.smoothed],
+            "scaled": [str(place) for place in self.scaled],
             "corrected": self.corrected,
             "sqnr_db": list(self.sqnr_db),
             "agreement": None if self.agreement is None else list(self.agreement),

@@ -180,10 +180,18 @@ _FEATURES = (
     _field(
         "bits",
         "int",
-        "bits of a code in an embedding table, or in a linear's weight with scales for groups",
+        "bits of a code in an embedding table",
         of="table",
         minimum=1,
     ),
+    Feature(
+        "weight_bits",
+        "int",
+        lambda spec, _: None if spec.op == "embedding_bag" else spec.bits or 8,
+        "bits of a code of the weight",
+        minimum=1,
+    ),
+    _field("weight_group", "int", "input features that share a weight scale", minimum=1),
     _field(
         "pooling",
         "text",

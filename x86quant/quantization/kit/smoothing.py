@@ -81,9 +81,16 @@ def apply(model: nn.Module, smoothed: Smoothed) -> None:
             _weight_of(model.get_submodule(name)).mul_(smoothed.scales)
 
 
-def find_consumers(model: nn.Module, call: Call) -> dict[str, tuple[str, ...]]:
-    """For each layer norm that only linears (and attentions) read, their names."""
-    watch = _NormWatch(model)
+def is_layer_norm(module: nn.Module) -> bool:
+    """Whether ``module`` is torch's layer norm."""
+    return isinstance(module, nn.LayerNorm)
+
+
+def find_consumers(
+    model: nn.Module, call: Call, is_norm: Callable[[nn.Module], bool] = is_layer_norm
+) -> dict[str, tuple[str, ...]]:
+    """For each norm that only linears (and attentions) read, their names."""
+    watch = _NormWatch(model, is_norm)
     with watch, torch.no_grad(), no_fast_path():
         watch.returned(call(model))
     return watch.consumers()
@@ -92,8 +99,9 @@ def find_consumers(model: nn.Module, call: Call) -> dict[str, tuple[str, ...]]:
 class _NormWatch(TorchFunctionMode):
     """Sees every function called on a layer norm's result, and which layer calls it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, is_norm: Callable[[nn.Module], bool]) -> None:
         super().__init__()
+        self._is_norm = is_norm
         self._names = {module: name for name, module in model.named_modules()}
         self._model = model
         self._results: dict[int, tuple[nn.Module, torch.Tensor]] = {}
@@ -104,7 +112,7 @@ class _NormWatch(TorchFunctionMode):
 
     def __enter__(self) -> _NormWatch:
         for module in self._model.modules():
-            if isinstance(module, nn.LayerNorm):
+            if self._is_norm(module):
                 self._handles.append(module.register_forward_hook(self._norm_done))
             elif isinstance(module, nn.Linear | nn.MultiheadAttention):
                 self._handles += [
@@ -121,7 +129,8 @@ class _NormWatch(TorchFunctionMode):
 
     def consumers(self) -> dict[str, tuple[str, ...]]:
         """Layer norms that can be smoothed, and what reads them."""
-        parameters = [id(m.weight) for m in self._names if isinstance(m, nn.Linear)]
+        owned = self._model.named_parameters(remove_duplicate=False)
+        parameters = [id(x) for _, x in owned]  # of tables, too, to which heads are tied
         found = {}
         for norm, readers in self._readers.items():
             shared = any(parameters.count(id(m.weight)) > 1 for m in readers if _plain(m))
@@ -196,7 +205,8 @@ def _plain(module: nn.Module) -> bool:
 
 def _reads_whole_rows(reader: nn.Module, norm: nn.Module) -> bool:
     """Whether ``reader`` is a layer whose weight has a column for each channel of ``norm``."""
-    width = list(getattr(norm, "normalized_shape", ()))
+    weight = norm._parameters.get("weight")
+    width = [] if weight is None else list(weight.shape)
     if _plain(reader):
         return [reader.in_features] == width
     if type(reader) is nn.MultiheadAttention:
