@@ -34,7 +34,7 @@ def check_files(files: Iterable[str]) -> None:
     """Raise UnsupportedError at files with a tensor of torchao's that is no plain weight."""
     for file in files:
         with safe_open(file, framework="pt") as stored:
-            for name, said in (stored.metadata() or {}).items():
+            for name, said in sorted((stored.metadata() or {}).items()):  # in no order
                 if "." in name:
                     _check(name, said)
 
