@@ -32,7 +32,7 @@ from x86quant.kernels.native import toolchain
 _ROOT = Path(__file__).resolve().parents[1]
 _SECONDS = 600
 _HOSTILE = "tests/serving/test_hostile_programs.py"
-_TESTS = (_HOSTILE, "tests/serving/test_serving.py")
+_TESTS = (_HOSTILE, "tests/serving/test_damaged_programs.py", "tests/serving/test_serving.py")
 
 #: The files that guard, and the tests that are to notice.
 GUARDS: dict[str, tuple[str, ...]] = {
@@ -41,7 +41,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "kernels/serving/program_file.cpp": _TESTS,
     "kernels/serving/loader.cpp": _TESTS,
     "kernels/serving/json.cpp": _TESTS,
-    "kernels/runtime/packed_cache.cpp": ("tests/serving/test_serving.py",),
+    "kernels/runtime/packed_cache.cpp": ("tests/serving/test_packed_programs.py",),
 }
 
 #: What is looked for, and what it becomes. Blanks keep the brackets of templates out.
@@ -196,6 +196,8 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help=", ".join(GUARDS))
     parser.add_argument("--most", type=int, default=10**6, help="mutants of each file")
     options = parser.parse_args()
+    if not (options.all or options.files):
+        parser.error("name files, or --all")
     results = [tried(name, options.most) for name in (GUARDS if options.all else options.files)]
     print(f"{sum(n for n, _ in results)} mutants, {sum(left for _, left in results)} survived")
     return int(any(left for _, left in results))
