@@ -28,7 +28,7 @@ from importlib import metadata
 import torch
 
 from benchmarks.environment import print_environment
-from benchmarks.trained import audio, digits, photographs, scenes, text
+from benchmarks.trained import audio, digits, heads, photographs, scenes, text
 from benchmarks.trained.network import Trained
 from benchmarks.trained.peers import WAYS, Way, of_torch
 
@@ -54,7 +54,10 @@ NETWORKS: dict[str, Callable[[], Trained]] = {
     "segmentation": scenes.segmentation,
     "heatmaps": scenes.heatmaps,
     "line-reader": scenes.line_reader,
+    "deeplab": heads.deeplab,
+    "ssd": heads.ssd,
     "waves": audio.waves,
+    "causal": audio.causal,
 }
 
 

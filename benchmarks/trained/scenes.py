@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -29,7 +31,8 @@ def scenes(
     return pictures, corners, pixels
 
 
-def _block(i: int, o: int, stride: int = 1) -> list[nn.Module]:
+def conv_block(i: int, o: int, stride: int = 1) -> list[nn.Module]:
+    """A convolution of 3 x 3, its norm and a ReLU."""
     return [nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
 
 
@@ -38,8 +41,10 @@ class _Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(*_block(1, 16), *_block(16, 32, 2), *_block(32, 64, 2))
-        self.more = nn.Sequential(*_block(64, 64), *_block(64, 64))
+        self.body = nn.Sequential(
+            *conv_block(1, 16), *conv_block(16, 32, 2), *conv_block(32, 64, 2)
+        )
+        self.more = nn.Sequential(*conv_block(64, 64), *conv_block(64, 64))
         self.score, self.box = nn.Conv2d(64, 1, 1), nn.Conv2d(64, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,13 +86,13 @@ def detector() -> Trained:
 class _UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.down1 = nn.Sequential(*_block(1, 16))
-        self.down2 = nn.Sequential(*_block(16, 32, 2))
-        self.down3 = nn.Sequential(*_block(32, 64, 2))
+        self.down1 = nn.Sequential(*conv_block(1, 16))
+        self.down2 = nn.Sequential(*conv_block(16, 32, 2))
+        self.down3 = nn.Sequential(*conv_block(32, 64, 2))
         self.up2 = nn.ConvTranspose2d(64, 32, 2, 2)
-        self.mix2 = nn.Sequential(*_block(64, 32))
+        self.mix2 = nn.Sequential(*conv_block(64, 32))
         self.up1 = nn.ConvTranspose2d(32, 16, 2, 2)
-        self.mix1 = nn.Sequential(*_block(32, 16), nn.Conv2d(16, 1, 1))
+        self.mix1 = nn.Sequential(*conv_block(32, 16), nn.Conv2d(16, 1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = self.down1(x)
@@ -99,6 +104,11 @@ class _UNet(nn.Module):
 
 def segmentation() -> Trained:
     """A U-Net. Metric: intersection over union of the pixels."""
+    return segmented(_UNet)
+
+
+def segmented(make: Callable[[], nn.Module]) -> Trained:
+    """A network for the pixels of digits. Metric: intersection over union."""
     torch.manual_seed(0)
     seen, _, pixels = scenes(1024, 0, 900, 0)
 
@@ -106,7 +116,7 @@ def segmentation() -> Trained:
         some = torch.randint(len(seen), (16,))
         return seen[some], pixels[some]
 
-    model = fitted(_UNet(), draw, functional.binary_cross_entropy_with_logits, 120)
+    model = fitted(make(), draw, functional.binary_cross_entropy_with_logits, 120)
     test, _, right = scenes(128, 900, 1797, 1)
 
     def score(found: torch.Tensor) -> float:
@@ -121,7 +131,9 @@ class _Heatmaps(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.Sequential(*_block(1, 32), *_block(32, 48, 2), *_block(48, 96, 2))
+        self.down = nn.Sequential(
+            *conv_block(1, 32), *conv_block(32, 48, 2), *conv_block(48, 96, 2)
+        )
         up: list[nn.Module] = []
         for i, o in ((96, 48), (48, 48)):
             up += [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
@@ -166,7 +178,11 @@ class _LineReader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *_block(1, 24), nn.MaxPool2d(2), *_block(24, 48), nn.MaxPool2d((2, 1)), *_block(48, 48)
+            *conv_block(1, 24),
+            nn.MaxPool2d(2),
+            *conv_block(24, 48),
+            nn.MaxPool2d((2, 1)),
+            *conv_block(48, 48),
         )
         self.columns = nn.LSTM(192, 64, batch_first=True, bidirectional=True)
         self.head = nn.Linear(128, 11)

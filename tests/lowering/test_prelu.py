@@ -35,7 +35,7 @@ def test_it_runs_natively(slopes: str, functional: bool) -> None:
     act: nn.Module = Functional(weight.clone()) if functional else nn.PReLU(len(weight))
     if isinstance(act, nn.PReLU):
         act.weight.copy_(weight)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), act, nn.Conv2d(16, 8, 3)).eval()
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), act, nn.Conv2d(16, 8, 3, groups=2)).eval()
     x = torch.randn(4, 3, 20, 20)
     ours = x86quant.quantize(model, [x], speed_check=False, progress=False)
     assert not ours.float_nodes
@@ -49,7 +49,9 @@ def test_natively_it_gives_what_the_reference_gives(slopes: str) -> None:
     torch.manual_seed(0)
     act = nn.PReLU(len(SLOPES[slopes]))
     act.weight.copy_(SLOPES[slopes])
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Identity(), act, nn.Conv2d(16, 8, 3)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Identity(), act, nn.Conv2d(16, 8, 3, groups=2)
+    ).eval()
     x = torch.randn(4, 3, 20, 20)
     ours = x86quant.quantize(model, [x], speed_check=False, progress=False)
     for sizes in ((1, 3, 20, 20), (3, 3, 33, 17)):

@@ -130,6 +130,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "padding": [1, 0],
         "dilation": [1, 2],
     },
+    "pad": {"x": X, "x_zp": 7, "before": [1, 0], "after": [2, 3], "mode": "reflect"},
     "avg_pool": {
         "x": X,
         "kernel_size": [3, 3],
@@ -358,6 +359,11 @@ def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
         ("max_pool", {"x": X[0]}, "rank 4"),
         ("patches", {"kernel_size": [3, 9]}, "do not fit into"),
         ("patches", {"x_zp": 256}, "x_zp is a code"),
+        ("pad", {"x_zp": 256}, "x_zp is a code"),
+        ("pad", {"mode": "circular"}, "no mode 'circular'"),
+        ("pad", {"before": [-1, 0]}, "are not of x"),
+        ("pad", {"after": [2]}, "are not of x"),
+        ("pad", {"before": [7, 0]}, "wider than"),
     ],
 )
 def test_bad_input_is_refused_by_name(name: str, changes: dict[str, Any], message: str) -> None:

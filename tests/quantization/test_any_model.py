@@ -1114,3 +1114,31 @@ def test_noise_of_padded_tokens_does_not_count(by_name, monkeypatch):
 def test_a_metric_that_gives_no_number_is_refused():
     with pytest.raises(InvalidInputError, match="metric of the float model is a str"):
         quantized(Net(lambda _, x: F.relu(x)), images(), metric=lambda _: "good")
+
+
+def test_why_there_is_no_graph_is_said_in_words() -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            return self.b(2 * y if y.mean() > 0 else y)
+
+    data = [torch.randn(2, 3, 9, 9) for _ in range(2)]
+    int8 = x86quant.quantize(Chooses().eval(), data, speed_check=False, progress=False)
+    assert int8.quantization.notes[0] == (
+        "the whole cannot be one graph: torch.fx cannot trace it (its code goes one way or another "
+        "by values of tensors); nor can torch.export (its code goes one way or another by what is "
+        "computed)"
+    )
+
+
+@pytest.mark.parametrize("mode", ["auto", "dynamic", "weight_only"])
+def test_bits_of_a_table_that_is_all_there_is_are_refused_with_what_to_do(mode: Any) -> None:
+    tokens = [torch.randint(50, (4, 8)) for _ in range(2)]
+    with pytest.raises(
+        UnsupportedError, match=r"Embedding has no weights but its tables'.*weight_only"
+    ):
+        x86quant.quantize(nn.Embedding(50, 64), tokens, mode=mode, embedding_bits=8, progress=False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
@@ -128,10 +129,96 @@ def test_a_last_convolution_of_pixels_gives_floats(dims: int, moves: bool) -> No
             assert sqnr(*channel) > 25
 
 
-def test_a_last_convolution_of_larger_places_gives_codes() -> None:
+def behind_a_convolution(*tail: nn.Module) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3)).eval()
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), *tail).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "padding": "same", "dilation": 2},
+        {"kernel_size": (1, 3), "stride": (2, 1), "padding": (0, 1)},
+        {"kernel_size": 2, "stride": 2, "bias": False},
+    ],
+)
+def test_a_last_convolution_of_windows_gives_floats(last: dict[str, Any]) -> None:
+    model = behind_a_convolution(nn.Conv2d(16, 4, **last))
+    batches = [torch.randn(2, 3, 13, 13) for _ in range(3)]
+    ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert not ours.float_nodes
+    for x in (batches[0], torch.randn(1, 3, 11, 15)):
+        exact, found = model(x), ours(x)
+        assert found.stride() == exact.stride()
+        torch.testing.assert_close(found, ours.graph_module(x))
+        assert found.unique().numel() > found.numel() // 2
+        assert sqnr(exact, found) > 25
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "last", [nn.Conv2d(16, 4, 3, groups=2), nn.ConvTranspose2d(16, 4, 2, 2)], ids=["groups", "up"]
+)
+def test_a_last_convolution_that_is_no_product_of_rows_gives_codes(last: nn.Module) -> None:
+    model = behind_a_convolution(last)
     batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
     ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
     assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
     assert sqnr(model(batches[0]), ours(batches[0])) > 25
+
+
+class Enlarged(nn.Module):
+    """Super resolution: pixels from channels, beside the picture as it was, only larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 12, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.pixel_shuffle(self.last(self.first(x).relu()), 2)
+        return y + F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "model",
+    [
+        behind_a_convolution(nn.Conv2d(16, 4, 1), nn.Upsample(scale_factor=2, mode="bilinear")),
+        behind_a_convolution(nn.Conv2d(16, 4, 3), nn.PixelShuffle(2), nn.Sigmoid()),
+        Enlarged().eval(),
+    ],
+    ids=["upsample", "shuffle", "sum"],
+)
+def test_what_is_behind_the_last_product_is_not_rounded(model: nn.Module) -> None:
+    batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
+    ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
+    codes = [n for n in ours.graph_module.graph.nodes if "qparams" in n.meta]
+    products = [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert len(products) == 1
+    assert all(one < products[0] for one in codes)
+    x = torch.randn(1, 3, 11, 15)
+    assert sqnr(model(x), ours(x)) > 35
+
+
+@torch.no_grad()
+def test_a_residual_behind_the_last_product_stays_with_it() -> None:
+    """It was codes before, and is added where the product ends."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x).relu()
+            return (y + self.b(y)).relu()
+
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
+    ours = x86quant.quantize(Residual().eval(), batches, progress=False, speed_check=False)
+    assert not ours.float_nodes
+    assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]

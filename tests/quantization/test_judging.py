@@ -39,7 +39,7 @@ def test_small_channels_beside_large_ones_are_judged_by_themselves(last: bool) -
         exact, noisy = (x.flatten(2).transpose(1, 2) for x in (exact, noisy))
     found = worst([exact], [noisy])
     assert found is not None
-    assert found.channels == f"channels 4-5 of dimension {2 if last else 1}"
+    assert found.channels == ("columns 4-5" if last else "channels 4-5")
     assert abs(found.sqnr_db) < 1
     assert worst([exact], [exact * 1.001]) is None  # alike everywhere
 

@@ -70,7 +70,7 @@ def exported(
             _program(FlatCall(module, form, hooks=False), example, no_size)
         # Export wraps and raises nearly anything, among it errors of the model's own code.
         except Exception as error:
-            raise UnsupportedError(f"nor can torch.export ({first_line(error)})") from error
+            raise UnsupportedError(f"nor can torch.export ({_told(error)})") from error
     for sizes in tries:
         try:
             return exported_once(module, form, leaves, sizes, spell)
@@ -79,6 +79,13 @@ def exported(
             if type(error.__cause__).__name__ == _DATA_DEPENDENT or reasons[-1] in reasons[:-1]:
                 break  # it has nothing to do with which sizes are free
     raise UnsupportedError(f"nor can torch.export ({reasons[0]})")
+
+
+def _told(error: Exception) -> str:
+    """What ``error`` says, in words where torch speaks of its own symbols."""
+    if type(error).__name__ == _DATA_DEPENDENT:
+        return "its code goes one way or another by what is computed"
+    return first_line(error)
 
 
 def exported_once(
@@ -115,7 +122,7 @@ def exported_once(
             raise UnsupportedError(f"{len(guard.conditions)} conditions on sizes")
     # Export wraps and raises nearly anything, among it errors of the model's own code.
     except Exception as error:
-        raise UnsupportedError(first_line(error)) from error
+        raise UnsupportedError(_told(error)) from error
     if spell is not None:
         spell(gm)
     _name_inputs(gm, form.names)

@@ -152,7 +152,7 @@ def convolution(
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         # F.pad starts with the last dimension.
         sides = [side for margin in reversed(margins) for side in margin]
-        x = builder.same_codes(x, builder.call(F.pad, x, sides, mode), margins)
+        x = builder.same_codes(x, builder.call(F.pad, x, sides, mode, None), margins)
         padding = [0] * dims
     return builder.call(
         aten.convolution.default,

@@ -527,6 +527,16 @@ def _interpolate(
     return F.interpolate, (input, size, scale_factor, mode, align_corners)
 
 
+@_rule(F.pad, aten.pad.default)
+def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Call:
+    return F.pad, (input, list(pad), mode, value)
+
+
+@_rule(aten.constant_pad_nd.default)
+def _constant_pad(input: Any, pad: Any, value: Any = 0) -> Call:
+    return F.pad, (input, list(pad), "constant", value)
+
+
 # --- modules ---------------------------------------------------------------------------------
 
 
@@ -540,6 +550,10 @@ def _batch_norm_module(module: Any) -> tuple[object, dict[str, Any]]:
         **{name: getattr(module, name) for name in names},
         "training": module.training or module.running_mean is None,
     }
+
+
+def _pad_module(mode: str) -> Callable[[Any], tuple[object, dict[str, Any]]]:
+    return lambda module: (F.pad, {"pad": module.padding, "mode": mode})
 
 
 def _unflatten_module(module: Any) -> tuple[object, dict[str, Any]]:
@@ -591,6 +605,9 @@ for _dims in (1, 2, 3):
     MODULES[getattr(nn, f"MaxPool{_dims}d")] = _attributes(
         getattr(F, f"max_pool{_dims}d"), *_POOL, "dilation", "return_indices"
     )
+    MODULES[getattr(nn, f"ZeroPad{_dims}d")] = _pad_module("constant")
+    MODULES[getattr(nn, f"ReflectionPad{_dims}d")] = _pad_module("reflect")
+    MODULES[getattr(nn, f"ReplicationPad{_dims}d")] = _pad_module("replicate")
     MODULES[getattr(nn, f"AdaptiveAvgPool{_dims}d")] = _attributes(
         getattr(F, f"adaptive_avg_pool{_dims}d"), "output_size"
     )

@@ -42,6 +42,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
 #: The least value of each number of these arguments.
 _LEAST = {
     "kernel_size": 1, "stride": 1, "dilation": 1, "groups": 1, "padding": 0, "output_padding": 0,
+    "before": 0, "after": 0,
     "output_size": -1, "size": 1, "scale_factor": 0, "eps": 0,
 }  # fmt: skip
 
@@ -49,7 +50,7 @@ _LEAST = {
 _LATER = frozenset({"contiguous"})
 
 #: Ops without qparams of their own whose result is codes all the same.
-_KEEP_CODES = frozenset({"lut", "max_pool", "patches"})
+_KEEP_CODES = frozenset({"lut", "max_pool", "pad", "patches"})
 
 
 def yields_codes(node: Node) -> bool:

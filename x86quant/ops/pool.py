@@ -1,6 +1,6 @@
 """Windows on codes, for 1, 2 or 3 spatial dimensions: max, average and adaptive average pooling.
 
-And ``patches``: the codes of each window as they are.
+And two that leave codes as they are: ``patches``, those of each window, and ``pad``.
 """
 
 from __future__ import annotations
@@ -73,6 +73,34 @@ def patches(
             ]
         found.append(part)
     return channels_last(torch.cat(found, 1))
+
+
+#: How margins are filled, by the names that ``F.pad`` has for it.
+PAD_MODES = ("constant", "replicate", "reflect")
+
+
+@register("Tensor x, int x_zp, int[] before, int[] after, str mode")
+def pad(x: torch.Tensor, x_zp: int, before: list[int], after: list[int], mode: str) -> torch.Tensor:
+    """``x`` [N, C, *spatial] with margins: of the real value 0, or filled as ``F.pad`` does."""
+    _check("pad", x, len(before))
+    if not 0 <= x_zp <= 255:
+        raise InvalidInputError(f"x86quant::pad: x_zp is a code, got {x_zp}")
+    if mode not in PAD_MODES:
+        raise InvalidInputError(f"x86quant::pad: no mode {mode!r}: {', '.join(PAD_MODES)}")
+    if len(before) != len(after) or min(*before, *after) < 0:
+        raise InvalidInputError(f"x86quant::pad: margins {before} and {after} are not of x")
+    margins = [
+        size for both in zip(reversed(before), reversed(after), strict=True) for size in both
+    ]
+    if mode == "constant":
+        return channels_last(F.pad(x, margins, value=x_zp))
+    if mode == "reflect" and any(
+        max(sizes) >= size for size, *sizes in zip(x.shape[2:], before, after, strict=True)
+    ):
+        raise InvalidInputError(
+            f"x86quant::pad: margins {before} and {after} are wider than {tuple(x.shape)} reflects"
+        )
+    return channels_last(F.pad(x.to(torch.float32), margins, mode).to(torch.uint8))
 
 
 @register(

@@ -82,9 +82,9 @@ def quantize(
             and weights in int8. "auto": transformers are dynamic, their convolutions and all other
             models static.
         effort: how much time to spend on accuracy. "fast" corrects biases and tries nothing;
-            "default" tries each step of the accuracy kit; "best" also other observers, biases
-            corrected layer by layer, ranges and biases learned by gradients, and layers in float
-            where that costs no time, which takes several times as long.
+            "default" tries each step of the accuracy kit; "best" also other observers, ranges and
+            biases learned by gradients, and layers in float where that costs no time, which takes
+            several times as long.
         observer: how activation ranges are chosen: "minmax", "histogram", "percentile", "mse" (the
             automatic choice) or "kl".
         weight_observer: "minmax" (the automatic choice), or "mse" to clip weights.

@@ -35,7 +35,7 @@ class ChannelGroup:
 
     Attributes:
         sqnr_db: in dB.
-        channels: which channels, and of which dimension.
+        channels: which channels, or columns of the last dimension.
     """
 
     sqnr_db: float
@@ -77,7 +77,9 @@ def _groups(
         for kind in found:
             here = ((kinds == kind) & counts).nonzero().flatten()
             parts = ([x.index_select(dim, here) for x in side] for side in (exact, actual))
-            yield ChannelGroup(sqnr_between(*parts), f"{_listed(here.tolist())} of dimension {dim}")
+            what = "channels" if dim == 1 and rank > 2 else "columns"
+            told = f"{what} {_listed(here.tolist())}"
+            yield ChannelGroup(sqnr_between(*parts), told)
 
 
 def _scales(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
@@ -98,7 +100,7 @@ def _are_probabilities(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _listed(channels: list[int]) -> str:
-    """``channels 0-3, 7``, at most a few."""
+    """``0-3, 7``, at most a few."""
     runs: list[list[int]] = []
     for channel in channels:
         if runs and channel == runs[-1][1] + 1:
@@ -107,7 +109,7 @@ def _listed(channels: list[int]) -> str:
             runs.append([channel, channel])
     told = [f"{a}" if a == b else f"{a}-{b}" for a, b in runs]
     more = f" and {len(told) - 4} more ranges" if len(told) > 4 else ""
-    return f"channels {', '.join(told[:4])}{more}"
+    return f"{', '.join(told[:4])}{more}"
 
 
 def top_agreement(

@@ -16,7 +16,7 @@ from typing import Any
 
 from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.quantization.choices import Choices
-from x86quant.quantization.outcome import checked
+from x86quant.quantization.outcome import ENOUGH_DB, checked
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -66,6 +66,6 @@ def _made(outcome: Choices, settings: Settings) -> tuple[Any, list[warnings.Warn
 
 
 def _level(model: Any) -> float:
-    """Signal to noise of a model's worst result, in dB; without bounds where it is in float."""
+    """Signal to noise of a model's worst result, in dB; the float model is worth one that does."""
     summary = model.quantization
-    return min(summary.sqnr_db, default=-math.inf if summary.int8_layers else math.inf)
+    return min(summary.sqnr_db, default=-math.inf if summary.int8_layers else ENOUGH_DB)

@@ -35,6 +35,7 @@ from x86quant.quantization.kit.accuracy_kit import (
     Halves,
     calibrated_parts,
     correct_biases,
+    feed_back,
     learn,
     smoothed_model,
     smoothing_helps,
@@ -201,6 +202,7 @@ def _prepared(
                 model, own, found, smoothed = plain, of_plain, before, ()
         notes += found.notes
         if not found.found and not scheme.dynamic:
+            _refuse_tables_alone(reference, settings)
             raise UnsupportedError(
                 f"no part of {type(model).__name__} can be quantized statically"
                 + "".join(f": {note}" for note in notes)
@@ -208,10 +210,12 @@ def _prepared(
         with state_kept(model):
             ranges, parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
             batches = _calibrate_further(model, parts, data, halves)
-            correct_biases(own, parts, halves, settings)
+            level = feed_back(own, parts, halves, settings)
+            correct_biases(own, parts, halves, settings, level)
             learn(own, parts, halves, settings)
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
+        _refuse_tables_alone(reference, settings)
         raise UnsupportedError(
             f"{type(model).__name__} has no layer that mode {scheme.mode!r} can turn into int8"
             + "".join(f"; {note}" for note in notes[-2:])
@@ -257,6 +261,20 @@ def _prepared(
         weights=weights,
         notes=tuple(notes),
     )
+
+
+def _refuse_tables_alone(model: nn.Module, settings: Settings) -> None:
+    """Say what makes codes of ``model`` where all its weights are tables, and these were asked for.
+
+    Raises:
+        UnsupportedError: they are.
+    """
+    weights = {x for m in model.modules() if not isinstance(m, TABLES) for x in m._parameters}
+    if settings.embedding_bits is not None and not weights:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no weights but its tables', and embedding_bits is for "
+            'tables beside int8 layers: mode="weight_only" without it makes rows of codes of them'
+        )
 
 
 def _what_else(model: nn.Module, scheme: Scheme) -> str:

@@ -92,11 +92,22 @@ def real_pixels(
         flat = weight.movedim(1, -1).flatten(1)
         by_pixel = add_constant(gm, gm.graph, f"{like.name}_rows", flat)
     floats = real_product(gm, like, operands, activation, rows, by_pixel)
+    floats.meta["order"] = last  # what it stands for lies in
     floats.meta.pop("shape", None)
     if (shape := like.meta.get("shape")) is not None:
         floats.meta["shape"] = tuple(shape[dim] for dim in last)
     with gm.graph.inserting_before(like):
         return _permuted(gm, floats, back)
+
+
+def _window(gm: GraphModule, operands: Mapping[str, Any]) -> dict[str, list[int]] | None:
+    """What a convolution sees of each pixel; None if that is the pixel itself."""
+    weight = constant(gm, operands["weight"])
+    assert weight is not None
+    stride, padding = list(operands["stride"]), list(operands["padding"])
+    if {*weight.shape[2:], *stride} == {1} and not any(padding):
+        return None
+    return {"stride": stride, "padding": padding, "dilation": list(operands["dilation"])}
 
 
 def _permuted(gm: GraphModule, value: Node, dims: tuple[int, ...]) -> Node:
@@ -118,7 +129,7 @@ _ACTIVATIONS = {UNBOUNDED: None, (0.0, None): "relu"}
 def keep_float_results(gm: GraphModule) -> int:
     """What is computed in float is not rounded on its way out, and last products give floats.
 
-    A 1 x 1 convolution is a product of rows as well, since codes lie channels last.
+    A convolution is a product of rows as well: of its pixels, or of the windows around them.
 
     Codes there would cost accuracy and save nothing, since nobody reads them but who turns them
     into floats again. It holds of graphs whose ranges are our own choice:
@@ -139,20 +150,20 @@ def keep_float_results(gm: GraphModule) -> int:
             activation = _ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)]
             if is_op(product, "linear"):
                 _replace_product(product, real_product(gm, product, product.kwargs, activation))
-            elif _is_pointwise(gm, product):
-                _replace_product(
-                    product, real_pixels(gm, product, product.kwargs, activation, None)
-                )
+            elif _is_plain(gm, product):
+                window = _window(gm, product.kwargs)
+                floats = real_pixels(gm, product, product.kwargs, activation, window)
+                _replace_product(product, floats)
             else:
                 continue
             changed += 1
     return finish(gm, changed + _drop_roundings(gm))
 
 
-def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
-    """Whether ``conv`` multiplies the channels of each pixel by themselves."""
+def _is_plain(gm: GraphModule, conv: Node) -> bool:
+    """Whether ``conv`` is a product of rows: neither transposed nor in groups."""
     kwargs: dict[str, Any] = conv.kwargs
-    weight = constant(gm, conv.kwargs["weight"])
+    weight = constant(gm, kwargs["weight"])
     scales = constant(gm, kwargs["weight_scales"])
     return (
         weight is not None
@@ -160,9 +171,7 @@ def _is_pointwise(gm: GraphModule, conv: Node) -> bool:
         and scales.numel() == weight.shape[0]
         and not bool(kwargs["transposed"])
         and bool(kwargs["groups"] == 1)
-        and all(size == 1 for size in weight.shape[2:])
-        and all(step == 1 for step in kwargs["stride"])
-        and not any(kwargs["padding"])
+        and kwargs["residual"] is None
         and len(conv.meta.get("shape") or ()) == weight.dim()
     )
 
@@ -274,16 +283,6 @@ def _replace_float(gm: GraphModule, node: Node, operands: dict[str, Any]) -> Non
         gm.graph.erase_node(node)
     else:
         replace(node, floats)
-
-
-def _window(gm: GraphModule, operands: dict[str, Any]) -> dict[str, list[int]] | None:
-    """What a convolution sees of each pixel; None if that is the pixel itself."""
-    weight = constant(gm, operands["weight"])
-    assert weight is not None
-    stride, padding = list(operands["stride"]), list(operands["padding"])
-    if {*weight.shape[2:], *stride} == {1} and not any(padding):
-        return None
-    return {"stride": stride, "padding": padding, "dilation": list(operands["dilation"])}
 
 
 def remove_float_pairs(gm: GraphModule) -> int:

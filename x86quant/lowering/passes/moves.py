@@ -26,6 +26,7 @@ from x86quant.lowering.graph_tools import (
 )
 from x86quant.lowering.passes.pools import MAX_POOLS
 from x86quant.lowering.views import is_question, is_view, moves_codes
+from x86quant.ops.pool import PAD_MODES
 
 aten = torch.ops.aten
 
@@ -141,7 +142,7 @@ def views_on_codes(gm: GraphModule) -> int:
             changed += 1
         elif moves_codes(node):
             changed += _move(gm, node, codes)
-        elif node.target is F.pad and _pads_with_zero(node):
+        elif node.target is F.pad and len(node.args) == 4 and _pads_with_own_values(node):
             changed += _move_pad(gm, node, codes)
     return finish(gm, changed)
 
@@ -185,20 +186,30 @@ def _dequantize_after(gm: GraphModule, node: Node, codes: Node) -> None:
     node.replace_all_uses_with(real, delete_user_cb=lambda user: user is not real)
 
 
-def _pads_with_zero(node: Node) -> bool:
-    arguments: dict[str, Any] = dict(
-        zip(("input", "pad", "mode", "value"), node.args, strict=False)
-    )
-    arguments.update(node.kwargs)
-    constant = arguments.get("mode", "constant") == "constant"
-    return constant and arguments.get("value") in (None, 0, 0.0)
+def _pads_with_own_values(node: Node) -> bool:
+    """Whether ``node`` adds zeros, or values that it copies."""
+    _, _, mode, value = node.args
+    return mode in PAD_MODES and (mode != "constant" or value in (None, 0, 0.0))
 
 
 def _move_pad(gm: GraphModule, node: Node, codes: Node) -> int:
-    pad = node.args[1] if len(node.args) > 1 else node.kwargs["pad"]
-    node.args = (codes, pad, "constant", qparams_of(codes).zero_point)
-    node.kwargs = {}
-    _dequantize_after(gm, node, codes)
+    given: tuple[Any, ...] = node.args
+    _, pad, mode, _ = given
+    shape = codes.meta.get("shape")
+    before, after = pad[-2::-2], pad[::-2]
+    if shape is not None and 3 <= len(shape) == len(before) + 2 and min(*before, *after) >= 0:
+        margins = {"before": before, "after": after, "mode": mode}
+        with gm.graph.inserting_before(node):
+            new = emit(gm.graph, "pad", node, x=codes, x_zp=qparams_of(codes).zero_point, **margins)
+        inherit(new, node)
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
+    elif mode == "constant":
+        node.args = (codes, pad, "constant", qparams_of(codes).zero_point)
+        new = node
+    else:
+        return 0
+    _dequantize_after(gm, new, codes)
     return 1
 
 

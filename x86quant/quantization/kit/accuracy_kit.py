@@ -30,6 +30,7 @@ from x86quant.quantization.kit.bias_correction import BiasCorrection
 from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.kit.simulation import simulated
+from x86quant.quantization.kit.weight_feedback import WeightFeedback
 from x86quant.quantization.scheme import Scheme
 from x86quant.quantization.settings import Settings, Switch
 from x86quant.quantization.static.part_search import FoundPart, Parts
@@ -39,6 +40,8 @@ from x86quant.quantization.tracing.float_results import FloatResults
 _log = logging.getLogger("x86quant.quantization")
 
 
+#: Steps that leave ranges as they are are judged by so many calls: they fit few values.
+_JUDGES = 4
 #: A single batch is taken apart into so many; up to so many are judged one by one.
 _PIECES = 4
 
@@ -279,10 +282,21 @@ def smoothing_helps(
     return after >= before
 
 
+#: What to subtract from biases, by part and by path of the layer.
+_Corrections = dict[StaticPart, dict[str, torch.Tensor]]
+
+
 def correct_biases(
-    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
+    exact: FloatResults,
+    parts: Sequence[StaticPart],
+    halves: Halves,
+    settings: Settings,
+    plain: float | None = None,
 ) -> None:
-    """Take what rounding adds to each channel off its bias, in the way that helps most, if any."""
+    """Take what rounding adds to each channel off its bias, in the way that helps most, if any.
+
+    ``plain`` is the signal to noise without, on calls not seen, if that is known.
+    """
     if settings.bias_correction is False:
         return
     judged = (
@@ -290,22 +304,58 @@ def correct_biases(
         and settings.effort != "fast"
         and halves.seen is not halves.unseen
     )
-    ways = _CORRECTIONS[: 2 if settings.effort == "best" and judged else 1]
+    ways = _CORRECTIONS if judged else _CORRECTIONS[:1]
     found: list[tuple[_Corrections, float]] = []
     for way in (None, *ways) if judged else ways:
         none: _Corrections = {part: {} for part in parts}
         corrections = none if way is None else way(exact, parts, halves)
         for part in parts:
             part.corrections = corrections[part]
-        noise = _simulated_noise(exact, parts, halves.unseen) if judged else 0.0
+        if way is None and plain is not None:
+            noise = plain
+        else:
+            noise = _judged_by_some(exact, parts, halves) if judged else 0.0
         found.append((corrections, noise))
-    best = max(reversed(found), key=operator.itemgetter(1))[0]  # among equals the last
+    best = _best(found)
+    alone = _best(found[:2])
     for part in parts:
         part.corrections = best[part]
+        part.corrections_alone = None if alone is best else alone[part]
 
 
-#: What to subtract from biases, by part and by path of the layer.
-_Corrections = dict[StaticPart, dict[str, torch.Tensor]]
+def feed_back(
+    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
+) -> float | None:
+    """Let weights make up for each other's rounding, where that helps on calls not seen.
+
+    Returns the signal to noise on those, if it was looked at.
+    """
+    if (
+        settings.effort == "fast"
+        or halves.seen is halves.unseen
+        or settings.weight_observer != "auto"
+    ):
+        return None
+    seen = {part: WeightFeedback(part) for part in parts}
+    feed_parts(exact.model, halves.seen, {part: one.observe for part, one in seen.items()})
+    before = _judged_by_some(exact, parts, halves)
+    changed = [part.replace_weights(one.rounded()) for part, one in seen.items()]
+    after = _judged_by_some(exact, parts, halves)
+    if after > before:
+        return after
+    for part, weights in zip(parts, changed, strict=True):
+        part.replace_weights(weights)
+    return before
+
+
+def _judged_by_some(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> float:
+    """Signal to noise on a few of the calls not seen."""
+    return _simulated_noise(exact, parts, halves.unseen[:_JUDGES])
+
+
+def _best(found: Sequence[tuple[_Corrections, float]]) -> _Corrections:
+    """Those of the least noise; among equals the last."""
+    return max(reversed(found), key=operator.itemgetter(1))[0]
 
 
 def _one_by_one(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:

@@ -170,6 +170,8 @@ class Simulation(Interpreter):
         # torch looks through all modules to make one; a layer alone takes not much longer to run.
         self.__dict__.update(vars(part.interpreter))
         self._part, self._on, self._chosen = part, on, chosen
+        in_float = [layer.name for layer in part.layers if layer.node.name not in on]
+        self._corrections = part.corrections_with(in_float)
 
     def fetch_attr(self, target: str) -> Any:
         """As torch finds it, once for all runs: it asks every module on the way twice."""
@@ -206,7 +208,7 @@ class Simulation(Interpreter):
         """What the convolution or linear that ``node`` calls makes of ``x``, its bias corrected."""
         layer = rounded_copy(self._part, node)
         y: torch.Tensor = layer(x)
-        if (correction := self._part.corrections.get(str(node.target))) is not None:
+        if (correction := self._corrections.get(str(node.target))) is not None:
             y = y - along_channels(correction, layer, y)
         return y
 

@@ -57,6 +57,7 @@ def float_steps(gm: GraphModule, example: Call) -> tuple[set[str], tuple[Any, ..
             or unbounded.intersection((node, *node.all_input_nodes))
             or _untrained(gm, node)
             or _is_given_more(gm, node)
+            or _pads_with_a_number(node)
             or (node.target in _WITH_CONSTANTS and not _constant_weight(node))
         ):
             found.add(node.name)
@@ -117,6 +118,7 @@ _MOVING = frozenset(
         "select",
         "repeat",
         "interpolate",
+        "pad",
         "unflatten",
         "slice",
         "contiguous",
@@ -128,6 +130,14 @@ def _is_given_more(gm: GraphModule, node: Node) -> bool:
     """Whether ``node`` calls a layer with more than its input, such as a size of its result."""
     layer = _layer(gm, node)
     return len(node.args) + len(node.kwargs) > 1 and isinstance(layer, WEIGHTED_LAYERS)
+
+
+def _pads_with_a_number(node: Node) -> bool:
+    """Whether ``node`` adds margins of a number, which the range of its input may not hold."""
+    if node.target is not F.pad:
+        return False
+    given = dict(zip(("input", "pad", "mode", "value"), node.args, strict=False)) | node.kwargs
+    return given.get("value") not in (None, 0, 0.0)
 
 
 def _untrained(gm: GraphModule, node: Node) -> bool:

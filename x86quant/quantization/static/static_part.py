@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -127,7 +127,8 @@ class StaticPart:
         path: where in the model it stands; empty for the whole of it.
         float_module: the traced float part, as equalization and bias correction left it.
         prepared: the same with observers.
-        corrections: what bias correction subtracts from biases, by path.
+        corrections: what bias correction subtracts from biases, by path, with all layers in int8.
+        corrections_alone: the same where some are in float, whose errors no other makes up for.
         chosen_before: the ranges that were chosen before the last calls were calibrated.
         attributes: modules and tensors of the prepared part that simulations have met, by path.
     """
@@ -151,12 +152,18 @@ class StaticPart:
         self._ranges = ranges
         self._built: dict[tuple[Any, ...], CompiledModule] = {}
         self.corrections: dict[str, torch.Tensor] = {}
+        self.corrections_alone: dict[str, torch.Tensor] | None = None
         self.chosen_before: Chosen = {}
         self._rounded: dict[nn.Module, RoundedLayer] = {}
         self.attributes: dict[str, Any] = {}
+        self._tail: set[str] = set()
         self._put_observers()
         if apart := self._apart():
             self._not_float |= apart
+            self._put_observers()
+        self._tail = self._behind_products()
+        if self._tail:
+            self._not_float |= self._tail
             self._put_observers()
         if small is not None:
             with torch.no_grad():
@@ -176,6 +183,12 @@ class StaticPart:
     def inputs(self, call: Call) -> Call | None:
         """The graph's inputs in a call of the part; None if the graph does not hold for it."""
         return self.traced.inputs(call)
+
+    def corrections_with(self, float_layers: Collection[str]) -> dict[str, torch.Tensor]:
+        """What is subtracted from biases with the layers named in float."""
+        if float_layers and self.corrections_alone is not None:
+            return self.corrections_alone
+        return self.corrections
 
     def calibrate(self, call: Call) -> None:
         """Show the observers one batch of the graph's inputs."""
@@ -209,15 +222,20 @@ class StaticPart:
 
         Those are the ones that the pass ``keep_float_results`` finds in the graph that is built.
         """
-        kind = kind_of(node, self.module(node))
-        of_rows = kind in (nn.Linear, torch.nn.functional.linear) or is_pointwise(self.module(node))
-        return of_rows and all(map(self._leads_out, node.users))
+        return self._may_give_floats(node) and all(map(self._leads_out, node.users))
+
+    def _may_give_floats(self, node: Node) -> bool:
+        """Whether ``node`` is a product of rows, which are windows in a convolution."""
+        module: Any = self.module(node)
+        if kind_of(node, module) in (nn.Linear, torch.nn.functional.linear):
+            return True
+        return type(module) in _PLAIN_CONVOLUTIONS and bool(module.groups == 1)
 
     def _leads_out(self, node: Node) -> bool:
-        """Whether ``node``, an observer or a view, leads to the part's results alone."""
+        """Whether ``node`` is an observer, a view or a step in float before results alone."""
         if node.op == "output":
             return True
-        passes = self.observer_of(node) is not None or is_view(node)
+        passes = self.observer_of(node) is not None or is_view(node) or node.name in self._tail
         return passes and all(map(self._leads_out, node.users))
 
     @functools.cached_property
@@ -261,6 +279,14 @@ class StaticPart:
             self._rounded[layer] = rounded_layer(node, layer, self.weight_observer)
         return self._rounded[layer]
 
+    def replace_weights(
+        self, layers: Mapping[nn.Module, RoundedLayer]
+    ) -> dict[nn.Module, RoundedLayer]:
+        """Give layers other int8 weights; returns those that they had."""
+        before = {layer: self._rounded[layer] for layer in layers}
+        self._rounded.update(layers)
+        return before
+
     def weight_observer(self, node: Node, layer: nn.Module | None) -> ChannelRangesObserver:
         """The observer for the weight of ``node``, which calls ``layer`` or is a function."""
         return weight_observer(self._ranges.weight_kind(), node, layer)
@@ -297,7 +323,7 @@ class StaticPart:
             self._hand_over_ranges(observation.graph_module)
         corrections = {
             path: correction
-            for path, correction in self.corrections.items()
+            for path, correction in self.corrections_with(float_layers).items()
             if path not in float_layers
         }
         try:
@@ -374,18 +400,42 @@ class StaticPart:
         In int8 they would round that for nobody: the sum with a position embedding, say, on which a
         whole transformer builds.
         """
-        feeding: set[Node] = set()  # a product
-        for node in reversed(self.prepared.graph.nodes):
-            if node in feeding or _is_product(node, self.module(node)):
-                feeding.update(node.all_input_nodes)
+        nodes = list(self.prepared.graph.nodes)
+        feeding = self._feeding_products(nodes)
         found: list[Node] = []
-        for node in self.prepared.graph.nodes:
+        for node in nodes:
             if node not in int8 or node in feeding or kind_of(node, self.module(node)) not in JOINS:
                 continue
             sources = self._sources(node)
             if any(x.op != "placeholder" and (x not in int8 or x in found) for x in sources):
                 found.append(node)
         return found
+
+    def _behind_products(self) -> set[str]:
+        """The names of steps between last products, which give floats, and the results.
+
+        In int8 they would round what nobody reads as codes: upsampled classes of pixels, or boxes.
+        """
+        nodes = list(self.prepared.graph.nodes)
+        feeding = self._feeding_products(nodes)
+        found: set[Node] = set()
+        starts = {x for x in nodes if x not in feeding and self._may_give_floats(x)}
+        int8 = {node for node in nodes if self._is_known(node)}
+        for node in nodes:
+            if node not in int8 or node in feeding or _is_product(node, self.module(node)):
+                continue
+            sources = set(self._sources(node))
+            if not (sources & int8) - starts - found:
+                found.add(node)
+        return {node.name for node in found}
+
+    def _feeding_products(self, nodes: Sequence[Node]) -> set[Node]:
+        """Those of ``nodes`` that a product is computed from, which themselves do not count."""
+        feeding: set[Node] = set()
+        for node in reversed(nodes):
+            if node in feeding or _is_product(node, self.module(node)):
+                feeding.update(node.all_input_nodes)
+        return feeding
 
     def _is_known(self, node: Node) -> bool:
         """Whether ``node`` becomes int8, and is not float with a result that is rounded."""
@@ -435,9 +485,10 @@ class StaticPart:
         return node if self.observer_of(node) is None else node.all_input_nodes[0]
 
     def _sources(self, node: Node) -> Iterator[Node]:
-        """What ``node``, or the function that it ends, reads, without observers."""
+        """What ``node`` reads, without observers and what is computed as one with it."""
+        within = self._observation.inside | self._observation.unfinished
         for source in map(self._unobserved, node.all_input_nodes):
-            if source.name in self._observation.inside:
+            if source.name in within:
                 yield from self._sources(source)
             else:
                 yield source
@@ -472,14 +523,7 @@ def is_weighted(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
 
 
-def is_pointwise(module: Any) -> bool:
-    """Whether ``module`` is a convolution of each place by itself, which is a product of rows."""
-    return (
-        type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        and module.groups == 1
-        and all(size == 1 for size in (*module.kernel_size, *module.stride))
-        and module.padding in ("same", "valid", (0,) * len(module.kernel_size))
-    )
+_PLAIN_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _is_product(node: Node, module: nn.Module | None) -> bool:

@@ -42,6 +42,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.mul.Tensor: torch.mul,
     aten.matmul.default: torch.matmul,
     aten.cat.default: torch.cat,
+    aten.pad.default: F.pad,
     aten.max_pool1d.default: F.max_pool1d,
     aten.max_pool2d.default: F.max_pool2d,
     aten.avg_pool2d.default: F.avg_pool2d,

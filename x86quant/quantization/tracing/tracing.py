@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Node, Proxy
+from torch.fx.proxy import TraceError
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from x86quant.calling.call import Call
@@ -76,9 +77,17 @@ def by_fx(module: nn.Module, example: Call, small: Call | None = None) -> Traced
     except UnsupportedError as error:
         raise UnsupportedError(f"torch.fx: {error}") from error
     except Exception as error:  # tracing runs the user's own code, which may raise anything
-        raise UnsupportedError(f"torch.fx cannot trace it ({first_line(error)})") from error
+        raise UnsupportedError(f"torch.fx cannot trace it ({_told(error)})") from error
     assert tracer.results is not None
     return Traced(gm, form, tracer.results, guard, "torch.fx")
+
+
+def _told(error: Exception) -> str:
+    """What ``error`` says of the traced code, in words where torch speaks of its own."""
+    by_values = isinstance(error, TraceError) and "control flow" in str(error)
+    return (
+        "its code goes one way or another by values of tensors" if by_values else first_line(error)
+    )
 
 
 def _guard(form: CallForm, leaves: Sequence[torch.Tensor], tracer: RankedTracer) -> Guard:

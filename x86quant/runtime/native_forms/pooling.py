@@ -1,4 +1,4 @@
-"""Pools, and windows as they are."""
+"""Pools, and windows and margins of codes as they are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from x86quant.lowering.graph_tools import op_name
+from x86quant.ops.pool import PAD_MODES
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
@@ -38,6 +39,19 @@ def _patches(draft: Draft, node: Node) -> Value:
     out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
     fields = {**images_of(x, out), **_window(kwargs), "a_zp": kwargs["x_zp"]}
     return draft.add(node, NativeStep("patches", fields), [x], out)
+
+
+def _pad(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
+    fields = {
+        **images_of(x, out),
+        "before": [0] * (3 - len(kwargs["before"])) + list(kwargs["before"]),
+        "mode": PAD_MODES.index(kwargs["mode"]),
+        "a_zp": kwargs["x_zp"],
+    }
+    return draft.add(node, NativeStep("pad", fields), [x], out)
 
 
 def _window(kwargs: Any) -> dict[str, list[int]]:
@@ -82,6 +96,17 @@ def _window_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     return None if min(sizes) < 1 else [*x[:2], *sizes]
 
 
+def _pad_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x = known.size(kwargs["x"])
+    before, after = kwargs["before"], kwargs["after"]
+    if len(x) != len(before) + 2:
+        return None
+    margins = list(zip(x[2:], before, after, strict=True))
+    if kwargs["mode"] == "reflect" and any(max(one[1:]) >= one[0] for one in margins):
+        return None
+    return [*x[:2], *map(sum, margins)]
+
+
 def _adaptive_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     x = known.size(kwargs["x"])
     wanted = kwargs["output_size"]
@@ -94,5 +119,6 @@ FORMS = (
     NativeForm("max_pool", _pool_sizes, _pool),
     NativeForm("avg_pool", _pool_sizes, _pool),
     NativeForm("patches", _patch_sizes, _patches),
+    NativeForm("pad", _pad_sizes, _pad),
     NativeForm("adaptive_avg_pool", _adaptive_sizes, _pool),
 )

@@ -1,0 +1,114 @@
+"""Codes of weights that make up for each other's rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import x86quant
+from x86quant.lowering.rounded import Int8Weight
+from x86quant.quantization import preparing
+from x86quant.quantization.kit import accuracy_kit, weight_feedback
+from x86quant.quantization.preparing import prepare
+from x86quant.quantization.settings import Settings
+
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "linear": (nn.Linear(24, 8), (6, 5, 24)),
+    "conv": (nn.Conv2d(8, 12, 3, padding=1), (2, 8, 9, 7)),
+    "strided": (nn.Conv2d(8, 12, (2, 3), (2, 1), (0, 1), (1, 2)), (2, 8, 10, 12)),
+    "groups": (nn.Conv2d(8, 12, 3, groups=2), (2, 8, 9, 9)),
+    "depthwise": (nn.Conv2d(8, 8, 3, padding=1, groups=8, padding_mode="reflect"), (2, 8, 9, 9)),
+    "conv1d": (nn.Conv1d(8, 12, 5, padding="same"), (2, 8, 20)),
+    "conv3d": (nn.Conv3d(4, 6, 2), (2, 4, 5, 6, 4)),
+    "of one sample": (nn.Conv2d(8, 12, 3), (8, 9, 7)),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LAYERS)
+def test_windows_times_weights_are_the_layer(name: str) -> None:
+    torch.manual_seed(0)
+    layer, shape = LAYERS[name]
+    x = torch.randn(shape)
+    windows = weight_feedback._windows(layer, x)
+    weight = layer.weight.reshape(len(windows), -1, windows.shape[2])
+    found = (windows @ weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+    y = layer(x) - layer(torch.zeros_like(x))
+    channel = -1 if isinstance(layer, nn.Linear) else y.dim() - layer.weight.dim() + 1
+    expected = y.movedim(channel, -1).flatten(0, -2)
+    assert len(expected) <= weight_feedback._WINDOWS
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_of_many_windows_some_are_looked_at() -> None:
+    windows = weight_feedback._windows(nn.Conv2d(2, 3, 3), torch.randn(4, 2, 60, 60))
+    assert windows.shape == (1, weight_feedback._WINDOWS, 18)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_results_come_closer_though_the_weights_do_not(groups: int) -> None:
+    torch.manual_seed(0)
+    taps = 32
+    weight = torch.randn(16, taps)
+    scales = weight.abs().amax(1) / 127
+    plain = Int8Weight((weight / scales[:, None]).round().to(torch.int8), scales, 0)
+    x = torch.randn(groups, 512, 4) @ torch.randn(groups, 4, taps)  # taps that go together
+    x = x + 0.05 * torch.randn(groups, 512, taps)
+    codes = weight_feedback._codes(weight, plain, x.transpose(1, 2) @ x)
+
+    def error(some: torch.Tensor) -> float:
+        off = (some.float() * scales[:, None] - weight).reshape(groups, -1, taps)
+        return float((x @ off.transpose(1, 2)).square().sum())
+
+    assert error(codes) < 0.5 * error(plain.codes)
+    assert float((codes.float() - plain.codes).abs().max()) >= 1
+
+
+def network() -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    blocks = [nn.Conv2d(16, 16, 3, padding=1, groups=g) for g in (16, 1, 16, 1)]
+    layers = [layer for block in blocks for layer in (block, nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *layers, nn.Flatten(), nn.Linear(1600, 5))
+    smooth = [
+        F.interpolate(torch.randn(4, 3, 4, 4), size=(10, 10), mode="bilinear") for _ in range(6)
+    ]
+    return model.eval(), smooth
+
+
+def weights_of(model: nn.Module, data: list[torch.Tensor], **more: Any) -> list[torch.Tensor]:
+    prepared = prepare(model, data, Settings(progress=False, equalize=False, **more))
+    (part,) = prepared.parts
+    return [part.rounded_layer(x.node, part.module(x.node)).weight.codes for x in part.layers]
+
+
+@pytest.mark.parametrize("after", [29.0, 31.0])
+def test_it_is_kept_where_it_helps(after: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = network()
+    plain = weights_of(model, data, effort="fast")
+    noises = iter([30.0, after])
+    monkeypatch.setattr(preparing, "correct_biases", lambda *_: None)
+    monkeypatch.setattr(accuracy_kit, "_simulated_noise", lambda *_, **__: next(noises))
+    found = weights_of(model, data)
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True)) == (after < 30)
+
+
+def test_what_runs_has_the_weights_that_were_chosen() -> None:
+    model, data = network()
+    prepared = prepare(model, data, Settings(progress=False))
+    x = data[0]
+    with prepared.simulated(list(prepared.layers)) as simulated, torch.no_grad():
+        expected = simulated(x)
+    found = prepared.build()(x)
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+def test_observers_of_weights_that_were_asked_for_choose_them() -> None:
+    model, data = network()
+    plain = weights_of(model, data, effort="fast", weight_observer="minmax")
+    asked = weights_of(model, data, weight_observer="minmax")
+    assert all(torch.equal(a, b) for a, b in zip(plain, asked, strict=True))
+    assert x86quant.quantize(model, data, speed_check=False, progress=False).quantization.sqnr_db
