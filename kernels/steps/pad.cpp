@@ -1,7 +1,6 @@
 // Images of codes with margins: of one code, of the nearest pixel, or mirrored at the last one.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "../runtime/parallel.h"
 #include "../runtime/step.h"
@@ -17,8 +16,7 @@ enum Mode { kConstant = 0, kReplicate = 1, kReflect = 2 };
 class PadStep final : public Step {
  public:
   explicit PadStep(StepFields& fields) : a_(fields.tensor(Access::kRead, "a")), out_(fields.tensor(Access::kWrite, "out")) {
-    int32_t before[kDims];
-    fields.triple("before", before);
+    fields.triple("before", before_);
     const int64_t mode = fields.integer("mode");
     code_ = static_cast<uint8_t>(fields.small("a_zp"));
     if (mode < kConstant || mode > kReflect) fields.refuse("mode", "is no way to pad");
@@ -26,12 +24,14 @@ class PadStep final : public Step {
     if (a.n != out.n || a.c != out.c || a.c < 1) fields.refuse("out", "has other images or channels");
     const int64_t from[] = {a.d, a.h, a.w}, to[] = {out.d, out.h, out.w};
     for (int i = 0; i < kDims; ++i) {
-      const int64_t behind = to[i] - from[i] - before[i];
+      const int64_t behind = to[i] - from[i] - before_[i];
       const int64_t most = mode == kConstant ? to[i] : mode == kReplicate ? (from[i] > 0 ? to[i] : 0) : from[i] - 1;
-      if (before[i] < 0 || behind < 0) fields.refuse("before", "is no margin of these sizes");
-      if (before[i] + behind > 0 && std::max<int64_t>(before[i], behind) > most) fields.refuse("before", "is a wider margin than can be filled");
-      for (int64_t at = 0; at < to[i]; ++at) places_[i].push_back(place(at - before[i], from[i], static_cast<Mode>(mode)));
+      if (before_[i] < 0 || behind < 0) fields.refuse("before", "is no margin of these sizes");
+      if (before_[i] + behind > 0 && std::max<int64_t>(before_[i], behind) > most)
+        fields.refuse("before", "is a wider margin than can be filled");
+      sizes_[i] = from[i];
     }
+    mode_ = static_cast<Mode>(mode);
     nanoseconds_ = static_cast<double>(out.n * out.d * out.h * out.w) * static_cast<double>(out.c) / kBytesANanosecond;
   }
 
@@ -40,7 +40,7 @@ class PadStep final : public Step {
     split(out.n * out.d * out.h, threads_for(nanoseconds_), [&](int64_t begin, int64_t end) {
       for (int64_t line = begin; line < end; ++line) {
         const int64_t y = line % out.h, z = line / out.h % out.d, n = line / out.h / out.d;
-        const int64_t from_y = places_[1][y], from_z = places_[0][z];
+        const int64_t from_y = place(1, y), from_z = place(0, z);
         const bool outside = from_y == kOutside || from_z == kOutside;
         const uint8_t* from = outside ? nullptr : a.data + n * a.stride_n + from_z * a.stride_d + from_y * a.stride_h;
         copy_line(from, a, out.data + n * out.stride_n + z * out.stride_d + y * out.stride_h, out);
@@ -53,10 +53,13 @@ class PadStep final : public Step {
  private:
   static constexpr double kBytesANanosecond = 10;  // roughly: of pixels of some dozens of channels
 
-  static int64_t place(int64_t at, int64_t size, Mode mode) {
+  // Where in the input the result's place `at` along a dimension is from.
+  int64_t place(int dim, int64_t at) const {
+    const int64_t size = sizes_[dim];
+    at -= before_[dim];
     if (at >= 0 && at < size) return at;
-    if (mode == kConstant) return kOutside;
-    if (mode == kReplicate) return at < 0 ? 0 : size - 1;
+    if (mode_ == kConstant) return kOutside;
+    if (mode_ == kReplicate) return at < 0 ? 0 : size - 1;
     return at < 0 ? -at : 2 * (size - 1) - at;
   }
 
@@ -64,7 +67,7 @@ class PadStep final : public Step {
   void copy_line(const uint8_t* from, const xq_tensor& a, uint8_t* to, const xq_tensor& out) const {
     const bool adjacent = a.stride_w == a.c && out.stride_w == out.c;
     for (int64_t x = 0; x < out.w;) {
-      const int64_t first = from == nullptr ? kOutside : places_[2][x];
+      const int64_t first = from == nullptr ? kOutside : place(2, x);
       int64_t pixels = 1;
       while (adjacent && x + pixels < out.w && follows(first, pixels, x, from == nullptr)) ++pixels;
       uint8_t* here = to + x * out.stride_w;
@@ -78,12 +81,14 @@ class PadStep final : public Step {
   }
 
   bool follows(int64_t first, int64_t pixels, int64_t x, bool outside) const {
-    if (first == kOutside) return outside || places_[2][x + pixels] == kOutside;
-    return places_[2][x + pixels] == first + pixels;
+    if (first == kOutside) return outside || place(2, x + pixels) == kOutside;
+    return place(2, x + pixels) == first + pixels;
   }
 
   Place a_, out_;
-  std::vector<int64_t> places_[kDims];  // where each of the result's is from
+  int64_t sizes_[kDims];  // of the input: depth, height, width
+  int32_t before_[kDims];
+  Mode mode_ = kConstant;
   uint8_t code_ = 0;
   double nanoseconds_ = 0;  // on one thread
 };
