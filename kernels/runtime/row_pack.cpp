@@ -8,7 +8,6 @@
 #include "native_cpu.h"
 #include "packing.h"
 #include "parallel.h"
-#include "scratch.h"
 #include "weights_memory.h"
 
 namespace x86quant::runtime {
@@ -97,6 +96,19 @@ Table RowPack::pack(const RowWeights& weights, int32_t activation, const std::op
   const auto fresh = std::make_shared<Buffer>(among_others(size));
   pack_weights(weights, activation, fresh->data());
   return {fresh->data(), Type::kByte, static_cast<int64_t>(size), fresh};
+}
+
+SameScale::SameScale(int64_t rows, float scale, int32_t zp)
+    : rows_(rows), memory_(static_cast<size_t>(rows) * (sizeof(float) + sizeof(int32_t))) {
+  xq_codes all{};
+  give(all);
+  std::fill_n(all.scale, rows, scale);
+  std::fill_n(all.zp, rows, zp);
+}
+
+void SameScale::give(xq_codes& rows) const {
+  rows.scale = reinterpret_cast<float*>(memory_.data());
+  rows.zp = reinterpret_cast<int32_t*>(rows.scale + rows_);
 }
 
 int64_t shares_of_rows(const xq_rows& op, int64_t in_features) {

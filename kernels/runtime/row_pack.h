@@ -8,6 +8,7 @@
 
 #include "../native/native_rows.h"
 #include "memory.h"
+#include "scratch.h"
 #include "table.h"
 
 namespace x86quant::runtime {
@@ -57,6 +58,17 @@ class RowPack {
 };
 
 using RowPackPtr = std::shared_ptr<const RowPack>;
+
+// The scale and zero point of each of some rows whose codes all have the same: a call reads one a row.
+class SameScale {
+ public:
+  SameScale(int64_t rows, float scale, int32_t zp);
+  void give(xq_codes& rows) const;
+
+ private:
+  int64_t rows_;
+  Scratch memory_;
+};
 
 // How many threads a call is worth. Without a product `in_features` is 0.
 int64_t shares_of_rows(const xq_rows& op, int64_t in_features);

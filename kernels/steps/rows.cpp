@@ -32,10 +32,9 @@ class Rows final : public Step {
       if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
       if (fields.has("scale_of_all")) {
         in_.codes = fields.rows(Access::kRead, "codes", 1, {rows, pack_->in_features()});
-        scale_of_all_.assign(rows, fields.real("scale_of_all"));
         const int32_t zp = fields.small("zero_point_of_all");
         if (zp < 0 || zp > 255) fields.refuse("zero_point_of_all", "is no code");
-        zp_of_all_.assign(rows, zp);
+        of_all_ = {fields.real("scale_of_all"), zp};
       } else {
         in_ = CodesAddress::of(fields, Access::kRead, "", rows, pack_->in_features());
       }
@@ -50,6 +49,7 @@ class Rows final : public Step {
     if (fields.has("count")) count_ = fields.rows(Access::kIndex, "count", sizeof(int64_t), {1});
     read_norm(fields);
     xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });
+    if (of_all_) op.in.scale = &of_all_->scale, op.in.zp = &of_all_->zp;  // which the check does not read
     op.threads = 1;
     const int status = xq_rows_check(&op);
     require(status == XQ_OK, "step \"rows\" of a plan: ", xq_status_text(status));
@@ -63,6 +63,8 @@ class Rows final : public Step {
       require(count >= 0 && count <= op.rows, "a step of ", op.rows, " rows cannot compute ", count);
       op.rows = count;
     }
+    std::optional<SameScale> same;
+    if (of_all_) same.emplace(op.rows, of_all_->scale, of_all_->zp).give(op.in);
     run_rows(op, pack_ ? pack_->in_features() : 0);
   }
   StepThreads threads() const override { return shared_if(shares_of_rows(op_, pack_ ? pack_->in_features() : 0) > 1); }
@@ -90,7 +92,6 @@ class Rows final : public Step {
       set(codes.codes, from.codes), set(codes.scale, from.scale), set(codes.zp, from.zp);
     };
     set_codes(op.in, in_), set_codes(op.out, out_);
-    if (!scale_of_all_.empty()) op.in.scale = scale_of_all_.data(), op.in.zp = zp_of_all_.data();
     set(op.x, x_), set(op.residual, residual_), set(op.total, total_), set(op.normed, normed_);
     return op;
   }
@@ -99,9 +100,11 @@ class Rows final : public Step {
   std::vector<Table> kept_;  // what op_ points to
   xq_rows op_{};
   CodesAddress in_, out_;
-  // Of rows whose codes all have one scale and zero point. The call reads them through pointers to what is not const.
-  mutable std::vector<float> scale_of_all_;
-  mutable std::vector<int32_t> zp_of_all_;
+  struct OfAll {
+    float scale;
+    int32_t zp;
+  };
+  std::optional<OfAll> of_all_;  // of rows whose codes all have one scale and zero point
   Address x_, residual_, total_, normed_;
   Address count_;  // of how many rows, the first ones, are computed; none: of all
 };

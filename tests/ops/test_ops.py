@@ -111,6 +111,17 @@ SAMPLES: dict[str, dict[str, Any]] = {
         **IN,
         **OUT,
     },
+    "conv_real": {
+        "x": X,
+        "weight": weights(6, 3, 2, 4),
+        "weight_scale": torch.rand(6) * 0.01 + 1e-3,
+        "bias": torch.randn(6),
+        "stride": [2, 1],
+        "padding": [1, 0],
+        "dilation": [1, 2],
+        **IN,
+        "activation": "relu",
+    },
     "add": {"a": X, "b": codes(2, 4, 7, 6, seed=2), **PAIR, **OUT},
     "mul": {"a": X, "b": codes(2, 4, 1, 1, seed=2), **PAIR, **OUT, "lo": 100, "lut": TABLE},
     "affine": {"x": X, "scale": torch.rand(4), "shift": torch.rand(4), "axis": 1, **IN, **OUT},
@@ -121,14 +132,6 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "padding": [1, 1],
         "dilation": [1, 1],
         "ceil_mode": True,
-    },
-    "patches": {
-        "x": X,
-        "x_zp": 7,
-        "kernel_size": [3, 2],
-        "stride": [2, 1],
-        "padding": [1, 0],
-        "dilation": [1, 2],
     },
     "pad": {"x": X, "x_zp": 7, "before": [1, 0], "after": [2, 3], "mode": "reflect"},
     "avg_pool": {
@@ -300,14 +303,17 @@ def test_binary_ops_match_the_reals(name: str) -> None:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_patches_times_weights_are_a_convolution(dims: int) -> None:
+def test_convolutions_that_are_not_rounded_match_the_reals(dims: int) -> None:
     function = getattr(F, f"conv{dims}d")
     x, weight = codes(2, 5, *[7, 6, 5][:dims]), weights(3, 5, *[2, 3, 2][:dims])
     window = {"stride": [2, 1, 1][:dims], "padding": [1, 2, 0][:dims], "dilation": [1, 2, 1][:dims]}
-    exact = function(x.double() - 9, weight.double(), None, *window.values())
-    patches = OPS.patches(x, 9, list(weight.shape[2:]), *window.values())
-    rows = (patches.double() - 9).movedim(1, -1) @ weight.double().movedim(1, -1).flatten(1).t()
-    assert torch.equal(rows.movedim(-1, 1), exact)
+    scale, bias = torch.tensor([0.01, 0.02, 0.5]), torch.randn(3)
+    sums = function(x.double() - 9, weight.double(), None, *window.values()).movedim(1, -1)
+    exact = (sums * (scale * 0.25).double() + bias.double()).float().movedim(-1, 1)
+    found = OPS.conv_real(
+        x, weight.movedim(1, -1), scale, bias, *window.values(), 0.25, 9, activation=None
+    )
+    assert torch.equal(found, exact)
 
 
 def test_max_pool_padding_never_wins_even_at_code_zero() -> None:
@@ -357,8 +363,11 @@ def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
         ("lut", {"table": TABLE[:255]}, "256 uint8 codes"),
         ("cat", {"x_zps": [3]}, "as many scales and zero points"),
         ("max_pool", {"x": X[0]}, "rank 4"),
-        ("patches", {"kernel_size": [3, 9]}, "do not fit into"),
-        ("patches", {"x_zp": 256}, "x_zp is a code"),
+        ("conv_real", {"x": X[0]}, "expected 4 dimensions"),
+        ("conv_real", {"x": X[:, :3]}, "4 channels among them"),
+        ("conv_real", {"x_zp": 256}, "zero point must be in 0..255"),
+        ("conv_real", {"weight": weights(6, 4)}, "one to three dimensions"),
+        ("conv_real", {"activation": "cos"}, "activation"),
         ("pad", {"x_zp": 256}, "x_zp is a code"),
         ("pad", {"mode": "circular"}, "no mode 'circular'"),
         ("pad", {"before": [-1, 0]}, "are not of x"),

@@ -574,7 +574,7 @@ def test_sums_with_floats_behind_the_last_layer_stay_float():
             if str(node.target).startswith("x86quant")
         }
         assert bool(ours & {"cat", "add"}) == feeds_a_layer
-        assert ours & {"conv", "patches"}
+        assert ours & {"conv", "conv_real"}
 
 
 def test_a_batch_is_taken_apart_where_rows_are_computed_alone():

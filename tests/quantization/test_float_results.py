@@ -117,7 +117,7 @@ def test_a_last_convolution_of_pixels_gives_floats(dims: int, moves: bool) -> No
     model = Head(dims, moves).eval()
     batches = [torch.randn(2, 3, *[9] * dims) for _ in range(3)]
     ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
-    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real")]
     assert not ours.float_nodes
     for shape in ((2, 3, *[9] * dims), (1, 3, *[7] * dims)):
         x = torch.randn(shape)
@@ -149,7 +149,7 @@ def test_a_last_convolution_of_windows_gives_floats(last: dict[str, Any]) -> Non
     model = behind_a_convolution(nn.Conv2d(16, 4, **last))
     batches = [torch.randn(2, 3, 13, 13) for _ in range(3)]
     ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
-    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real")]
     assert not ours.float_nodes
     for x in (batches[0], torch.randn(1, 3, 11, 15)):
         exact, found = model(x), ours(x)
@@ -167,7 +167,7 @@ def test_a_last_convolution_that_is_no_product_of_rows_gives_codes(last: nn.Modu
     model = behind_a_convolution(last)
     batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
     ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
-    assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real")]
     assert sqnr(model(batches[0]), ours(batches[0])) > 25
 
 
@@ -197,7 +197,7 @@ def test_what_is_behind_the_last_product_is_not_rounded(model: nn.Module) -> Non
     batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
     ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
     codes = [n for n in ours.graph_module.graph.nodes if "qparams" in n.meta]
-    products = [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    products = [n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real")]
     assert len(products) == 1
     assert all(one < products[0] for one in codes)
     x = torch.randn(1, 3, 11, 15)
@@ -221,4 +221,4 @@ def test_a_residual_behind_the_last_product_stays_with_it() -> None:
     batches = [torch.randn(2, 3, 9, 9) for _ in range(3)]
     ours = x86quant.quantize(Residual().eval(), batches, progress=False, speed_check=False)
     assert not ours.float_nodes
-    assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "linear_real")]
+    assert not [n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real")]

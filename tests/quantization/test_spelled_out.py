@@ -63,7 +63,7 @@ def test_all_spellings_are_alike(name: str) -> None:
         ours = quantized(model, x)
         steps = [op_name(n) for n in ours.graph_module.graph.nodes if is_op(n)]
         assert not ours.float_nodes
-        assert steps == ["quantize", "conv", "conv", "patches", "linear_real"]
+        assert steps == ["quantize", "conv", "conv", "conv_real"]
         assert float((ours(x) - expected).square().mean()) < 1e-3 * float(signal)
 
 

@@ -121,7 +121,6 @@ _FLOATS, _TABLE = torch.ones(4), torch.zeros(256, dtype=torch.uint8)
 _STEPS: dict[str, dict[str, Any]] = {
     "requantize": {**_TENSORS, **_CODES, "a_mult": 1.0},
     "max_pool": {**_TENSORS, **_WINDOW},
-    "patches": {**_TENSORS, **_WINDOW, "a_zp": 0},
     "pad": {**_TENSORS, "before": [0] * 3, "mode": 0, "a_zp": 0},
     "lut": {**_TENSORS, "lut": _TABLE},
     "affine": {**_TENSORS, **_CODES, "scale_c": _FLOATS, "shift_c": _FLOATS},
@@ -159,10 +158,6 @@ def test_steps_take_their_fields(kind: str) -> None:
         ("requantize", {"out": [2, *_WORDS[1:5], 2, *_WORDS[6:]]}, "do not fit"),
         ("max_pool", {"kernel": [2, 2]}, '"kernel" takes 3 integers, got 2'),
         ("max_pool", {"stride": [1 << 40, 1, 1]}, '"stride" is too large'),
-        ("patches", {"kernel": [1, 2, 1], "padding": [0, 1, 0]}, '"out" has other sizes'),
-        ("patches", {"stride": [1, 0, 1]}, "is no window"),
-        ("patches", {"kernel": [1 << 30] * 3, "padding": [1 << 29] * 3}, '"out"'),
-        ("patches", {"out": [2, *_WORDS[1:6], 8, *_WORDS[7:]]}, "does not hold a window"),
         ("pad", {"mode": 3}, "is no way to pad"),
         ("pad", {"before": [-1, 0, 0]}, "is no margin"),
         ("pad", {"before": [0, 1, 0]}, "is no margin"),

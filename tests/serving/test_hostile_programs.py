@@ -230,7 +230,6 @@ STEPS: dict[str, dict[str, Any]] = {
     "mul": {**_OUT, "b": "image", **_CODES, "b_zp": 1, "mult": 0.5},
     "shuffle": {**_OUT, "groups": 2},
     "max_pool": {**_OUT, **_WINDOW},
-    "patches": {**_OUT, **_WINDOW, "a_zp": 3},
     "avg_pool": {**_OUT, **_WINDOW, **_CODES, "a_mult": 1.0, "count_include_pad": True},
     "adaptive_avg_pool": {**_OUT, **_CODES, "a_mult": 1.0},
     "nearest": {**_OUT, **_UP},
@@ -243,6 +242,11 @@ STEPS: dict[str, dict[str, Any]] = {
         "shift_c": {"table": "four"}, "out_zp": 3,
     },
     "conv": {"pack": {"pack": 0}, "in": "image", "out": "image", "residual": "image"},
+    "conv_real": {
+        "pack": {"row_pack": 3}, "a": "image", "out": "at", **_WINDOW, "kernel": [1, 2, 1],
+        "padding": [0, 1, 0], "a_scale": 0.5, "a_zp": 3,
+    },
+    "pad": {**_OUT, "before": [0] * 3, "mode": 1, "a_zp": 3},
     "strided_copy": {
         "element_size": 4, "sizes": [2, 3], "from": "at", "to": "at", "from_strides": [16, 4],
         "to_strides": [4, 8],
@@ -314,6 +318,7 @@ def _tables() -> dict[str, torch.Tensor]:
         "rows": torch.ones(9, 8, dtype=torch.uint8),
         "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),
         "rw": torch.ones(4, 4, dtype=torch.int8), "gw": torch.ones(16, 4, dtype=torch.int8),
+        "cw": torch.ones(4, 8, dtype=torch.int8),
     }  # fmt: skip
 
 
@@ -327,6 +332,7 @@ def _packs() -> dict[str, Any]:
         "geometry": [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], "res_mult": 1.0,
     }  # fmt: skip
     rows = [_linear("rw", "four"), _linear("gw", "eight"), _linear("rw", "four")]
+    rows.append(_linear("cw", "four"))
     return {"tensors": _tables(), "packs": [conv], "row_packs": rows}
 
 

@@ -30,6 +30,7 @@ _CONSTANTS: dict[str, tuple[str, ...]] = {
     "affine": ("scale", "shift", "lut"),
     "add": ("lut",),
     "conv": ("weight", "weight_scales", "bias", "lut"),
+    "conv_real": ("weight", "weight_scale", "bias"),
     "layer_norm": ("weight", "bias"),
     "linear": ("weight", "weight_scales", "bias", "lut"),
     "linear_dynamic": ("weight", "weight_scale", "bias"),
@@ -50,7 +51,7 @@ _LEAST = {
 _LATER = frozenset({"contiguous"})
 
 #: Ops without qparams of their own whose result is codes all the same.
-_KEEP_CODES = frozenset({"lut", "max_pool", "pad", "patches"})
+_KEEP_CODES = frozenset({"lut", "max_pool", "pad"})
 
 
 def yields_codes(node: Node) -> bool:
@@ -191,14 +192,24 @@ def _check_float_linear(kwargs: Mapping[str, Any], found: _Found) -> None:
         _check_floats("bias", found["bias"], (scale.shape[0],))
     else:
         weight = _weight(found)
-        if weight.dim() != 2 or scale is None:
+        if weight.dim() != 2:
             raise UnsupportedError(
                 f"its weight has shape {tuple(weight.shape)}, and needs two dimensions"
             )
-        for name in ("weight_scale", "bias"):
-            _check_floats(name, found[name], (weight.shape[0],))
-        if not bool((scale > 0).all()):
-            raise UnsupportedError("its weight_scale holds what is not positive")
+        _check_positive_scales(found, weight.shape[0])
+    _check_activation(kwargs)
+
+
+def _check_positive_scales(found: _Found, channels: int) -> None:
+    """Of a product that gives floats, one a channel, and its bias."""
+    for name in ("weight_scale", "bias"):
+        _check_floats(name, found[name], (channels,))
+    scale = found["weight_scale"]
+    if scale is None or not bool((scale > 0).all()):
+        raise UnsupportedError("its weight_scale holds what is not positive")
+
+
+def _check_activation(kwargs: Mapping[str, Any]) -> None:
     if kwargs["activation"] is not None and kwargs["activation"] not in ACTIVATIONS:
         raise UnsupportedError(f"its activation {kwargs['activation'][:80]!r} is not known")
 
@@ -214,14 +225,26 @@ def _check_groups(weight: torch.Tensor | None, scale: torch.Tensor) -> None:
         raise UnsupportedError("its weight_scale holds NaN or infinity")
 
 
-def _check_conv(kwargs: Mapping[str, Any], found: _Found) -> None:
+def _check_conv_real(kwargs: Mapping[str, Any], found: _Found) -> None:
+    weight = _conv_weight(kwargs, found, "stride", "padding", "dilation")
+    _check_positive_scales(found, weight.shape[0])
+    _check_activation(kwargs)
+
+
+def _conv_weight(kwargs: Mapping[str, Any], found: _Found, *numbers: str) -> torch.Tensor:
+    """The weight of a convolution that has ``numbers`` for each of its one to three dimensions."""
     weight = _weight(found)
     dims = weight.dim() - 2
     if dims not in (1, 2, 3) or not all(weight.shape):
         raise UnsupportedError(f"its weight has the impossible shape {tuple(weight.shape)}")
-    for name in ("stride", "padding", "dilation", "output_padding"):
+    for name in numbers:
         if len(kwargs[name]) != dims:
             raise UnsupportedError(f"its {name} must be {dims} numbers")
+    return weight
+
+
+def _check_conv(kwargs: Mapping[str, Any], found: _Found) -> None:
+    weight = _conv_weight(kwargs, found, "stride", "padding", "dilation", "output_padding")
     groups = kwargs["groups"]
     if weight.shape[0] % groups:
         raise UnsupportedError(f"its {weight.shape[0]} channels do not fall into {groups} groups")
@@ -275,6 +298,7 @@ def _check_layer_norm(kwargs: Mapping[str, Any], found: _Found) -> None:
 _WITH_TENSORS: dict[str, Callable[[Mapping[str, Any], _Found], None]] = {
     "affine": _check_affine,
     "conv": _check_conv,
+    "conv_real": _check_conv_real,
     "layer_norm": _check_layer_norm,
     "linear": _check_linear,
     "linear_dynamic": _check_float_linear,

@@ -66,6 +66,7 @@ def spellings() -> dict[Any, Callable[..., Any]]:
     """What stands for each operator of ours, for ``ExportedProgram.run_decompositions``."""
     own: dict[str, Callable[..., Any]] = {
         "conv": _conv,
+        "conv_real": _conv_real,
         "linear": _linear,
         "linear_real": _linear_real,
         "linear_dynamic": _linear_dynamic,
@@ -158,6 +159,27 @@ def _conv(
     return _finished(torch.ops.aten.convolution.default(*operands, *window), *out, **more)
 
 
+def _conv_real(
+    x: Any,
+    weight: Any,
+    weight_scale: Any,
+    bias: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    x_scale: float,
+    x_zp: int,
+    activation: str | None = None,
+) -> Any:
+    operands = (_real(x, x_scale, x_zp), _weight(weight.movedim(-1, 1), weight_scale, 0), bias)
+    window = (stride, padding, dilation, False, [0] * len(stride), 1)
+    return _activated(torch.ops.aten.convolution.default(*operands, *window), activation)
+
+
+def _activated(out: Any, activation: str | None) -> Any:
+    return out if activation is None else ACTIVATIONS[activation](out)
+
+
 def _linear(
     x: Any, weight: Any, scales: Any, bias: Any, x_scale: float, x_zp: int, *out: Any, **more: Any
 ) -> Any:
@@ -181,8 +203,7 @@ def _linear_real(
     activation: str | None = None,
 ) -> Any:
     out = _product(_real(x, x_scale, x_zp), weight, weight_scale)
-    out = out if bias is None else out + bias
-    return out if activation is None else ACTIVATIONS[activation](out)
+    return _activated(out if bias is None else out + bias, activation)
 
 
 def _linear_dynamic(
@@ -193,8 +214,7 @@ def _linear_dynamic(
     offset = zero_point.to(torch.int32) * weight.to(torch.int32).sum(1, dtype=torch.int32)
     sums = int_product(codes.to(torch.uint8), weight.t()) - offset
     out = sums.float() * (scale * weight_scale)
-    out = out if bias is None else out + bias
-    out = out if activation is None else ACTIVATIONS[activation](out)
+    out = _activated(out if bias is None else out + bias, activation)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

@@ -10,7 +10,8 @@ For both, with all integer sums exact::
     code  = clamp(round(steps) + out_zp, lo, hi)                     round half to even
     out   = lut[code]                                                if lut is given
 
-``linear_real`` ends before the codes, as a product of row codes does (``ops/dynamic.py``)::
+``conv_real`` and ``linear_real`` end before the codes, as a product of row codes does
+(``ops/dynamic.py``)::
 
     out = activation(fma(float(acc), x_scale * weight_scale, bias))  float32
 """
@@ -22,6 +23,7 @@ import torch
 from x86quant.errors import InvalidInputError
 from x86quant.ops._numerics import (
     centred,
+    channels_last,
     check_clamp,
     check_codes,
     check_qparams,
@@ -31,7 +33,7 @@ from x86quant.ops._numerics import (
     like,
 )
 from x86quant.ops._register import CLAMP, LUT, OUT_QPARAMS, X_QPARAMS, register
-from x86quant.ops.dynamic import check_activation, check_weight, row_product
+from x86quant.ops.dynamic import check_activation, check_weight, finished_sums, row_product
 from x86quant.weight_form import features_of
 
 _WEIGHTS = "Tensor weight, Tensor weight_scales, Tensor? bias"
@@ -134,6 +136,62 @@ def linear(
     steps = _steps(acc, weight_scales, bias, x_scale, out_scale, [-1])
     steps = _add_residual(steps, residual, residual_scale, residual_zp, out_scale)
     return codes(steps, out_zp, lo, hi, lut)
+
+
+def _check_conv_real(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    x_scale: float,
+    x_zp: int,
+    activation: str | None,
+) -> None:
+    check_codes("conv_real", x=x)
+    check_qparams("conv_real", x_scale, x_zp)
+    if weight.dim() not in (3, 4, 5):
+        raise InvalidInputError(
+            "x86quant::conv_real: expected a weight [out, *kernel, C] of one to three dimensions, "
+            f"got shape {tuple(weight.shape)}"
+        )
+    check_weight("conv_real", weight.flatten(1), weight_scale, bias)
+    check_activation("conv_real", activation)
+    if x.dim() != weight.dim() or x.shape[1] != weight.shape[-1]:
+        raise InvalidInputError(
+            f"x86quant::conv_real: expected {weight.dim()} dimensions, {weight.shape[-1]} channels "
+            f"among them, got shape {tuple(x.shape)}"
+        )
+
+
+@register(
+    f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int[] stride, int[] padding, "
+    f"int[] dilation, {X_QPARAMS}, str? activation=None",
+    checks=[_check_conv_real],
+)
+def conv_real(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    x_scale: float,
+    x_zp: int,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """Convolution of ``x`` [N, C, *spatial], not rounded: float32. Padding stands for the real 0.
+
+    ``weight`` is [out, *kernel, C]: as codes lie, channels last.
+    """
+    # float64 holds every int32 sum exactly.
+    sums = torch.ops.aten.convolution(
+        x.to(torch.float64) - x_zp, weight.movedim(-1, 1).to(torch.float64), None,
+        stride, padding, dilation, False, [0] * len(stride), 1,
+    )  # fmt: skip
+    steps = weight_scale * torch.tensor(x_scale, dtype=torch.float32)
+    rows = finished_sums(sums.movedim(1, -1), steps, bias, activation)
+    return channels_last(rows.movedim(-1, 1))
 
 
 def _check_linear_real(

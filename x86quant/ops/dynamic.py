@@ -82,17 +82,24 @@ def row_product(
     activation: str | None,
 ) -> torch.Tensor:
     """What :func:`row_codes` gives times the transpose of ``weight`` [N, K]: [rows, N]."""
-    act = None if activation is None else ACTIVATIONS[activation]
     if has_groups(weight_scale):
+        act = None if activation is None else ACTIVATIONS[activation]
         return group_product(codes, scale, zero_point, weight, weight_scale, bias, act)
-    # float64 holds every int32 sum exactly, and the product of two float32.
+    # float64 holds every int32 sum exactly.
     sums = (codes.double() - zero_point.double()) @ weight.double().t()
-    steps = scale * weight_scale
+    return finished_sums(sums, scale * weight_scale, bias, activation)
+
+
+def finished_sums(
+    sums: torch.Tensor, steps: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    """What a product gives of its exact sums [..., N]; ``steps`` is what 1 of each stands for."""
+    # float64 holds the product of two float32.
     v = sums.to(torch.float32).double() * steps.double()
     if bias is not None:
         v = v + bias.double()
     out = v.to(torch.float32)
-    return out if act is None else act(out)
+    return out if activation is None else ACTIVATIONS[activation](out)
 
 
 def check_operands(

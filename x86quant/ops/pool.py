@@ -1,11 +1,10 @@
 """Windows on codes, for 1, 2 or 3 spatial dimensions: max, average and adaptive average pooling.
 
-And two that leave codes as they are: ``patches``, those of each window, and ``pad``.
+And ``pad``, which leaves codes as they are.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -32,47 +31,6 @@ def max_pool(
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel_size) - 1]
     largest = pool(x.to(torch.float32), kernel_size, stride, padding, dilation, ceil_mode)
     return channels_last(largest.to(torch.uint8))
-
-
-@register(f"Tensor x, int x_zp, {_WINDOW}, int[] dilation")
-def patches(
-    x: torch.Tensor,
-    x_zp: int,
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> torch.Tensor:
-    """Each window of ``x`` [N, C, *spatial] as the taps * C channels of a pixel, tap after tap.
-
-    Padding stands for the real value 0. A convolution is a product of these with its weights.
-    """
-    _check("patches", x, len(kernel_size))
-    if not 0 <= x_zp <= 255:
-        raise InvalidInputError(f"x86quant::patches: x_zp is a code, got {x_zp}")
-    rank = len(kernel_size)
-    margins = [margin for size in reversed(padding) for margin in (size, size)]
-    padded = F.pad(x, margins, value=x_zp)
-    sizes = [
-        (size - step * (taps - 1) - 1) // move + 1
-        for size, taps, move, step in zip(
-            padded.shape[2:], kernel_size, stride, dilation, strict=True
-        )
-    ]
-    if min(sizes) < 1:
-        raise InvalidInputError(
-            f"x86quant::patches: windows of {kernel_size} do not fit into {tuple(padded.shape)}"
-        )
-    found = []
-    for taps in itertools.product(*map(range, kernel_size)):
-        part = padded
-        for dim in range(rank):
-            first, last = taps[dim] * dilation[dim], (sizes[dim] - 1) * stride[dim] + 1
-            part = part.narrow(dim + 2, first, last)[
-                (slice(None),) * (dim + 2) + (slice(None, None, stride[dim]),)
-            ]
-        found.append(part)
-    return channels_last(torch.cat(found, 1))
 
 
 #: How margins are filled, by the names that ``F.pad`` has for it.

@@ -195,7 +195,7 @@ class _ValueRecorder(Interpreter):
 
 
 def _float_source(node: Node) -> str | None:
-    of_int8 = "qparams" in node.meta or is_op(node, "linear_real")
+    of_int8 = "qparams" in node.meta or is_op(node, "conv_real", "linear_real")
     return node.meta.get("float_source") if is_op(node) and of_int8 else None
 
 

@@ -174,19 +174,19 @@ def _through_table(gm: GraphModule, producer: Node, node: Node) -> None:
 
 
 def fuse_activation(gm: GraphModule) -> int:
-    """An activation right behind a linear on float tensors moves into it.
+    """An activation right behind a product that gives floats moves into it.
 
     Returns the number of activations fused.
     """
     changed = 0
-    for linear in nodes_of(gm, "linear_dynamic", "linear_real", "linear_weight_only"):
-        user = sole_user(linear)
+    for product in nodes_of(gm, "conv_real", "linear_dynamic", "linear_real", "linear_weight_only"):
+        user = sole_user(product)
         activation = None if user is None else activation_of(user)
-        if user is None or activation is None or linear.kwargs["activation"] is not None:
+        if user is None or activation is None or product.kwargs["activation"] is not None:
             continue
-        set_kwargs(linear, activation=activation)
-        linear.meta["source"] = user.meta.get("source", "")
-        replace(user, linear)
+        set_kwargs(product, activation=activation)
+        product.meta["source"] = user.meta.get("source", "")
+        replace(user, product)
         changed += 1
     return finish(gm, changed)
 

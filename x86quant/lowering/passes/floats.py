@@ -32,91 +32,37 @@ from x86quant.lowering.views import is_question, is_view, lies_as_in_float
 aten = torch.ops.aten
 
 
-def real_product(
-    gm: GraphModule,
-    like: Node,
-    operands: Mapping[str, Any],
-    activation: str | None,
-    x: Node | None = None,
-    weight: Node | None = None,
+_OPERANDS = ("x", "bias", "x_scale", "x_zp")
+#: What a convolution is given besides.
+_WINDOW = ("stride", "padding", "dilation")
+
+
+def _real_product(
+    gm: GraphModule, like: Node, operands: Mapping[str, Any], activation: str | None
 ) -> Node:
-    """``linear_real`` in front of ``like``, which stands for it.
+    """``linear_real`` or ``conv_real`` in front of ``like``, for which it stands.
 
     Args:
         gm: the graph.
-        like: a float or int8 product.
-        operands: x, weight, weight_scales, bias, x_scale and x_zp of it.
+        like: a float or int8 product, a convolution without groups among them.
+        operands: what the int8 one is given.
         activation: of the result.
-        x, weight: other rows and another weight.
     """
+    op, names, weight = "linear_real", _OPERANDS, operands["weight"]
     with gm.graph.inserting_before(like):
+        if "stride" in operands:
+            op, names = "conv_real", (*_OPERANDS, *_WINDOW)
+            taps = constant(gm, weight)
+            assert taps is not None
+            last = taps.movedim(1, -1).contiguous()
+            weight = add_constant(gm, gm.graph, f"{like.name}_taps", last)
+        given = {name: operands[name] for name in names}
+        scales = operands["weight_scales"]
         floats = emit(
-            gm.graph,
-            "linear_real",
-            x=operands["x"] if x is None else x,
-            weight=operands["weight"] if weight is None else weight,
-            weight_scale=operands["weight_scales"],
-            bias=operands["bias"],
-            x_scale=operands["x_scale"],
-            x_zp=operands["x_zp"],
-            activation=activation,
+            gm.graph, op, weight=weight, weight_scale=scales, activation=activation, **given
         )
     floats.meta.update({k: like.meta[k] for k in ("layer", "source", "shape") if k in like.meta})
     return floats
-
-
-def real_pixels(
-    gm: GraphModule,
-    like: Node,
-    operands: Mapping[str, Any],
-    activation: str | None,
-    window: Mapping[str, Any] | None,
-) -> Node:
-    """A convolution without groups as a product of pixels, between permutes that copy nothing.
-
-    ``window`` is its stride, padding and dilation, or None where a pixel is multiplied as it is.
-    """
-    weight = constant(gm, operands["weight"])
-    assert weight is not None
-    rank = weight.dim()
-    last, back = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
-    pixels: Node = operands["x"]
-    with gm.graph.inserting_before(like):
-        if window is not None:
-            taps = list(weight.shape[2:])
-            pixels = emit(
-                gm.graph, "patches", x=pixels, x_zp=operands["x_zp"], kernel_size=taps, **window
-            )
-            pixels.meta.update({k: like.meta[k] for k in ("layer",) if k in like.meta})
-        rows = _permuted(gm, pixels, last)
-        flat = weight.movedim(1, -1).flatten(1)
-        by_pixel = add_constant(gm, gm.graph, f"{like.name}_rows", flat)
-    floats = real_product(gm, like, operands, activation, rows, by_pixel)
-    floats.meta["order"] = last  # what it stands for lies in
-    floats.meta.pop("shape", None)
-    if (shape := like.meta.get("shape")) is not None:
-        floats.meta["shape"] = tuple(shape[dim] for dim in last)
-    with gm.graph.inserting_before(like):
-        return _permuted(gm, floats, back)
-
-
-def _window(gm: GraphModule, operands: Mapping[str, Any]) -> dict[str, list[int]] | None:
-    """What a convolution sees of each pixel; None if that is the pixel itself."""
-    weight = constant(gm, operands["weight"])
-    assert weight is not None
-    stride, padding = list(operands["stride"]), list(operands["padding"])
-    if {*weight.shape[2:], *stride} == {1} and not any(padding):
-        return None
-    return {"stride": stride, "padding": padding, "dilation": list(operands["dilation"])}
-
-
-def _permuted(gm: GraphModule, value: Node, dims: tuple[int, ...]) -> Node:
-    found = gm.graph.call_function(torch.permute, (value, dims))
-    shape = value.meta.get("shape")
-    found.meta.update({k: value.meta[k] for k in ("layer", "qparams") if k in value.meta})
-    if shape is not None:
-        found.meta["shape"] = tuple(shape[dim] for dim in dims)
-    return found
 
 
 #: Key of a graph module's ``meta``.
@@ -128,8 +74,6 @@ _ACTIVATIONS = {UNBOUNDED: None, (0.0, None): "relu"}
 
 def keep_float_results(gm: GraphModule) -> int:
     """What is computed in float is not rounded on its way out, and last products give floats.
-
-    A convolution is a product of rows as well: of its pixels, or of the windows around them.
 
     Codes there would cost accuracy and save nothing, since nobody reads them but who turns them
     into floats again. It holds of graphs whose ranges are our own choice:
@@ -148,14 +92,9 @@ def keep_float_results(gm: GraphModule) -> int:
         fits = bias is None or bias.dtype == torch.float32
         if fits and product.meta.get("bounds", UNBOUNDED) in _ACTIVATIONS:
             activation = _ACTIVATIONS[product.meta.get("bounds", UNBOUNDED)]
-            if is_op(product, "linear"):
-                _replace_product(product, real_product(gm, product, product.kwargs, activation))
-            elif _is_plain(gm, product):
-                window = _window(gm, product.kwargs)
-                floats = real_pixels(gm, product, product.kwargs, activation, window)
-                _replace_product(product, floats)
-            else:
+            if is_op(product, "conv") and not _is_plain(gm, product):
                 continue
+            _replace_product(product, _real_product(gm, product, product.kwargs, activation))
             changed += 1
     return finish(gm, changed + _drop_roundings(gm))
 
@@ -273,10 +212,7 @@ def _fits(gm: GraphModule, node: Node, operands: dict[str, Any]) -> bool:
 def _replace_float(gm: GraphModule, node: Node, operands: dict[str, Any]) -> None:
     user = sole_user(node)
     activation = None if user is None else activation_of(user)
-    if node.target is aten.linear.default:
-        floats = real_product(gm, node, operands, activation)
-    else:
-        floats = real_pixels(gm, node, operands, activation, _window(gm, operands))
+    floats = _real_product(gm, node, operands, activation)
     if user is not None and activation is not None:
         floats.meta["source"] = user.meta.get("source", "")
         replace(user, floats)

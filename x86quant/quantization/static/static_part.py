@@ -546,7 +546,7 @@ def _name_float_sources(compiled: GraphModule, reference: GraphModule) -> None:
         source = node.meta.get("source")
         if "qparams" in node.meta and source in floats:
             node.meta["float_source"] = floats[source]
-        elif is_op(node, "linear_real"):
+        elif is_op(node, "conv_real", "linear_real"):
             node.meta["float_source"] = floats.get(source, source)
 
 

@@ -14,10 +14,12 @@ from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, op_name
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
 from x86quant.packing.linear_dynamic import Weights
+from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
-from x86quant.runtime.plan import Value
-from x86quant.runtime.programs import NativeStep
+from x86quant.runtime.native_forms.windows import window_of, window_sizes
+from x86quant.runtime.plan import Value, multiply_adds
+from x86quant.runtime.programs import NativeStep, as_image
 from x86quant.weight_form import features_of
 
 Results = tuple[Value | None, ...]
@@ -198,6 +200,28 @@ def _linear_real(draft: Draft, node: Node) -> Value:
     return out
 
 
+def _conv_real(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    weight, scale, bias = _weights(draft, node, *_WEIGHTS)
+    rows = weight.flatten(1)
+    pack = _pack(draft.packs.programs.row_linear((rows, scale, bias), kwargs["activation"]))
+    order = layout.channels_last_order(x.meta.dim())
+    if x.meta.dim() > 3:
+        out = draft.output_of(node, order, torch.float32)
+    else:  # results of so few dimensions lie in their order: it is copied
+        out = draft.new(node.name, layout.like(draft.shapes[node], order, torch.float32))
+    fields = {
+        "a": as_image(x), "pack": pack, "out": out, "a_scale": kwargs["x_scale"],
+        "a_zp": kwargs["x_zp"], **window_of(kwargs, weight.shape[1:-1]),
+    }  # fmt: skip
+    return draft.add(
+        node, NativeStep("conv_real", fields), [x], out,
+        multiply_adds=multiply_adds(tuple(out.shape), tuple(weight.shape), 0),
+        weight_bytes=weight.numel(),
+    )  # fmt: skip
+
+
 def _linear_rows_rows(draft: Draft, node: Node) -> Results:
     activation: Any = node.kwargs["activation"]
     pack, facts = _linear(draft, node, activation)
@@ -288,6 +312,13 @@ def _sizes_of(known: KnownSizes, weight: Node) -> tuple[int, int]:
     return tensor.shape[0], features_of(tensor)
 
 
+def _conv_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    outputs, *kernel, channels = known.size(kwargs["weight"])
+    x = known.size(kwargs["x"])
+    sizes = window_sizes(known, kwargs, kernel)
+    return None if sizes is None or x[1] != channels else [x[0], outputs, *sizes]
+
+
 def _real_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     x, (outputs, inputs) = known.size(kwargs["x"]), _sizes_of(known, kwargs["weight"])
     return (*x[:-1], outputs) if len(x) > 1 and x[-1] == inputs else None
@@ -348,6 +379,7 @@ FORMS = (
     NativeForm(
         "linear_rows", _product_sizes, _linear_rows, has_constants, None, gives=torch.float32
     ),
+    NativeForm("conv_real", _conv_sizes, _conv_real, has_constants, gives=torch.float32),
     NativeForm("linear_real", _real_sizes, _linear_real, has_constants, gives=torch.float32),
     _form("quantize_rows", _quantize_rows, _as_x),
     _form("linear_rows_rows", _linear_rows_rows, _product_codes),

@@ -1,8 +1,7 @@
-"""Pools, and windows and margins of codes as they are."""
+"""Pools, and margins of codes as they are."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.pointwise import requantization
+from x86quant.runtime.native_forms.windows import window_of, window_sizes
 from x86quant.runtime.plan import Value
 from x86quant.runtime.programs import NativeStep, images_of
 
@@ -23,7 +23,7 @@ def _pool(draft: Draft, node: Node) -> Value:
     kind = op_name(node)
     numbers: dict[str, Any] = {}
     if kind != "adaptive_avg_pool":
-        numbers |= _window(kwargs)
+        numbers |= window_of(kwargs, kwargs["kernel_size"])
     if kind != "max_pool":
         numbers |= requantization(kwargs)
     if kind == "avg_pool":
@@ -31,14 +31,6 @@ def _pool(draft: Draft, node: Node) -> Value:
     x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
     out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
     return draft.add(node, NativeStep(kind, {**images_of(x, out), **numbers}), [x], out)
-
-
-def _patches(draft: Draft, node: Node) -> Value:
-    kwargs: Any = node.kwargs
-    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
-    out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
-    fields = {**images_of(x, out), **_window(kwargs), "a_zp": kwargs["x_zp"]}
-    return draft.add(node, NativeStep("patches", fields), [x], out)
 
 
 def _pad(draft: Draft, node: Node) -> Value:
@@ -54,46 +46,12 @@ def _pad(draft: Draft, node: Node) -> Value:
     return draft.add(node, NativeStep("pad", fields), [x], out)
 
 
-def _window(kwargs: Any) -> dict[str, list[int]]:
-    """Three entries each, of depth, height and width."""
-    return {
-        field: [missing] * (3 - len(kwargs.get(name, ()))) + list(kwargs.get(name, ()))
-        for field, name, missing in (
-            ("kernel", "kernel_size", 1),
-            ("stride", "stride", 1),
-            ("padding", "padding", 0),
-            ("dilation", "dilation", 1),
-        )
-    }
-
-
 def _pool_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     halves = zip(kwargs["padding"], kwargs["kernel_size"], strict=False)
     if kwargs["ceil_mode"] or any(2 * p > w for p, w in halves):
         return None
-    return _window_sizes(known, kwargs)
-
-
-def _patch_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
-    sizes = _window_sizes(known, kwargs)
-    if sizes is None:
-        return None
-    images, channels, *spatial = sizes
-    return [images, channels * math.prod(kwargs["kernel_size"]), *spatial]
-
-
-def _window_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
-    x = known.size(kwargs["x"])
-    windows = kwargs["kernel_size"]
-    stride, padding = kwargs["stride"] or windows, kwargs["padding"]
-    dilation = kwargs.get("dilation") or [1] * len(windows)
-    if not len(x) - 2 == len(windows) == len(stride) == len(padding) == len(dilation):
-        return None
-    sizes = [
-        (size + 2 * p - d * (w - 1) - 1) // s + 1
-        for size, w, s, p, d in zip(x[2:], windows, stride, padding, dilation, strict=True)
-    ]
-    return None if min(sizes) < 1 else [*x[:2], *sizes]
+    found = window_sizes(known, kwargs, kwargs["kernel_size"])
+    return None if found is None else [*known.size(kwargs["x"])[:2], *found]
 
 
 def _pad_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
@@ -118,7 +76,6 @@ def _adaptive_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 FORMS = (
     NativeForm("max_pool", _pool_sizes, _pool),
     NativeForm("avg_pool", _pool_sizes, _pool),
-    NativeForm("patches", _patch_sizes, _patches),
     NativeForm("pad", _pad_sizes, _pad),
     NativeForm("adaptive_avg_pool", _adaptive_sizes, _pool),
 )
