@@ -198,7 +198,7 @@ def bags_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("programs") / "bags.xq"
     model = Weighted(lower_triangle).eval()
     batches = [weighted() for _ in range(3)]
-    module = x86quant.quantize(model, batches, speed_check=False, progress=False)
+    module = x86quant.quantize(model, batches, effort="fast", speed_check=False, progress=False)
     x86quant.export_program(program_of(module), path, [flattened(weighted(4))])
     return path
 
