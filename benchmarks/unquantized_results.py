@@ -3,7 +3,7 @@
 python -m benchmarks.unquantized_results
 
 ``X86InductorQuantizer`` gives no range to what lies between a convolution and its activation. Ours
-multiplies patches of codes there; it takes turns with the float model, channels last.
+multiplies windows of codes there; it takes turns with the float model, channels last.
 """
 
 from __future__ import annotations

@@ -107,27 +107,49 @@ class ConvRealStep final : public Step {
   }
 
   void copy_windows(const xq_tensor& a, int64_t first, int64_t count, uint8_t* to) const {
-    for (int64_t row = first; row < first + count; ++row, to += pack_->in_features()) {
-      const int64_t x = row % sizes_[2], y = row / sizes_[2] % sizes_[1], z = row / sizes_[2] / sizes_[1] % sizes_[0];
-      const int64_t n = row / sizes_[2] / sizes_[1] / sizes_[0];
-      copy_window(a, a.data + n * a.stride_n, {z, y, x}, to);
+    int64_t at[kDims], n = first;
+    for (int i = kDims; i-- > 0; n /= sizes_[i]) at[i] = n % sizes_[i];
+    for (; count > 0; --count, to += pack_->in_features()) {
+      copy_window(a, a.data + n * a.stride_n, at, to);
+      n += next(at);
     }
   }
 
+  // Moves `at` on by a window; returns how many images it has left behind.
+  int64_t next(int64_t (&at)[kDims]) const {
+    for (int i = kDims; i-- > 0; at[i] = 0)
+      if (++at[i] < sizes_[i]) return 0;
+    return 1;
+  }
+
   void copy_window(const xq_tensor& a, const uint8_t* image, const int64_t (&at)[kDims], uint8_t* to) const {
+    const int64_t line = kernel_[2] * a.c, x = place(at, 2, 0);
+    const bool inside = x >= 0 && place(at, 2, kernel_[2] - 1) < a.w;
     for (int64_t i = 0; i < kernel_[0]; ++i) {
       const int64_t z = place(at, 0, i);
-      for (int64_t j = 0; j < kernel_[1]; ++j) {
+      for (int64_t j = 0; j < kernel_[1]; ++j, to += line) {
         const int64_t y = place(at, 1, j);
-        const bool outside = z < 0 || z >= a.d || y < 0 || y >= a.h;
-        for (int64_t k = 0; k < kernel_[2]; ++k, to += a.c) {
-          const int64_t x = place(at, 2, k);
-          if (outside || x < 0 || x >= a.w) {
-            std::memset(to, zp_, static_cast<size_t>(a.c));
-          } else {
-            std::memcpy(to, image + z * a.stride_d + y * a.stride_h + x * a.stride_w, static_cast<size_t>(a.c));
-          }
+        if (z < 0 || z >= a.d || y < 0 || y >= a.h) {
+          std::memset(to, zp_, static_cast<size_t>(line));
+          continue;
         }
+        const uint8_t* from = image + z * a.stride_d + y * a.stride_h;
+        if (inside && dilation_[2] == 1 && a.stride_w == a.c) {
+          std::memcpy(to, from + x * a.stride_w, static_cast<size_t>(line));
+        } else {
+          copy_taps(a, from, at, to);
+        }
+      }
+    }
+  }
+
+  void copy_taps(const xq_tensor& a, const uint8_t* from, const int64_t (&at)[kDims], uint8_t* to) const {
+    for (int64_t k = 0; k < kernel_[2]; ++k, to += a.c) {
+      const int64_t x = place(at, 2, k);
+      if (x < 0 || x >= a.w) {
+        std::memset(to, zp_, static_cast<size_t>(a.c));
+      } else {
+        std::memcpy(to, from + x * a.stride_w, static_cast<size_t>(a.c));
       }
     }
   }

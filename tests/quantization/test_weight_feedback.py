@@ -112,3 +112,10 @@ def test_observers_of_weights_that_were_asked_for_choose_them() -> None:
     asked = weights_of(model, data, weight_observer="minmax")
     assert all(torch.equal(a, b) for a, b in zip(plain, asked, strict=True))
     assert x86quant.quantize(model, data, speed_check=False, progress=False).quantization.sqnr_db
+
+
+def test_a_layer_that_was_given_too_much_keeps_its_weights() -> None:
+    """Squares of these leave float32, of which no factor can be found."""
+    model, data = network()
+    plain = weights_of(model, [x * 1e30 for x in data])
+    assert all(torch.isfinite(weight.float()).all() for weight in plain)

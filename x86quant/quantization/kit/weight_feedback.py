@@ -52,7 +52,7 @@ class WeightFeedback:
             groups = getattr(module, "groups", 1)
             squares = torch.zeros(groups, _taps(module), _taps(module), dtype=torch.float32)
             self._layers[node.name] = _Layer(node, module, squares)
-        self._interpreter = _Watcher(part, self._take)
+        self._interpreter = _GivenInputs(part, self._take)
 
     def observe(self, call: Call) -> None:
         """Look at one batch of the part's inputs."""
@@ -60,9 +60,11 @@ class WeightFeedback:
             self._interpreter.run(*call.args)
 
     def rounded(self) -> dict[nn.Module, RoundedLayer]:
-        """Each layer with the codes chosen for it."""
+        """Each layer with the codes chosen for it; without those that were given infinities."""
         found: dict[nn.Module, RoundedLayer] = {}
         for one in self._layers.values():
+            if not bool(torch.isfinite(one.squares).all()):
+                continue
             plain = self._part.rounded_layer(one.node, one.module)
             codes = _codes(one.module.weight.detach(), plain.weight, one.squares)
             weight = Int8Weight(codes, plain.weight.scales, plain.weight.axis)
@@ -141,7 +143,7 @@ def _spread(squares: torch.Tensor) -> torch.Tensor:
     return factor.float()
 
 
-class _Watcher(Interpreter):
+class _GivenInputs(Interpreter):
     """The part in float, whose observers are left alone."""
 
     def __init__(self, part: StaticPart, take: Any) -> None:
