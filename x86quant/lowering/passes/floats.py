@@ -32,7 +32,7 @@ from x86quant.lowering.views import is_question, is_view, lies_as_in_float
 aten = torch.ops.aten
 
 
-_OPERANDS = ("x", "bias", "x_scale", "x_zp")
+_OPERANDS: tuple[str, ...] = ("x", "bias", "x_scale", "x_zp")
 #: What a convolution is given besides.
 _WINDOW = ("stride", "padding", "dilation")
 
