@@ -4,10 +4,9 @@
 
 Codes of 4 and 8 bits to the ends of their range, groups of 8 to 128 features, scales of 16 and 32
 bits with and without offsets, 1 to 40 rows (of one product in twenty to 150, and features to 2400),
-and rows of codes that drive sums to their ends. Spec
-number n is the same on every CPU: ``--first n --specs 1`` repeats it. The plain loops themselves
-are held against plain torch by ``tests/kernels/test_group_kernels.py``. The exit code is 1 where a
-byte differed.
+and rows of codes that drive sums to their ends. Spec number n is the same on every CPU:
+``--first n --specs 1`` repeats it. The plain loops themselves are held against plain torch by
+``tests/kernels/test_group_kernels.py``. The exit code is 1 where a byte differed.
 """
 
 from __future__ import annotations

@@ -100,9 +100,8 @@ def main() -> int:
     if options.before:
         forms.append(Decoder("4 bits before", capi.Library(options.before), 4, cpu().isa))
     buffer = torch.ones(_READ_BYTES // 4)
-    print(
-        f"{'rows':>5} {'':14}{'MB':>6}{'median ms':>11}{'least':>9}{'of memory':>11}{'':>7}over int8"
-    )
+    columns = f"{'MB':>6}{'median ms':>11}{'least':>9}{'of memory':>11}{'':>7}{'over int8':>11}"
+    print(f"{'rows':>5} {'':14}{columns}")
     for rows in options.rows:
         read: list[float] = []
         end = time.perf_counter() + options.seconds
