@@ -3,10 +3,10 @@
     python -m benchmarks.group_products --specs 20000
 
 Codes of 4 and 8 bits to the ends of their range, groups of 8 to 128 features, scales of 16 and 32
-bits with and without offsets, 1 to 40 rows, and rows of codes that drive sums to their ends. Spec
-number n is the same on every CPU: ``--first n --specs 1`` repeats it. The plain loops themselves
-are held against plain torch by ``tests/kernels/test_group_kernels.py``. The exit code is 1 where a
-byte differed.
+bits with and without offsets, 1 to 40 rows (of one product in twenty to 150, and features to 2400),
+and rows of codes that drive sums to their ends. Spec number n is the same on every CPU:
+``--first n --specs 1`` repeats it. The plain loops themselves are held against plain torch by
+``tests/kernels/test_group_kernels.py``. The exit code is 1 where a byte differed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from x86quant.hardware.cpu import cpu
 from x86quant.hardware.isa import LEVELS
 
 _GROUPS = (8, 16, 24, 32, 64, 128)
-#: Features at most: the plain loops take their time.
-_MOST_FEATURES = 512
+#: Features and rows at most: the plain loops take their time.
+_USUAL, _LARGE = (512, 40), (2400, 150)
 _ENDS = {4: (0, 255), 8: (-128, 127)}
 
 
@@ -50,8 +50,9 @@ def drawn(number: int) -> Spec:
     draw = np.random.default_rng(number)
     bits = int(draw.choice((4, 8)))
     group = int(draw.choice(_GROUPS))
-    groups = int(draw.integers(1, _MOST_FEATURES // group, endpoint=True))
-    outputs, rows = (int(draw.integers(1, most, endpoint=True)) for most in (70, 40))
+    most_features, most_rows = _LARGE if draw.random() < 0.05 else _USUAL
+    groups = int(draw.integers(1, most_features // group, endpoint=True))
+    outputs, rows = (int(draw.integers(1, most, endpoint=True)) for most in (70, most_rows))
     low, high = _ENDS[bits]
     narrow = bits == 8 and draw.random() < 0.3  # pairs of products fit 16 bits
     low, high = (-64, 64) if narrow else (low, high)

@@ -40,8 +40,12 @@ struct GroupRows {
   int64_t beside;
 };
 
-// Up to so many rows take no longer than their weights come, which the CPU fetches ahead sooner where it is not asked to.
+// Up to so many rows take no longer than their weights come. CPUs with VNNI fetch those ahead sooner where they are not
+// asked to; those without stop at the end of each page, and read a quarter more a second where they are asked so far ahead.
 constexpr int kStreamRows = 2;
+constexpr int64_t kStreamAhead = 3072;
+template <class V>
+constexpr bool kAsksAhead = V::kLanes == 8 && !V::kVnni;
 
 constexpr int32_t kNibbleZero = -8;
 
@@ -159,6 +163,10 @@ void group_tile(const xq::DenseTask& t, const xq::Block& b, const GroupRows& row
           weights[v] = bytes, weights[VECS + v] = V::load(w + kStep + v * kVector);
         }
       });
+      if constexpr (ROWS <= kStreamRows && kAsksAhead<V>) {
+        xq::prefetch_to_l2(w + kStreamAhead);
+        if constexpr (!kNibbles || kStep > 64) xq::prefetch_to_l2(w + kStreamAhead + 64);
+      }
       w += kNibbles ? kStep : 2 * kStep;
       if constexpr (ROWS > kStreamRows) xq::prefetch_to_l2(ahead), xq::prefetch_to_l2(ahead + rows.beside), ahead += kAsked;
       unroll<ROWS>([&](int r) XQ_INLINE {

@@ -4,11 +4,14 @@
 
 #include "vec256.h"
 
-#include "group_loops.h"
+#include "group_blocks.h"
 #include "row_tasks.h"
 
 namespace xq {
-void linear_groups_avx2(const DenseTask& t) { group_product<Vec256<false>>(t); }
+void linear_groups_avx2(const DenseTask& t) {
+  using V = Vec256<false>;
+  worth_blocks<V>(t) ? group_blocks<V>(t) : group_product<V>(t);
+}
 }  // namespace xq
 
 XQ_TARGET_END

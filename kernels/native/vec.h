@@ -43,6 +43,11 @@ struct VecCommon {
   static I dot_couple(I acc, I a, I wa, I b, I wb) {
     return dot16(acc, XQ_MM(add_epi16)(XQ_MM(maddubs_epi16)(a, wa), XQ_MM(maddubs_epi16)(b, wb)), set16(1));
   }
+  // u8 a times s8 w in pairs that fit int16, and sums of such.
+  static I multiply_pairs(I a, I w) { return XQ_MM(maddubs_epi16)(a, w); }
+  static I add16(I a, I b) { return XQ_MM(add_epi16)(a, b); }
+  static I multiply16(I a, I b) { return XQ_MM(madd_epi16)(a, b); }
+  static I sub8(I a, I b) { return XQ_MM(sub_epi8)(a, b); }
   // Bytes as 16 bits.
   static I even_bytes(I v) { return XQ_SI(and)(v, set16(0xff)); }
   static I odd_bytes(I v) { return XQ_MM(srli_epi16)(v, 8); }

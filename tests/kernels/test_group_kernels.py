@@ -38,6 +38,12 @@ SIZES = [
     (7, 64, 16, 48),
     (29, 160, 32, 40),
     (34, 96, 24, 9),
+    # Blocks of weights that are unpacked for many rows: pieces of them, and rows past one passage.
+    (13, 64, 32, 18),
+    (125, 2112, 48, 17),
+    (19, 1056, 32, 40),
+    (16, 2048, 1024, 24),
+    (14, 2080, 1040, 9),  # too long to be unpacked
 ]
 
 
@@ -101,9 +107,9 @@ def test_activations(lib: capi.Library, isa: str) -> None:
 def test_extremes_leave_no_16_bits(lib: capi.Library, isa: str, bits: int) -> None:
     """The largest codes by weights of one sign: what saturates first, if anything does."""
     ends = (-8, 7) if bits == 4 else (-128, -65, -64, 64, 65, 127)
-    for weight, count in itertools.product(ends, (1, 6)):
+    for weight, count, groups in itertools.product(ends, (1, 6, 13), (1, 2, 4)):
         codes = torch.full((40, 128), weight, dtype=torch.int8)
-        scale = torch.ones(40, 2, dtype=torch.float16)
+        scale = torch.ones(40, groups, dtype=torch.float16)
         operands = (pack_nibbles(codes) if bits == 4 else codes, scale, torch.zeros(40))
         rows = (
             torch.full((count, 128), 255, dtype=torch.uint8),
