@@ -27,8 +27,8 @@ _CACHE = {
 }
 _TOKENS = {"batch": 2, "tokens": 3}
 
-#: A step of each kind with every field that it reads. "at" stands for an address of its own,
-#: "image" and "floats" for a tensor.
+#: A step of each kind with every field that it reads, and behind a comma its other forms. "at"
+#: stands for an address of its own, "image" and "floats" for a tensor.
 STEPS: dict[str, dict[str, Any]] = {
     "copy": _OUT,
     "lut": {**_OUT, "lut": {"table": "lut"}},
@@ -117,9 +117,10 @@ _APART = 2048  # bytes from one address of a step to the next
 
 
 def copy_step(
-    source: tuple[int, int], to: tuple[int, int], size: int
+    source: tuple[int, int], to: tuple[int, int], size: int, to_stride: int = 1
 ) -> tuple[str, dict[str, Any]]:
-    strides = {"from_strides": [1], "to_strides": [1]}
+    """A copy of so many bytes."""
+    strides = {"from_strides": [1], "to_strides": [to_stride]}
     return "strided_copy", {
         "element_size": 1, "sizes": [size], "from": [*source], "to": [*to], **strides
     }  # fmt: skip
@@ -152,9 +153,33 @@ def _packs() -> dict[str, Any]:
     return {"tensors": _tables(), "packs": [conv], "row_packs": rows}
 
 
-def placed(kind: str) -> dict[str, Any]:
+def _without(form: str, *names: str, **others: Any) -> dict[str, Any]:
+    """The fields of a form but some, and others."""
+    return {**{name: x for name, x in STEPS[form].items() if name not in names}, **others}
+
+
+STEPS["rows, of one scale"] = _without(
+    "rows", "scale", "zero_point", scale_of_all=1.0, zero_point_of_all=3
+)
+STEPS["rows, of floats"] = _without("rows", "pack", *_ROWS, x="at")
+STEPS["attention, causal"] = _without("attention", "mask", "mask_is_bool", "mask_strides", "starts",
+                                      causal=True)  # fmt: skip
+STEPS["cached_attention, of floats"] = _without(
+    "cached_attention", "key_scales", "value_scales", "key_scales_strides", "value_scales_strides"
+)
+STEPS["lookup, of floats"] = _without(
+    "lookup", "dense", "dense_stride", "places", "a_mult", "out_zp", out_stride=16
+)
+
+
+def kind_of(form: str) -> str:
+    """The kind of step."""
+    return form.partition(",")[0]
+
+
+def placed(form: str) -> dict[str, Any]:
     """The fields of a step in an arena, in places of their own."""
-    fields = copy.deepcopy(STEPS[kind])
+    fields = copy.deepcopy(STEPS[form])
     for number, (name, field) in enumerate(fields.items()):
         at = number * _APART
         if field == "image":
@@ -166,11 +191,16 @@ def placed(kind: str) -> dict[str, Any]:
     return fields
 
 
-def addresses(fields: Mapping[str, Any], kind: str) -> list[str]:
-    return [name for name, field in STEPS[kind].items() if field in ("at", "image", "floats")]
+def addresses(form: str) -> list[str]:
+    """The fields that say where something lies."""
+    return [name for name, field in STEPS[form].items() if field in ("at", "image", "floats")]
 
 
-def step_file(path: Path, kind: str, fields: Mapping[str, Any]) -> Path:
+def step_file(path: Path, form: str, fields: Mapping[str, Any]) -> Path:
     """A program that fills the arena from its input, takes the step and returns all of it."""
-    steps = [copy_step((1, 0), (0, 0), ARENA), (kind, fields), copy_step((0, 0), (2, 0), ARENA)]
+    steps = [
+        copy_step((1, 0), (0, 0), ARENA),
+        (kind_of(form), fields),
+        copy_step((0, 0), (2, 0), ARENA),
+    ]
     return write(path, [plan(ARENA, BYTES, BYTES, steps)], **_packs())

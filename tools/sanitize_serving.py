@@ -125,8 +125,11 @@ def exported(folder: Path) -> list[Path]:
 
 
 def of_each_kind(folder: Path) -> list[Path]:
-    """A program file for each kind of step."""
-    return [step_file(folder / f"fuzzed_{kind}.xq", kind, placed(kind)) for kind in STEPS]
+    """A program file for each kind of step, and each of its forms."""
+    files = {
+        form: folder / f"fuzzed_{form.replace(', ', '_').replace(' ', '_')}.xq" for form in STEPS
+    }
+    return [step_file(file, form, placed(form)) for form, file in files.items()]
 
 
 def of_library(program: str, folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import random
+import re
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,18 @@ from torch import nn
 import x86quant
 from tests.cpp import program
 from tests.program_files import attempts, layout, plan, write
-from tests.step_files import ARENA, BYTES, STEPS, WRITTEN, addresses, copy_step, placed, step_file
+from tests.serving.served import Served
+from tests.step_files import (
+    ARENA,
+    BYTES,
+    STEPS,
+    WRITTEN,
+    addresses,
+    copy_step,
+    kind_of,
+    placed,
+    step_file,
+)
 from x86quant import extension
 
 ONE = [layout([1], "float32")]
@@ -198,6 +210,61 @@ def test_sums_beyond_32_bits_are_refused(tmp_path: Path) -> None:
         assert message in said[0]
 
 
+# Each a form of a step, fields that are changed, and what is said.
+_BEYOND: dict[str, tuple[str, dict[str, Any], str]] = {
+    # Numbers of each row were written when it was loaded: gigabytes.
+    "a scale of many rows": ("rows, of one scale", {"rows": 2**30}, "reaches bytes|writes over"),
+    "many steps of many": ("recurrent", {"steps": 2**18, "sequences": 2**12}, "writes over"),
+    # What all indices or keys take that lie in one place of memory.
+    "one index": ("lookup", {"table1": [9, 8, 4, 8, 0, 4, 1, 1, -1, 2**33, 3 * 2**33, 4],
+                             "strides1": [0, 0]}, "repeats one index without end"),
+    "one key": ("attention, causal", {"keys": 2**33, "k_strides": [0, 0, 0],
+                                      "v_strides": [0, 0, 0]}, "are one and the same"),
+    "one value": ("attention, causal", {"keys": 2**17, "k_strides": [0, 4, 0],
+                                        "v_strides": [0, 0, 0]}, "are one and the same"),
+    "one key held": ("cached_attention", {"keys_strides": [64, 32, 0]}, "over each other"),
+    "one value held": ("cached_attention, of floats", {"values_strides": [64, 32, 0]},
+                       "over each other"),
+    # Sums that left 64 bits.
+    "sentences": ("gather_tokens", {"batch": 2**63 - 1, "tokens": 1}, "no number of sentences"),
+    "bags": ("lookup", {"bags": 2**63 - 1, "last_offset": True}, "no number of bags"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _BEYOND)
+def test_what_a_plan_has_no_memory_for_is_not_taken(name: str, tmp_path: Path) -> None:
+    form, changes, why = _BEYOND[name]
+    file = step_file(tmp_path / "beyond.xq", form, {**placed(form), **changes})
+    (said,) = attempts([file], megabytes=1024)
+    assert re.search(why, said), said
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts", "wanted"),
+    [
+        # As many bytes as the output has, one of them again and again.
+        ([copy_step((1, 0), (2, 1), 4, to_stride=0)], None, [0, 4, 0, 0]),
+        ([copy_step((1, 0), (2, 0), 2), copy_step((1, 2), (2, 0), 2)], None, [3, 4, 0, 0]),
+        ([copy_step((1, 0), (2, 0), 2)], {"times": 2, "bytes": [2, 0]}, None),
+        # All of it, from two sides, and some of it twice.
+        ([copy_step((1, 0), (2, 2), 2), copy_step((1, 2), (2, 0), 2)], None, [3, 4, 1, 2]),
+        ([copy_step((1, 0), (2, 1), 1), copy_step((1, 0), (2, 0), 4)], None, [1, 2, 3, 4]),
+        ([copy_step((1, 0), (2, 0), 2)], {"times": 2, "bytes": [2, 2]}, [1, 2, 3, 4]),
+    ],
+)  # fmt: skip
+def test_what_no_step_writes_of_an_output_is_zero(
+    steps: list[Any], parts: dict[str, Any] | None, wanted: list[int] | None, tmp_path: Path
+) -> None:
+    """What lay there may be what another program left."""
+    four = [layout([4], "uint8")]
+    file = write(tmp_path / "some.xq", [plan(64, four, four, steps, parts)])
+    (found,) = Served(file)(torch.tensor([1, 2, 3, 4], dtype=torch.uint8))
+    if wanted is not None:
+        assert found.tolist() == wanted
+    else:  # the parts run in any order
+        assert found.tolist() in ([1, 2, 0, 0], [3, 4, 0, 0])
+
+
 # ------------------------------------------------------------------------ every kind of step
 
 _EXTREMES = (
@@ -208,7 +275,7 @@ _EXTREMES = (
 def test_every_kind_of_step_is_here() -> None:
     """Each takes all its fields as they are, so that what is refused below is so for its change."""
     extension.load()
-    assert set(STEPS) == set(extension.native().step_kinds())
+    assert set(map(kind_of, STEPS)) == set(extension.native().step_kinds())
 
 
 @pytest.mark.parametrize("kind", STEPS)
@@ -223,9 +290,8 @@ def test_a_step_keeps_to_its_memory_whatever_its_fields_say(kind: str, tmp_path:
         files.append(step_file(tmp_path / f"over-{number}-{name}.xq", kind, fields))
         over.add(files[-1])
     said = dict(zip(files, attempts(files, megabytes=4096), strict=True))
-    first = said[
-        files[0]
-    ]  # an arena of zeros may hold bad sizes of sentences, but nothing impossible
+    # An arena of zeros may hold bad sizes of sentences, but nothing impossible.
+    first = said[files[0]]
     assert "a plan" not in first, first
     assert "ran" in first, first
     assert len(over) > 0
@@ -244,14 +310,14 @@ def _changes(kind: str, right: Mapping[str, Any]) -> Iterator[tuple[str, dict[st
             for extreme in _EXTREMES:
                 changed = [*numbers[:index], extreme, *numbers[index + 1 :]]
                 yield name, {**right, name: changed if isinstance(field, list) else extreme}
-        if name not in addresses(right, kind):
+        if name not in addresses(kind):
             yield name, {other: value for other, value in right.items() if other != name}
 
 
 def _overlaps(kind: str, right: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What the step writes, over each other tensor of it."""
-    for name in WRITTEN.get(kind, {"out"}):
-        for other in addresses(right, kind):
+    for name in WRITTEN.get(kind_of(kind), {"out"}) & right.keys():
+        for other in addresses(kind):
             if other != name:
                 yield name, {**right, name: [*right[other][:2], *right[name][2:]]}
 
