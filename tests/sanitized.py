@@ -31,7 +31,7 @@ TESTS = (
     "tests/kernels/test_graph_kernels.py",
     "tests/runtime/test_runtime.py",
     "tests/runtime/test_steps.py",
-    "tests/runtime/test_steps.py",
+    "tests/runtime/test_row_steps.py",
     "tests/kernels/test_routed.py",
 )
 

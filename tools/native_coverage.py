@@ -21,7 +21,7 @@ from pathlib import Path
 import x86quant
 from tests.native.build import DEFAULT_DIRECTORY
 from tests.native.sanitize import fuzzer
-from tools.sanitize_serving import built, exported
+from tools.sanitize_serving import built, exported, of_each_kind
 from x86quant.hardware.isa import LEVELS
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -33,8 +33,9 @@ def _run(seeds: int, folder: Path) -> None:
     start, *isas = fuzzer(folder, "coverage", emulate=True)
     commands = [[start, "0", str(seeds), *isas]]
     fuzz, race = (str(built(name, "coverage", folder)) for name in ("fuzz", "race"))
-    for file in exported(folder):
-        commands += [[fuzz, str(file), "0", str(seeds), *here], [race, str(file), "3", *here]]
+    networks = exported(folder)
+    commands += [[fuzz, str(x), "0", str(seeds), *here] for x in (*networks, *of_each_kind(folder))]
+    commands += [[race, str(x), "3", *here] for x in networks]
     commands.append([str(built("team", "coverage", folder)), "200"])
     for command in commands:
         print(*command, flush=True)

@@ -32,16 +32,21 @@ from x86quant.kernels.native import toolchain
 _ROOT = Path(__file__).resolve().parents[1]
 _SECONDS = 600
 _HOSTILE = "tests/serving/test_hostile_programs.py"
-_TESTS = (_HOSTILE, "tests/serving/test_damaged_programs.py", "tests/serving/test_serving.py")
+_DAMAGED, _PACKED = (
+    "tests/serving/test_damaged_programs.py",
+    "tests/serving/test_packed_programs.py",
+)
+_JSON, _HEADERS = "tests/serving/test_program_json.py", "tests/serving/test_program_headers.py"
+_ROWS, _SERVING = "tests/serving/test_program_row_packs.py", "tests/serving/test_serving.py"
 
 #: The files that guard, and the tests that are to notice.
 GUARDS: dict[str, tuple[str, ...]] = {
     "kernels/runtime/reach.cpp": (_HOSTILE,),
-    "kernels/runtime/step.cpp": _TESTS,
-    "kernels/serving/program_file.cpp": _TESTS,
-    "kernels/serving/loader.cpp": _TESTS,
-    "kernels/serving/json.cpp": _TESTS,
-    "kernels/runtime/packed_cache.cpp": ("tests/serving/test_packed_programs.py",),
+    "kernels/runtime/step.cpp": (_HOSTILE, _DAMAGED, _SERVING),
+    "kernels/serving/program_file.cpp": (_HEADERS, _DAMAGED),
+    "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _HOSTILE, _DAMAGED, _SERVING),
+    "kernels/serving/json.cpp": (_JSON, _HEADERS, _DAMAGED),
+    "kernels/runtime/packed_cache.cpp": (_PACKED,),
 }
 
 #: What is looked for, and what it becomes. Blanks keep the brackets of templates out.

@@ -2,11 +2,11 @@
 
     python -m tools.sanitize_serving --seeds 500 --rounds 20
 
-Exports a small network, a small recommender and a small recurrent network. Under AddressSanitizer
-and UBSan they are loaded and run with random changes, under ThreadSanitizer as they are by several
-threads at once (and loops without them by teams of up to 64), and without a sanitizer with memory
-refused at each allocation in turn. Needs a checkout and a C++ compiler with its sanitizer
-libraries.
+Exports a small network, a small recommender and a small recurrent network, and writes a file for
+each kind of step. Under AddressSanitizer and UBSan they are loaded and run with random changes. The
+networks run under ThreadSanitizer as they are by several threads at once (and loops without them by
+teams of up to 64), and without a sanitizer with memory refused at each allocation in turn. Needs a
+checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import nn
 
 import x86quant
 from tests.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
+from tests.step_files import STEPS, placed, step_file
 from x86quant.cpp_library import cpp_paths
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels.native import toolchain
@@ -123,6 +124,14 @@ def exported(folder: Path) -> list[Path]:
     return paths
 
 
+def of_each_kind(folder: Path) -> list[Path]:
+    """A program file for each kind of step, and each of its forms."""
+    files = {
+        form: folder / f"fuzzed_{form.replace(', ', '_').replace(' ', '_')}.xq" for form in STEPS
+    }
+    return [step_file(file, form, placed(form)) for form, file in files.items()]
+
+
 def of_library(program: str, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with the installed library, which finds this program's functions."""
     paths, target = cpp_paths(), folder / f"{program}-serving"
@@ -194,7 +203,7 @@ def main() -> int:
     last = arguments.first + arguments.seeds
     here = [name for name, level in LEVELS.items() if level.features <= x86quant.cpu().features]
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    files = exported(arguments.directory)
+    networks, kinds = exported(arguments.directory), of_each_kind(arguments.directory)
     failed = 0
     for program, sanitizer, numbers in (
         ("fuzz", "address", [arguments.first, last]),
@@ -208,7 +217,7 @@ def main() -> int:
             print(f"{program}: NOT RUN: programs with the {sanitizer} sanitizer do not start here")
             failed |= sanitizer != "thread"
             continue
-        for file in files:
+        for file in [*networks, *(kinds if program == "fuzz" else ())]:
             print(f"{program}, {file.stem}: ", end="", flush=True)
             failed |= _ran([*start, str(file), *map(str, numbers), *here])
     folder = arguments.directory

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -119,6 +120,7 @@ void Program::check_reach(Inputs inputs) {
   require(open_inputs() == 0 || kept_.empty(), "the parts of a plan are malformed");  // both lie behind the outputs
   for (const Stage& stage : stages_) check_reach(stage, inputs);
   require_written_outputs();
+  unsure_ = unsure_outputs();
   checked_ = inputs;
 }
 
@@ -160,6 +162,25 @@ void Program::require_written_outputs() const {
         written += static_cast<__int128>(found->second.written_bytes) * stage.parts;
     require(written >= bytes, "no step of a plan writes all of output ", i);
   }
+}
+
+std::vector<size_t> Program::unsure_outputs() const {
+  std::vector<size_t> unsure;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const size_t tensor = inputs_.size() + i;
+    __int128 bytes = outputs_[i].element_size();
+    for (const int64_t size : outputs_[i].sizes) bytes *= size;
+    const auto is_sure = [&](const Stage& stage) {
+      const int64_t advance = stage.advance.empty() ? 0 : stage.advance[tensor];
+      return stage.reach.surely_written(static_cast<int64_t>(1 + tensor), stage.parts, advance) >= bytes;
+    };
+    if (std::none_of(stages_.begin(), stages_.end(), is_sure)) unsure.push_back(i);
+  }
+  return unsure;
+}
+
+void Program::clear_unsure_outputs(const Bases& bases) const {
+  for (const size_t i : unsure_) std::memset(bases[1 + inputs_.size() + i], 0, static_cast<size_t>(outputs_[i].bytes()));
 }
 
 bool Program::updates(size_t index) const {
@@ -242,6 +263,7 @@ void Program::run_steps_timed(const Stage& stage, const Bases& bases, double* mi
 
 void Program::run(const Bases& bases) const {
   require(checked_.has_value(), "a program runs once check_reach has found it right");
+  clear_unsure_outputs(bases);
   with_kept(bases, [&](const Bases& all) {
     for (const Stage& stage : stages_)
       for_each_part(stage, all, [&](const Bases& where) { run_steps(stage, where); });
@@ -251,6 +273,7 @@ void Program::run(const Bases& bases) const {
 void Program::run_timed(const Bases& bases, std::vector<double>& microseconds) const {
   require(checked_.has_value(), "a program runs once check_reach has found it right");
   microseconds.clear();
+  clear_unsure_outputs(bases);
   with_kept(bases, [&](const Bases& all) {
     for (const Stage& stage : stages_) {
       std::vector<double> sums(stage.steps.size());

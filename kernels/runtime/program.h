@@ -85,6 +85,9 @@ class Program {
   // Throws a Refused unless all that the steps of `stage` read and write is there.
   void check_reach(const Stage& stage, Inputs inputs) const;
   void require_written_outputs() const;
+  // Outputs of which no stage is known to write every byte.
+  std::vector<size_t> unsure_outputs() const;
+  void clear_unsure_outputs(const Bases& bases) const;
   int64_t bytes_of(size_t tensor) const;
   // Throws a Refused unless a step that reads all of an open input looks at the size of that very one.
   void require_own_count(const Reach::Open& open) const;
@@ -107,6 +110,7 @@ class Program {
   std::optional<ArenaClaim> kept_claim_;
   std::vector<Stage> stages_;
   std::optional<Inputs> checked_;  // as what they were found right
+  std::vector<size_t> unsure_;     // cleared before each run: nobody gets what lay there before
 };
 
 }  // namespace x86quant::runtime

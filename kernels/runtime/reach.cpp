@@ -1,6 +1,8 @@
 #include "reach.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "errors.h"
 
@@ -55,6 +57,20 @@ bool may_meet(const Extent& a, const Extent& b) {
   return x.first < y.last && y.first < x.last && !are_slices(a, b);
 }
 
+// Whether each element surely has bytes of its own: each stride steps over all that the smaller ones reach.
+bool is_distinct(const Extent& extent) {
+  std::vector<std::pair<int64_t, int64_t>> axes;  // of a stride and its size
+  for (size_t i = 0; i < extent.sizes.size(); ++i)
+    if (extent.sizes[i] > 1) axes.emplace_back(std::abs(extent.strides[i]), extent.sizes[i]);
+  std::sort(axes.begin(), axes.end());
+  __int128 span = extent.element_size;
+  for (const auto& [stride, size] : axes) {
+    if (stride < span) return false;
+    span += static_cast<__int128>(stride) * (size - 1);
+  }
+  return true;
+}
+
 }  // namespace
 
 void Reach::Range::extend(const Range& other) {
@@ -98,6 +114,26 @@ bool Reach::is_apart() const {
   return true;
 }
 
+int64_t Reach::surely_written(int64_t base, int64_t parts, int64_t advance) const {
+  std::vector<Extent> found;
+  for (const Extent& extent : extents_)
+    if (extent.base == base && extent.is_written()) {
+      found.push_back(extent);
+      found.back().sizes.push_back(parts), found.back().strides.push_back(advance);
+    }
+  // What is written whole counts before what is written of it again.
+  std::stable_sort(found.begin(), found.end(), [](const Extent& a, const Extent& b) { return bytes_of(a) > bytes_of(b); });
+  std::vector<Extent> counted;
+  int64_t bytes = 0;
+  for (const Extent& extent : found) {
+    const auto meets = [&](const Extent& other) { return may_meet(extent, other); };
+    if (!is_distinct(extent) || std::any_of(counted.begin(), counted.end(), meets)) continue;
+    bytes += bytes_of(extent);  // no more than the tensor has
+    counted.push_back(extent);
+  }
+  return bytes;
+}
+
 std::vector<Reach::Range> Reach::ranges(int64_t base) const {
   std::vector<Range> found;
   for (const Extent& extent : extents_)
@@ -112,6 +148,8 @@ void Reach::add(const Reach& step) {
     if (__builtin_add_overflow(mine.written_bytes, other.written_bytes, &mine.written_bytes)) mine.written_bytes = INT64_MAX;
   }
   open_.insert(open_.end(), step.open_.begin(), step.open_.end());
+  std::copy_if(step.extents_.begin(), step.extents_.end(), std::back_inserter(extents_),
+               [](const Extent& extent) { return extent.is_written() && extent.base > 0; });
 }
 
 }  // namespace x86quant::runtime

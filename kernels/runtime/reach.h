@@ -36,7 +36,7 @@ class Reach {
   };
   struct Touched {
     Range all, written, updated, index;
-    int64_t written_bytes = 0;  // of all writes together, which a step makes to different bytes
+    int64_t written_bytes = 0;  // of all writes together, of which several may be to one byte
   };
 
   // Throws a Refused for sizes and strides that no memory could have.
@@ -58,11 +58,14 @@ class Reach {
 
   const std::map<int64_t, Touched>& touched() const { return touched_; }
   const std::vector<Open>& open() const { return open_; }
+  // Bytes of `base` that are written, at least, where each part of `parts` moves on by `advance` bytes: of tensors
+  // that are known to share none.
+  int64_t surely_written(int64_t base, int64_t parts, int64_t advance) const;
   // Of one step: what it touches of a base, a range for each tensor.
   std::vector<Range> ranges(int64_t base) const;
 
  private:
-  std::vector<Extent> extents_;  // of one step
+  std::vector<Extent> extents_;  // of one step; of several, what they write outside of the arena
   std::map<int64_t, Touched> touched_;
   std::vector<Open> open_;
 };

@@ -10,6 +10,7 @@ namespace x86quant::runtime {
 class Sentences {
  public:
   Sentences(StepFields& fields, int64_t batch, int64_t tokens) : batch_(batch), tokens_(tokens) {
+    if (batch < 0 || batch == INT64_MAX) fields.refuse("batch", "is no number of sentences");
     starts_ = fields.rows(Access::kIndex, "starts", sizeof(int64_t), {batch + 1});
   }
 

@@ -57,9 +57,9 @@ StridedCopy::StridedCopy(int64_t element_size, const std::vector<int64_t>& sizes
   }
 }
 
-int64_t StridedCopy::bytes() const {
-  int64_t found = unit_;
-  for (const Axis& axis : axes_) found *= axis.size;
+double StridedCopy::bytes() const {
+  auto found = static_cast<double>(unit_);
+  for (const Axis& axis : axes_) found *= static_cast<double>(axis.size);
   return found;
 }
 

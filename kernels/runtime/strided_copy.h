@@ -16,7 +16,7 @@ class StridedCopy {
   // The part of it that is the items from `begin` to `end`, which threads may share.
   void run(const uint8_t* from, uint8_t* to, int64_t begin, int64_t end) const;
   int64_t items() const { return axes_.empty() ? 1 : axes_.front().size; }
-  int64_t bytes() const;
+  double bytes() const;
 
  private:
   struct Axis {

@@ -115,7 +115,7 @@ class Loader {
       const bool nibbles = weight.table.type == runtime::Type::kByte;
       runtime::RowWeights view{weight.table.data, scale.data, bias ? bias->as<float>() : nullptr,
                                weight.sizes[1] * (nibbles ? 2 : 1), weight.sizes[0]};
-      if (scale_sizes.size() == 1) return view;
+      if (scale_sizes.size() < 2) return view;
       view.groups = static_cast<int32_t>(scale_sizes[1]), view.bits = nibbles ? 4 : 8;
       view.half = scale.type == runtime::Type::kHalf, view.offsets = scale_sizes.size() == 3;
       return view;

@@ -17,6 +17,7 @@ class Attention final : public Step {
     q_ = fields.strided(Access::kRead, "q", "q_strides", kFloat, {op.batch, op.queries, op.heads, op.size}, op.q_stride);
     k_ = fields.strided(Access::kRead, "k", "k_strides", kFloat, {op.batch, op.keys, op.kv_heads, op.size}, op.k_stride);
     v_ = fields.strided(Access::kRead, "v", "v_strides", kFloat, {op.batch, op.keys, op.kv_heads, op.size}, op.v_stride);
+    if (op.keys > kMostOfOneKey && (op.k_stride[1] == 0 || op.v_stride[1] == 0)) fields.refuse("keys", "are one and the same");
     out_ = fields.rows(Access::kWrite, "out", kFloat, {op.batch, op.queries, op.heads, op.size});
     if (fields.has("mask")) {
       op.mask_is_bool = fields.flag("mask_is_bool");
@@ -46,12 +47,14 @@ class Attention final : public Step {
 
  private:
   static constexpr int64_t kFloat = sizeof(float);
+  // What a run takes for its keys is memory that the plan has as well, unless all lie in one place.
+  static constexpr int64_t kMostOfOneKey = int64_t{1} << 16;
 
   // Rows of all sentences lie one behind another: what tells the reach of each tensor must say the same.
   void read_starts(StepFields& fields) {
     const xq_attention& op = op_;
     bool rows = op.queries == op.keys && (!mask_ || op.mask_stride[0] == op.keys);
-    for (const auto* stride : {op.q_stride, op.k_stride, op.v_stride}) rows &= stride[0] == op.keys * stride[1];
+    for (const auto* stride : {op.q_stride, op.k_stride, op.v_stride}) rows = rows && stride[0] == op.keys * stride[1];
     if (!rows) fields.refuse("starts", "is for rows that lie one behind another");
     sentences_ = Sentences(fields, op.batch, op.keys);
   }

@@ -38,6 +38,7 @@ class CachedAttention final : public Step {
       key_scales_ = fields.strided(Access::kUpdate, "key_scales", "key_scales_strides", kFloat, scales, op.k_scale_stride);
       value_scales_ = fields.strided(Access::kUpdate, "value_scales", "value_scales_strides", kFloat, scales, op.v_scale_stride);
     }
+    if (capacity_ > 1 && (op.k_stride[2] == 0 || op.v_stride[2] == 0)) fields.refuse("keys_strides", "lay a cache's tokens over each other");
     std::swap(op.k_stride[1], op.k_stride[2]), std::swap(op.v_stride[1], op.v_stride[2]);
     length_ = fields.address(Access::kIndex, "length", kWord, {1}, {kWord});
     hidden_ = fields.address(Access::kIndex, "hidden", kWord, {op.batch}, {kWord});

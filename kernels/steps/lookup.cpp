@@ -20,6 +20,8 @@ constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kMostBags = 32, kFewestBags = 8;
 // Less than so many bytes of rows is not worth waking a thread for.
 constexpr int64_t kBytesEach = 64 * 1024;
+// So many indices of a bag may be one and the same in memory: they are copied, and are there once.
+constexpr int64_t kMostOfOne = 1 << 16;
 
 int64_t product(StepFields& fields, const std::string& name, int64_t a, int64_t b) {
   int64_t found = 0;
@@ -41,6 +43,7 @@ struct TableOperands {
 class Lookup final : public Step {
  public:
   explicit Lookup(StepFields& fields) : bags_(fields.integer("bags")) {
+    if (bags_ < 0 || bags_ == INT64_MAX) fields.refuse("bags", "is no number of bags");
     const int64_t count = fields.integer("tables");
     if (count < 1 || count > 1 << 20) fields.refuse("tables", "is not a number of tables");
     const bool last_offset = fields.flag("last_offset");
@@ -113,6 +116,7 @@ class Lookup final : public Step {
     } else {
       table.index_strides = fields.integers(name("strides").c_str(), 2);
       table.apart = table.index_strides != Words{op.each, 1};
+      if (table.index_strides[1] == 0 && op.each > kMostOfOne) fields.refuse(name("strides"), "repeats one index without end");
       Words bytes;
       for (const int64_t stride : table.index_strides) bytes.push_back(product(fields, name("strides"), stride, size));
       table.indices.first = fields.address(Access::kIndex, name("indices").c_str(), size, {bags_, op.each}, bytes);

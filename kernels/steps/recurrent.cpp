@@ -25,23 +25,6 @@ constexpr int64_t kFewestInputRows = 32;
 // More rows than any tensor has; sizes that are less multiply without overflow.
 constexpr int64_t kMostOfASize = int64_t{1} << 20;
 
-// Codes of rows that share one scale and zero point, as products of row codes want them.
-class SharedScale {
- public:
-  SharedScale() = default;
-  SharedScale(float scale, int32_t zp, int64_t rows)
-      : scale_(static_cast<size_t>(rows), scale), zp_(static_cast<size_t>(rows), zp) {}
-
-  // Operands are only read.
-  xq_codes of(const uint8_t* codes) const {
-    return {const_cast<uint8_t*>(codes), const_cast<float*>(scale_.data()), const_cast<int32_t*>(zp_.data())};
-  }
-
- private:
-  std::vector<float> scale_;
-  std::vector<int32_t> zp_;
-};
-
 struct Direction {
   RowPackPtr input, hidden, projection;  // the last where states are projected
 };
@@ -68,9 +51,8 @@ class Recurrent final : public Step {
     };
     h_ = floats(Access::kRead, "h", width_), c_ = floats(Access::kRead, "c", units_), last_ = floats(Access::kWrite, "last", units_);
     if (c_ && !lstm_) fields.refuse("c", "is an LSTM's");
-    x_scale_ = SharedScale(fields.real("x_scale"), zero_point(fields, "x_zp"), rows);
-    h_zp_ = zero_point(fields, "h_zp");
-    h_scale_ = SharedScale(fields.real("h_scale"), h_zp_, sequences_);
+    x_scale_ = fields.real("x_scale"), x_zp_ = zero_point(fields, "x_zp");
+    h_scale_ = fields.real("h_scale"), h_zp_ = zero_point(fields, "h_zp");
     quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
     quantize_.a_stride_c = sizeof(float), quantize_.a_mult = fields.real("h_mult"), quantize_.out_zp = h_zp_;
     const xq_op one = rounding(reinterpret_cast<float*>(uintptr_t{64}), reinterpret_cast<uint8_t*>(uintptr_t{64}), 1);
@@ -148,6 +130,14 @@ class Recurrent final : public Step {
     return together ? std::clamp<int64_t>(rows / sequences_, 1, steps_) : steps_;
   }
 
+  // Codes that are only read, all of one scale.
+  static xq_codes codes_of(const SameScale& same, const uint8_t* codes) {
+    xq_codes found{};
+    found.codes = const_cast<uint8_t*>(codes);
+    same.give(found);
+    return found;
+  }
+
   static void multiply(const RowPack& pack, xq_codes in, int64_t rows, float* out) {
     xq_rows op = pack.call(rows);
     op.in = in, op.total = out;
@@ -198,18 +188,19 @@ class Recurrent final : public Step {
     const bool together = sequences_ == 1 || (next == 1 && all == width_);
     const uint8_t* state = w.codes;
     const int64_t at_once = steps_at_once();
+    const SameScale x_same(at_once * sequences_, x_scale_, x_zp_), h_same(sequences_, h_scale_, h_zp_);
     int64_t first = 0;  // of the steps whose gates' shares there are
     for (int64_t i = 0; i < steps_; ++i) {
       const int64_t step = backward ? steps_ - 1 - i : i, row = step * later;
       if (i % at_once == 0) {
         const int64_t count = std::min(at_once, steps_ - i);
         first = backward ? step - count + 1 : step;
-        multiply(*d.input, x_scale_.of(x + first * sequences_ * features_), count * sequences_, w.own);
+        multiply(*d.input, codes_of(x_same, x + first * sequences_ * features_), count * sequences_, w.own);
       }
       if (i == 0 && before) {
         multiply_rows(*d.hidden, before, w, w.hidden);
       } else {
-        multiply(*d.hidden, h_scale_.of(state), sequences_, w.hidden);
+        multiply(*d.hidden, codes_of(h_same, state), sequences_, w.hidden);
       }
       run_gates(w, w.own + (row - first * later) * gates(), next * gates());
       if (d.projection) multiply_rows(*d.projection, w.h, w, w.projected);
@@ -241,8 +232,8 @@ class Recurrent final : public Step {
   bool lstm_, batch_first_;
   int64_t steps_, sequences_, features_, units_, width_ = 0;  // the last of a direction's states
   std::vector<Direction> directions_;
-  int32_t h_zp_ = 0;
-  SharedScale x_scale_, h_scale_;
+  int32_t x_zp_ = 0, h_zp_ = 0;
+  float x_scale_ = 1, h_scale_ = 1;
   xq_op quantize_{};
   Address x_, out_;
   std::optional<Address> h_, c_, last_;

@@ -21,7 +21,7 @@ class StridedCopyStep final : public Step {
   // Of elements that lie apart; adjacent ones take a fraction.
   double nanoseconds() const {
     constexpr double kBytesEach = 12;
-    return static_cast<double>(copy_.bytes()) / kBytesEach;
+    return copy_.bytes() / kBytesEach;
   }
 
   StridedCopy copy_of(StepFields& fields) {

@@ -31,7 +31,13 @@ _SANITIZED = [
 SANITIZERS = {
     "address": [*_SANITIZED, "-fsanitize=address,undefined"],
     "thread": [*_SANITIZED, "-fsanitize=thread"],
-    "coverage": ["-O1", "--coverage", "-fprofile-abs-path", "-fprofile-update=atomic"],
+    "coverage": [
+        "-O1",
+        "--coverage",
+        "-fprofile-abs-path",
+        "-fprofile-update=atomic",
+        "-DXQ_COUNTS_LINES",
+    ],
 }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import operator
 import random
+import re
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,18 +19,21 @@ from torch import nn
 import x86quant
 from tests.cpp import program
 from tests.program_files import attempts, layout, plan, write
+from tests.serving.served import Served
+from tests.step_files import (
+    ARENA,
+    BYTES,
+    STEPS,
+    WRITTEN,
+    addresses,
+    copy_step,
+    kind_of,
+    placed,
+    step_file,
+)
 from x86quant import extension
 
-ARENA = 1 << 16
-BYTES = [layout([ARENA], "uint8")]
 ONE = [layout([1], "float32")]
-
-
-def _copy(source: tuple[int, int], to: tuple[int, int], size: int) -> tuple[str, dict[str, Any]]:
-    strides = {"from_strides": [1], "to_strides": [1]}
-    return "strided_copy", {
-        "element_size": 1, "sizes": [size], "from": [*source], "to": [*to], **strides
-    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------ files that got out once
@@ -72,7 +75,7 @@ def test_a_lookup_cannot_write_over_its_indices(tmp_path: Path) -> None:
         "table0": [1, 16, 4, 32, 0, 0, 0, 0, -1, 1, 4, 8], "indices0": [0, 0], "out": [0, 0],
         "out_stride": 4,
     }  # fmt: skip
-    steps = [_copy((1, 0), (0, 0), 64), ("lookup", fields), _copy((0, 0), (2, 0), 4)]
+    steps = [copy_step((1, 0), (0, 0), 64), ("lookup", fields), copy_step((0, 0), (2, 0), 4)]
     plans = [plan(64, [layout([8], "int64")], ONE, steps)]
     (said,) = attempts([write(tmp_path / "lookup.xq", plans, {"t": table[None]})])
     assert '"lookup" of a plan writes over what it reads' in said
@@ -83,13 +86,13 @@ def test_tokens_cannot_be_gathered_over_their_starts(tmp_path: Path) -> None:
         "batch": 2, "tokens": 1, "features": 6, "starts": [0, 0], "x": [0, 128], "out": [0, 0],
         "places": [0, 4096],
     }  # fmt: skip
-    plans = [plan(ARENA, BYTES, ONE, [_copy((1, 0), (0, 0), ARENA), ("gather_tokens", fields)])]
+    plans = [plan(ARENA, BYTES, ONE, [copy_step((1, 0), (0, 0), ARENA), ("gather_tokens", fields)])]
     (said,) = attempts([write(tmp_path / "gather.xq", plans)])
     assert '"gather_tokens" of a plan writes over what it reads' in said
 
 
 def test_a_plan_cannot_write_to_its_inputs(tmp_path: Path) -> None:
-    plans = [plan(64, BYTES, ONE, [_copy((0, 0), (1, 0), 16), _copy((0, 0), (2, 0), 4)])]
+    plans = [plan(64, BYTES, ONE, [copy_step((0, 0), (1, 0), 16), copy_step((0, 0), (2, 0), 4)])]
     (said,) = attempts([write(tmp_path / "input.xq", plans)])
     assert "writes to input 0" in said
 
@@ -105,7 +108,7 @@ def _moved(sizes: list[int], source: list[Any], to: list[Any]) -> dict[str, Any]
         "element_size": 1, "sizes": sizes, "from": [0, source[0]], "to": [0, to[0]],
         "from_strides": source[1], "to_strides": to[1],
     }  # fmt: skip
-    return plan(256, BYTES, ONE, [("strided_copy", fields), _copy((0, 0), (2, 0), 4)])
+    return plan(256, BYTES, ONE, [("strided_copy", fields), copy_step((0, 0), (2, 0), 4)])
 
 
 def test_a_copy_that_runs_reads_no_byte_that_it_writes(tmp_path: Path) -> None:
@@ -170,10 +173,12 @@ def test_a_pool_of_impossible_height_is_refused(tmp_path: Path) -> None:
     assert "impossible sizes" in said
 
 
-@pytest.mark.parametrize("steps", [[], [_copy((1, 0), (2, 0), 3)]], ids=["none", "all but a byte"])
+@pytest.mark.parametrize(
+    "steps", [[], [copy_step((1, 0), (2, 0), 3)]], ids=["none", "all but a byte"]
+)
 def test_an_output_that_no_step_writes_is_refused(steps: list[Any], tmp_path: Path) -> None:
     """What lies there may be what another program left."""
-    plans = [plan(64, BYTES, ONE, [_copy((1, 0), (0, 0), 8), *steps])]
+    plans = [plan(64, BYTES, ONE, [copy_step((1, 0), (0, 0), 8), *steps])]
     (said,) = attempts([write(tmp_path / "unwritten.xq", plans)])
     assert "no step of a plan writes all of output 0" in said
 
@@ -185,7 +190,7 @@ def test_parts_of_a_batch_cannot_write_over_each_others_indices(tmp_path: Path) 
         "places": [2, 0],
     }  # fmt: skip
     outputs = [layout([2], "int64"), layout([2], "float32")]
-    steps = [_copy((1, 0), (2, 0), 8), ("take_tokens", take)]
+    steps = [copy_step((1, 0), (2, 0), 8), ("take_tokens", take)]
     plans = [plan(64, BYTES, outputs, steps, {"times": 2, "bytes": [8, 8, 4]})]
     (said,) = attempts([write(tmp_path / "parts.xq", plans)])
     assert "a part of a plan writes over what says where another one reads" in said
@@ -205,182 +210,88 @@ def test_sums_beyond_32_bits_are_refused(tmp_path: Path) -> None:
         assert message in said[0]
 
 
+# Each a form of a step, fields that are changed, and what is said.
+_BEYOND: dict[str, tuple[str, dict[str, Any], str]] = {
+    # Numbers of each row were written when it was loaded: gigabytes.
+    "a scale of many rows": ("rows, of one scale", {"rows": 2**30}, "reaches bytes|writes over"),
+    "many steps of many": ("recurrent", {"steps": 2**18, "sequences": 2**12}, "writes over"),
+    # What all indices or keys take that lie in one place of memory.
+    "one index": ("lookup", {"table1": [9, 8, 4, 8, 0, 4, 1, 1, -1, 2**33, 3 * 2**33, 4],
+                             "strides1": [0, 0]}, "repeats one index without end"),
+    "one key": ("attention, causal", {"keys": 2**33, "k_strides": [0, 0, 0],
+                                      "v_strides": [0, 0, 0]}, "are one and the same"),
+    "one value": ("attention, causal", {"keys": 2**17, "k_strides": [0, 4, 0],
+                                        "v_strides": [0, 0, 0]}, "are one and the same"),
+    "one key held": ("cached_attention", {"keys_strides": [64, 32, 0]}, "over each other"),
+    "one value held": ("cached_attention, of floats", {"values_strides": [64, 32, 0]},
+                       "over each other"),
+    # Sums that left 64 bits.
+    "sentences": ("gather_tokens", {"batch": 2**63 - 1, "tokens": 1}, "no number of sentences"),
+    "bags": ("lookup", {"bags": 2**63 - 1, "last_offset": True}, "no number of bags"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _BEYOND)
+def test_what_a_plan_has_no_memory_for_is_not_taken(name: str, tmp_path: Path) -> None:
+    form, changes, why = _BEYOND[name]
+    file = step_file(tmp_path / "beyond.xq", form, {**placed(form), **changes})
+    (said,) = attempts([file], megabytes=1024)
+    assert re.search(why, said), said
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts", "wanted"),
+    [
+        # As many bytes as the output has, one of them again and again.
+        ([copy_step((1, 0), (2, 1), 4, to_stride=0)], None, [0, 4, 0, 0]),
+        ([copy_step((1, 0), (2, 0), 2), copy_step((1, 2), (2, 0), 2)], None, [3, 4, 0, 0]),
+        ([copy_step((1, 0), (2, 0), 2)], {"times": 2, "bytes": [2, 0]}, None),
+        # All of it, from two sides, and some of it twice.
+        ([copy_step((1, 0), (2, 2), 2), copy_step((1, 2), (2, 0), 2)], None, [3, 4, 1, 2]),
+        ([copy_step((1, 0), (2, 1), 1), copy_step((1, 0), (2, 0), 4)], None, [1, 2, 3, 4]),
+        ([copy_step((1, 0), (2, 0), 2)], {"times": 2, "bytes": [2, 2]}, [1, 2, 3, 4]),
+    ],
+)  # fmt: skip
+def test_what_no_step_writes_of_an_output_is_zero(
+    steps: list[Any], parts: dict[str, Any] | None, wanted: list[int] | None, tmp_path: Path
+) -> None:
+    """What lay there may be what another program left."""
+    four = [layout([4], "uint8")]
+    file = write(tmp_path / "some.xq", [plan(64, four, four, steps, parts)])
+    (found,) = Served(file)(torch.tensor([1, 2, 3, 4], dtype=torch.uint8))
+    if wanted is not None:
+        assert found.tolist() == wanted
+    else:  # the parts run in any order
+        assert found.tolist() in ([1, 2, 0, 0], [3, 4, 0, 0])
+
+
 # ------------------------------------------------------------------------ every kind of step
 
-_AT = [0, 0, 1, 1, 2, 2, 4, 16, 16, 8, 4]  # an image of codes; its place is given below
-_OUT = {"a": "image", "out": "image"}
-_CODES = {"a_zp": 3, "out_zp": 5}
-_WINDOW = {"kernel": [1] * 3, "stride": [1] * 3, "padding": [0] * 3, "dilation": [1] * 3}
-_UP = {"scale": [1.0] * 3, "align_corners": False, **_CODES, "a_mult": 1.0}
-_ROWS = {"codes": "at", "scale": "at", "zero_point": "at"}
-_HEADS = {"q_strides": [16, 8, 4], "k_strides": [16, 8, 4], "v_strides": [16, 8, 4]}
-_CACHE = {
-    f"{name}_strides": [64, 32, 4][:rank]
-    for name, rank in (("keys", 3), ("values", 3), ("key_scales", 2), ("value_scales", 2))
-}
-_TOKENS = {"batch": 2, "tokens": 3}
-
-#: A step of each kind with every field that it reads. "at" stands for an address of its own,
-#: "image" and "floats" for a tensor.
-STEPS: dict[str, dict[str, Any]] = {
-    "copy": _OUT,
-    "lut": {**_OUT, "lut": {"table": "lut"}},
-    "requantize": {**_OUT, **_CODES, "a_mult": 0.5, "lo": 1, "hi": 99, "lut": {"table": "lut"}},
-    "add": {**_OUT, "b": "image", **_CODES, "b_zp": 1, "a_mult": 0.5, "b_mult": 0.25},
-    "mul": {**_OUT, "b": "image", **_CODES, "b_zp": 1, "mult": 0.5},
-    "shuffle": {**_OUT, "groups": 2},
-    "max_pool": {**_OUT, **_WINDOW},
-    "avg_pool": {**_OUT, **_WINDOW, **_CODES, "a_mult": 1.0, "count_include_pad": True},
-    "adaptive_avg_pool": {**_OUT, **_CODES, "a_mult": 1.0},
-    "nearest": {**_OUT, **_UP},
-    "bilinear": {**_OUT, **_UP},
-    "quantize": {"a": "floats", "a_stride_c": 4, "out": "image", "a_mult": 1.0, "out_zp": 3},
-    "dequantize": {"a": "image", "out": "floats", "out_stride_c": 4, "a_mult": 1.0, "a_zp": 3},
-    "affine": {**_OUT, **_CODES, "scale_c": {"table": "four"}, "shift_c": {"table": "four"}},
-    "layer_norm": {
-        **_OUT, "a_mult": 1.0, "eps": 0.5, "scale_c": {"table": "four"},
-        "shift_c": {"table": "four"}, "out_zp": 3,
-    },
-    "conv": {"pack": {"pack": 0}, "in": "image", "out": "image", "residual": "image"},
-    "conv_real": {
-        "pack": {"row_pack": 3}, "a": "image", "out": "at", **_WINDOW, "kernel": [1, 2, 1],
-        "padding": [0, 1, 0], "a_scale": 0.5, "a_zp": 3,
-    },
-    "pad": {**_OUT, "before": [0] * 3, "mode": 1, "a_zp": 3},
-    "strided_copy": {
-        "element_size": 4, "sizes": [2, 3], "from": "at", "to": "at", "from_strides": [16, 4],
-        "to_strides": [4, 8],
-    },
-    "rows": {
-        "rows": 2, "features": 4, "pack": {"row_pack": 0}, **_ROWS, "residual": "at", "total": "at",
-        "normed": "at", **{f"out_{name}": "at" for name in _ROWS}, "count": "at", "norm": 1,
-        "eps": 0.5, "norm_weight": {"table": "four"}, "norm_bias": {"table": "four"},
-    },
-    "rotate": {
-        "batch": 2, "tokens": 2, "heads": 2, "size": 4, "x": "at", "cos": "at", "sin": "at",
-        "out": "at", "x_strides": [16, 8, 4], "cos_strides": [8, 4], "sin_strides": [8, 4],
-    },
-    "attention": {
-        "batch": 2, "queries": 2, "keys": 2, "heads": 2, "kv_heads": 2, "size": 4, "q": "at",
-        "k": "at", "v": "at", "out": "at", **_HEADS, "causal": False, "scale": 0.5, "mask": "at",
-        "mask_is_bool": True, "mask_strides": [2, 0, 0], "starts": "at",
-    },
-    "cached_attention": {
-        "batch": 2, "tokens": 2, "heads": 2, "kv_heads": 2, "size": 4, "capacity": 8, "q": "at",
-        "k": "at", "v": "at", "keys": "at", "values": "at", "key_scales": "at",
-        "value_scales": "at", **_HEADS, **_CACHE, "length": "at", "hidden": "at", "out": "at",
-        "scale": 0.5,
-    },
-    "present_tokens": {
-        **_TOKENS, "first": True, "mask": "at", "places": "at", "starts": "at", "seen": "at"
-    },
-    "gather_tokens": {
-        **_TOKENS, "features": 2, "starts": "at", "x": "at", "out": "at", "places": "at"
-    },
-    "scatter_tokens": {
-        **_TOKENS, "features": 2, "starts": "at", "x": "at", "out": "at", "places": "at"
-    },
-    "take_tokens": {**_TOKENS, "features": 2, "taken": 2, "x": "at", "out": "at", "places": "at"},
-    "lookup": {
-        "bags": 3, "tables": 2, "last_offset": False, "out": "at", "out_stride": 20,
-        "table0": [9, 8, 4, 8, 0, 4, 1, 0, -1, 0, 6, 8], "rows0": {"table": "rows"},
-        "name0": [65], "offsets0": "at", "indices0": "at", "weights0": "at",
-        "table1": [9, 8, 4, 8, 0, 4, 1, 1, -1, 2, 6, 4], "rows1": {"table": "rows"},
-        "strides1": [2, 1], "indices1": "at",
-        "dense": "at", "dense_stride": 4, "places": [0, 1, 2], "a_mult": 1.0, "out_zp": 3,
-    },
-    "recurrent": {
-        "lstm": True, "batch_first": False, "steps": 2, "sequences": 2, "features": 4, "units": 4,
-        **{f"{name}{i}": {"row_pack": 1} for name in ("input", "hidden") for i in (0, 1)},
-        "projection0": {"row_pack": 2}, "projection1": {"row_pack": 2}, "x": "at", "out": "at",
-        "h": "at", "c": "at", "last": "at", "x_scale": 1.0, "x_zp": 3, "h_scale": 1.0, "h_zp": 3,
-        "h_mult": 1.0,
-    },
-}  # fmt: skip
-#: Of these, the fields that a step writes.
-WRITTEN = {
-    "dequantize": {"out"},
-    "strided_copy": {"to"},
-    "rows": {"total", "normed", "out_codes", "out_scale", "out_zero_point"},
-    "cached_attention": {"out", "keys", "values", "key_scales", "value_scales"},
-    "present_tokens": {"places", "starts", "seen"},
-    "recurrent": {"out", "last"},
-}
 _EXTREMES = (
     -1, 0, 1, 7, 2**15, 2**31 - 1, 2**31, 2**32, 2**46, 2**61, 2**62, 2**63 - 1, -(2**63), -(2**31)
 )  # fmt: skip
-_APART = 2048  # bytes from one address of a step to the next
-
-
-def _tables() -> dict[str, torch.Tensor]:
-    return {
-        "lut": torch.arange(256, dtype=torch.uint8), "four": torch.ones(4), "eight": torch.ones(16),
-        "rows": torch.ones(9, 8, dtype=torch.uint8),
-        "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),
-        "rw": torch.ones(4, 4, dtype=torch.int8), "gw": torch.ones(16, 4, dtype=torch.int8),
-        "cw": torch.ones(4, 8, dtype=torch.int8),
-    }  # fmt: skip
-
-
-def _linear(weight: str, scale: str) -> dict[str, Any]:
-    return {"linears": [{"weight": weight, "scale": scale, "bias": None}], "activation": ""}
-
-
-def _packs() -> dict[str, Any]:
-    conv = {
-        "weight": "w", "mult": "four", "bias": "four", "lut": None, "codes": [3, 5, 0, 255, 1, 2],
-        "geometry": [1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0], "res_mult": 1.0,
-    }  # fmt: skip
-    rows = [_linear("rw", "four"), _linear("gw", "eight"), _linear("rw", "four")]
-    rows.append(_linear("cw", "four"))
-    return {"tensors": _tables(), "packs": [conv], "row_packs": rows}
-
-
-def _placed(kind: str) -> dict[str, Any]:
-    """The fields of a step in an arena, in places of their own."""
-    fields = copy.deepcopy(STEPS[kind])
-    for number, (name, field) in enumerate(fields.items()):
-        at = number * _APART
-        if field == "image":
-            fields[name] = [0, at, *_AT[2:7], 16, 16, 8, 4]
-        elif field == "floats":
-            fields[name] = [0, at, *_AT[2:7], 64, 64, 32, 16]
-        elif field == "at":
-            fields[name] = [0, at]
-    return fields
-
-
-def _addresses(fields: Mapping[str, Any], kind: str) -> list[str]:
-    return [name for name, field in STEPS[kind].items() if field in ("at", "image", "floats")]
-
-
-def _file(path: Path, kind: str, fields: Mapping[str, Any]) -> Path:
-    """A program that fills the arena from its input, takes the step and returns all of it."""
-    steps = [_copy((1, 0), (0, 0), ARENA), (kind, fields), _copy((0, 0), (2, 0), ARENA)]
-    return write(path, [plan(ARENA, BYTES, BYTES, steps)], **_packs())
 
 
 def test_every_kind_of_step_is_here() -> None:
     """Each takes all its fields as they are, so that what is refused below is so for its change."""
     extension.load()
-    assert set(STEPS) == set(extension.native().step_kinds())
+    assert set(map(kind_of, STEPS)) == set(extension.native().step_kinds())
 
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_a_step_keeps_to_its_memory_whatever_its_fields_say(kind: str, tmp_path: Path) -> None:
     """Each number of each field replaced by extremes, each address by each other one."""
-    right = _placed(kind)
-    files = [_file(tmp_path / "right.xq", kind, right)]
+    right = placed(kind)
+    files = [step_file(tmp_path / "right.xq", kind, right)]
     over = set()
     for number, (change, fields) in enumerate(_changes(kind, right)):
-        files.append(_file(tmp_path / f"{number}-{change}.xq", kind, fields))
+        files.append(step_file(tmp_path / f"{number}-{change}.xq", kind, fields))
     for number, (name, fields) in enumerate(_overlaps(kind, right)):
-        files.append(_file(tmp_path / f"over-{number}-{name}.xq", kind, fields))
+        files.append(step_file(tmp_path / f"over-{number}-{name}.xq", kind, fields))
         over.add(files[-1])
     said = dict(zip(files, attempts(files, megabytes=4096), strict=True))
-    first = said[
-        files[0]
-    ]  # an arena of zeros may hold bad sizes of sentences, but nothing impossible
+    # An arena of zeros may hold bad sizes of sentences, but nothing impossible.
+    first = said[files[0]]
     assert "a plan" not in first, first
     assert "ran" in first, first
     assert len(over) > 0
@@ -399,14 +310,14 @@ def _changes(kind: str, right: Mapping[str, Any]) -> Iterator[tuple[str, dict[st
             for extreme in _EXTREMES:
                 changed = [*numbers[:index], extreme, *numbers[index + 1 :]]
                 yield name, {**right, name: changed if isinstance(field, list) else extreme}
-        if name not in _addresses(right, kind):
+        if name not in addresses(kind):
             yield name, {other: value for other, value in right.items() if other != name}
 
 
 def _overlaps(kind: str, right: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """What the step writes, over each other tensor of it."""
-    for name in WRITTEN.get(kind, {"out"}):
-        for other in _addresses(right, kind):
+    for name in WRITTEN.get(kind_of(kind), {"out"}) & right.keys():
+        for other in addresses(kind):
             if other != name:
                 yield name, {**right, name: [*right[other][:2], *right[name][2:]]}
 

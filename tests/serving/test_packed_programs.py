@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,3 +115,113 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     x = torch.randn(SHAPES[0])
     for cache in (tmp_path / "nowhere" / "packed", tmp_path, Path("/dev/null/packed")):
         assert are_same(Served(file, cache=cache)(x), branches(x))
+
+
+class _Cache:
+    """The parts of a cache of packed weights: its key, and each layer's bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, data = path, path.read_bytes()
+        key_bytes, self.count = struct.unpack_from("<IQ", data, 12)
+        self.key = data[24 : 24 + key_bytes]
+        self.sizes = [*struct.unpack_from(f"<{self.count}Q", data, 24 + key_bytes)]
+        at, self.blobs = _aligned(24 + key_bytes + 8 * self.count), []
+        for size in self.sizes:
+            self.blobs.append(data[at : at + size])
+            at += _aligned(size)
+
+    def write(self, key_bytes: int | None = None, count: int | None = None) -> None:
+        """All of it again behind a right checksum, with these numbers in its head."""
+        body = self.key + struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
+        for blob in self.blobs:
+            body = body.ljust(_aligned(24 + len(body)) - 24, b"\0") + blob
+        head = struct.pack("<IIQ", _checksum(body),
+                           len(self.key) if key_bytes is None else key_bytes,
+                           len(self.sizes) if count is None else count)  # fmt: skip
+        self.path.write_bytes(self.path.read_bytes()[:8] + head + body)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+@pytest.fixture
+def kept(file: Path, tmp_path: Path) -> _Cache:
+    Served(file, cache=tmp_path / "packed")
+    return _Cache(tmp_path / "packed")
+
+
+def test_a_cache_is_laid_out_like_this(kept: _Cache, branches: nn.Module, file: Path) -> None:
+    """So that what the next test sees refused is refused for its change alone."""
+    before = kept.path.read_bytes()
+    kept.write()
+    assert kept.path.read_bytes() == before
+    inode, x = kept.path.stat().st_ino, torch.randn(SHAPES[0])
+    assert are_same(Served(file, cache=kept.path)(x), branches(x))
+    assert kept.path.stat().st_ino == inode
+    assert kept.count == len(kept.blobs) > 1
+
+
+_LIES: dict[str, Callable[[_Cache], object]] = {
+    "a key of another letter": lambda c: _set(c, key=c.key[:-1] + b"-").write(),
+    "a longer key": lambda c: _set(c, key=c.key + b" ").write(),
+    "a shorter key": lambda c: _set(c, key=c.key[:-1]).write(),
+    "no key": lambda c: _set(c, key=b"").write(),
+    "a key of all that follows": lambda c: c.write(key_bytes=c.path.stat().st_size - 24, count=0),
+    "a key beyond the end": lambda c: c.write(key_bytes=c.path.stat().st_size - 23),
+    "a key of 4 GB": lambda c: c.write(key_bytes=2**32 - 1),
+    "one layer too few": lambda c: _set(c, sizes=c.sizes[:-1], blobs=c.blobs[:-1]).write(),
+    "one layer too many": lambda c: _set(c, sizes=[*c.sizes, 64],
+                                         blobs=[*c.blobs, bytes(64)]).write(),
+    "no layers": lambda c: c.write(count=0),
+    "sizes up to the end": lambda c: c.write(count=_room(c) // 8),
+    "sizes beyond the end": lambda c: c.write(count=_room(c) // 8 + 1),
+    "sizes that wrap": lambda c: c.write(count=2**61 + c.count),
+    "a layer beyond the end": lambda c: _set(c, sizes=[*c.sizes[:-1], c.sizes[-1] + 1]).write(),
+    "a layer without end": lambda c: _set(c, sizes=[*c.sizes[:-1], 2**64 - 1]).write(),
+    "a layer that wraps": lambda c: _set(c, sizes=[2**64 - 64, *c.sizes[1:]]).write(),
+}  # fmt: skip
+
+
+def _set(cache: _Cache, **parts: Any) -> _Cache:
+    for name, part in parts.items():
+        setattr(cache, name, part)
+    return cache
+
+
+def _room(cache: _Cache) -> int:
+    return cache.path.stat().st_size - 24 - len(cache.key)
+
+
+@pytest.mark.parametrize("lie", _LIES)
+def test_a_cache_whose_numbers_lie_is_written_anew(
+    lie: str, kept: _Cache, branches: nn.Module, file: Path
+) -> None:
+    """Behind a right checksum, which anybody can compute."""
+    right = kept.path.read_bytes()
+    _LIES[lie](kept)
+    assert kept.path.read_bytes() != right
+    x = torch.randn(SHAPES[0])
+    assert are_same(Served(file, cache=kept.path)(x), branches(x))
+    assert kept.path.read_bytes() == right
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o660, 0o606])
+def test_a_cache_that_others_may_write_to_is_not_used(mode: int, kept: _Cache, file: Path) -> None:
+    kept.path.chmod(mode)
+    Served(file, cache=kept.path)
+    assert kept.path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_cache_of_somebody_else_is_not_used(kept: _Cache, file: Path) -> None:
+    os.chown(kept.path, 12345, -1)
+    Served(file, cache=kept.path)
+    assert kept.path.stat().st_uid == 0
+
+
+def test_nothing_is_left_beside_a_cache(kept: _Cache, file: Path, tmp_path: Path) -> None:
+    """Neither where it was written nor where it could not be."""
+    (tmp_path / "folder").mkdir()
+    Served(file, cache=tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "packed"]

@@ -99,6 +99,15 @@ std::string changed(const std::string& file, Random& random) {
 // What a process ends with, or was ended for.
 enum Outcome { kRan, kRefused, kNotRead, kLong, kOutcomes };
 
+// Counts of lines are written where a process ends in order.
+[[noreturn]] void end(Outcome outcome) {
+#ifdef XQ_COUNTS_LINES
+  std::exit(outcome);
+#else
+  _exit(outcome);
+#endif
+}
+
 Outcome attempt(const std::string& file, const char* isa) {
   const int memory = memfd_create("program", 0);
   if (write(memory, file.data(), file.size()) != static_cast<ssize_t>(file.size())) std::abort();
@@ -147,7 +156,7 @@ int main(int argc, char** argv) {
     if (child == 0) {
       alarm(kSeconds);
       Random random(static_cast<uint64_t>(seed));
-      _exit(attempt(changed(file, random), isas[static_cast<size_t>(seed) % isas.size()]));
+      end(attempt(changed(file, random), isas[static_cast<size_t>(seed) % isas.size()]));
     }
     int status = 0;
     waitpid(child, &status, 0);
