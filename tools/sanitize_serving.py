@@ -217,9 +217,13 @@ def main() -> int:
             print(f"{program}: NOT RUN: programs with the {sanitizer} sanitizer do not start here")
             failed |= sanitizer != "thread"
             continue
-        for file in [*networks, *(kinds if program == "fuzz" else ())]:
+        tried = dict.fromkeys(networks, numbers)
+        if program == "fuzz":  # the kinds are many, and each file is one step
+            few = arguments.first + max(1, arguments.seeds // 10)
+            tried |= {file: [arguments.first, few] for file in kinds}
+        for file, given in tried.items():
             print(f"{program}, {file.stem}: ", end="", flush=True)
-            failed |= _ran([*start, str(file), *map(str, numbers), *here])
+            failed |= _ran([*start, str(file), *map(str, given), *here])
     folder = arguments.directory
     team = built("team", "thread", folder)
     if (start := starts(team)) is not None:
