@@ -46,7 +46,8 @@ def test_packing_is_told_the_pixels_of_a_call(monkeypatch: pytest.MonkeyPatch) -
         return packed(programs, kernel, layer, known)
 
     monkeypatch.setattr(Programs, "packed", seen)
-    model = nn.Sequential(nn.Conv2d(8, 264, 3, padding=1), nn.Conv2d(264, 8, 1), nn.Conv2d(8, 8, 3))
+    sizes = [(8, 264, 3, 1, 1), (264, 8, 1), (8, 8, 3), (8, 8, 1)]  # the last one gives floats
+    model = nn.Sequential(*(nn.Conv2d(*each) for each in sizes))
     x = torch.randn(1, 8, 12, 12)
     module = x86quant.quantize(
         model.eval(), [(x,)], mode="static", speed_check=False, progress=False

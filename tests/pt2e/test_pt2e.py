@@ -129,7 +129,7 @@ def test_torchaos_own_annotation_runs_natively(model: nn.Module, inductors: Any)
     """What it leaves in float behind a layer is float; all products are int8."""
     compiled = x86quant.compile(inductors, (_batch(4),))
     assert _ops(compiled) == [
-        "conv", "max_pool", "conv", "conv", "requantize", "conv", "cat", "linear_real",
+        "conv", "max_pool", "conv", "conv", "requantize", "conv", "cat", "conv_real",
         "linear_real",
     ]  # fmt: skip
     assert {node.layer for node in compiled.float_nodes} == {"adaptive_avg_pool2d"}

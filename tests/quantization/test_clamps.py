@@ -117,7 +117,7 @@ def test_a_clamp_behind_a_norm_in_float_leaves_all_codes_to_what_it_keeps(
     data = [images(4, seed) for seed in range(4)]
     int8 = x86quant.quantize(model, data, progress=False, speed_check=False)
     assert int8.quantization.int8_layers == ("conv", "head")
-    (head,) = (node for node in int8.graph_module.graph.nodes if is_op(node, "linear_real"))
+    (head,) = (node for node in int8.graph_module.graph.nodes if is_op(node, "conv_real"))
     assert head.kwargs["x_zp"] == 0
     kinds = [str(node.target) for node in int8.graph_module.graph.nodes]
     assert "x86quant.lut.default" not in kinds
