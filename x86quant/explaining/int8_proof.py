@@ -49,7 +49,7 @@ from x86quant.runtime.plan import Plan
 _CLASSES: tuple[tuple[re.Pattern[str], bool], ...] = (
     (
         re.compile(
-            r"x86quant::(conv|linear|linear_(dynamic|real)|linear_rows(_rows|_norm)?|gated_rows_rows|"
+            r"x86quant::((conv|linear)(_real)?|linear_dynamic|linear_rows(_rows|_norm)?|gated_rows_rows|"
             r"recurrent(_last)?)"
         ),
         True,

@@ -170,7 +170,9 @@ def _conv_real(
     x_scale: float,
     x_zp: int,
     activation: str | None = None,
+    contiguous: bool = False,
 ) -> Any:
+    del contiguous  # ONNX has one layout
     operands = (_real(x, x_scale, x_zp), _weight(weight.movedim(-1, 1), weight_scale, 0), bias)
     window = (stride, padding, dilation, False, [0] * len(stride), 1)
     return _activated(torch.ops.aten.convolution.default(*operands, *window), activation)

@@ -165,7 +165,7 @@ def _check_conv_real(
 
 @register(
     f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int[] stride, int[] padding, "
-    f"int[] dilation, {X_QPARAMS}, str? activation=None",
+    f"int[] dilation, {X_QPARAMS}, str? activation=None, bool contiguous=False",
     checks=[_check_conv_real],
 )
 def conv_real(
@@ -179,10 +179,12 @@ def conv_real(
     x_scale: float,
     x_zp: int,
     activation: str | None = None,
+    contiguous: bool = False,
 ) -> torch.Tensor:
     """Convolution of ``x`` [N, C, *spatial], not rounded: float32. Padding stands for the real 0.
 
-    ``weight`` is [out, *kernel, C]: as codes lie, channels last.
+    ``weight`` is [out, *kernel, C]: as codes lie, channels last. So does the result, unless it is
+    to be ``contiguous``.
     """
     # float64 holds every int32 sum exactly.
     sums = torch.ops.aten.convolution(
@@ -190,8 +192,8 @@ def conv_real(
         stride, padding, dilation, False, [0] * len(stride), 1,
     )  # fmt: skip
     steps = weight_scale * torch.tensor(x_scale, dtype=torch.float32)
-    rows = finished_sums(sums.movedim(1, -1), steps, bias, activation)
-    return channels_last(rows.movedim(-1, 1))
+    found = finished_sums(sums.movedim(1, -1), steps, bias, activation).movedim(-1, 1)
+    return found.contiguous() if contiguous else channels_last(found)
 
 
 def _check_linear_real(

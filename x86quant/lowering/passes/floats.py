@@ -250,7 +250,7 @@ def remove_float_pairs(gm: GraphModule) -> int:
 
 
 def lay_out_results(gm: GraphModule) -> int:
-    """Results lie in memory as the float model's do: ``dequantize`` writes them so.
+    """Results lie in memory as the float model's do: what gives floats writes them so.
 
     Returns how many copies it saved.
     """
@@ -260,7 +260,7 @@ def lay_out_results(gm: GraphModule) -> int:
         if not lies_as_in_float(copy):
             continue
         real = copy.args[0]
-        if isinstance(real, Node) and dequantized(real) is not None:
+        if isinstance(real, Node) and is_op(real, "conv_real", "dequantize"):
             real.update_kwarg("contiguous", True)
             replace(copy, real)
             changed += 1

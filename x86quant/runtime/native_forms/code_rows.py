@@ -206,20 +206,26 @@ def _conv_real(draft: Draft, node: Node) -> Value:
     weight, scale, bias = _weights(draft, node, *_WEIGHTS)
     rows = weight.flatten(1)
     pack = _pack(draft.packs.programs.row_linear((rows, scale, bias), kwargs["activation"]))
-    order = layout.channels_last_order(x.meta.dim())
-    if x.meta.dim() > 3:
-        out = draft.output_of(node, order, torch.float32)
-    else:  # results of so few dimensions lie in their order: it is copied
+    rank = x.meta.dim()
+    order = layout.channels_last_order(rank)
+    # Results of few dimensions lie in their order as well.
+    in_order = rank <= 3 or kwargs.get("contiguous")
+    if in_order:
         out = draft.new(node.name, layout.like(draft.shapes[node], order, torch.float32))
+    else:
+        out = draft.output_of(node, order, torch.float32)
     fields = {
         "a": as_image(x), "pack": pack, "out": out, "a_scale": kwargs["x_scale"],
         "a_zp": kwargs["x_zp"], **window_of(kwargs, weight.shape[1:-1]),
     }  # fmt: skip
-    return draft.add(
+    draft.add(
         node, NativeStep("conv_real", fields), [x], out,
         multiply_adds=multiply_adds(tuple(out.shape), tuple(weight.shape), 0),
         weight_bytes=weight.numel(),
     )  # fmt: skip
+    if not in_order:
+        return out
+    return draft.copy(node, out, draft.output_of(node, range(rank), torch.float32))
 
 
 def _linear_rows_rows(draft: Draft, node: Node) -> Results:
@@ -379,7 +385,9 @@ FORMS = (
     NativeForm(
         "linear_rows", _product_sizes, _linear_rows, has_constants, None, gives=torch.float32
     ),
-    NativeForm("conv_real", _conv_sizes, _conv_real, has_constants, gives=torch.float32),
+    NativeForm(
+        "conv_real", _conv_sizes, _conv_real, has_constants, gives=torch.float32, viewed=False
+    ),
     NativeForm("linear_real", _real_sizes, _linear_real, has_constants, gives=torch.float32),
     _form("quantize_rows", _quantize_rows, _as_x),
     _form("linear_rows_rows", _linear_rows_rows, _product_codes),
