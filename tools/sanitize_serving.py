@@ -2,8 +2,8 @@
 
     python -m tools.sanitize_serving --seeds 500 --rounds 20
 
-Exports a small network, a small recommender and a small recurrent network, and writes a file for
-each kind of step. Under AddressSanitizer and UBSan they are loaded and run with random changes. The
+Exports a small network, a small recommender and a small recurrent network, and with ``--kinds``
+writes a file for each kind of step. Under AddressSanitizer and UBSan they are loaded and run with random changes. The
 networks run under ThreadSanitizer as they are by several threads at once (and loops without them by
 teams of up to 64), and without a sanitizer with memory refused at each allocation in turn. Needs a
 checkout and a C++ compiler with its sanitizer libraries.
@@ -196,6 +196,7 @@ def main() -> int:
     """Build, export, run, and return whether anything was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=500, help="changed files of each")
+    parser.add_argument("--kinds", action="store_true", help="files of each kind of step, too")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=20, help="runs by each of the threads")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
@@ -218,7 +219,7 @@ def main() -> int:
             failed |= sanitizer != "thread"
             continue
         tried = dict.fromkeys(networks, numbers)
-        if program == "fuzz":  # the kinds are many, and each file is one step
+        if program == "fuzz" and arguments.kinds:  # which are many, and each file is one step
             few = arguments.first + max(1, arguments.seeds // 10)
             tried |= {file: [arguments.first, few] for file in kinds}
         for file, given in tried.items():
