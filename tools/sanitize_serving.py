@@ -3,10 +3,10 @@
     python -m tools.sanitize_serving --seeds 500 --rounds 20
 
 Exports a small network, a small recommender and a small recurrent network, and with ``--kinds``
-writes a file for each kind of step. Under AddressSanitizer and UBSan they are loaded and run with random changes. The
-networks run under ThreadSanitizer as they are by several threads at once (and loops without them by
-teams of up to 64), and without a sanitizer with memory refused at each allocation in turn. Needs a
-checkout and a C++ compiler with its sanitizer libraries.
+writes a file for each kind of step. Under AddressSanitizer and UBSan they are loaded and run with
+random changes. The networks run under ThreadSanitizer as they are by several threads at once (and
+loops without them by teams of up to 64), and without a sanitizer with memory refused at each
+allocation in turn. Needs a checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations

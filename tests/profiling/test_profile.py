@@ -259,7 +259,8 @@ def test_parts_are_listed_in_the_order_they_run(parts: nn.Module) -> None:
     done = x86quant.profile(parts, (torch.randn(PICTURE),), runs=3, threads=1)
     layers = [step.step.layer for step in done]
     wanted = ["stem.0", "stem.2", "layer.self_attn", "layer.linear1", "layer.linear2", "head"]
-    assert [layer for layer in layers if layer in wanted] == wanted
+    # What lays out the stem's result in memory is a step of that layer as well.
+    assert [*dict.fromkeys(layer for layer in layers if layer in wanted)] == wanted
     assert all(layer.startswith(("stem.", "layer.", "head")) for layer in layers)
     steps = {step.step.layer: step.step for step in done}
     assert steps["layer.linear1"].multiply_adds == 16 * 32 * 64
