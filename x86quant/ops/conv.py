@@ -138,24 +138,24 @@ def linear(
     return codes(steps, out_zp, lo, hi, lut)
 
 
-def _check_conv_real(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    x_scale: float,
-    x_zp: int,
-    activation: str | None,
+def _check_codes_and_activation(
+    op: str, x: torch.Tensor, x_scale: float, x_zp: int, activation: str | None
 ) -> None:
-    check_codes("conv_real", x=x)
-    check_qparams("conv_real", x_scale, x_zp)
+    """What is the same for all products of codes that give floats."""
+    check_codes(op, x=x)
+    check_qparams(op, x_scale, x_zp)
+    check_activation(op, activation)
+
+
+def _check_conv_real(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> None:
     if weight.dim() not in (3, 4, 5):
         raise InvalidInputError(
             "x86quant::conv_real: expected a weight [out, *kernel, C] of one to three dimensions, "
             f"got shape {tuple(weight.shape)}"
         )
     check_weight("conv_real", weight.flatten(1), weight_scale, bias)
-    check_activation("conv_real", activation)
     if x.dim() != weight.dim() or x.shape[1] != weight.shape[-1]:
         raise InvalidInputError(
             f"x86quant::conv_real: expected {weight.dim()} dimensions, {weight.shape[-1]} channels "
@@ -166,7 +166,7 @@ def _check_conv_real(
 @register(
     f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, int[] stride, int[] padding, "
     f"int[] dilation, {X_QPARAMS}, str? activation=None, bool contiguous=False",
-    checks=[_check_conv_real],
+    checks=[_check_codes_and_activation, _check_conv_real],
 )
 def conv_real(
     x: torch.Tensor,
@@ -197,18 +197,9 @@ def conv_real(
 
 
 def _check_linear_real(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    x_scale: float,
-    x_zp: int,
-    activation: str | None,
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
-    check_codes("linear_real", x=x)
-    check_qparams("linear_real", x_scale, x_zp)
     check_weight("linear_real", weight, weight_scale, bias)
-    check_activation("linear_real", activation)
     if x.dim() == 0 or x.shape[-1] != features_of(weight):
         raise InvalidInputError(
             f"x86quant::linear_real: expected {features_of(weight)} input features, "
@@ -239,7 +230,7 @@ def _linear_real_packed(
 @register(
     f"Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, {X_QPARAMS}, "
     "str? activation=None",
-    checks=[_check_linear_real],
+    checks=[_check_codes_and_activation, _check_linear_real],
     shapes=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32),
     native=_linear_real_packed,
 )
