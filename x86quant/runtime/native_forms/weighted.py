@@ -12,6 +12,7 @@ from x86quant.routing.sizes import Sizes
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
+from x86quant.runtime.native_forms.windows import window_sizes
 from x86quant.runtime.plan import Value, multiply_adds
 from x86quant.runtime.programs import NativeStep, NativeTensor, as_image, as_rows
 
@@ -85,22 +86,17 @@ def _conv_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
         channels, outputs = weight[1] * kwargs["groups"], weight[0]
     if len(x) != len(weight) or x[1] != channels:
         return None
+    if not kwargs["transposed"]:
+        found = window_sizes(known, kwargs, weight[2:])
+        return found and _beside_residual([x[0], outputs, *found], kwargs, known)
     geometry = zip(
         x[2:], weight[2:], kwargs["stride"], kwargs["padding"], kwargs["dilation"], strict=False
     )
-    if kwargs["transposed"]:
-        extra = kwargs["output_padding"] or [0] * (len(x) - 2)
-        sizes = [
-            (size - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
-            for (size, window, stride, padding, dilation), more in zip(
-                geometry, extra, strict=False
-            )
-        ]
-    else:
-        sizes = [
-            (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
-            for size, window, stride, padding, dilation in geometry
-        ]
+    extra = kwargs["output_padding"] or [0] * (len(x) - 2)
+    sizes = [
+        (size - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
+        for (size, window, stride, padding, dilation), more in zip(geometry, extra, strict=False)
+    ]
     if len(sizes) != len(x) - 2 or min(sizes, default=1) < 1:
         return None
     return _beside_residual([x[0], outputs, *sizes], kwargs, known)
