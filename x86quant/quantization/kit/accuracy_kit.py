@@ -371,15 +371,21 @@ def learn(
     """With ``effort="best"``, what can be learned from calls seen and helps on others."""
     if settings.effort != "best" or halves.seen is halves.unseen:
         return
-    before = {part: Learned.of(part) for part in parts}
-    plain = _noise_on_others(exact, parts, halves)
-    for part, calls in _inputs(exact, parts, halves.seen).items():
-        if calls and (found := learned(part, calls)) is not None:
-            found.give(part)
-    changed = _noise_on_others(exact, parts, halves)
-    if any(x < y + _CLEARLY_DB for x, y in zip(changed, plain, strict=True)):
+    best = {part: Learned.of(part) for part in parts}
+    levels = _noise_on_others(exact, parts, halves)
+    inputs = _inputs(exact, parts, halves.seen)
+    before = best
+    for weights in (False, True):
         for part, one in before.items():
             one.give(part)
+        for part, calls in inputs.items():
+            if calls and (found := learned(part, calls, weights=weights)) is not None:
+                found.give(part)
+        changed = _noise_on_others(exact, parts, halves)
+        if all(x >= y + _CLEARLY_DB for x, y in zip(changed, levels, strict=True)):
+            best, levels = {part: Learned.of(part) for part in parts}, changed
+    for part, one in best.items():
+        one.give(part)
 
 
 def _noise_on_others(

@@ -1,8 +1,9 @@
-"""Ranges and biases learned by the error of the part's own results.
+"""Ranges, biases and the rounding of weights, learned by the error of the part's own results.
 
 The part runs as in int8, but so that gradients go through what is rounded as if it were not. What
-is learned is how much wider or narrower each range is, and what is added to each bias. These are
-few values, and start from what calibration found, so that little data is enough for them.
+is learned is how much wider or narrower each range is, what is added to each bias, and, if asked
+for, where each weight lies between its codes (AdaQuant). Ranges and biases are few values, and
+start from what calibration found, so that little data is enough for them; weights are many.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.fx import Interpreter, Node
 
 from x86quant.calling.call import Call
 from x86quant.errors import first_line
+from x86quant.lowering.rounded import Int8Weight, RoundedLayer
 from x86quant.observing.activations import ExtremesObserver
 from x86quant.observing.observer import LARGEST
 from x86quant.quantization.kit.simulation import Simulation, rounded_copy
@@ -28,9 +30,11 @@ from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer
 
 _log = logging.getLogger("x86quant.quantization")
 
-#: Rounds of gradient descent, and the step of Adam for the logarithms of ranges and for biases, in
-#: steps of the result's codes.
-_ROUNDS, _RANGE_RATE, _BIAS_RATE = 120, 3e-3, 2e-2
+#: Rounds of gradient descent, and the step of Adam for the logarithms of ranges, for biases, in
+#: steps of the result's codes, and for weights, in theirs.
+_ROUNDS, _RANGE_RATE, _BIAS_RATE, _WEIGHT_RATE = 120, 3e-3, 2e-2, 1e-2
+#: How far a weight may begin from its code.
+_INSIDE = 0.49
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,34 +44,39 @@ class Learned:
     Attributes:
         stretches: what ranges are multiplied by, by observer.
         corrections: what is subtracted from biases, by path.
+        weights: layers with other int8 weights.
     """
 
     stretches: dict[ExtremesObserver, float]
     corrections: dict[str, torch.Tensor]
+    weights: dict[nn.Module, RoundedLayer]
 
     @staticmethod
     def of(part: StaticPart) -> Learned:
         """What ``part`` has now."""
-        return Learned({x: x.stretch for x in _observers(part)}, dict(part.corrections))
+        weights = {layer: part.rounded_layer(node, layer) for node, layer in _weighted(part)}
+        stretches = {x: x.stretch for x in _observers(part)}
+        return Learned(stretches, dict(part.corrections), weights)
 
     def give(self, part: StaticPart) -> None:
         """Let ``part`` have it."""
         for observer, stretch in self.stretches.items():
             observer.stretch = stretch
         part.corrections = dict(self.corrections)
+        part.replace_weights(self.weights)
 
 
-def learned(part: StaticPart, calls: Sequence[Call]) -> Learned | None:
+def learned(part: StaticPart, calls: Sequence[Call], *, weights: bool) -> Learned | None:
     """What makes the results of a calibrated ``part`` closest to float on ``calls`` of its graph.
 
-    None where gradients do not go through it.
+    Weights are rounded anew if that is wanted. None where gradients do not go through it.
     """
     if any(is_recurrent_layer(part.module(layer.node)) for layer in part.layers):
         return None  # whose steps are one op without gradients
     with torch.no_grad():
         float_part = Interpreter(part.prepared, graph=part.float_graph)
         exact = [_floats(float_part.run(*call.args)) for call in calls]
-    run = _Learning(part)
+    run = _Learning(part, weights=weights)
     optimizer = torch.optim.Adam(run.groups())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _ROUNDS)
     leaves = [x for group in optimizer.param_groups for x in group["params"]]
@@ -94,6 +103,12 @@ def _observers(part: StaticPart) -> list[ExtremesObserver]:
     return list(dict.fromkeys(x for x in (*results, *inputs) if isinstance(x, ExtremesObserver)))
 
 
+def _weighted(part: StaticPart) -> list[tuple[Node, nn.Module]]:
+    """Convolutions and linears of ``part``, and what calls them."""
+    found = ((layer.node, part.module(layer.node)) for layer in part.layers)
+    return [(node, module) for node, module in found if module is not None and is_weighted(module)]
+
+
 def _floats(results: Sequence[Any]) -> list[torch.Tensor]:
     return [x for x in results if isinstance(x, torch.Tensor) and x.is_floating_point()]
 
@@ -111,29 +126,36 @@ def _error(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> torc
 class _Learning(Simulation):
     """A part as in int8, with what is learned."""
 
-    def __init__(self, part: StaticPart) -> None:
+    def __init__(self, part: StaticPart, *, weights: bool) -> None:
         super().__init__(part, {layer.node.name for layer in part.layers}, None)
         self._ranges = {x: x.calculate_qparams() for x in _observers(part)}
         self._logs = {x: _leaf(torch.zeros((), dtype=torch.float32)) for x in self._ranges}
         self._biases: dict[str, torch.Tensor] = {}
         self._steps: dict[str, float] = {}
-        for node in (layer.node for layer in part.layers):
-            if (module := part.module(node)) is not None and is_weighted(module):
-                path = str(node.target)
-                self._biases[path] = _leaf(torch.zeros(_outputs(module), dtype=torch.float32))
-                self._steps[path] = float(part.output_observer(node).calculate_qparams()[0])
+        self._weights: dict[nn.Module, _FreeWeight] = {}
+        for node, module in _weighted(part):
+            path = str(node.target)
+            self._biases[path] = _leaf(torch.zeros(_outputs(module), dtype=torch.float32))
+            self._steps[path] = float(part.output_observer(node).calculate_qparams()[0])
+            if weights and module not in self._weights:
+                self._weights[module] = _FreeWeight(module, part.rounded_layer(node, module))
 
     def groups(self) -> list[dict[str, Any]]:
         """What is learned, and how fast."""
-        kinds = ((self._logs, _RANGE_RATE), (self._biases, _BIAS_RATE))
-        return [{"params": list(kind.values()), "lr": rate} for kind, rate in kinds if kind]
+        kinds = (
+            (self._logs.values(), _RANGE_RATE),
+            (self._biases.values(), _BIAS_RATE),
+            ([weight.codes for weight in self._weights.values()], _WEIGHT_RATE),
+        )
+        return [{"params": list(kind), "lr": rate} for kind, rate in kinds if kind]
 
     def found(self) -> Learned:
         """What was learned."""
         stretches = {x: x.stretch * math.exp(float(log.detach())) for x, log in self._logs.items()}
         with torch.no_grad():
             corrections = {path: -self._bias(path) for path in self._biases}
-        return Learned(stretches, {**self._part.corrections, **corrections})
+        weights = {layer: free.found() for layer, free in self._weights.items()}
+        return Learned(stretches, {**self._part.corrections, **corrections}, weights)
 
     def rounded(self, observer: Any, x: torch.Tensor) -> torch.Tensor:
         """``x`` as codes say it, for gradients as if they were not rounded."""
@@ -151,7 +173,11 @@ class _Learning(Simulation):
         bias = self._bias(str(node.target))
         if layer.bias is not None:
             bias = bias + layer.bias
-        found: torch.Tensor = functional_call(layer, {"bias": bias}, (x,))
+        others = {"bias": bias}
+        module = self._part.module(node)
+        if module in self._weights:
+            others["weight"] = self._weights[module].real()
+        found: torch.Tensor = functional_call(layer, others, (x,))
         return found
 
     def _bias(self, path: str) -> torch.Tensor:
@@ -159,6 +185,35 @@ class _Learning(Simulation):
         before = self._part.corrections.get(path)
         new = self._biases[path] * self._steps[path]
         return new if before is None else new - before.float()
+
+
+class _FreeWeight:
+    """An int8 weight whose codes are chosen: real numbers that are rounded.
+
+    Each starts where the float weight lies, as far as its code is the same then.
+    """
+
+    def __init__(self, layer: Any, rounded: RoundedLayer) -> None:
+        self._rounded = rounded
+        codes, scales, axis = rounded.weight
+        shape = [-1 if dim == axis else 1 for dim in range(codes.dim())]
+        step = scales.float().clamp(min=torch.finfo(torch.float32).tiny).reshape(shape)
+        self._step = step
+        start = (layer.weight.detach() / step).sub_(codes).clamp_(-_INSIDE, _INSIDE).add_(codes)
+        self.codes = _leaf(start)
+
+    def real(self) -> torch.Tensor:
+        """The weight, for gradients as if it were not rounded."""
+        return (self.codes + (self._whole() - self.codes).detach()) * self._step
+
+    def _whole(self) -> torch.Tensor:
+        return self.codes.detach().round().clamp_(-127, 127)
+
+    def found(self) -> RoundedLayer:
+        """The layer with the codes chosen."""
+        before = self._rounded
+        weight = Int8Weight(self._whole().to(torch.int8), before.weight.scales, before.weight.axis)
+        return RoundedLayer(before.layer, weight, before.layer.bias)  # type: ignore[arg-type]
 
 
 def _leaf(x: torch.Tensor) -> torch.Tensor:
