@@ -149,13 +149,16 @@ def test_a_last_convolution_of_windows_gives_floats(last: dict[str, Any]) -> Non
     model = behind_a_convolution(nn.Conv2d(16, 4, **last))
     batches = [torch.randn(2, 3, 13, 13) for _ in range(3)]
     ours = x86quant.quantize(model, batches, progress=False, speed_check=False)
-    assert [n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real")]
+    (real,) = (n for n in ours.graph_module.graph.nodes if is_op(n, "conv_real"))
     assert not ours.float_nodes
+    # What a code of the first convolution, which kernels may round to its neighbour, is worth.
+    code = float(real.kwargs["x_scale"]) * float(model[2].weight.abs().max())
     # The last of so many windows that they are written by blocks, which images do not end with.
     for x in (batches[0], torch.randn(1, 3, 11, 15), torch.randn(3, 3, 61, 47)):
-        exact, found = model(x), ours(x)
+        exact, found, plain = model(x), ours(x), ours.graph_module(x)
         assert found.stride() == exact.stride()
-        torch.testing.assert_close(found, ours.graph_module(x))
+        torch.testing.assert_close(found, plain, atol=1.1 * code, rtol=0.0)
+        assert torch.isclose(found, plain, atol=1e-5).float().mean() > 0.99
         assert found.unique().numel() > found.numel() // 2
         assert sqnr(exact, found) > 25
 
