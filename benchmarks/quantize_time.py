@@ -39,7 +39,7 @@ _STAGES = {
     (preparing, "find_parts"): "trace and prove",
     (preparing, "calibrated_parts"): "equalize, calibrate",
     (preparing, "_calibrate_further"): "calibrate further",
-    (preparing, "correct_biases"): "correct biases",
+    (preparing, "take_steps"): "weights, biases",
     (preparing, "_not_buildable"): "convert and lower",
     (outcome, "_that_runs"): "plan, pack, run",
     (outcome, "_judged"): "compare",

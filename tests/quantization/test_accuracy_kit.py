@@ -15,8 +15,8 @@ from x86quant.calling.call import Call
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError, UnsupportedError
 from x86quant.quantization.kit import equalization, smoothing
-from x86quant.quantization.kit.accuracy_kit import Halves
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.halves import Halves
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.search import Trial, rank
 from x86quant.quantization.settings import Settings

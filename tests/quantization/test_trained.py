@@ -13,7 +13,7 @@ from benchmarks.trained import audio, digits, scenes
 from benchmarks.trained.network import Trained
 from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
-from x86quant.quantization import outcome, preparing, speed, static_recurrent
+from x86quant.quantization import outcome, speed, static_recurrent
 from x86quant.quantization.choices import Choices
 from x86quant.quantization.kit import accuracy_kit, learning
 from x86quant.quantization.kit.learning import Learned, learned
@@ -163,13 +163,13 @@ def test_best_is_never_further_from_float_than_the_default(
     """Whatever its steps do, the result is judged at the end; what is said is of that one alone."""
     network = NETWORKS["segmentation"]()
 
-    def spoil(exact: Any, parts: Any, halves: Any, settings: Settings) -> None:
-        if settings.effort == "best":
-            for part in parts:
+    def spoil(calibrated: accuracy_kit.Calibrated) -> None:
+        if calibrated.settings.effort == "best":
+            for part in calibrated.parts:
                 now = Learned.of(part)
                 Learned(dict.fromkeys(now.stretches, 0.05), now.corrections, now.weights).give(part)
 
-    monkeypatch.setattr(preparing, "learn", spoil)
+    monkeypatch.setattr(accuracy_kit, "STEPS", (*accuracy_kit.STEPS, spoil))
     quiet = {"speed_check": False, "progress": False}
     default = x86quant.quantize(network.model, network.calibration, **quiet)
     best = x86quant.quantize(network.model, network.calibration, effort="best", **quiet)

@@ -11,7 +11,6 @@ from torch import nn
 
 import x86quant
 from x86quant.lowering.rounded import Int8Weight
-from x86quant.quantization import preparing
 from x86quant.quantization.kit import accuracy_kit, weight_feedback
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
@@ -90,7 +89,7 @@ def test_it_is_kept_where_it_helps(after: float, monkeypatch: pytest.MonkeyPatch
     model, data = network()
     plain = weights_of(model, data, effort="fast")
     noises = iter([30.0, after])
-    monkeypatch.setattr(preparing, "correct_biases", lambda *_: None)
+    monkeypatch.setattr(accuracy_kit, "STEPS", (accuracy_kit.feed_back,))
     monkeypatch.setattr(accuracy_kit, "_simulated_noise", lambda *_, **__: next(noises))
     found = weights_of(model, data)
     assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True)) == (after < 30)

@@ -32,15 +32,14 @@ from x86quant.quantization.channel_scales import Scaled, scale_channels
 from x86quant.quantization.error_feedback import with_error_feedback
 from x86quant.quantization.expert_linears import with_float_linears
 from x86quant.quantization.kit.accuracy_kit import (
-    Halves,
+    Calibrated,
     calibrated_parts,
-    correct_biases,
-    feed_back,
-    learn,
     smoothed_model,
     smoothing_helps,
+    take_steps,
 )
 from x86quant.quantization.kit.equalization import Equalized
+from x86quant.quantization.kit.halves import Halves
 from x86quant.quantization.odd_data import (
     labels_among,
     unlike_training,
@@ -210,9 +209,7 @@ def _prepared(
         with state_kept(model):
             ranges, parts, equalized = calibrated_parts(own, found, ranges, halves, settings)
             batches = _calibrate_further(model, parts, data, halves)
-            level = feed_back(own, parts, halves, settings)
-            correct_biases(own, parts, halves, settings, level)
-            learn(own, parts, halves, settings)
+            take_steps(Calibrated(own, parts, halves, settings))
     layers = {layer.name: layer for layer in _layers(model, scheme, parts, sample, notes)}
     if not layers:
         _refuse_tables_alone(reference, settings)

@@ -1,6 +1,8 @@
 """The accuracy kit: each step keeps the float model's function, and is kept where it helps.
 
 Whether a step helps is judged on calls that it was not fitted to, where there are enough of them.
+Layer norms are smoothed before parts are traced, and ranges are chosen with layers equalized or as
+they are; what is done to parts after that are ``STEPS``.
 """
 
 from __future__ import annotations
@@ -10,23 +12,23 @@ import dataclasses
 import itertools
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from x86quant.calling.call import Call
 from x86quant.calling.differences import difference
-from x86quant.calling.running import feed_parts, outputs, run
+from x86quant.calling.running import Fed, feed_parts, outputs, run
 from x86quant.calling.state import deep_copy, state_kept
-from x86quant.capture.variants import shared_rows
 from x86quant.dynamic import to_dynamic
 from x86quant.errors import InvalidInputError, UnsupportedError, first_line
-from x86quant.forms.call_form import take_apart
 from x86quant.observing.activations import ObserverName
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.kit import equalization, smoothing
 from x86quant.quantization.kit.bias_correction import BiasCorrection
+from x86quant.quantization.kit.halves import Halves
 from x86quant.quantization.kit.learning import Learned, learned
 from x86quant.quantization.kit.ordered_bias_correction import corrections_in_order
 from x86quant.quantization.kit.simulation import simulated
@@ -42,64 +44,6 @@ _log = logging.getLogger("x86quant.quantization")
 
 #: Steps that leave ranges as they are are judged by so many calls: they fit few values.
 _JUDGES = 4
-#: A single batch is taken apart into so many; up to so many are judged one by one.
-_PIECES = 4
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Halves:
-    """Calls that steps are fitted to, and others to judge them by; the same if there is one.
-
-    Attributes:
-        seen: what steps are fitted to.
-        unseen: what they are judged by.
-        held_back: the last of these: ranges are judged by them when all others are known.
-    """
-
-    seen: tuple[Call, ...]
-    unseen: tuple[Call, ...]
-    held_back: tuple[Call, ...] = ()
-
-    @staticmethod
-    def of(calls: tuple[Call, ...]) -> Halves:
-        """Every other call is to judge by, and of those the last quarter of all is held back."""
-        if len(calls) < 2:
-            return Halves(calls, calls)
-        unseen = calls[1::2]
-        return Halves(calls[::2], unseen, unseen[-max(1, len(calls) // 4) :])
-
-    @staticmethod
-    def of_rows(model: nn.Module, calls: tuple[Call, ...]) -> Halves:
-        """The same; a single batch is taken apart, if ``model`` computes each row by itself."""
-        rows = shared_rows(calls[0]) if len(calls) == 1 else 0
-        if rows < 2:
-            return Halves.of(calls)
-        count = min(rows, _PIECES)
-        parts = [slice(n, None, count) for n in range(count)]
-        pieces = tuple(calls[0].mapped(operator.itemgetter(part)) for part in parts)
-        with state_kept(model):
-            try:
-                whole = take_apart(run(model, calls[0]))[1]
-                for part, piece in zip(parts, pieces, strict=True):
-                    if difference([x[part] for x in whole], take_apart(run(model, piece))[1]):
-                        return Halves.of(calls)
-            except Exception:  # a model may raise anything at another number of rows
-                return Halves.of(calls)
-        return Halves.of(pieces)
-
-    def folds(self) -> tuple[Halves, ...]:
-        """Themselves, or of a few calls each in turn to judge by what the others make."""
-        calls = self.calls
-        if self.seen is self.unseen or len(calls) > _PIECES:
-            return (self,)
-        return tuple(Halves((*calls[:n], *calls[n + 1 :]), (calls[n],)) for n in range(len(calls)))
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """All of them, those held back at the end."""
-        if self.seen is self.unseen:
-            return self.seen
-        return (*self.seen, *self.unseen)
 
 
 def smoothed_model(
@@ -282,75 +226,98 @@ def smoothing_helps(
     return after >= before
 
 
+@dataclasses.dataclass(slots=True)
+class Calibrated:
+    """Static parts whose ranges are chosen, and what steps on them go by.
+
+    Attributes:
+        exact: results of the float model.
+        parts: what steps change.
+        halves: calls to fit to, and to judge by.
+        settings: what the user wants.
+        level: signal to noise on a few calls not seen, if the last step has looked.
+    """
+
+    exact: FloatResults
+    parts: tuple[StaticPart, ...]
+    halves: Halves
+    settings: Settings
+    level: float | None = None
+
+    @property
+    def can_judge(self) -> bool:
+        """Whether there are calls that steps are not fitted to."""
+        return self.halves.seen is not self.halves.unseen
+
+    def judged_by_some(self) -> float:
+        """Signal to noise on a few of the calls not seen."""
+        return _simulated_noise(self.exact, self.parts, self.halves.unseen[:_JUDGES])
+
+    def judged(self) -> list[float]:
+        """The same on all; and on those held back, by ranges from before them."""
+        found = [_simulated_noise(self.exact, self.parts, self.halves.unseen)]
+        held_back = self.halves.held_back
+        if held_back and all(part.chosen_before for part in self.parts):
+            found.append(_simulated_noise(self.exact, self.parts, held_back, held_back=True))
+        return found
+
+    def inputs(self) -> dict[StaticPart, list[Call]]:
+        """What each part is given on the calls seen."""
+        found: dict[StaticPart, list[Call]] = {part: [] for part in self.parts}
+        self.show({part: kept.append for part, kept in found.items()})
+        return found
+
+    def show(self, observers: Mapping[Fed, Callable[[Call], Any]]) -> None:
+        """Give each of ``observers`` what its part is given on the calls seen."""
+        feed_parts(self.exact.model, self.halves.seen, observers)
+
+
+def feed_back(calibrated: Calibrated) -> None:
+    """Let weights make up for each other's rounding, where that helps on calls not seen."""
+    settings = calibrated.settings
+    if settings.effort == "fast" or settings.weight_observer != "auto" or not calibrated.can_judge:
+        return
+    seen = {part: WeightFeedback(part) for part in calibrated.parts}
+    calibrated.show({part: one.observe for part, one in seen.items()})
+    before = calibrated.judged_by_some()
+    changed = {part: part.replace_weights(one.rounded()) for part, one in seen.items()}
+    after = calibrated.judged_by_some()
+    calibrated.level = max(before, after)
+    if after <= before:
+        for part, weights in changed.items():
+            part.replace_weights(weights)
+
+
 #: What to subtract from biases, by part and by path of the layer.
 _Corrections = dict[StaticPart, dict[str, torch.Tensor]]
 
 
-def correct_biases(
-    exact: FloatResults,
-    parts: Sequence[StaticPart],
-    halves: Halves,
-    settings: Settings,
-    plain: float | None = None,
-) -> None:
-    """Take what rounding adds to each channel off its bias, in the way that helps most, if any.
-
-    ``plain`` is the signal to noise without, on calls not seen, if that is known.
-    """
+def correct_biases(calibrated: Calibrated) -> None:
+    """Take what rounding adds to each channel off its bias, in the way that helps most, if any."""
+    settings, parts = calibrated.settings, calibrated.parts
     if settings.bias_correction is False:
         return
     judged = (
-        settings.bias_correction == "auto"
-        and settings.effort != "fast"
-        and halves.seen is not halves.unseen
+        settings.bias_correction == "auto" and settings.effort != "fast" and calibrated.can_judge
     )
     ways = _CORRECTIONS if judged else _CORRECTIONS[:1]
     found: list[tuple[_Corrections, float]] = []
     for way in (None, *ways) if judged else ways:
         none: _Corrections = {part: {} for part in parts}
-        corrections = none if way is None else way(exact, parts, halves)
+        corrections = none if way is None else way(calibrated)
         for part in parts:
             part.corrections = corrections[part]
-        if way is None and plain is not None:
-            noise = plain
+        if way is None and calibrated.level is not None:
+            noise = calibrated.level
         else:
-            noise = _judged_by_some(exact, parts, halves) if judged else 0.0
+            noise = calibrated.judged_by_some() if judged else 0.0
         found.append((corrections, noise))
     best = _best(found)
     alone = _best(found[:2])
     for part in parts:
         part.corrections = best[part]
         part.corrections_alone = None if alone is best else alone[part]
-
-
-def feed_back(
-    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
-) -> float | None:
-    """Let weights make up for each other's rounding, where that helps on calls not seen.
-
-    Returns the signal to noise on those, if it was looked at.
-    """
-    if (
-        settings.effort == "fast"
-        or halves.seen is halves.unseen
-        or settings.weight_observer != "auto"
-    ):
-        return None
-    seen = {part: WeightFeedback(part) for part in parts}
-    feed_parts(exact.model, halves.seen, {part: one.observe for part, one in seen.items()})
-    before = _judged_by_some(exact, parts, halves)
-    changed = [part.replace_weights(one.rounded()) for part, one in seen.items()]
-    after = _judged_by_some(exact, parts, halves)
-    if after > before:
-        return after
-    for part, weights in zip(parts, changed, strict=True):
-        part.replace_weights(weights)
-    return before
-
-
-def _judged_by_some(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> float:
-    """Signal to noise on a few of the calls not seen."""
-    return _simulated_noise(exact, parts, halves.unseen[:_JUDGES])
+    calibrated.level = None
 
 
 def _best(found: Sequence[tuple[_Corrections, float]]) -> _Corrections:
@@ -358,60 +325,47 @@ def _best(found: Sequence[tuple[_Corrections, float]]) -> _Corrections:
     return max(reversed(found), key=operator.itemgetter(1))[0]
 
 
-def _one_by_one(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
+def _one_by_one(calibrated: Calibrated) -> _Corrections:
     """Each layer on what the float model gives it."""
-    seen = {part: BiasCorrection(part) for part in parts}
-    feed_parts(exact.model, halves.seen, {part: one.observe for part, one in seen.items()})
+    seen = {part: BiasCorrection(part) for part in calibrated.parts}
+    calibrated.show({part: one.observe for part, one in seen.items()})
     return {part: one.corrections() for part, one in seen.items()}
 
 
-def learn(
-    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves, settings: Settings
-) -> None:
+def _in_order(calibrated: Calibrated) -> _Corrections:
+    """Each layer on what those before it, corrected, give it."""
+    return {part: corrections_in_order(part, x) for part, x in calibrated.inputs().items()}
+
+
+#: The ways to correct biases, the quick one first.
+_CORRECTIONS = (_one_by_one, _in_order)
+
+
+def learn(calibrated: Calibrated) -> None:
     """With ``effort="best"``, what can be learned from calls seen and helps on others."""
-    if settings.effort != "best" or halves.seen is halves.unseen:
+    if calibrated.settings.effort != "best" or not calibrated.can_judge:
         return
-    best = {part: Learned.of(part) for part in parts}
-    levels = _noise_on_others(exact, parts, halves)
-    inputs = _inputs(exact, parts, halves.seen)
-    before = best
+    before = {part: Learned.of(part) for part in calibrated.parts}
+    best, levels = before, calibrated.judged()
+    inputs = calibrated.inputs()
     for weights in (False, True):
         for part, one in before.items():
             one.give(part)
         for part, calls in inputs.items():
             if calls and (found := learned(part, calls, weights=weights)) is not None:
                 found.give(part)
-        changed = _noise_on_others(exact, parts, halves)
+        changed = calibrated.judged()
         if all(x >= y + _CLEARLY_DB for x, y in zip(changed, levels, strict=True)):
-            best, levels = {part: Learned.of(part) for part in parts}, changed
+            best, levels = {part: Learned.of(part) for part in calibrated.parts}, changed
     for part, one in best.items():
         one.give(part)
 
 
-def _noise_on_others(
-    exact: FloatResults, parts: Sequence[StaticPart], halves: Halves
-) -> list[float]:
-    """Signal to noise on calls not seen; and on those held back, by ranges from before them."""
-    found = [_simulated_noise(exact, parts, halves.unseen)]
-    if halves.held_back and all(part.chosen_before for part in parts):
-        found.append(_simulated_noise(exact, parts, halves.held_back, held_back=True))
-    return found
+#: What is done to static parts once their ranges are chosen, in this order.
+STEPS: tuple[Callable[[Calibrated], None], ...] = (feed_back, correct_biases, learn)
 
 
-def _inputs(
-    exact: FloatResults, parts: Sequence[StaticPart], calls: Sequence[Call]
-) -> dict[StaticPart, list[Call]]:
-    """What each part is given on ``calls``."""
-    found: dict[StaticPart, list[Call]] = {part: [] for part in parts}
-    feed_parts(exact.model, calls, {part: kept.append for part, kept in found.items()})
-    return found
-
-
-def _in_order(exact: FloatResults, parts: Sequence[StaticPart], halves: Halves) -> _Corrections:
-    """Each layer on what those before it, corrected, give it."""
-    inputs = _inputs(exact, parts, halves.seen)
-    return {part: corrections_in_order(part, calls) for part, calls in inputs.items()}
-
-
-#: The ways to correct biases, the quick one first.
-_CORRECTIONS = (_one_by_one, _in_order)
+def take_steps(calibrated: Calibrated) -> None:
+    """Do all of them."""
+    for step in STEPS:
+        step(calibrated)
