@@ -19,7 +19,7 @@ from torch import nn
 import x86quant
 from tests.cpp import program
 from tests.program_files import attempts, layout, plan, write
-from tests.serving.served import Served
+from tests.serving.served import RefusedError, Served
 from tests.step_files import (
     ARENA,
     BYTES,
@@ -419,6 +419,35 @@ def test_an_output_is_read_once_it_is_written(
     if wanted is not None:  # else the parts write between each other's bytes, and run in any order
         assert written.equal(x)
         assert copied.equal(wanted * x)
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts"),
+    [
+        ([copy_step((1, 0), (3, 0), 4), copy_step((1, 0), (4, 0), 4)], None),
+        ([copy_step((1, 0), (3, 0), 4), copy_step((3, 0), (4, 0), 4)], None),
+        ([copy_step((1, 0), (3, 0), 2), copy_step((3, 0), (4, 0), 2)], [2, 0, 2, 2]),
+    ],
+    ids=["written", "written and read", "written and read by parts"],
+)  # fmt: skip
+def test_outputs_that_are_surely_written_are_not_cleared(
+    steps: list[Any], parts: list[int] | None, tmp_path: Path
+) -> None:
+    """That would take time in each run; what shows it is a run that fails before them."""
+    fails = "take_tokens", {
+        "batch": 1, "tokens": 1, "features": 1, "taken": 1, "x": [0, 0], "out": [0, 8],
+        "places": [2, 0],
+    }  # fmt: skip
+    four = [layout([4], "uint8")]
+    inputs = [*four, layout([1], "int64")]
+    times = None if parts is None else {"times": 2, "bytes": parts}
+    made = [plan(64, inputs, four * 2, [fails, *steps], times)]
+    served = Served(write(tmp_path / "sure.xq", made))
+    x = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+    with pytest.raises(RefusedError, match="of 1 tokens there is no number 5"):
+        served(x, torch.tensor([5]))
+    assert [result.tolist() for result in served.results] == [[7] * 4] * 2
+    assert [result.tolist() for result in served(x, torch.tensor([0]))] == [[1, 2, 3, 4]] * 2
 
 
 def test_gaps_of_an_output_are_none_of_its_bytes(tmp_path: Path) -> None:
