@@ -69,7 +69,7 @@ void linear_reference(const DenseTask& t) {
     for (int64_t c = 0; c < p.conv.out_channels; ++c) {
       uint32_t sum = 0;
       for (int64_t k = 0; k < in; ++k)
-        sum += static_cast<uint32_t>((t.a[m * t.lda + k] - t.row_zp[m]) * weight[c * in + k]);
+        sum += (uint32_t{t.a[m * t.lda + k]} - static_cast<uint32_t>(t.row_zp[m])) * static_cast<uint32_t>(weight[c * in + k]);
       const float v = std::fma(static_cast<float>(static_cast<int32_t>(sum)),
                                t.row_scale[m] * p.at<float>(p.mult)[c], p.at<float>(p.bias)[c]);
       reinterpret_cast<float*>(t.out + m * t.out_pixel)[c] = activate_reference(v, p.activation);

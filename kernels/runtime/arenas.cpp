@@ -1,6 +1,8 @@
 #include "arenas.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -13,11 +15,23 @@ namespace {
 
 struct Pool {
   std::mutex& lock = fork_lock<Pool>();
-  std::vector<Buffer> idle;  // the one used last, which the caches know best, at the end
+  std::vector<Arena> idle;  // the one used last, which the caches know best, at the end
   std::multiset<size_t> claims;
   size_t most_kept = 1;
 
   size_t largest_claim() const { return claims.empty() ? 0 : *claims.rbegin(); }
+
+  // Of what is idle the last that is large enough, its own before another owner's; where none is, the last, which gives
+  // way to a larger one.
+  size_t pick(const ArenaClaim& claim) const {
+    size_t found = idle.size();
+    for (size_t i = idle.size(); i-- > 0;) {
+      if (idle[i].buffer.size() < claim.bytes()) continue;
+      if (idle[i].owner == claim.owner()) return i;
+      if (found == idle.size()) found = i;
+    }
+    return found == idle.size() && found > 0 ? found - 1 : found;
+  }
 };
 
 // Never destroyed: programs may outlive what is static.
@@ -28,7 +42,12 @@ Pool& pool() {
 
 }  // namespace
 
-ArenaClaim::ArenaClaim(size_t bytes, int threads) : bytes_(bytes) {
+Owner new_owner() {
+  static std::atomic<int64_t> last{static_cast<int64_t>(Owner::kProcess)};
+  return static_cast<Owner>(++last);
+}
+
+ArenaClaim::ArenaClaim(size_t bytes, int threads, Owner owner) : bytes_(bytes), owner_(owner) {
   Pool& all = pool();
   const std::lock_guard<std::mutex> guard(all.lock);
   all.claims.insert(bytes);
@@ -37,11 +56,11 @@ ArenaClaim::ArenaClaim(size_t bytes, int threads) : bytes_(bytes) {
 
 ArenaClaim::~ArenaClaim() {
   Pool& all = pool();
-  std::vector<Buffer> unneeded;  // freed when the lock is
+  std::vector<Arena> unneeded;  // freed when the lock is
   const std::lock_guard<std::mutex> guard(all.lock);
   all.claims.erase(all.claims.find(bytes_));
   for (size_t i = all.idle.size(); i-- > 0;) {
-    if (all.idle[i].size() <= all.largest_claim()) continue;
+    if (all.idle[i].buffer.size() <= all.largest_claim()) continue;
     unneeded.push_back(std::move(all.idle[i]));
     all.idle.erase(all.idle.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -51,33 +70,33 @@ ArenaLease::ArenaLease(const ArenaClaim& claim) {
   {
     Pool& all = pool();
     const std::lock_guard<std::mutex> guard(all.lock);
-    // The last that is large enough; where none is, the last one gives way to a larger one.
-    size_t pick = all.idle.size();
-    for (size_t i = all.idle.size(); i-- > 0 && pick == all.idle.size();)
-      if (all.idle[i].size() >= claim.bytes()) pick = i;
-    if (pick == all.idle.size() && pick > 0) --pick;
-    if (pick < all.idle.size()) {
-      buffer_ = std::move(all.idle[pick]);
+    if (const size_t pick = all.pick(claim); pick < all.idle.size()) {
+      arena_ = std::move(all.idle[pick]);
       all.idle.erase(all.idle.begin() + static_cast<std::ptrdiff_t>(pick));
     }
   }
-  if (buffer_.size() >= claim.bytes()) return;
-  buffer_ = Buffer();  // freed first: the two never coexist
-  buffer_ = Buffer(claim.bytes(), Readers::kAll);
+  const bool is_large = arena_.buffer.size() >= claim.bytes();
+  if (is_large && arena_.owner == claim.owner()) return;
+  if (!is_large) {
+    arena_.buffer = Buffer();  // freed first: the two never coexist
+    arena_.buffer = Buffer(claim.bytes(), Readers::kAll);
+  }
+  if (claim.owner() != Owner::kProcess && arena_.buffer.size() > 0) std::memset(arena_.buffer.data(), 0, arena_.buffer.size());
+  arena_.owner = claim.owner();
 }
 
 ArenaLease::~ArenaLease() {
   Pool& all = pool();
   const std::lock_guard<std::mutex> guard(all.lock);
   // More callers at a time than threads are rare: what they needed is not kept for the next time.
-  if (buffer_.size() <= all.largest_claim() && all.idle.size() < all.most_kept) all.idle.push_back(std::move(buffer_));
+  if (arena_.buffer.size() <= all.largest_claim() && all.idle.size() < all.most_kept) all.idle.push_back(std::move(arena_));
 }
 
 size_t idle_arena_bytes() {
   Pool& all = pool();
   const std::lock_guard<std::mutex> guard(all.lock);
   return std::accumulate(all.idle.begin(), all.idle.end(), size_t{0},
-                         [](size_t sum, const Buffer& buffer) { return sum + buffer.size(); });
+                         [](size_t sum, const Arena& arena) { return sum + arena.buffer.size(); });
 }
 
 }  // namespace x86quant::runtime

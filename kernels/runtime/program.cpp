@@ -41,8 +41,8 @@ int64_t Program::open_inputs() const {
   return std::count_if(inputs_.begin(), inputs_.end(), [](const Layout& input) { return input.is_open(); });
 }
 
-Program::Program(int64_t arena_bytes)
-    : threads_(all_threads()), arena_(static_cast<size_t>(std::max<int64_t>(arena_bytes, 0)), threads_) {
+Program::Program(int64_t arena_bytes, Owner owner)
+    : threads_(all_threads()), arena_(static_cast<size_t>(std::max<int64_t>(arena_bytes, 0)), threads_, owner) {
   require(arena_bytes >= 0, "negative sizes in a plan");
 }
 
@@ -69,7 +69,7 @@ void Program::keep(const Words& bytes) {
     require(size >= 0 && size <= kMostKept && !__builtin_add_overflow(all, aligned(size), &all),
             "impossible sizes in a plan");
   kept_ = bytes;
-  if (!bytes.empty()) kept_claim_.emplace(static_cast<size_t>(all), threads_ + 1);  // beside an arena a thread
+  if (!bytes.empty()) kept_claim_.emplace(static_cast<size_t>(all), threads_ + 1, arena_.owner());  // beside an arena a thread
 }
 
 void Program::repeat(int64_t times, const Words& bytes) {
@@ -86,7 +86,7 @@ std::unique_ptr<Program> Program::of_parts(int64_t times) const {
   require(times >= 1 && !stages_.empty() && std::none_of(stages_.begin(), stages_.end(), is_whole),
           "the plan is not one of parts");
   const int64_t before = stages_[0].parts;
-  auto other = std::make_unique<Program>(static_cast<int64_t>(arena_.bytes()));
+  auto other = std::make_unique<Program>(static_cast<int64_t>(arena_.bytes()), arena_.owner());
   const auto resized = [&](int64_t size) {
     int64_t larger = 0;
     require(!__builtin_mul_overflow(size, times, &larger) && larger % before == 0, "a batch of ", times,
@@ -168,13 +168,15 @@ std::vector<size_t> Program::unsure_outputs() const {
   std::vector<size_t> unsure;
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const size_t tensor = inputs_.size() + i;
-    __int128 bytes = outputs_[i].element_size();
-    for (const int64_t size : outputs_[i].sizes) bytes *= size;
+    const auto base = static_cast<int64_t>(1 + tensor);
     const auto is_sure = [&](const Stage& stage) {
       const int64_t advance = stage.advance.empty() ? 0 : stage.advance[tensor];
-      return stage.reach.surely_written(static_cast<int64_t>(1 + tensor), stage.parts, advance) >= bytes;
+      return stage.reach.surely_writes(base, outputs_[i].bytes(), stage.parts, advance);
     };
-    if (std::none_of(stages_.begin(), stages_.end(), is_sure)) unsure.push_back(i);
+    // The first stage that writes all of it, or reads any of it.
+    const auto first = std::find_if(stages_.begin(), stages_.end(),
+                                    [&](const Stage& stage) { return is_sure(stage) || stage.reach.reads(base); });
+    if (first == stages_.end() || !is_sure(*first)) unsure.push_back(i);
   }
   return unsure;
 }

@@ -28,7 +28,7 @@ struct Layout {
 // Built step by step, then run any number of times, from any number of threads at a time.
 class Program {
  public:
-  explicit Program(int64_t arena_bytes);
+  explicit Program(int64_t arena_bytes, Owner owner = Owner::kProcess);
 
   // The next step; see step.h.
   void add(const std::string& kind, const StepFields::Values& fields);
@@ -85,7 +85,7 @@ class Program {
   // Throws a Refused unless all that the steps of `stage` read and write is there.
   void check_reach(const Stage& stage, Inputs inputs) const;
   void require_written_outputs() const;
-  // Outputs of which no stage is known to write every byte.
+  // Outputs of which no stage is known to write every byte before one is read.
   std::vector<size_t> unsure_outputs() const;
   void clear_unsure_outputs(const Bases& bases) const;
   int64_t bytes_of(size_t tensor) const;

@@ -102,6 +102,7 @@ void Reach::add(Extent extent) {
     touched.written.extend(range);
     if (__builtin_add_overflow(touched.written_bytes, bytes_of(extent), &touched.written_bytes)) touched.written_bytes = INT64_MAX;
   }
+  if (extent.is_read()) touched.read.extend(range);
   if (extent.access == Access::kUpdate) touched.updated.extend(range);
   if (extent.access == Access::kIndex) touched.index.extend(range);
   extents_.push_back(std::move(extent));
@@ -114,10 +115,25 @@ bool Reach::is_apart() const {
   return true;
 }
 
-int64_t Reach::surely_written(int64_t base, int64_t parts, int64_t advance) const {
+bool Reach::reads(int64_t base) const {
+  const auto found = touched_.find(base);
+  return found != touched_.end() && !found->second.read.is_empty();
+}
+
+bool Reach::surely_writes(int64_t base, int64_t bytes, int64_t parts, int64_t advance) const {
+  if (surely_written(base, parts, advance, extents_.size()) < bytes) return false;
+  if (!reads(base)) return true;
+  const Touched& touched = touched_.at(base);
+  if (parts == 1) return surely_written(base, 1, 0, touched.before_read) >= bytes;
+  // Parts run side by side: each reads what it has written itself.
+  const auto is_own = [&](const Range& range) { return range.first >= 0 && range.last <= advance; };
+  return is_own(touched.read) && is_own(touched.written) && surely_written(base, 1, 0, touched.before_read) >= advance;
+}
+
+int64_t Reach::surely_written(int64_t base, int64_t parts, int64_t advance, size_t count) const {
   std::vector<Extent> found;
-  for (const Extent& extent : extents_)
-    if (extent.base == base && extent.is_written()) {
+  for (size_t i = 0; i < count; ++i)
+    if (const Extent& extent = extents_[i]; extent.base == base && extent.access == Access::kWrite) {
       found.push_back(extent);
       found.back().sizes.push_back(parts), found.back().strides.push_back(advance);
     }
@@ -144,7 +160,9 @@ std::vector<Reach::Range> Reach::ranges(int64_t base) const {
 void Reach::add(const Reach& step) {
   for (const auto& [base, other] : step.touched_) {
     Touched& mine = touched_[base];
-    mine.all.extend(other.all), mine.written.extend(other.written), mine.updated.extend(other.updated), mine.index.extend(other.index);
+    if (mine.read.is_empty()) mine.before_read = extents_.size();
+    mine.all.extend(other.all), mine.read.extend(other.read), mine.written.extend(other.written);
+    mine.updated.extend(other.updated), mine.index.extend(other.index);
     if (__builtin_add_overflow(mine.written_bytes, other.written_bytes, &mine.written_bytes)) mine.written_bytes = INT64_MAX;
   }
   open_.insert(open_.end(), step.open_.begin(), step.open_.end());

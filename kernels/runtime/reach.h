@@ -1,6 +1,7 @@
 // The bytes that steps touch, of each base, and how: what is held against the memory there is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -12,8 +13,9 @@ namespace x86quant::runtime {
 enum class Access {
   kRead,
   kWrite,
-  kUpdate,  // reads and writes
-  kIndex,   // reads numbers that say where it reads or writes: checked once, so nobody may write to them meanwhile
+  kWriteSome,  // of these bytes; which ones shows in a run
+  kUpdate,     // reads, and writes some
+  kIndex,      // reads numbers that say where it reads or writes: checked once, so nobody may write to them meanwhile
 };
 
 // Elements of so many bytes from `offset` on; strides in bytes.
@@ -22,7 +24,8 @@ struct Extent {
   int64_t base, offset, element_size;
   std::vector<int64_t> sizes, strides;
 
-  bool is_written() const { return access == Access::kWrite || access == Access::kUpdate; }
+  bool is_written() const { return access == Access::kWrite || access == Access::kWriteSome || access == Access::kUpdate; }
+  bool is_read() const { return access == Access::kRead || access == Access::kUpdate || access == Access::kIndex; }
 };
 
 class Reach {
@@ -35,8 +38,9 @@ class Reach {
     void extend(const Range& other);
   };
   struct Touched {
-    Range all, written, updated, index;
+    Range all, read, written, updated, index;
     int64_t written_bytes = 0;  // of all writes together, of which several may be to one byte
+    size_t before_read = 0;     // of several steps, extents written by those before the first that reads
   };
 
   // Throws a Refused for sizes and strides that no memory could have.
@@ -58,13 +62,17 @@ class Reach {
 
   const std::map<int64_t, Touched>& touched() const { return touched_; }
   const std::vector<Open>& open() const { return open_; }
-  // Bytes of `base` that are written, at least, where each part of `parts` moves on by `advance` bytes: of tensors
-  // that are known to share none.
-  int64_t surely_written(int64_t base, int64_t parts, int64_t advance) const;
+  // Of several steps: whether `bytes` bytes of `base` are surely written, each before any of them is read, where each
+  // part of `parts` moves on by `advance` bytes.
+  bool surely_writes(int64_t base, int64_t bytes, int64_t parts, int64_t advance) const;
+  bool reads(int64_t base) const;
   // Of one step: what it touches of a base, a range for each tensor.
   std::vector<Range> ranges(int64_t base) const;
 
  private:
+  // Bytes of `base` that the first `count` extents write, at least: of tensors that are known to share none.
+  int64_t surely_written(int64_t base, int64_t parts, int64_t advance, size_t count) const;
+
   std::vector<Extent> extents_;  // of one step; of several, what they write outside of the arena
   std::map<int64_t, Touched> touched_;
   std::vector<Open> open_;

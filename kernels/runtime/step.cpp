@@ -89,6 +89,12 @@ int32_t StepFields::small(const char* name) {
   return static_cast<int32_t>(value);
 }
 
+int32_t StepFields::zero_point(const char* name) {
+  const int64_t value = integer(name);
+  if (value < 0 || value > 255) refuse(name, "is no code: " + std::to_string(value));
+  return static_cast<int32_t>(value);
+}
+
 bool StepFields::flag(const char* name) { return as<bool>(name, "true or false"); }
 
 float StepFields::real(const char* name) { return static_cast<float>(as<double>(name, "a real")); }

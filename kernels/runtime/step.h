@@ -75,6 +75,7 @@ class StepFields {
   OpenAddress elements(Access access, const char* name, const char* count_name, int64_t element_size, int64_t size);
   int64_t integer(const char* name);
   int32_t small(const char* name);  // an integer of 32 bits
+  int32_t zero_point(const char* name);  // a code
   bool flag(const char* name);
   float real(const char* name);
   Words integers(const char* name, size_t count);

@@ -1,7 +1,10 @@
 #include "loader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
 
 #include "../runtime/activation.h"
@@ -23,17 +26,44 @@ using runtime::PackedConvPtr;
 using runtime::RowPackPtr;
 using runtime::Table;
 
-// A copy that outlives the file; floats in a file may lie anywhere.
-Table kept(const Table& table) {
-  const size_t size = static_cast<size_t>(table.count) * runtime::bytes_of(table.type);
-  const auto memory = std::make_shared<runtime::Buffer>(size);
-  if (size > 0) std::memcpy(memory->data(), table.data, size);
-  return {memory->data(), table.type, table.count, memory};
-}
+// Copies that outlive the file, in which floats may lie anywhere: one of each tensor, however many steps read it.
+class Copies {
+ public:
+  Table of(const std::string& name, const Table& table) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    std::weak_ptr<const runtime::Buffer>& known = copies_[name];
+    std::shared_ptr<const runtime::Buffer> memory = known.lock();
+    if (memory == nullptr) {
+      const size_t size = static_cast<size_t>(table.count) * runtime::bytes_of(table.type);
+      const auto fresh = std::make_shared<runtime::Buffer>(size);
+      if (size > 0) std::memcpy(fresh->data(), table.data, size);
+      known = memory = fresh;
+    }
+    return {memory->data(), table.type, table.count, memory};
+  }
+
+ private:
+  std::mutex lock_;
+  std::map<std::string, std::weak_ptr<const runtime::Buffer>> copies_;
+};
+
+// What packed weights may take. Those that several packs share are packed for each, and channels are filled up to whole
+// vectors: a file is refused that takes more memory than one that means well would.
+class Room {
+ public:
+  explicit Room(size_t file_bytes) : left_(kAlways + kTimes * static_cast<int64_t>(file_bytes)) {}
+  void take(int64_t bytes) {
+    require((left_ -= bytes) >= 0, "packed weights of the file would take more than ", kTimes, " times its size");
+  }
+
+ private:
+  static constexpr int64_t kAlways = int64_t{64} << 20, kTimes = 64;
+  std::atomic<int64_t> left_;
+};
 
 class Loader {
  public:
-  Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path) {
+  Loader(const std::string& path, const std::string& level, const std::string& cache) : file_(path), room_(file_.bytes()) {
     pack(cache, {level, l1_bytes(), l2_bytes(), cache.empty() ? "" : file_.digest()});
     for (const Json& pack : file_.manifest().at("row_packs").list("the packs of rows")) row_packs_.push_back(row_packed(pack));
   }
@@ -82,7 +112,9 @@ class Loader {
     runtime::ConvDescription description = runtime::describe_conv(std::move(fields));
     require_sums_fit(description.weight.as<int8_t>(), description.conv.out_channels, description.products());
     description.packed = std::move(before);
-    return runtime::pack_conv("native", std::move(description));
+    PackedConvPtr made = runtime::pack_conv("native", std::move(description));
+    room_.take(made->bytes());
+    return made;
   }
 
   // Sums are int32. Whoever exported the file has seen to that; a file may come from anywhere.
@@ -102,6 +134,7 @@ class Loader {
     const int32_t activation = runtime::activation_code(pack.at("activation").text("an activation"));
     const auto made = std::make_shared<runtime::RowPack>(first.view(), activation);
     if (linears.size() == 2) made->multiply_by(row_linear(linears[1]).view());
+    room_.take(made->bytes());
     return made;
   }
 
@@ -149,10 +182,13 @@ class Loader {
     return found;
   }
 
-  Table table(const Json& name) const { return kept(file_.tensor(name.text("a tensor's name")).table); }
+  Table table(const Json& json) const {
+    const std::string& name = json.text("a tensor's name");
+    return copies_.of(name, file_.tensor(name).table);
+  }
 
   std::unique_ptr<runtime::Program> program(const Json& plan) const {
-    auto made = std::make_unique<runtime::Program>(plan.at("arena").integer("an arena"));
+    auto made = std::make_unique<runtime::Program>(plan.at("arena").integer("an arena"), owner_);
     for (const Json& input : plan.at("inputs").list("inputs")) made->add_input(layout(input));
     for (const Json& output : plan.at("outputs").list("outputs")) {
       made->add_output(layout(output));
@@ -216,7 +252,10 @@ class Loader {
     return reals;
   }
 
-  ProgramFile file_;
+  const ProgramFile file_;
+  const runtime::Owner owner_ = runtime::new_owner();
+  mutable Copies copies_;
+  mutable Room room_;
   std::vector<PackedConvPtr> packs_;
   std::vector<RowPackPtr> row_packs_;
 };

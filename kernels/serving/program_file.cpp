@@ -63,8 +63,14 @@ void ProgramFile::parse() {
 
   const Json all = Json::parse(header);
   const size_t first_byte = kLengthBytes + length;
-  for (const auto& [name, entry] : all.object("the header"))
-    if (name != "__metadata__") tensors_.emplace(name, described(entry, first_byte));
+  size_t left = size - first_byte;
+  for (const auto& [name, entry] : all.object("the header")) {
+    if (name == "__metadata__") continue;
+    const Tensor& tensor = tensors_.emplace(name, described(entry, first_byte)).first->second;
+    const size_t bytes = static_cast<size_t>(tensor.table.count) * runtime::bytes_of(tensor.table.type);
+    require(bytes <= left, "tensors of the file lie over each other");
+    left -= bytes;
+  }
   const std::string& text = all.at("__metadata__").at("x86quant").text("the manifest");
   const size_t line = text.find('\n');
   require(line != std::string::npos, "the manifest is missing");

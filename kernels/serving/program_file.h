@@ -27,6 +27,7 @@ class ProgramFile {
   explicit ProgramFile(const std::string& path);
 
   const Json& manifest() const { return manifest_; }
+  size_t bytes() const { return bytes_.size(); }
   // What no other file has, whoever made it.
   std::string digest() const { return sha256(bytes_.data(), bytes_.size()); }
 

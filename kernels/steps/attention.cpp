@@ -18,7 +18,7 @@ class Attention final : public Step {
     k_ = fields.strided(Access::kRead, "k", "k_strides", kFloat, {op.batch, op.keys, op.kv_heads, op.size}, op.k_stride);
     v_ = fields.strided(Access::kRead, "v", "v_strides", kFloat, {op.batch, op.keys, op.kv_heads, op.size}, op.v_stride);
     if (op.keys > kMostOfOneKey && (op.k_stride[1] == 0 || op.v_stride[1] == 0)) fields.refuse("keys", "are one and the same");
-    out_ = fields.rows(Access::kWrite, "out", kFloat, {op.batch, op.queries, op.heads, op.size});
+    out_ = fields.rows(fields.has("starts") ? Access::kWriteSome : Access::kWrite, "out", kFloat, {op.batch, op.queries, op.heads, op.size});
     if (fields.has("mask")) {
       op.mask_is_bool = fields.flag("mask_is_bool");
       mask_ = fields.strided(Access::kRead, "mask", "mask_strides", op.mask_is_bool ? 1 : kFloat,

@@ -22,8 +22,7 @@ class ConvRealStep final : public Step {
     fields.triple("padding", padding_);
     fields.triple("dilation", dilation_);
     scale_ = fields.real("a_scale");
-    zp_ = fields.small("a_zp");
-    if (zp_ < 0 || zp_ > 255) fields.refuse("a_zp", "is no code");
+    zp_ = fields.zero_point("a_zp");
     const xq_tensor& a = a_.view;
     const int64_t from[] = {a.d, a.h, a.w};
     int64_t taps = 1;

@@ -17,7 +17,7 @@ StepPtr dequantize(StepFields& fields) {
   const int64_t stride_c = fields.integer("out_stride_c");
   NativeOp op(XQ_OP_DEQUANTIZE, fields, fields.tensor(Access::kRead, "a"), fields.reals(Access::kWrite, "out", stride_c));
   op.op.out_stride_c = stride_c;
-  op.op.a_zp = fields.small("a_zp");
+  op.op.a_zp = fields.zero_point("a_zp");
   op.op.a_mult = fields.real("a_mult");
   return std::move(op).step();
 }

@@ -22,6 +22,8 @@ constexpr int64_t kMostBags = 32, kFewestBags = 8;
 constexpr int64_t kBytesEach = 64 * 1024;
 // So many indices of a bag may be one and the same in memory: they are copied, and are there once.
 constexpr int64_t kMostOfOne = 1 << 16;
+// Floats of a bag before its interaction and after it: a run takes memory for those of a block, a plan may have fewer.
+constexpr int64_t kMostOfABag = 1 << 22;
 
 int64_t product(StepFields& fields, const std::string& name, int64_t a, int64_t b) {
   int64_t found = 0;
@@ -141,6 +143,7 @@ class Lookup final : public Step {
     }
     op.first_stride = fields.integer("dense_stride"), op.in_stride = width_;
     op.out_stride = op.dim + (op.squares ? every : pairs);
+    if (width_ > kMostOfABag || op.out_stride > kMostOfABag) fields.refuse("tables", "are more than interact with each other");
     const int64_t dense_bytes = product(fields, "dense_stride", op.first_stride, kFloat);
     dense_ = fields.address(Access::kRead, "dense", kFloat, {bags_, op.dim}, {dense_bytes, kFloat});
     xq_interaction trial = op;
@@ -149,7 +152,7 @@ class Lookup final : public Step {
     columns_ = places_.empty() ? op.out_stride : op.dim + static_cast<int64_t>(places_.size());
     read_output(fields, columns_, 1);
     quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
-    quantize_.a_stride_c = kFloat, quantize_.a_mult = fields.real("a_mult"), quantize_.out_zp = fields.small("out_zp");
+    quantize_.a_stride_c = kFloat, quantize_.a_mult = fields.real("a_mult"), quantize_.out_zp = fields.zero_point("out_zp");
     const xq_op one = rounding(1, reinterpret_cast<float*>(uintptr_t{64}), reinterpret_cast<uint8_t*>(uintptr_t{64}));
     refuse_unless_ok(xq_op_check(&one));
   }

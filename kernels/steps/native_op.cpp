@@ -62,7 +62,7 @@ void NativeOp::read_b() {
 }
 
 void NativeOp::read_rounding() {
-  op.out_zp = fields.small("out_zp");
+  op.out_zp = fields.zero_point("out_zp");
   if (fields.has("lo")) op.lo = fields.small("lo");
   if (fields.has("hi")) op.hi = fields.small("hi");
   if (fields.has("lut")) op.lut = codes("lut");

@@ -18,7 +18,7 @@ class PadStep final : public Step {
   explicit PadStep(StepFields& fields) : a_(fields.tensor(Access::kRead, "a")), out_(fields.tensor(Access::kWrite, "out")) {
     fields.triple("before", before_);
     const int64_t mode = fields.integer("mode");
-    code_ = static_cast<uint8_t>(fields.small("a_zp"));
+    code_ = static_cast<uint8_t>(fields.zero_point("a_zp"));
     if (mode < kConstant || mode > kReflect) fields.refuse("mode", "is no way to pad");
     const xq_tensor &a = a_.view, &out = out_.view;
     if (a.n != out.n || a.c != out.c || a.c < 1) fields.refuse("out", "has other images or channels");

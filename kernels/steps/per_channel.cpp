@@ -6,7 +6,7 @@ namespace {
 
 StepPtr affine(StepFields& fields) {
   NativeOp op(XQ_OP_AFFINE, fields);
-  op.op.a_zp = fields.small("a_zp");
+  op.op.a_zp = fields.zero_point("a_zp");
   op.op.scale_c = op.one_a_channel("scale_c");
   op.op.shift_c = op.one_a_channel("shift_c");
   op.read_rounding();

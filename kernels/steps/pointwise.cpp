@@ -14,7 +14,7 @@ StepPtr lut(StepFields& fields) {
 
 StepPtr requantize(StepFields& fields) {
   NativeOp op(XQ_OP_REQUANT, fields);
-  op.op.a_zp = fields.small("a_zp");
+  op.op.a_zp = fields.zero_point("a_zp");
   op.op.a_mult = fields.real("a_mult");
   op.read_rounding();
   return std::move(op).step();
@@ -23,7 +23,7 @@ StepPtr requantize(StepFields& fields) {
 StepPtr add(StepFields& fields) {
   NativeOp op(XQ_OP_ADD, fields);
   op.read_b();
-  op.op.a_zp = fields.small("a_zp"), op.op.b_zp = fields.small("b_zp");
+  op.op.a_zp = fields.zero_point("a_zp"), op.op.b_zp = fields.zero_point("b_zp");
   op.op.a_mult = fields.real("a_mult"), op.op.b_mult = fields.real("b_mult");
   op.read_rounding();
   return std::move(op).step();
@@ -32,7 +32,7 @@ StepPtr add(StepFields& fields) {
 StepPtr mul(StepFields& fields) {
   NativeOp op(XQ_OP_MUL, fields);
   op.read_b();
-  op.op.a_zp = fields.small("a_zp"), op.op.b_zp = fields.small("b_zp");
+  op.op.a_zp = fields.zero_point("a_zp"), op.op.b_zp = fields.zero_point("b_zp");
   op.op.a_mult = fields.real("mult");
   op.read_rounding();
   return std::move(op).step();

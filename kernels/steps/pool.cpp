@@ -12,7 +12,7 @@ void read_window(NativeOp& op) {
 }
 
 void read_average(NativeOp& op) {
-  op.op.a_zp = op.fields.small("a_zp");
+  op.op.a_zp = op.fields.zero_point("a_zp");
   op.op.a_mult = op.fields.real("a_mult");
   op.read_rounding();
 }

@@ -24,6 +24,9 @@ constexpr int64_t kUnitsEach = 8192;
 constexpr int64_t kFewestInputRows = 32;
 // More rows than any tensor has; sizes that are less multiply without overflow.
 constexpr int64_t kMostOfASize = int64_t{1} << 20;
+// A run takes memory for the units of each sequence, of which a plan has only what they are projected to. Nobody projects
+// to so much less; fewer units than the second number, of all sequences, may be projected to anything.
+constexpr int64_t kMostProjected = 64, kMostUnits = int64_t{1} << 24;
 
 struct Direction {
   RowPackPtr input, hidden, projection;  // the last where states are projected
@@ -41,6 +44,8 @@ class Recurrent final : public Step {
     for (const char* const* names : {kForward, kBackward})
       if (fields.has(names[0])) add_direction(fields, names);
     if (directions_.empty()) fields.refuse(kForward[0], "is missing");
+    if (units_ / kMostProjected > width_ && sequences_ * units_ > kMostUnits)
+      fields.refuse("units", "are more than a plan that has so little of each has memory for");
     const auto count = static_cast<int64_t>(directions_.size());
     const int64_t rows = steps_ * sequences_;
     x_ = fields.rows(Access::kRead, "x", 1, {rows, features_});
@@ -51,8 +56,8 @@ class Recurrent final : public Step {
     };
     h_ = floats(Access::kRead, "h", width_), c_ = floats(Access::kRead, "c", units_), last_ = floats(Access::kWrite, "last", units_);
     if (c_ && !lstm_) fields.refuse("c", "is an LSTM's");
-    x_scale_ = fields.real("x_scale"), x_zp_ = zero_point(fields, "x_zp");
-    h_scale_ = fields.real("h_scale"), h_zp_ = zero_point(fields, "h_zp");
+    x_scale_ = fields.real("x_scale"), x_zp_ = fields.zero_point("x_zp");
+    h_scale_ = fields.real("h_scale"), h_zp_ = fields.zero_point("h_zp");
     quantize_.kind = XQ_OP_QUANTIZE, quantize_.isa = native_isa(), quantize_.hi = 255, quantize_.groups = 1;
     quantize_.a_stride_c = sizeof(float), quantize_.a_mult = fields.real("h_mult"), quantize_.out_zp = h_zp_;
     const xq_op one = rounding(reinterpret_cast<float*>(uintptr_t{64}), reinterpret_cast<uint8_t*>(uintptr_t{64}), 1);
@@ -112,12 +117,6 @@ class Recurrent final : public Step {
   static int64_t size(StepFields& fields, const char* name) {
     const int64_t found = fields.integer(name);
     if (found < 1 || found > kMostOfASize) fields.refuse(name, "is not a size");
-    return found;
-  }
-
-  static int32_t zero_point(StepFields& fields, const char* name) {
-    const int32_t found = fields.small(name);
-    if (found < 0 || found > 255) fields.refuse(name, "is no code");
     return found;
   }
 

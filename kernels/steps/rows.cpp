@@ -32,9 +32,7 @@ class Rows final : public Step {
       if (op_.features != features) fields.refuse("features", "is not the number of the packed weights");
       if (fields.has("scale_of_all")) {
         in_.codes = fields.rows(Access::kRead, "codes", 1, {rows, pack_->in_features()});
-        const int32_t zp = fields.small("zero_point_of_all");
-        if (zp < 0 || zp > 255) fields.refuse("zero_point_of_all", "is no code");
-        of_all_ = {fields.real("scale_of_all"), zp};
+        of_all_ = {fields.real("scale_of_all"), fields.zero_point("zero_point_of_all")};
       } else {
         in_ = CodesAddress::of(fields, Access::kRead, "", rows, pack_->in_features());
       }
@@ -43,9 +41,10 @@ class Rows final : public Step {
       x_ = fields.rows(Access::kRead, "x", sizeof(float), {rows, features});
     }
     residual_ = floats(Access::kRead, "residual");
-    total_ = floats(Access::kWrite, "total");
-    normed_ = floats(Access::kWrite, "normed");
-    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, Access::kWrite, "out_", rows, features);
+    const Access written = fields.has("count") ? Access::kWriteSome : Access::kWrite;
+    total_ = floats(written, "total");
+    normed_ = floats(written, "normed");
+    if (fields.has("out_codes")) out_ = CodesAddress::of(fields, written, "out_", rows, features);
     if (fields.has("count")) count_ = fields.rows(Access::kIndex, "count", sizeof(int64_t), {1});
     read_norm(fields);
     xq_rows op = with_addresses([](const Address& a, auto* type) { return a.any<std::remove_pointer_t<decltype(type)>>(); });

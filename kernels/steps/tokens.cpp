@@ -64,10 +64,11 @@ class PresentTokens final : public Step {
 // Rows of floats from their places in a batch to the gathered ones, or back.
 class MovedTokens : public Step {
  public:
-  explicit MovedTokens(StepFields& fields)
+  // With `written`, what is done to the rows of the result.
+  MovedTokens(StepFields& fields, Access written)
       : batch_(fields), features_(fields.integer("features")), sentences_(fields, batch_.sentences, batch_.tokens) {
     x_ = fields.rows(Access::kRead, "x", sizeof(float), {batch_.rows, features_});
-    out_ = fields.rows(Access::kWrite, "out", sizeof(float), {batch_.rows, features_});
+    out_ = fields.rows(written, "out", sizeof(float), {batch_.rows, features_});
     places_ = numbers(fields, Access::kIndex, "places", batch_.rows);
   }
 
@@ -110,7 +111,7 @@ class MovedTokens : public Step {
 
 class GatherTokens final : public MovedTokens {
  public:
-  using MovedTokens::MovedTokens;
+  explicit GatherTokens(StepFields& fields) : MovedTokens(fields, Access::kWriteSome) {}
 
  private:
   void move(const float* x, int64_t gathered, int64_t, int64_t place, float* out) const override {
@@ -121,7 +122,7 @@ class GatherTokens final : public MovedTokens {
 
 class ScatterTokens final : public MovedTokens {
  public:
-  using MovedTokens::MovedTokens;
+  explicit ScatterTokens(StepFields& fields) : MovedTokens(fields, Access::kWrite) {}
 
  private:
   void move(const float* x, int64_t gathered, int64_t before, int64_t place, float* out) const override {

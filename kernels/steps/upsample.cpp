@@ -8,7 +8,7 @@ StepPtr upsample(xq_op_kind kind, StepFields& fields) {
   NativeOp op(kind, fields);
   fields.triple("scale", op.op.scale);
   op.op.align_corners = fields.flag("align_corners");
-  op.op.a_zp = fields.small("a_zp");
+  op.op.a_zp = fields.zero_point("a_zp");
   op.op.a_mult = fields.real("a_mult");
   op.read_rounding();
   return std::move(op).step();

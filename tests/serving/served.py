@@ -69,7 +69,13 @@ def _library() -> ctypes.CDLL:
 
 
 class Served:
-    """A loaded program file."""
+    """A loaded program file.
+
+    Attributes:
+        results: the memory of the last call's outputs, also where it was refused.
+    """
+
+    results: list[npt.NDArray[Any]]
 
     def __init__(
         self, path: Path, threads: int = 1, isa: str | None = None, cache: Path | None = None
@@ -121,7 +127,7 @@ class Served:
         self._check(find(self.program, given, ctypes.c_size_t(len(arrays)), ctypes.byref(plan)))
         count = self.library.x86quant_outputs(self.program)
         results = (ServedTensor * count)()
-        memory = []
+        memory = self.results = []
         for i, result in enumerate(results):
             self._check(
                 self.library.x86quant_output(

@@ -19,7 +19,7 @@ from torch import nn
 import x86quant
 from tests.cpp import program
 from tests.program_files import attempts, layout, plan, write
-from tests.serving.served import Served
+from tests.serving.served import RefusedError, Served
 from tests.step_files import (
     ARENA,
     BYTES,
@@ -265,6 +265,201 @@ def test_what_no_step_writes_of_an_output_is_zero(
         assert found.tolist() in ([1, 2, 0, 0], [3, 4, 0, 0])
 
 
+def _looked_up(tables: int, rows: int, dim: int) -> dict[str, Any]:
+    """A lookup of one bag in many tables that are the same tensor, their index the first input."""
+    fields: dict[str, Any] = {"bags": 1, "tables": tables, "last_offset": False}
+    for i in range(tables):
+        fields |= {
+            f"table{i}": [rows, dim + 8, dim, 8, 0, dim, 0, 0, -1, 1, 1, 8],
+            f"rows{i}": {"table": "t"}, f"strides{i}": [1, 1], f"indices{i}": [1, 0],
+        }  # fmt: skip
+    return fields
+
+
+def test_a_tensor_that_many_steps_read_is_copied_once(tmp_path: Path) -> None:
+    """Each copied it: a file of a megabyte took gigabytes when it was loaded."""
+    table = torch.zeros(2**16, 16, dtype=torch.uint8)
+    fields = {**_looked_up(3000, 2**16, 8), "out": [2, 0], "out_stride": 24_000}
+    ends = [layout([1], "int64")], [layout([24_000], "float32")]
+    file = write(tmp_path / "many.xq", [plan(64, *ends, [("lookup", fields)])], {"t": table})
+    (said,) = attempts([file], megabytes=1024)
+    assert said.startswith("ran; "), said
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_packs_that_share_weights_take_what_a_file_accounts_for(rows: bool, tmp_path: Path) -> None:
+    """Each packs them for itself: some do share them, thousands do not."""
+    made = _pointwise(1024, (1, 1))
+    tensors = {**made["tensors"], "rw": torch.ones(512, 2048, dtype=torch.int8)}
+    tensors |= {"w": torch.ones(32, 2**15, 1, 1, 1, dtype=torch.int8), "s": torch.ones(512)}
+    linear = {"linears": [{"weight": "rw", "scale": "s", "bias": None}], "activation": ""}
+    plans = [plan(64, ONE, ONE, [copy_step((1, 0), (2, 0), 4)])]
+    for count, wanted in ((20, "ran; ran"), (3000, "would take more than 64 times its size")):
+        packs = ([], [linear] * count) if rows else (made["packs"] * count, [])
+        (said,) = attempts([write(tmp_path / "p.xq", plans, tensors, *packs)], megabytes=1024)
+        assert wanted in said, said
+
+
+def test_a_recurrence_takes_no_more_than_a_plan_has(tmp_path: Path) -> None:
+    """Its units are projected to so little that a plan has next to nothing of them."""
+    units, sequences = 1024, 2**20
+    tensors = {
+        "gates": torch.ones(4 * units, 1, dtype=torch.int8), "down": torch.ones(1, units).char(),
+        "gate_scales": torch.ones(4 * units), "scale": torch.ones(1),
+    }  # fmt: skip
+    packs = [
+        {"linears": [{"weight": weight, "scale": scale, "bias": None}], "activation": ""}
+        for weight, scale in (("gates", "gate_scales"), ("down", "scale"))
+    ]
+    fields = {
+        "lstm": True, "batch_first": False, "steps": 1, "sequences": sequences, "features": 1,
+        "units": units, "input0": {"row_pack": 0}, "hidden0": {"row_pack": 0},
+        "projection0": {"row_pack": 1}, "x": [1, 0], "out": [2, 0], "x_scale": 1.0, "x_zp": 3,
+        "h_scale": 1.0, "h_zp": 3, "h_mult": 1.0,
+    }  # fmt: skip
+    for count, wanted in ((sequences, '"units" are more'), (64, "ran; ran")):
+        ends = [layout([count], "uint8")], [layout([count], "uint8")]
+        steps = [("recurrent", {**fields, "sequences": count})]
+        file = write(tmp_path / "r.xq", [plan(64, *ends, steps)], tensors, [], packs)
+        (said,) = attempts([file], megabytes=1024)
+        assert wanted in said, said
+
+
+@pytest.mark.parametrize(
+    ("tables", "dim"), [(100, 2**16), (3000, 8)], ids=["floats before", "products behind"]
+)
+def test_an_interaction_takes_no_more_than_a_plan_has(
+    tables: int, dim: int, tmp_path: Path
+) -> None:
+    """The rows of all tables of a block, and all of their products, of which few are wanted."""
+    fields = _looked_up(tables, 1, dim)
+    fields |= {
+        "dense": [2, 0], "dense_stride": dim, "places": [0], "a_mult": 1.0, "out_zp": 3,
+        "out": [3, 0], "out_stride": dim + 1,
+    }  # fmt: skip
+    ends = [layout([1], "int64"), layout([dim], "float32")], [layout([dim + 1], "uint8")]
+    table = torch.zeros(1, dim + 8, dtype=torch.uint8)
+    plans = [plan(64, *ends, [("lookup", fields)])]
+    (said,) = attempts([write(tmp_path / "i.xq", plans, {"t": table})])
+    assert '"tables" are more than interact' in said, said
+
+
+# ------------------------------------------------------------------------ what others left
+
+
+def test_an_arena_holds_nothing_that_another_file_left(tmp_path: Path) -> None:
+    """Programs of a process share arenas, and a file could return what lies in its own."""
+    size = 1 << 15
+    ends = [layout([size], "uint8")]
+    keeps = [copy_step((1, 0), (0, 0), size), copy_step((0, 0), (2, 0), size)]
+    tells = [copy_step((0, 0), (2, 0), size)]
+    first = Served(write(tmp_path / "a.xq", [plan(size, ends, ends, keeps)]))
+    others = [
+        Served(write(tmp_path / f"{arena}.xq", [plan(arena, ends, ends, tells)]))
+        for arena in (size, 2 * size)
+    ]
+    given = torch.full((size,), 9, dtype=torch.uint8)
+    for other in (*others, *others):
+        assert first(given)[0].equal(given)
+        assert other(given)[0].equal(torch.zeros(size, dtype=torch.uint8))
+
+
+_COUNTED = {
+    "rows": 2, "features": 2, "x": [3, 0], "norm": 1, "eps": 0.5, "normed": [4, 0], "count": [1, 0]
+}  # fmt: skip
+_GATHERED = {
+    "batch": 2, "tokens": 1, "features": 2, "starts": [1, 0], "x": [3, 0], "out": [4, 0],
+    "places": [2, 0],
+}  # fmt: skip
+_ATTENDED = {
+    "batch": 2, "queries": 1, "keys": 1, "heads": 1, "kv_heads": 1, "size": 2, "q": [3, 0],
+    "k": [3, 0], "v": [3, 0], "q_strides": [2, 2, 2], "k_strides": [2, 2, 2],
+    "v_strides": [2, 2, 2], "out": [4, 0], "causal": False, "scale": 1.0, "starts": [1, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("rows", _COUNTED), ("gather_tokens", _GATHERED), ("attention", _ATTENDED)],
+)
+def test_rows_that_a_step_leaves_out_are_zero(
+    kind: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """How many it writes shows in a run: no more than the first row here, or none."""
+    inputs = [layout([3], "int64"), layout([2], "int64"), layout([2, 2], "float32")]
+    plans = [plan(64, inputs, [layout([2, 2], "float32")], [(kind, fields)])]
+    served = Served(write(tmp_path / "some.xq", plans))
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    for starts in ([0, 0, 0], [1, 0, 0]) if kind == "rows" else ([0, 0, 0], [0, 1, 1]):
+        (found,) = served(torch.tensor(starts), torch.tensor([0, 1]), x)
+        assert found[1].tolist() == [0, 0]
+        assert found[0].tolist() == [0, 0] or any(starts)
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts", "wanted"),
+    [
+        # Another output is returned before it is written, or where a part has not written yet.
+        ([copy_step((2, 0), (3, 0), 4), copy_step((1, 0), (2, 0), 4)], None, 0),
+        ([copy_step((1, 0), (2, 0), 4), copy_step((2, 0), (3, 0), 4)], None, 1),
+        ([copy_step((2, 0), (3, 0), 2), copy_step((1, 0), (2, 0), 2)], [2, 2, 2], 0),
+        ([copy_step((1, 0), (2, 0), 2), copy_step((2, 0), (3, 0), 2)], [2, 2, 2], 1),
+        ([copy_step((1, 0), (2, 0), 2, 2), copy_step((2, 1), (3, 0), 2)], [2, 1, 2], None),
+    ],
+)  # fmt: skip
+def test_an_output_is_read_once_it_is_written(
+    steps: list[Any], parts: list[int] | None, wanted: int | None, tmp_path: Path
+) -> None:
+    four = [layout([4], "uint8")]
+    times = None if parts is None else {"times": 2, "bytes": parts}
+    served = Served(write(tmp_path / "read.xq", [plan(64, four, four * 2, steps, times)]))
+    x = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+    written, copied = served(x)
+    assert 7 not in [*written.tolist(), *copied.tolist()]
+    if wanted is not None:  # else the parts write between each other's bytes, and run in any order
+        assert written.equal(x)
+        assert copied.equal(wanted * x)
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts"),
+    [
+        ([copy_step((1, 0), (3, 0), 4), copy_step((1, 0), (4, 0), 4)], None),
+        ([copy_step((1, 0), (3, 0), 4), copy_step((3, 0), (4, 0), 4)], None),
+        ([copy_step((1, 0), (3, 0), 2), copy_step((3, 0), (4, 0), 2)], [2, 0, 2, 2]),
+    ],
+    ids=["written", "written and read", "written and read by parts"],
+)  # fmt: skip
+def test_outputs_that_are_surely_written_are_not_cleared(
+    steps: list[Any], parts: list[int] | None, tmp_path: Path
+) -> None:
+    """That would take time in each run; what shows it is a run that fails before them."""
+    fails = "take_tokens", {
+        "batch": 1, "tokens": 1, "features": 1, "taken": 1, "x": [0, 0], "out": [0, 8],
+        "places": [2, 0],
+    }  # fmt: skip
+    four = [layout([4], "uint8")]
+    inputs = [*four, layout([1], "int64")]
+    times = None if parts is None else {"times": 2, "bytes": parts}
+    made = [plan(64, inputs, four * 2, [fails, *steps], times)]
+    served = Served(write(tmp_path / "sure.xq", made))
+    x = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+    with pytest.raises(RefusedError, match="of 1 tokens there is no number 5"):
+        served(x, torch.tensor([5]))
+    assert [result.tolist() for result in served.results] == [[7] * 4] * 2
+    assert [result.tolist() for result in served(x, torch.tensor([0]))] == [[1, 2, 3, 4]] * 2
+
+
+def test_gaps_of_an_output_are_none_of_its_bytes(tmp_path: Path) -> None:
+    """Bytes between its elements are written, and not all of these."""
+    spread = {"sizes": [2], "strides": [2], "type": "float32"}
+    one = [layout([1], "float32")]
+    steps = [copy_step((1, 0), (2, 0), 4), copy_step((1, 0), (2, 4), 4)]
+    served = Served(write(tmp_path / "gaps.xq", [plan(64, one, [spread], steps)]))
+    for _ in range(3):  # of memory that was there before
+        assert served(torch.ones(1))[0].tolist() == [1, 0]
+
+
 # ------------------------------------------------------------------------ every kind of step
 
 _EXTREMES = (
@@ -320,6 +515,44 @@ def _overlaps(kind: str, right: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
         for other in addresses(kind):
             if other != name:
                 yield name, {**right, name: [*right[other][:2], *right[name][2:]]}
+
+
+def _zero_points() -> list[tuple[str, str]]:
+    """Each form of a step with each of its fields that is a zero point."""
+    return [
+        (form, name)
+        for form, fields in STEPS.items()
+        for name in fields
+        if name.endswith("_zp") or name == "zero_point_of_all"
+    ]
+
+
+@pytest.mark.parametrize(("form", "name"), _zero_points())
+def test_a_zero_point_that_is_no_code_is_refused(form: str, name: str, tmp_path: Path) -> None:
+    """By the one reader of them, so that no kind of step has to know."""
+    right = placed(form)
+    wrong = (-1, 256, 259, 2**32 + 3)
+    files = [
+        step_file(tmp_path / f"{number}.xq", form, {**right, name: number})
+        for number in (0, 255, *wrong)
+    ]
+    least, most, *said = attempts(files)
+    assert "a plan" not in least + most, (least, most)
+    assert said == [
+        f'x86quant: step "{kind_of(form)}" of a plan: field "{name}" is no code: {number}'
+        ": the file's content is impossible"
+        for number in wrong
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_codes_of_a_convolution_are_codes(number: int, tmp_path: Path) -> None:
+    """Zero points and bounds of its weights; the fifth says whether there is a residual."""
+    for wrong in (-1, 256):
+        weights = _pointwise(32, (1, 1))
+        weights["packs"][0]["codes"][number] = wrong
+        (said,) = attempts([write(tmp_path / "conv.xq", [plan(64, BYTES, ONE, [])], **weights)])
+        assert "convolution's" in said or "native kernel" in said or number == 4, said
 
 
 # ------------------------------------------------------------------------ random changes

@@ -48,10 +48,17 @@ def test_a_tensor_is_read_where_its_entry_says(tmp_path: Path) -> None:
         _written(tmp_path / "e.xq", _header(e={**_ENTRY, "shape": [2, 0, 3],
                                                "data_offsets": [256, 256]})),
         _written(tmp_path / "f.xq", _header(e={"dtype": "F16", "shape": [2, 64],
-                                               "data_offsets": [0, 256]})),
+                                               "data_offsets": [256, 512]}), _LUT * 2),
         _written(tmp_path / "g.xq", _header(e={"dtype": "I8", "shape": [],
-                                               "data_offsets": [255, 256]})),
+                                               "data_offsets": [256, 257]}), _LUT + b"1"),
     ]) == ["ran; ran"] * 7  # fmt: skip
+
+
+def test_tensors_that_lie_over_each_other_are_refused(tmp_path: Path) -> None:
+    """A copy is made of each: names cost a file less than what they name."""
+    over = {**_ENTRY, "shape": [1], "data_offsets": [255, 256]}
+    (said,) = attempts([_written(tmp_path / "over.xq", _header(e=over))])
+    assert "lie over each other" in said
 
 
 _OUTSIDE, _OTHER_SIZE = "lies outside of it", "has not the size of its shape"

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <cstdio>
@@ -108,7 +109,21 @@ enum Outcome { kRan, kRefused, kNotRead, kLong, kOutcomes };
 #endif
 }
 
-Outcome attempt(const std::string& file, const char* isa) {
+// What the first part of an input of zeros holds: nothing, numbers of 64 bits that may be places and sizes, or anything.
+void fill(Random& random, uint8_t* data, size_t bytes) {
+  bytes = std::min<size_t>(bytes, 1 << 16);
+  switch (below(random, 3)) {
+    case 0: return;
+    case 1:
+      for (size_t at = 0; at < bytes; at += 8) data[at] = static_cast<uint8_t>(below(random, 5));
+      return;
+    default:
+      for (size_t at = 0; at < bytes; ++at) data[at] = static_cast<uint8_t>(random());
+  }
+}
+
+// On inputs of zeros, or filled by `random`.
+Outcome attempt(const std::string& file, const char* isa, Random* random = nullptr) {
   const int memory = memfd_create("program", 0);
   if (write(memory, file.data(), file.size()) != static_cast<ssize_t>(file.size())) std::abort();
   const std::string path = "/proc/self/fd/" + std::to_string(memory);
@@ -124,6 +139,7 @@ Outcome attempt(const std::string& file, const char* isa) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       x86quant_input(program, plan, i, &inputs[i]);
       inputs[i].data = std::calloc(1, inputs[i].bytes);
+      if (random != nullptr && inputs[i].data != nullptr) fill(*random, static_cast<uint8_t*>(inputs[i].data), inputs[i].bytes);
     }
     for (size_t i = 0; i < outputs.size(); ++i) {
       x86quant_output(program, plan, i, &outputs[i]);
@@ -156,7 +172,8 @@ int main(int argc, char** argv) {
     if (child == 0) {
       alarm(kSeconds);
       Random random(static_cast<uint64_t>(seed));
-      end(attempt(changed(file, random), isas[static_cast<size_t>(seed) % isas.size()]));
+      const std::string other = changed(file, random);
+      end(attempt(other, isas[static_cast<size_t>(seed) % isas.size()], &random));
     }
     int status = 0;
     waitpid(child, &status, 0);
