@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule
 
@@ -36,7 +35,7 @@ from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import FloatNode, computes_in_float, lower_rows
 from x86quant.lowering.passes import Report
 from x86quant.ops.dynamic import ACTIVATIONS
-from x86quant.ops.groups import real_weight
+from x86quant.ops.groups import real_product
 from x86quant.quantization import speed
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
@@ -51,6 +50,8 @@ ENOUGH_WEIGHTS = 1 << 22
 _MOST_FORMS = 3
 #: Parts are proved on so many calls of the whole.
 _CALLS_OF_PARTS = 6
+#: Modules whose calls are kept at a time: of large batches they take memory.
+_OBSERVED_TOGETHER = 16
 #: What fusing may cost against the layers one by one, in dB.
 _ALLOWED_LOSS = 3.0
 #: Ops that show that fusing gained something.
@@ -82,9 +83,7 @@ def with_block_graphs(
         timed: whether graphs that are slower than the layers are left out.
     """
     search = _BlockSearch(model, calls, timed)
-    with state_kept(model), comparable(model):
-        seen = observe(model, [""], calls)[""]
-    search.try_module("", seen)
+    search.run()
     if not search.found:
         return ()
     drop_packs(model)
@@ -108,11 +107,27 @@ class _BlockSearch:
         self._refused: set[type] = set()
         self.found: list[str] = []
 
-    def try_module(self, path: str, seen: Sequence[Observed]) -> None:
-        """Give the module at ``path`` graphs, or else modules in it."""
+    def run(self) -> None:
+        """Give graphs to the outermost modules that can have them, the whole model first.
+
+        Many modules are observed in one run of the model: a run for each would make a deep model
+        quadratic, which takes minutes where weights of 4 bits become floats.
+        """
+        waiting, calls = [""], self._calls
+        while waiting:
+            names, waiting = waiting[:_OBSERVED_TOGETHER], waiting[_OBSERVED_TOGETHER:]
+            # In the whole model: a part's call may hold what an earlier run changed, such as a
+            # cache. sentence-transformers calls the forward of a module, and not the module.
+            with state_kept(self._model), comparable(self._model):
+                seen = observe(self._model, names, calls, of_forward=names != [""])
+            waiting += [inner for name in names for inner in self._try_module(name, seen[name])]
+            calls = self._calls[:_CALLS_OF_PARTS]
+
+    def _try_module(self, path: str, seen: Sequence[Observed]) -> list[str]:
+        """Give the module at ``path`` graphs, or else name modules in it that may have some."""
         module = self._model.get_submodule(path)
         if not seen or not self._is_worth(path):
-            return
+            return []
         if type(module) not in self._refused:
             try:
                 with state_kept(module), hooks_set_aside(module):
@@ -125,17 +140,8 @@ class _BlockSearch:
             else:
                 BlockGraphs(module, graphs).attach()
                 self.found.append(path)
-                return
-        inner = [name for name in _next(module, path) if self._is_worth(name)]
-        if not inner:
-            return
-        # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
-        with state_kept(self._model), comparable(self._model):
-            # sentence-transformers calls the forward of a module, and not the module.
-            calls = self._calls[:_CALLS_OF_PARTS]
-            inside = observe(self._model, inner, calls, of_forward=True)
-        for name in inner:
-            self.try_module(name, inside[name])
+                return []
+        return [name for name in _next(module, path) if self._is_worth(name)]
 
     def _is_worth(self, path: str) -> bool:
         """Whether the module at ``path`` holds what could be fused."""
@@ -297,8 +303,8 @@ class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         given = dict(zip(("x", "weight", "weight_scale", "bias", "activation"), args, strict=False))
         given.update(kwargs)
-        weight = real_weight(given["weight"], given["weight_scale"])
-        out = F.linear(given["x"], weight, given.get("bias"))
+        operands = given["x"], given["weight"], given["weight_scale"], given.get("bias")
+        out = real_product(*operands)
         activation = given.get("activation")
         return out if activation is None else ACTIVATIONS[activation](out)
 
