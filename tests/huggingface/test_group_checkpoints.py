@@ -268,6 +268,8 @@ def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
     with torch.no_grad():
         want, found = meant(ids).logits, model(ids).logits
     assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.999
+    names = [n.op for n in model.forward.token_step.compiled.float_nodes]
+    assert "index_select" not in " ".join(names)
     model.save_pretrained(tmp_path / "again")
     again = x86quant.huggingface.load(tmp_path / "again")
     assert len([m for m in again.modules() if isinstance(m, type(layers[0]))]) == 14

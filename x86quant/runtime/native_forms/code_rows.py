@@ -82,9 +82,10 @@ def add_rows(
     read: Sequence[Value],
     results: Sequence[Value],
     op: str,
+    kind: str = "rows",
     **facts: Any,
 ) -> None:
-    """Append a step that makes a row of each of ``results`` of one of each value ``read``.
+    """Append a step of this ``kind`` that makes rows ``results`` of the same rows of values ``read``.
 
     Where only the first rows of what it reads hold anything, it computes no more.
     """
@@ -97,7 +98,7 @@ def add_rows(
         fields, read = {**fields, "count": count}, [*read, count]
     for value in results:
         value.buffer.starts = starts
-    step = NativeStep("rows", fields)
+    step = NativeStep(kind, fields)
     draft.add(node, step, read, results[0], op, others=results[1:], **facts)
 
 
