@@ -51,7 +51,7 @@ _MOST_FORMS = 3
 #: Parts are proved on so many calls of the whole.
 _CALLS_OF_PARTS = 6
 #: Modules whose calls are kept at a time: of large batches they take memory.
-_OBSERVED_TOGETHER = 16
+_OBSERVED_TOGETHER = 24
 #: What fusing may cost against the layers one by one, in dB.
 _ALLOWED_LOSS = 3.0
 #: Ops that show that fusing gained something.
@@ -105,6 +105,7 @@ class _BlockSearch:
         self._model, self._calls, self._timed = model, calls, timed
         self._padding_unread = hides_padding(model)
         self._refused: set[type] = set()
+        self._accepted: set[type] = set()
         self.found: list[str] = []
 
     def run(self) -> None:
@@ -113,15 +114,56 @@ class _BlockSearch:
         Many modules are observed in one run of the model: a run for each would make a deep model
         quadratic, which takes minutes where weights of 4 bits become floats.
         """
-        waiting, calls = [""], self._calls
+        waiting = [""]
         while waiting:
-            names, waiting = waiting[:_OBSERVED_TOGETHER], waiting[_OBSERVED_TOGETHER:]
+            names = self._together(waiting)
+            calls = self._calls if "" in names else self._calls[:_CALLS_OF_PARTS]
             # In the whole model: a part's call may hold what an earlier run changed, such as a
             # cache. sentence-transformers calls the forward of a module, and not the module.
             with state_kept(self._model), comparable(self._model):
-                seen = observe(self._model, names, calls, of_forward=names != [""])
-            waiting += [inner for name in names for inner in self._try_module(name, seen[name])]
-            calls = self._calls[:_CALLS_OF_PARTS]
+                seen = observe(self._model, names, calls, of_forward=True)
+            waiting = [path for path in waiting if path not in seen]
+            for path in names:
+                if not self._is_done(path):
+                    waiting += [x for x in self._try_module(path, seen.pop(path)) if x not in names]
+            waiting = [x for path in waiting for x in self._without_refused(path)]
+
+    def _together(self, waiting: Sequence[str]) -> list[str]:
+        """Modules to be observed in the same runs: those of ``waiting`` as far as there is room.
+
+        Of a class that nothing is known of the first one, and of those in it, too: they are next
+        if it has no graph.
+        """
+        names: list[str] = []
+        unknown: set[type] = set()
+        left = [*waiting]
+        # Of many calls of data those of parts would take memory for nothing.
+        look_inside = len(self._calls) <= _CALLS_OF_PARTS
+        while left and len(names) < _OBSERVED_TOGETHER:
+            path = left.pop(0)
+            module = self._model.get_submodule(path)
+            if type(module) in unknown:
+                continue
+            names.append(path)
+            if type(module) not in self._accepted:
+                unknown.add(type(module))
+                left += self._inside(path) if look_inside else []
+        return names
+
+    def _is_done(self, path: str) -> bool:
+        """Whether the module at ``path`` runs in a graph of one around it."""
+        return any(not outer or path.startswith(f"{outer}.") for outer in self.found)
+
+    def _without_refused(self, path: str) -> list[str]:
+        """The module at ``path``, or what is in it where its class has no graphs."""
+        if type(self._model.get_submodule(path)) not in self._refused:
+            return [path]
+        return [x for inner in self._inside(path) for x in self._without_refused(inner)]
+
+    def _inside(self, path: str) -> list[str]:
+        """The nearest modules in the one at ``path`` that hold what could be fused."""
+        found = _next(self._model.get_submodule(path), path)
+        return [name for name in found if self._is_worth(name)]
 
     def _try_module(self, path: str, seen: Sequence[Observed]) -> list[str]:
         """Give the module at ``path`` graphs, or else name modules in it that may have some."""
@@ -139,9 +181,10 @@ class _BlockSearch:
                 self._refused.add(type(module))  # others of its class cost as long to refuse
             else:
                 BlockGraphs(module, graphs).attach()
+                self._accepted.add(type(module))
                 self.found.append(path)
                 return []
-        return [name for name in _next(module, path) if self._is_worth(name)]
+        return self._inside(path)
 
     def _is_worth(self, path: str) -> bool:
         """Whether the module at ``path`` holds what could be fused."""

@@ -85,7 +85,7 @@ def add_rows(
     kind: str = "rows",
     **facts: Any,
 ) -> None:
-    """Append a step of this ``kind`` that makes rows ``results`` of the same rows of values ``read``.
+    """Append a step of ``kind`` that makes rows of ``results`` of the same rows of all of ``read``.
 
     Where only the first rows of what it reads hold anything, it computes no more.
     """
