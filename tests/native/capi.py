@@ -167,7 +167,8 @@ class Groups(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int32)
         for name in (
-            "in_features", "out_features", "activation", "groups", "bits", "half", "offsets"
+            "in_features", "out_features", "activation", "groups", "bits", "half", "offsets",
+            "unpack_from", "unpack_to",
         )
     ]  # fmt: skip
 
