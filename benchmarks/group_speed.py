@@ -2,6 +2,7 @@
 
     python -m benchmarks.group_speed
     python -m benchmarks.group_speed --before ../before/x86quant/_C.so  # of another checkout, too
+    python -m benchmarks.group_speed --blocks  # codes of 4 bits by tiles and by blocks, for a rule
 
 The linears are those of ``benchmarks.decoding --kind llama``: 768 wide, 12 layers, 4 key heads of
 12, 2048 features between, a head of 32,000 words; random codes. A turn multiplies so many rows by
@@ -43,7 +44,14 @@ _READ_BYTES = 256 << 20
 class Decoder:
     """All linears, packed by one library."""
 
-    def __init__(self, name: str, library: capi.Library, bits: int, level: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        library: capi.Library,
+        bits: int,
+        level: str,
+        unpack: tuple[int, int] = (0, 0),
+    ) -> None:
         self.name, self._library, self._level = name, library, level
         self.times: dict[int, list[float]] = {}
         draw = np.random.default_rng(bits)
@@ -52,7 +60,7 @@ class Decoder:
             if bits == 4:
                 codes = draw.integers(0, 256, (outputs, features // 2), np.uint8)
                 scale = draw.random((outputs, features // _GROUP)).astype(np.float16)
-                packed = library.pack_groups(codes, scale, None, level)
+                packed = library.pack_groups(codes, scale, None, level, unpack=unpack)
             else:
                 # As many codes are large as in weights drawn from a normal distribution.
                 normal = draw.standard_normal((outputs, features)) * (127 / 4)
@@ -89,6 +97,7 @@ def main() -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, help="the _C.so of another checkout")
+    parser.add_argument("--blocks", action="store_true", help="both ways to read codes of 4 bits")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 16, 128, 512])
     parser.add_argument("--seconds", type=float, default=4, help="for each number of rows")
     options = parser.parse_args()
@@ -97,6 +106,11 @@ def main() -> int:
     print_environment()
     ours = capi.Library(Path(extension.__file__).with_name("_C.so"))
     forms = [Decoder("int8", ours, 8, cpu().isa), Decoder("4 bits", ours, 4, cpu().isa)]
+    if options.blocks:
+        forms += [
+            Decoder("4 bits tiles", ours, 4, cpu().isa, ((1 << 31) - 1, 0)),
+            Decoder("4 bits blocks", ours, 4, cpu().isa, (1, 0)),
+        ]
     if options.before:
         forms.append(Decoder("4 bits before", capi.Library(options.before), 4, cpu().isa))
     buffer = torch.ones(_READ_BYTES // 4)

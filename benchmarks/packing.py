@@ -71,7 +71,7 @@ def row_layers() -> list[Layer]:
 
     def remembering(self: Programs, weights: Weights, activation: str | None) -> Any:
         def again() -> object:  # past what remembers packs
-            return extension.native().pack_row_linear(*weights, activation)
+            return extension.native().pack_row_linear(*weights, activation, [0, 0])
 
         what = f"{tuple(weights[0].shape)} rows"
         packed.append(Layer(what, weights[0].numel(), again))

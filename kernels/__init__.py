@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .base import Kernel
 from .fbgemm import FbgemmDynamicKernel, FbgemmGraphKernel, FbgemmKernel, FbgemmLookup
-from .native import NativeGraphKernel, NativeKernel, NativeLookup
+from .native import NativeBlocksKernel, NativeGraphKernel, NativeKernel, NativeLookup
 from .onednn import OnednnDynamicKernel, OnednnGraphKernel, OnednnKernel
 from .qnnpack import QnnpackKernel
 from .reference import ReferenceKernel
@@ -88,5 +88,11 @@ _GRAPH_KERNELS = _register((NativeGraphKernel(), FbgemmGraphKernel(), OnednnGrap
 _LOOKUP_KERNELS = _register((NativeLookup(), FbgemmLookup()))
 
 _DYNAMIC_KERNELS = _register(
-    (NativeGraphKernel(), FbgemmDynamicKernel(), OnednnDynamicKernel(), ReferenceKernel())
+    (
+        NativeGraphKernel(),
+        NativeBlocksKernel(),
+        FbgemmDynamicKernel(),
+        OnednnDynamicKernel(),
+        ReferenceKernel(),
+    )
 )

@@ -57,6 +57,10 @@ SAMPLES: dict[str, dict[str, Any]] = {
         **WEIGHT,
         "activation": "tanh",
     },
+    "reorder_codes": {
+        "codes": CODES_OF_X["codes"],
+        "order": torch.randperm(16, generator=_G).to(torch.int32),
+    },
     "linear_rows": {**CODES_OF_X, **WEIGHT, "activation": "gelu"},
     "linear_rows_rows": {**CODES_OF_X, **WEIGHT, "activation": "relu"},
     "gated_rows_rows": {

@@ -63,6 +63,10 @@ STEPS: dict[str, dict[str, Any]] = {
         "normed": "at", **{f"out_{name}": "at" for name in _ROWS}, "count": "at", "norm": 1,
         "eps": 0.5, "norm_weight": {"table": "four"}, "norm_bias": {"table": "four"},
     },
+    "reorder_codes": {
+        "rows": 2, "features": 4, "codes": "at", "out_codes": "at", "order": {"table": "order"},
+        "count": "at",
+    },
     "rotate": {
         "batch": 2, "tokens": 2, "heads": 2, "size": 4, "x": "at", "cos": "at", "sin": "at",
         "out": "at", "x_strides": [16, 8, 4], "cos_strides": [8, 4], "sin_strides": [8, 4],
@@ -111,6 +115,7 @@ WRITTEN = {
     "rows": {"total", "normed", "out_codes", "out_scale", "out_zero_point"},
     "cached_attention": {"out", "keys", "values", "key_scales", "value_scales"},
     "present_tokens": {"places", "starts", "seen"},
+    "reorder_codes": {"out_codes"},
     "recurrent": {"out", "last"},
 }
 _APART = 2048  # bytes from one address of a step to the next
@@ -133,6 +138,7 @@ def _tables() -> dict[str, torch.Tensor]:
     return {
         "lut": torch.arange(256, dtype=torch.uint8), "four": torch.ones(4), "eight": torch.ones(16),
         "rows": torch.ones(9, 8, dtype=torch.uint8),
+        "order": torch.tensor([2, 0, 3, 1], dtype=torch.int32),
         "w": torch.ones(4, 4, 1, 1, 1, dtype=torch.int8),
         "rw": torch.ones(4, 4, dtype=torch.int8), "gw": torch.ones(16, 4, dtype=torch.int8),
         "cw": torch.ones(4, 8, dtype=torch.int8),

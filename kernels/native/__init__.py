@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from x86quant.spec import OpSpec
 
 
+#: Features of the longest groups of which a block of two vectors of 512 bits fits its place.
+MOST_UNPACKED = 512
+
+
 class NativeKernel(Kernel):
     """Convolutions with exact 32-bit sums, requantized in the same pass."""
 
@@ -44,6 +48,25 @@ class NativeLookup(NativeKernel):
     def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
         """See the base class."""
         return [] if spec.op == "embedding_bag" else ["it looks up embeddings alone"]
+
+
+class NativeBlocksKernel(Kernel):
+    """Linears on float tensors by weights of 4 bits, a block of which becomes bytes for many rows.
+
+    The same packed weights as the kernel "native" reads, whose bytes are its own.
+    """
+
+    name: ClassVar[str] = "native_blocks"
+    requires: ClassVar[frozenset[str]] = frozenset({"avx2"})
+    engine: ClassVar[str] = "native"
+
+    def not_supported_reasons(self, spec: OpSpec, cpu: Cpu) -> list[str]:
+        """See the base class."""
+        if spec.op != "linear" or not spec.dynamic or spec.bits != 4:
+            return ["it unpacks weights of 4 bits of linears on float tensors"]
+        if spec.weight_group is not None and spec.weight_group > MOST_UNPACKED:
+            return [f"it unpacks groups of {MOST_UNPACKED} features at most"]
+        return []
 
 
 class NativeGraphKernel(NativeKernel):

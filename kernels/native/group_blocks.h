@@ -1,7 +1,7 @@
-// Products of many rows by codes of 4 bits with scales for groups, without VNNI: the codes of a block become signed bytes
-// in L1 once for all rows that pass over it, not once for each tile of rows. See groups.h.
+// Products of many rows by codes of 4 bits with scales for groups: the codes of a block become signed bytes in L1 once
+// for all rows that pass over it, not once for each tile of rows. See groups.h.
 //
-// Weights are -8 to 7 and codes of rows 0 to 255, so that 16 products, those of a lane in 32 features, are at most
+// Without VNNI weights are -8 to 7 and codes of rows 0 to 255, so that 16 products, those of a lane in 32 features, are at most
 // 16 · 255 · 8 = 32640 in size together: they are added in 16 bits, and become 32 bits once.
 #pragma once
 
@@ -20,10 +20,8 @@ constexpr int64_t kBlockBytes = 16 << 10;
 constexpr int64_t kBlockRows = 120;
 
 // Rows of a tile: as many as registers have room for the sums of two vectors of each of.
-constexpr int kBlockTile = 6;
-
-// Fewer rows than these are not worth the unpacking.
-constexpr int64_t kFewestBlockRows = 12;
+template <class V>
+constexpr int kBlockTile = V::kLanes == 16 ? 12 : 6;
 
 // Groups of a block that are unpacked together.
 template <class V, int VECS>
@@ -105,7 +103,8 @@ __attribute__((noinline)) void block_tile(const xq::Packed& p, const BlockCodes<
           const I x = V::quad(at[r / 3] + r % 3 * lda);
           unroll<VECS>([&](int v) XQ_INLINE {
             I& to = acc[r * VECS + v];
-            to = V::add16(to, V::multiply_pairs(x, weights[v]));
+            if constexpr (V::kVnni) to = V::dot(to, x, weights[v]);
+            else to = V::add16(to, V::multiply_pairs(x, weights[v]));
           });
         });
         w += kStep;
@@ -124,7 +123,7 @@ __attribute__((noinline)) void block_tile(const xq::Packed& p, const BlockCodes<
       left -= kShortQuads;
     } while (LONG && left > 0);
     unroll<kCount>([&](int i) XQ_INLINE {
-      const I sum = LONG ? V::load(wide + i * V::kLanes) : V::multiply16(acc[i], V::set16(1));
+      const I sum = LONG ? V::load(wide + i * V::kLanes) : V::kVnni ? acc[i] : V::multiply16(acc[i], V::set16(1));
       float* value = values + i * V::kLanes;
       V::store(value, V::as_bits(V::fma(V::to_float(sum), V::loadf(scales + i % VECS * V::kLanes), V::loadf(value))));
     });
@@ -141,11 +140,13 @@ __attribute__((noinline)) void block_tile(const xq::Packed& p, const BlockCodes<
 // Of `count` rows, from ROWS to kBlockTile.
 template <class V, int VECS, int ROWS = 1>
 void block_rows(const xq::Packed& p, const BlockCodes<V, VECS>& block, const BlockRows& rows, int64_t count) {
-  if constexpr (ROWS < kBlockTile) {
+  if constexpr (ROWS < kBlockTile<V>) {
     if (count > ROWS) return block_rows<V, VECS, ROWS + 1>(p, block, rows, count);
   }
-  const bool is_long = p.conv.in_channels / p.groups > 4 * kShortQuads;
-  (is_long ? block_tile<V, ROWS, VECS, true> : block_tile<V, ROWS, VECS, false>)(p, block, rows);
+  if constexpr (!V::kVnni) {
+    if (p.conv.in_channels / p.groups > 4 * kShortQuads) return block_tile<V, ROWS, VECS, true>(p, block, rows);
+  }
+  block_tile<V, ROWS, VECS, false>(p, block, rows);
 }
 
 // Rows of a task that lie side by side.
@@ -159,7 +160,7 @@ template <class V, int VECS>
 void block_product(const xq::DenseTask& t, const xq::Block& b, const RowsTogether& rows) {
   const xq::Packed& p = *t.packed;
   const int64_t features = p.conv.in_channels / p.groups, width = VECS * V::kLanes;
-  const int64_t together = kBlockBytes / width / features, tiles = xq::ceil_div(rows.count, kBlockTile);
+  const int64_t together = kBlockBytes / width / features, tiles = xq::ceil_div(rows.count, kBlockTile<V>);
   alignas(64) float values[kBlockRows * VECS * V::kLanes];
   memset(values, 0, static_cast<size_t>(rows.count * width) * sizeof(float));
   BlockCodes<V, VECS> block;
@@ -181,11 +182,12 @@ void block_product(const xq::DenseTask& t, const xq::Block& b, const RowsTogethe
   put_groups<V, VECS>(t, b, rows.first, static_cast<int>(rows.count), values);
 }
 
-// Whether that is quicker than unpacking for each tile; longer groups than are unpacked together never are.
+// Whether a call of so many rows is to do that; longer groups than are unpacked together never are.
 template <class V>
-bool worth_blocks(const xq::DenseTask& t) {
+bool unpacks_blocks(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
-  return p.code_bits == 4 && t.rows >= kFewestBlockRows && p.conv.in_channels / p.groups <= kBlockBytes / (2 * V::kLanes);
+  if (t.rows < p.unpack_from || (p.unpack_to && t.rows >= p.unpack_to)) return false;
+  return p.code_bits == 4 && p.conv.in_channels / p.groups <= kBlockBytes / (2 * V::kLanes);
 }
 
 template <class V>

@@ -19,10 +19,14 @@ namespace {
 bool valid(const xq_groups& g, int isa) {
   if (isa < XQ_ISA_REFERENCE || isa > XQ_ISA_AMX_INT8) return false;
   if (g.activation < XQ_ACT_NONE || g.activation > XQ_ACT_TANH || (g.bits != 4 && g.bits != 8)) return false;
+  if (g.unpack_from < 0 || g.unpack_to < 0) return false;
   if (g.in_features < 1 || g.out_features < 1 || g.groups < 1 || g.groups > kMostGroups) return false;
   // 255 · 128 · 65536 is the most that a sum may be.
   return g.in_features % g.groups == 0 && g.in_features / g.groups % 8 == 0 && g.in_features / g.groups <= (1 << 16);
 }
+
+// Where no rules are asked, as in programs without Python: the numbers of rules/*.toml.
+int32_t usual_unpack_from(int isa) { return isa == XQ_ISA_AVX2 ? 12 : isa == XQ_ISA_AVX512 ? 64 : INT32_MAX; }
 
 // Where codes, scales and offsets of a group lie in a block.
 struct Stretch {
@@ -47,6 +51,7 @@ Packed head_of(const xq_groups& g, int isa) {
   p.lanes = isa == XQ_ISA_REFERENCE ? 8 : lanes_of(isa);
   p.activation = g.activation;
   p.groups = g.groups, p.code_bits = g.bits, p.half_scales = g.half != 0, p.has_offsets = g.offsets != 0;
+  p.unpack_from = g.unpack_from ? g.unpack_from : usual_unpack_from(isa), p.unpack_to = g.unpack_to;
   const int64_t vectors = ceil_div(g.out_features, p.lanes);
   p.n_blocks = static_cast<int32_t>(ceil_div(vectors, 2));
   int64_t at = round_up(sizeof(Packed), kAlign);

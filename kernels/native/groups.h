@@ -25,6 +25,9 @@ typedef struct xq_groups {
   int32_t bits;           // 4 or 8
   int32_t half;           // whether scales and offsets are float16 rather than float32
   int32_t offsets;        // whether each scale has an offset behind it
+  // Calls of so many rows and more, but fewer than unpack_to, make bytes of a block of 4-bit codes once for many rows:
+  // see group_blocks.h. Which those are changes times alone. 0: the least that are worth it as a rule; 0: no end.
+  int32_t unpack_from, unpack_to;
 } xq_groups;
 
 // Bytes that xq_groups_pack will write, or 0 for a description it refuses.

@@ -10,7 +10,7 @@
 namespace xq {
 void linear_groups_avx2(const DenseTask& t) {
   using V = Vec256<false>;
-  worth_blocks<V>(t) ? group_blocks<V>(t) : group_product<V>(t);
+  unpacks_blocks<V>(t) ? group_blocks<V>(t) : group_product<V>(t);
 }
 }  // namespace xq
 

@@ -4,11 +4,14 @@
 
 #include "vec512.h"
 
-#include "group_loops.h"
+#include "group_blocks.h"
 #include "row_tasks.h"
 
 namespace xq {
-void linear_groups_avx512_vnni(const DenseTask& t) { group_product<Vec512<true, false>>(t); }
+void linear_groups_avx512_vnni(const DenseTask& t) {
+  using V = Vec512<true, false>;
+  unpacks_blocks<V>(t) ? group_blocks<V>(t) : group_product<V>(t);
+}
 }  // namespace xq
 
 XQ_TARGET_END

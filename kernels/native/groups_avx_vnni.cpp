@@ -10,11 +10,14 @@
 
 #include "vec256.h"
 
-#include "group_loops.h"
+#include "group_blocks.h"
 #include "row_tasks.h"
 
 namespace xq {
-void linear_groups_avx_vnni(const DenseTask& t) { group_product<Vec256<true>>(t); }
+void linear_groups_avx_vnni(const DenseTask& t) {
+  using V = Vec256<true>;
+  unpacks_blocks<V>(t) ? group_blocks<V>(t) : group_product<V>(t);
+}
 }  // namespace xq
 
 XQ_TARGET_END

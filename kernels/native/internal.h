@@ -121,6 +121,7 @@ struct Packed {
   // are then both what the real weights of each output add up to.
   int32_t groups, code_bits, half_scales, has_offsets;
   int32_t narrow;        // whether no code is larger than 64 in size
+  int32_t unpack_from, unpack_to;  // see groups.h
   int32_t turned;        // depthwise: whether height and depth have changed places in `geo`, and must in a call
 
   template <class T>

@@ -27,18 +27,18 @@ struct DynamicLinear {
 using LinearPtr = std::shared_ptr<const DynamicLinear>;
 using LinearType = HolderType<LinearPtr>;
 
-// pack_linear_dynamic(weight, scale, bias, activation, max_rows, kernels, record): kernels are names, or functions.
+// pack_linear_dynamic(weight, scale, bias, activation, unpack, max_rows, kernels, record): kernels are names, or functions.
 PyObject* pack_linear_dynamic(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
-    const Arguments a("pack_linear_dynamic", args, count, 7);
+    const Arguments a("pack_linear_dynamic", args, count, 8);
     const Operands operands(a, 0);
-    const dynamic::Description d{operands.weights(), a.optional_text(3)};
-    const std::vector<int64_t> max_rows = a.integers(4);
-    const Items kernels(a[5]);
+    const dynamic::Description d{operands.weights(a.integers(4)), a.optional_text(3)};
+    const std::vector<int64_t> max_rows = a.integers(5);
+    const Items kernels(a[6]);
     X86QUANT_REQUIRE(kernels.size() > 0 && kernels.size() == max_rows.size(), "one kernel is needed for each of the row bounds");
     auto made = std::make_shared<DynamicLinear>();
     made->in = d.weights.in_features, made->out = d.weights.out_features;
-    made->record = a.text(6);
+    made->record = a.text(7);
     for (size_t i = 0; i < kernels.size(); ++i) {
       Segment& segment = made->segments.emplace_back();
       segment.max_rows = max_rows[i] < 0 ? std::numeric_limits<int64_t>::max() : max_rows[i];

@@ -18,6 +18,14 @@ struct Operands {
     return dynamic::row_weights(weight.view(), scale.view(), bias ? std::make_optional(bias->view()) : std::nullopt);
   }
 
+  // The same for calls that unpack blocks of it where they have so many rows: see kernels/native/groups.h.
+  runtime::RowWeights weights(const std::vector<int64_t>& unpack) const {
+    X86QUANT_REQUIRE(unpack.size() == 2, "rows from which on, and up to which, blocks are unpacked are two numbers");
+    runtime::RowWeights found = weights();
+    found.unpack_from = static_cast<int32_t>(unpack[0]), found.unpack_to = static_cast<int32_t>(unpack[1]);
+    return found;
+  }
+
   Tensor weight, scale;
   OptionalTensor bias;
 };

@@ -137,28 +137,28 @@ std::optional<runtime::Table> packed_before(const OptionalTensor& known) {
   return table_of(known);
 }
 
-// pack_row_linear(weight, scale, bias, activation, known=None)
+// pack_row_linear(weight, scale, bias, activation, unpack, known=None)
 PyObject* pack_row_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
-    const Arguments a("pack_row_linear", args, count, 4, 5);
+    const Arguments a("pack_row_linear", args, count, 5, 6);
     const Operands operands(a, 0);
-    const runtime::RowWeights weights = operands.weights();
+    const runtime::RowWeights weights = operands.weights(a.integers(4));
     const int32_t activation = runtime::activation_code(a.optional_text(3));
-    const std::optional<runtime::Table> known = packed_before(a.optional(4));
+    const std::optional<runtime::Table> known = packed_before(a.optional(5));
     return RowPackType::object(without_gil([&]() -> runtime::RowPackPtr {
       return std::make_shared<RowPack>(weights, activation, known);
     }));
   });
 }
 
-// pack_gated_rows(gate, gate_scale, gate_bias, up, up_scale, up_bias, activation, known=None, known_up=None)
+// pack_gated_rows(gate, gate_scale, gate_bias, up, up_scale, up_bias, activation, unpack, known=None, known_up=None)
 PyObject* pack_gated_rows(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return answer([&] {
-    const Arguments a("pack_gated_rows", args, count, 7, 9);
+    const Arguments a("pack_gated_rows", args, count, 8, 10);
     const Operands gate(a, 0), up(a, 3);
-    const runtime::RowWeights first = gate.weights(), second = up.weights();
+    const runtime::RowWeights first = gate.weights(a.integers(7)), second = up.weights(a.integers(7));
     const int32_t activation = runtime::activation_code(a.text(6));
-    const std::optional<runtime::Table> known = packed_before(a.optional(7)), known_up = packed_before(a.optional(8));
+    const std::optional<runtime::Table> known = packed_before(a.optional(8)), known_up = packed_before(a.optional(9));
     return RowPackType::object(without_gil([&]() -> runtime::RowPackPtr {
       const auto pack = std::make_shared<RowPack>(first, activation, known);
       pack->multiply_by(second, known_up);

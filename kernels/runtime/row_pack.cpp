@@ -32,7 +32,8 @@ xq_linear plain_of(const RowWeights& w, int32_t activation) {
 }
 
 xq_groups groups_of(const RowWeights& w, int32_t activation) {
-  return {static_cast<int32_t>(w.in_features), static_cast<int32_t>(w.out_features), activation, w.groups, w.bits, w.half, w.offsets};
+  return {static_cast<int32_t>(w.in_features), static_cast<int32_t>(w.out_features), activation, w.groups, w.bits, w.half, w.offsets,
+          w.unpack_from, w.unpack_to};
 }
 
 }  // namespace

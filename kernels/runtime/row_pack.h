@@ -22,6 +22,7 @@ struct RowWeights {
   int64_t in_features, out_features;
   int32_t groups = 0, bits = 8;
   bool half = false, offsets = false;
+  int32_t unpack_from = 0, unpack_to = 0;  // see kernels/native/groups.h
 };
 
 // Bytes of these weights, packed for the level in use; 0 where the native kernels refuse them.

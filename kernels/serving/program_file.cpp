@@ -22,6 +22,7 @@ runtime::Type type_of(const std::string& dtype) {
   if (dtype == "F32") return runtime::Type::kFloat;
   if (dtype == "F16") return runtime::Type::kHalf;
   if (dtype == "I8") return runtime::Type::kChar;
+  if (dtype == "I32") return runtime::Type::kInt;
   require(dtype == "U8", "a tensor has dtype ", dtype);
   return runtime::Type::kByte;
 }

@@ -397,11 +397,11 @@ def test_rows_of_another_size_are_packed_again() -> None:
     extension.load()
     weight, scale = torch.randint(-127, 128, (32, 64), dtype=torch.int8), torch.rand(32)
     pack = extension.native().pack_row_linear
-    (blob,) = pack(weight, scale, None, None).blobs()
+    (blob,) = pack(weight, scale, None, None, [0, 0]).blobs()
     for known in (blob[:-64].clone(), torch.cat([blob, blob[:64]])):
-        (again,) = pack(weight, scale, None, None, known).blobs()
+        (again,) = pack(weight, scale, None, None, [0, 0], known).blobs()
         assert torch.equal(again, blob)
-    (same,) = pack(weight, scale, None, None, blob).blobs()
+    (same,) = pack(weight, scale, None, None, [0, 0], blob).blobs()
     assert same.data_ptr() == blob.data_ptr()
 
 
@@ -422,8 +422,8 @@ def test_threads_pack_the_same_rows(level: str) -> None:
         for threads in (1, 2, 4, 64):
             torch.set_num_threads(threads)
             parts = [(weight, scale, bias) for weight in weights]
-            one = extension.native().pack_row_linear(*parts[0], "gelu").blobs()
-            two = extension.native().pack_gated_rows(*parts[0], *parts[1], "silu").blobs()
+            one = extension.native().pack_row_linear(*parts[0], "gelu", [0, 0]).blobs()
+            two = extension.native().pack_gated_rows(*parts[0], *parts[1], "silu", [0, 0]).blobs()
             found.append([*one, *two])
     finally:
         torch.set_num_threads(before)

@@ -268,6 +268,8 @@ def test_a_model_with_features_in_another_order(tmp_path: Path) -> None:
     with torch.no_grad():
         want, found = meant(ids).logits, model(ids).logits
     assert float(torch.cosine_similarity(want.flatten(), found.flatten(), 0)) > 0.999
+    names = [n.op for n in model.forward.token_step.compiled.float_nodes]
+    assert "index_select" not in " ".join(names)
     model.save_pretrained(tmp_path / "again")
     again = x86quant.huggingface.load(tmp_path / "again")
     assert len([m for m in again.modules() if isinstance(m, type(layers[0]))]) == 14
@@ -329,3 +331,32 @@ def test_float_models_are_quantized_as_they_are_read(bits: int, tmp_path: Path) 
 def test_other_forms_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         x86quant.X86QuantConfig.from_others(settings)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_tables_of_16_bits_stay_so(kind: torch.dtype, tmp_path: Path) -> None:
+    """Rows become float32 as they are looked up: half of the table's memory."""
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    written(tmp_path, settings, lambda *p: gptq(p[0], p[1], p[2], 4))
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    name = "model.embed_tokens.weight"
+    stored[name] = stored[name].to(kind)
+    save_file(stored, file, {"format": "pt"})
+    model = x86quant.huggingface.load(tmp_path, fuse_blocks=True)
+    table = model.get_input_embeddings()
+    assert isinstance(table, x86quant.dynamic.HalfEmbedding)
+    assert table.weight.dtype is kind
+    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(table(ids), stored[name][ids].float())
+    assert model.forward.token_step is not None, "a native run looks it up"
+    with torch.no_grad():
+        expected = model(ids).logits
+        model.save_pretrained(tmp_path / "again")
+        again = x86quant.huggingface.load(tmp_path / "again", fuse_blocks=True)
+        assert again.get_input_embeddings().weight.dtype is kind
+        assert torch.equal(again(ids).logits, expected)
+        x86quant.save(model, tmp_path / "net.x86q")
+        kept = x86quant.load(tmp_path / "net.x86q")
+        assert torch.equal(kept(ids).logits, expected)
+        assert kept.get_input_embeddings().weight.dtype is kind

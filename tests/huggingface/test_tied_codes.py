@@ -132,3 +132,33 @@ def test_heads_with_codes_of_their_own_keep_them(tmp_path: Path) -> None:
     again = x86quant.huggingface.load(tmp_path / "own")
     assert torch.equal(again.lm_head.int8_weight, tied.lm_head.int8_weight)
     assert torch.equal(again(IDS).logits, tied(IDS).logits)
+
+
+@torch.no_grad()
+def test_quantize_keeps_one_storage() -> None:
+    """Of codes that the data chose; the table takes no bytes of its own."""
+    model = llama()
+    data = [{"input_ids": IDS, "use_cache": False}] * 4
+    options = {"speed_check": False, "progress": False, "mode": "dynamic"}
+    found = x86quant.quantize(model, data, weight_bits=4, **options)
+    check_one_storage(found, found.lm_head.bits)  # 8 where 4 make too much noise
+    codes = {
+        x.data_ptr(): x.nbytes
+        for m in found.modules()
+        if isinstance(m, WeightOnlyEmbedding | x86quant.DynamicLinear)
+        for x in (m.int8_weight, m.weight_scale)
+    }
+    held = {x.data_ptr(): x.nbytes for x in (*found.parameters(), *found.buffers())}
+    floats = sum(x.nbytes for x in model.parameters() if x.dim() == 1)
+    rest = sum(size for at, size in held.items() if at not in codes)
+    assert rest < floats + 4096, "norms and angles alone are float"
+    whole = sum(x.nbytes for x in model.parameters() if x.dim() > 1)  # the table once
+    assert sum(codes.values()) < 0.27 * whole
+    rows = found.get_input_embeddings()(IDS)
+    assert torch.cosine_similarity(rows, model.get_input_embeddings()(IDS), -1).min() > 0.97
+    eight = x86quant.quantize(model, data, **options)
+    assert type(eight.get_input_embeddings()) is torch.nn.Embedding
+    apart = x86quant.quantize(llama(tied=False), data, weight_bits=4, **options)
+    assert type(apart.get_input_embeddings()) is torch.nn.Embedding
+    kept = x86quant.quantize(model, data, weight_bits=4, float_layers=["lm_head"], **options)
+    assert kept.get_input_embeddings().weight is kept.lm_head.weight

@@ -27,7 +27,9 @@ def test_every_level_gives_the_bytes_of_the_plain_loops(library: capi.Library) -
         spec = campaign.drawn(number)
         want = campaign.product(library, spec, "reference")
         for level in campaign.levels():
-            assert np.array_equal(campaign.product(library, spec, level), want), (level, str(spec))
+            for unpack in campaign.UNPACKED:
+                found = campaign.product(library, spec, level, unpack)
+                assert np.array_equal(found, want), (level, unpack, str(spec))
 
 
 def test_a_wrong_code_is_seen(library: capi.Library) -> None:

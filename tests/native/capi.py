@@ -167,7 +167,8 @@ class Groups(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int32)
         for name in (
-            "in_features", "out_features", "activation", "groups", "bits", "half", "offsets"
+            "in_features", "out_features", "activation", "groups", "bits", "half", "offsets",
+            "unpack_from", "unpack_to",
         )
     ]  # fmt: skip
 
@@ -428,12 +429,17 @@ class Library:
         bias: Floats | None,
         isa: str,
         activation: int = 0,
+        unpack: tuple[int, int] = (0, 0),
     ) -> Bytes:
-        """The same of weights with scales for groups of features: see ``groups.h``."""
+        """The same of weights with scales for groups of features: see ``groups.h``.
+
+        ``unpack``: from how many rows on blocks become bytes first, and from how many on no more.
+        """
         bits = 4 if weight.dtype == np.uint8 else 8
         features = weight.shape[1] * 8 // bits
         half, offsets = scale.dtype == np.float16, scale.ndim == 3
-        linear = Groups(features, weight.shape[0], activation, scale.shape[1], bits, half, offsets)
+        sizes = (features, weight.shape[0], activation, scale.shape[1])
+        linear = Groups(*sizes, bits, half, offsets, *unpack)
         return self._pack("xq_groups", linear, isa, weight, scale, bias)
 
     def rows(self, op: Rows) -> None:

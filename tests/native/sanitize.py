@@ -4,6 +4,7 @@
 
     python -m tests.native.sanitize --seeds 300 --emulate
     python -m tests.native.sanitize --seeds 20000 --emulate --plain   # comparisons alone, fast
+    python -m tests.native.sanitize --seeds 20000 --emulate --plain --family groups
 
 Needs a C++ compiler with its sanitizer libraries. ISAs that this CPU lacks are left out, or
 emulated: AVX-VNNI on CPUs with AVX2, AMX on those with AVX512-VNNI. What emulated tiles touch is
@@ -31,8 +32,20 @@ FEATURES = {1: "avx2", 2: "avx_vnni", 3: "avx512", 4: "avx512_vnni", 5: "amx_int
 EMULATED_ON = {2: "avx2", 5: "avx512_vnni"}
 
 
-def fuzzer(directory: Path, sanitizer: str | None, *, emulate: bool) -> list[str]:
-    """The program that fuzzes the kernels, built, and the ISAs it can; seeds go in between."""
+#: What is fuzzed, by the names that ``fuzz/fuzz.cpp`` gives.
+FAMILIES = (
+    "conv", "op", "channel_op", "linear", "lookup", "interaction", "gates", "rows", "attention",
+    "groups",
+)  # fmt: skip
+
+
+def fuzzer(
+    directory: Path, sanitizer: str | None, *, emulate: bool, family: str = "all"
+) -> list[str]:
+    """The program that fuzzes a family of kernels, built, and the ISAs it can.
+
+    Seeds go behind the first of these words.
+    """
     library = build(directory, sanitizer=sanitizer, emulate=emulate)
     program = directory / "fuzz"
     source = HERE / "fuzz" / "fuzz.cpp"
@@ -48,7 +61,8 @@ def fuzzer(directory: Path, sanitizer: str | None, *, emulate: bool) -> list[str
         check=True,
     )
     needs = {**FEATURES, **(EMULATED_ON if emulate else {})}
-    return [str(program), *(str(isa) for isa, needed in needs.items() if needed in cpu().features)]
+    isas = [str(isa) for isa, needed in needs.items() if needed in cpu().features]
+    return [str(program), family, *isas]
 
 
 def main() -> int:
@@ -58,11 +72,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
     parser.add_argument("--emulate", action="store_true", help="levels that this CPU lacks, too")
+    parser.add_argument("--family", choices=("all", *FAMILIES), default="all")
     parser.add_argument("--plain", action="store_true", help="without the sanitizers")
     arguments = parser.parse_args()
     sanitizer = None if arguments.plain else "address"
     last = arguments.first + arguments.seeds
-    command = [*fuzzer(arguments.directory, sanitizer, emulate=arguments.emulate)]
+    command = fuzzer(
+        arguments.directory, sanitizer, emulate=arguments.emulate, family=arguments.family
+    )
     command[1:1] = [str(arguments.first), str(last)]
     return subprocess.run(command, check=False).returncode
 

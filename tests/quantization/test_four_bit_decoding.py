@@ -68,6 +68,65 @@ def test_tokens_are_those_of_the_layers(
     assert len(ran) == 5, "each call was one native run"
 
 
+def test_what_generate_reads_may_be_set(pair: Any) -> None:
+    """The token that pads, say: no forward reads it, so tokens stay one native run."""
+    fused = copy.deepcopy(pair[0])
+    fused(ids(1, 3, 0))
+    fused.generation_config.pad_token_id = 7
+    fused.generation_config.max_new_tokens = 3
+    assert fused.forward.current()
+    fused.config.vocab_size = 61
+    assert not fused.forward.current()
+
+
+def reordered(model: Any) -> Any:
+    """``model`` with its linears but the head reading features in another order, as act-order."""
+    found = copy.deepcopy(model)
+    orders: dict[tuple[str, int], torch.Tensor] = {}
+    draw = torch.Generator().manual_seed(0)
+    for name, module in list(found.named_modules()):
+        if not isinstance(module, x86quant.DynamicLinear) or "head" in name:
+            continue
+        parent, _, child = name.rpartition(".")
+        # One order for the linears of an input, as they have one where data chose it.
+        source = (
+            "input" if child in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj") else child
+        )
+        key = (f"{parent}.{source}", module.in_features)
+        if key not in orders:
+            orders[key] = torch.randperm(module.in_features, generator=draw)
+        layer = x86quant.dynamic.ReorderedLinear(module, orders[key])
+        setattr(found.get_submodule(parent), child, layer)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dynamic", "int8"])
+def test_features_in_another_order_are_part_of_the_native_run(pair: Any, kind: str) -> None:
+    layers = reordered(pair[1])
+    fused = copy.deepcopy(layers)
+    give_graphs(fused, True)
+    step = fused.forward.token_step
+    compiled = step.on_codes if kind == "int8" else step.compiled
+    ran: list[int] = []
+    run = compiled.run
+    compiled.run = lambda x: (ran.append(1), run(x))[1]
+    caches = [empty(kind, model) for model in (fused, layers)]
+    for number, tokens in enumerate((20, 1, 4)):
+        some = ids(2, tokens, number)
+        found, wanted = (
+            model(input_ids=some, past_key_values=cache, use_cache=True, return_dict=True).logits
+            for model, cache in zip((fused, layers), caches, strict=True)
+        )
+        # Norms and attention may sum in another order: an edge of a code may lie in between.
+        assert float((found - wanted).square().mean() / wanted.square().mean()) < 1e-3
+    assert len(ran) == 3, "each call was one native run"
+    steps = [one.op for segment in compiled.segments for one in segment.plans[-1].steps]
+    # Of a layer: features of two norms, of the heads, and of what is between the products of its MLP.
+    assert steps.count("reorder_codes") == 4 * 2
+    assert not [node for node in compiled.float_nodes if "index_select" in node.op]
+
+
 class _Tokens:
     """What is streamed, as ids: a streamer of generate."""
 

@@ -26,7 +26,7 @@ from x86quant.profiling.recorder import record
 ops = torch.ops.x86quant
 
 #: What a graph holds as constants; all else are inputs.
-_CONSTANT = ("weight", "weight_scale", "bias", "gate", "up", "norm_weight", "norm_bias")
+_CONSTANT = ("weight", "weight_scale", "bias", "gate", "up", "norm_weight", "norm_bias", "order")
 
 
 #: Tokens of a sentence.
@@ -237,6 +237,20 @@ def test_each_op_alone(op: str) -> None:
     assert [reason for n in module.float_nodes if "outside" in (reason := n.reason)] or (
         not from_outside and len(module.segments) == 1
     )
+
+
+def test_codes_in_another_order_meet_a_weight_whose_columns_lie_so() -> None:
+    """As ``linear_dynamic`` of the features in that order, bit for bit."""
+    net = _Net()
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(5))
+    rows = net.rows(net.input("x"))
+    rows["codes"] = net.call("reorder_codes", codes=rows["codes"], order=order.to(torch.int32))
+    module = net.compiled(net.call("linear_rows", **rows, **WEIGHT, activation=None))
+    x = floats(3, 5, 16)
+    (found,) = module(x)
+    assert torch.equal(found, ops.linear_dynamic(x.index_select(-1, order), **WEIGHT))
+    assert _steps(module) == [["quantize_rows", "reorder_codes", "linear_rows"]]
+    assert not module.float_nodes
 
 
 @pytest.mark.parametrize("outputs", range(1, 8))

@@ -51,7 +51,8 @@ def observe(
     """The calls that the modules at ``paths`` get while ``model`` runs on ``calls``.
 
     It must take the first of them; others may be of sizes that it does not take. With
-    ``of_forward``, calls of a module's ``forward`` that go past the module itself are seen, too.
+    ``of_forward``, calls of a module's ``forward`` that go past the module itself are seen, too,
+    but of ``model``, which is called here.
     What ``model`` returns goes to ``note``, if given, unless it drew random numbers.
     """
     found: dict[str, list[Observed]] = {path: [] for path in paths}
@@ -60,7 +61,7 @@ def observe(
     try:
         for path, watch in zip(paths, watches, strict=True):
             module = model.get_submodule(path)
-            if of_forward:
+            if of_forward and path:
                 handles.append(_WatchedForward(module, watch))
                 continue
             handles += [

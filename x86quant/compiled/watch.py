@@ -158,8 +158,12 @@ def _objects_in(modules: Sequence[nn.Module]) -> list[Any]:
 
 
 def _is_code(value: object) -> bool:
-    """Whether ``value`` computes, rather than being read."""
-    return callable(value) or isinstance(value, torch.Tensor | types.ModuleType)
+    """Whether ``value`` computes, or tells others what to do, rather than being read by a forward.
+
+    What ``generate`` of transformers reads, such as the token that pads, is everybody's to set.
+    """
+    tells_generate = type(value).__module__.startswith("transformers.generation.")
+    return tells_generate or callable(value) or isinstance(value, torch.Tensor | types.ModuleType)
 
 
 def _is_replaced(variables: Mapping[str, Any]) -> bool:

@@ -16,7 +16,13 @@ from x86quant.dynamic.embedding_bag import (
 )
 from x86quant.dynamic.experts import is_experts
 from x86quant.dynamic.group_weights import check_bits
-from x86quant.dynamic.layers import DynamicLinear, Int8Linear, WeightOnlyEmbedding, WeightOnlyLinear
+from x86quant.dynamic.layers import (
+    DynamicLinear,
+    HalfEmbedding,
+    Int8Linear,
+    WeightOnlyEmbedding,
+    WeightOnlyLinear,
+)
 from x86quant.dynamic.multihead_attention import DynamicMultiheadAttention
 from x86quant.dynamic.recurrent import (
     RECURRENT,
@@ -54,6 +60,7 @@ __all__ = [
     "DynamicMultiheadAttention",
     "DynamicRecurrent",
     "EmbeddingBags",
+    "HalfEmbedding",
     "Int8Linear",
     "QuantizedTable",
     "ReorderedLinear",

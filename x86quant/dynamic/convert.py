@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from x86quant.compiled import CompiledModule
 from x86quant.dynamic.embedding_bag import RowwiseEmbedding, WeightOnlyEmbeddingBag, table_bits
 from x86quant.dynamic.experts import is_experts, to_int8_experts, why_float_experts
-from x86quant.dynamic.group_weights import check_bits
+from x86quant.dynamic.group_weights import check_bits, quantized
 from x86quant.dynamic.layers import (
     DynamicLinear,
     Int8Linear,
@@ -41,7 +41,7 @@ def to_dynamic(
     model: nn.Module,
     *,
     weight_only: bool = False,
-    embeddings: bool | int = False,
+    embeddings: bool | int | Literal["tied"] = False,
     weight_bits: int = 8,
     weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
     keep: Callable[[str, nn.Module], bool] | None = None,
@@ -61,7 +61,8 @@ def to_dynamic(
             layers whole.
         embeddings: embedding tables too, which saves memory: 8, 4 or 2 bits, in FBGEMM's rows
             (``RowwiseEmbedding``, ``WeightOnlyEmbeddingBag``). True: bags in 8 bits, and embeddings
-            as ``WeightOnlyEmbedding``, by which tied linears multiply in int8.
+            as ``WeightOnlyEmbedding``, by which tied linears multiply in int8. "tied": embeddings
+            alone whose weight is that of a linear converted here, whose codes they look up.
         weight_bits: of the weights of linears, and of tables where ``embeddings`` is True: 8, or 4
             with a scale for each group of 32 input features. Attentions of torch's own class and
             recurrent layers have 8.
@@ -69,13 +70,14 @@ def to_dynamic(
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
-    if embeddings not in (False, True):
+    if embeddings not in (False, True, "tied"):
         table_bits(8, embeddings)
     check_bits(weight_bits)
     if not inplace:
         model = copy.deepcopy(model)
     kind = WeightOnlyLinear if weight_only else DynamicLinear
     done: dict[nn.Module, nn.Module] = {}
+    heads = _converted_by_weight(model, keep) if embeddings == "tied" else {}
 
     def convert(name: str, module: nn.Module) -> nn.Module:
         if module not in done:
@@ -95,6 +97,12 @@ def to_dynamic(
             elif is_recurrent(module):
                 if not (kept or weight_only or why_float(module)):
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
+            elif isinstance(module, nn.Embedding) and embeddings == "tied":
+                if id(module.weight) in heads and not why_float(module):
+                    operands = (weights or {}).get(heads[id(module.weight)])
+                    codes = operands or quantized(module.weight, weight_bits)
+                    done[module] = WeightOnlyEmbedding(*codes, name)
+                    carry_attributes(module, done[module])
             elif isinstance(module, nn.Embedding):
                 if embeddings and not (kept or why_float(module)):
                     done[module] = (
@@ -103,8 +111,8 @@ def to_dynamic(
                         else RowwiseEmbedding.from_float(module, name, embeddings)
                     )
             elif isinstance(module, nn.EmbeddingBag):
-                if embeddings and not (kept or why_float(module)):
-                    bits = 8 if embeddings is True else embeddings
+                if embeddings not in (False, "tied") and not (kept or why_float(module)):
+                    bits = 8 if embeddings is True else int(embeddings)
                     done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
             elif is_experts(module):
                 if not (kept or why_float(module)):
@@ -127,6 +135,19 @@ def to_dynamic(
     adapt_containers(model)
     note_in_config(model)
     return model
+
+
+def _converted_by_weight(
+    model: nn.Module, keep: Callable[[str, nn.Module], bool] | None
+) -> dict[int, str]:
+    """The names of linears in ``model`` that are to be converted, by the identity of the weight."""
+    return {
+        id(module.weight): name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and not (keep is not None and keep(name, module))
+        and why_float(module) is None
+    }
 
 
 def adapt_containers(model: nn.Module) -> None:

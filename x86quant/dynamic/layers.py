@@ -434,3 +434,37 @@ class WeightOnlyEmbedding(Int8Module):
     def extra_repr(self) -> str:
         """What ``repr`` shows between the brackets."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class HalfEmbedding(Int8Module):
+    """An embedding table that stays in the 16 bits of a file; what is looked up is float32.
+
+    A row at a time becomes float32, where the whole table would take twice the memory.
+
+    Attributes:
+        weight: float16 or bfloat16 [num_embeddings, embedding_dim].
+    """
+
+    weight: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table."""
+        return self.weight.shape[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Size of a row."""
+        return self.weight.shape[1]
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the table for ``ids`` of any shape."""
+        return F.embedding(ids, self.weight).to(self._float_type)
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows between the brackets."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.weight.dtype}"

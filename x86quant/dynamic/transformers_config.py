@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from x86quant.dynamic.layers import (
+    HalfEmbedding,
     Int8Linear,
     Int8Sequential,
     WeightOnlyEmbedding,
@@ -54,13 +55,13 @@ def _let_transformers_save_and_load(model: nn.Module) -> None:
         importlib.import_module("x86quant.huggingface.load_quantizer").let_save(model)
 
 
-_AROUND_LAYERS = (Int8Sequential, ReorderedLinear)
+_NO_LAYERS = (HalfEmbedding, Int8Sequential, ReorderedLinear)
 
 
 def _is_layer(module: nn.Module) -> bool:
     """Whether ``module`` stands for one of a float layer, rather than for a sequence of them."""
     kind = type(module)
-    return kind.__module__.startswith("x86quant.") and kind not in _AROUND_LAYERS
+    return kind.__module__.startswith("x86quant.") and kind not in _NO_LAYERS
 
 
 def _has_four_bits(layer: Any) -> bool:

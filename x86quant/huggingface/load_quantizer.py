@@ -14,6 +14,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantizer
 
 from x86quant.dynamic import (
+    HalfEmbedding,
     ReorderedLinear,
     WeightOnlyEmbedding,
     adapt_containers,
@@ -29,7 +30,7 @@ from x86quant.dynamic.experts import (
     open_experts,
     unloaded_experts,
 )
-from x86quant.dynamic.layers import Int8Linear, is_conv1d
+from x86quant.dynamic.layers import Int8Linear, carry_attributes, is_conv1d
 from x86quant.dynamic.shared_codes import OPERANDS, holders_of_others, share_codes
 from x86quant.errors import InvalidInputError, UnsupportedError, X86QuantError
 from x86quant.huggingface.checkpoint_formats import FLOAT_WEIGHT, FORMATS, CheckpointFormat
@@ -42,7 +43,7 @@ from x86quant.huggingface.expert_parts import (
 from x86quant.huggingface.load_settings import METHOD, X86QuantConfig
 from x86quant.huggingface.mapped_files import give_back
 from x86quant.huggingface.native_graphs import give_graphs
-from x86quant.huggingface.stored_layers import marked_layers, stored_layers
+from x86quant.huggingface.stored_layers import half_tables, marked_layers, stored_layers
 from x86quant.huggingface.unloaded_layer import LINEARS, UnloadedLayer, loaded
 
 _NAMED = 4
@@ -140,12 +141,29 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
             self._expect(model, path, layer, places)
         if not foreign:
             self._expect_tied(model, layers, checkpoint_files or (), places)
+        self._keep_half_tables(model, checkpoint_files or (), places)
         ignored = [_OF_CACHES]
         if not foreign:
             names = {f"{path}.{FLOAT_WEIGHT}" for path in self._unloaded} | set(_marks(model))
             ignored = [rf"(^|\.){re.escape(name)}$" for name in names]
         known = model._keys_to_ignore_on_load_unexpected or ()
         model._keys_to_ignore_on_load_unexpected = {*known, *ignored}
+
+    def _keep_half_tables(self, model: Any, files: Sequence[str], places: _Places) -> None:
+        """Let tables that files hold in 16 bits, and that nothing is tied to, stay so."""
+        tied = {path for group in (*self._groups, *_tied_groups(model)) for path in group}
+        tables = {
+            path: module
+            for path, module in model.named_modules()
+            if type(module) is nn.Embedding and path not in tied and why_float(module) is None
+        }
+        for path, weight in half_tables(model, tables, files, self._conversions).items():
+            table = tables[path]
+            if weight.shape == table.weight.shape:  # else transformers reports it
+                half = HalfEmbedding(weight)
+                carry_attributes(table, half)
+                for parent, name in places[table]:
+                    parent._modules[name] = half
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """What transformers does to tensors of files, but for merging experts in codes."""

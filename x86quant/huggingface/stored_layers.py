@@ -86,6 +86,21 @@ def marked_layers(
     return found & set(paths)
 
 
+def half_tables(
+    model: Any, paths: Collection[str], files: Sequence[str], conversions: Sequence[object]
+) -> dict[str, torch.Tensor]:
+    """Those of ``paths``, of tables, that have 16 bits in ``files``; their weights without data."""
+    renamings = [x for x in conversions if isinstance(x, WeightRenaming)]
+    known = {f"{path}.{FLOAT_WEIGHT}": True for path in paths}
+    found = {}
+    for key, tensor in _tensors(files, (FLOAT_WEIGHT,)).items():
+        if tensor.dtype in (torch.float16, torch.bfloat16):
+            name, _ = rename_source_key(key, renamings, [], model.base_model_prefix, known)
+            if name in known:
+                found[name.removesuffix(f".{FLOAT_WEIGHT}")] = tensor
+    return found
+
+
 #: By what safetensors calls them.
 _TYPES = {
     "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,

@@ -32,7 +32,7 @@ import torch.nn.functional as F  # noqa: N812
 from x86quant import extension
 from x86quant.errors import InvalidInputError
 from x86quant.ops._register import register
-from x86quant.ops.groups import check_groups, group_product, real_weight
+from x86quant.ops.groups import check_groups, group_product, real_product
 from x86quant.weight_form import features_of, has_groups
 
 ARGUMENTS = "Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, str? activation=None"
@@ -216,7 +216,7 @@ def linear_weight_only(
 ) -> torch.Tensor:
     """``x`` [..., K] times the transpose of int8 ``weight`` [N, K], summed in float32."""
     if has_groups(weight_scale):
-        out = F.linear(x, real_weight(weight, weight_scale))
+        out = real_product(x, weight, weight_scale, None)
     else:
         out = F.linear(x, weight.to(x.dtype)) * weight_scale
     if bias is not None:

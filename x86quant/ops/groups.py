@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from x86quant.errors import InvalidInputError
 from x86quant.weight_form import features_of, has_groups
@@ -80,6 +81,25 @@ def real_weight(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tenso
     if offsets is not None:
         real = real + offsets[..., None]
     return real.flatten(1)
+
+
+#: Real weights that are made at a time where all of them would be too many: they stay in L2.
+_REAL_AT_A_TIME = 1 << 18
+
+
+def real_product(
+    x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Float ``x`` [..., K] times the real weight, whose floats are never all in memory."""
+    outputs, features = weight.shape[0], features_of(weight)
+    each = max(_REAL_AT_A_TIME // features // 16, 1) * 16
+    if outputs <= each:
+        return F.linear(x, real_weight(weight, weight_scale), bias)
+    out = x.new_empty((*x.shape[:-1], outputs))
+    for begin in range(0, outputs, each):
+        some = slice(begin, begin + each)
+        out[..., some] = F.linear(x, real_weight(weight[some], weight_scale[some]))
+    return out if bias is None else out.add_(bias)
 
 
 def exact_half(numbers: torch.Tensor) -> torch.Tensor:

@@ -75,6 +75,32 @@ def quantize_rows(x: torch.Tensor) -> RowCodes:
     )
 
 
+def _check_order(op: str, codes: torch.Tensor, order: torch.Tensor) -> None:
+    if codes.dtype != torch.uint8 or codes.dim() == 0:
+        raise InvalidInputError(
+            f"x86quant::{op}: codes must be uint8 [..., features], "
+            f"got {codes.dtype} {tuple(codes.shape)}"
+        )
+    if order.dtype != torch.int32 or order.shape != codes.shape[-1:]:
+        raise InvalidInputError(
+            f"x86quant::{op}: order must be int32 of {codes.shape[-1]} numbers, one a feature, "
+            f"got {order.dtype} {tuple(order.shape)}"
+        )
+
+
+@register(
+    "Tensor codes, Tensor order",
+    checks=[_check_order],
+    shapes=lambda codes: codes.new_empty(codes.shape),
+)
+def reorder_codes(codes: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Row codes [..., K] whose feature k is feature ``order[k]`` of ``codes``.
+
+    Scales and zero points of rows are the same in any order.
+    """
+    return codes.index_select(-1, order)
+
+
 def _check_linear(
     op: str,
     codes: torch.Tensor,

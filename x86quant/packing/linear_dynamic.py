@@ -109,8 +109,54 @@ def packed_for(
     """
     operands = (weight, weight_scale, bias)
     native = extension.native()
-    runs = [_plain(operands, activation) if name == "reference" else name for name in kernels]
-    return native.pack_linear_dynamic(*operands, activation, list(row_limits), runs, record)
+    runs: list[Any] = []
+    limits: list[int] = []
+    for limit, name in zip(row_limits, kernels, strict=True):
+        run = _plain(operands, activation) if name == "reference" else name
+        run = "native" if name == NATIVE_BLOCKS else run  # one pack: it knows when
+        if runs and runs[-1] == run:
+            limits[-1] = limit
+        else:
+            runs.append(run)
+            limits.append(limit)
+    unpack = _unpacking(row_limits, kernels)
+    return native.pack_linear_dynamic(*operands, activation, unpack, limits, runs, record)
+
+
+#: The kernel that is another way to read what the kernel "native" packs.
+NATIVE_BLOCKS = "native_blocks"
+#: More rows than any call has.
+_NO_ROWS = (1 << 31) - 1
+
+
+def _unpacking(row_limits: Sequence[int], kernels: Sequence[str]) -> list[int]:
+    """From how many rows on blocks are unpacked, and from how many on no more (0: of any number).
+
+    One stretch of rows: what lies between two of them is part of it.
+    """
+    those = [i for i, name in enumerate(kernels) if name == NATIVE_BLOCKS]
+    if not those:
+        return [_NO_ROWS, 0]
+    begin = row_limits[those[0] - 1] + 1 if those[0] else 1
+    end = row_limits[those[-1]] + 1
+    return [begin, max(end, 0)]
+
+
+def row_routes(weights: Weights, activation: str | None) -> Routes | None:
+    """How products of row codes by ``weights`` run; None of those of 8 bits without groups.
+
+    Other kernels than ours read no row codes: where a rule names one, ours runs.
+    """
+    weight, scale, bias = weights
+    if not has_groups(scale):
+        return None
+    kernels = {name: k for name, k in dynamic_kernels().items() if k.engine == "native"}
+    return routing_in_force(kernels).route(_spec(weight, scale, bias, activation))
+
+
+def _unpacked_rows(weights: Weights, activation: str | None) -> list[int]:
+    routes = row_routes(weights, activation)
+    return [0, 0] if routes is None else _unpacking(routes.row_limits, routes.kernels)
 
 
 def _plain(
@@ -240,11 +286,12 @@ def row_linear(weights: Weights, activation: str | None, known: Known = (None,))
     """The packed ``weights``; None where there are none, or nothing compiled to read them."""
     if weights[0].numel() == 0 or not extension_loads():
         return None
+    unpack = _unpacked_rows(weights, activation)
     return remembered(
-        "row_linear",
+        f"row_linear {unpack}",
         weights,
         activation,
-        lambda: extension.native().pack_row_linear(*weights, activation, *known),
+        lambda: extension.native().pack_row_linear(*weights, activation, unpack, *known),
     )
 
 
@@ -254,9 +301,10 @@ def gated_rows(
     """The packed weights of both products of a gated layer; None as for ``row_linear``."""
     if gate[0].numel() == 0 or not extension_loads():
         return None
+    unpack = _unpacked_rows(up, activation)
     return remembered(
-        "gated_rows",
+        f"gated_rows {unpack}",
         (*gate, *up),
         activation,
-        lambda: extension.native().pack_gated_rows(*gate, *up, activation, *known),
+        lambda: extension.native().pack_gated_rows(*gate, *up, activation, unpack, *known),
     )

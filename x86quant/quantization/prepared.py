@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
 
 import torch
 from torch import nn
@@ -171,13 +172,18 @@ class PreparedModel:
             result = to_dynamic(  # another one where the whole is one such layer
                 result,
                 weight_only=self.scheme.weight_only,
-                embeddings=self.scheme.weight_only,
+                embeddings=self._tables,
                 weight_bits=self.weight_bits,
                 weights=self.weights,
                 keep=lambda name, _: name not in wanted,
                 inplace=True,
             )
         return result
+
+    @property
+    def _tables(self) -> bool | Literal["tied"]:
+        """Which tables have codes: with 4 bits those of a head, which would be there twice."""
+        return self.scheme.weight_only or ("tied" if self.weight_bits < 8 else False)
 
     def _built(
         self,
@@ -240,7 +246,7 @@ class PreparedModel:
             model = to_dynamic(
                 model,
                 weight_only=self.scheme.weight_only,
-                embeddings=self.scheme.weight_only,
+                embeddings=self._tables,
                 weight_bits=self.weight_bits,
                 weights=self.weights,
                 keep=lambda name, _: name not in dynamic,

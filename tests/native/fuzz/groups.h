@@ -30,7 +30,8 @@ bool groups_agree(Random& r, const std::vector<int>& isas) {
   // Activations are approximations on all but the reference: those that are exact only.
   // Some have more groups, and more rows, than are multiplied together.
   const int groups = r.one_in(6) ? r.upto(60) : r.upto(6), features = 8 * r.upto(9) * groups;
-  const xq_groups g{features, r.upto(90), r.upto(2) - 1, groups, r.one_in(3) ? 8 : 4, r.one_in(2), r.one_in(2)};
+  const xq_groups g{features, r.upto(90), r.upto(2) - 1, groups, r.one_in(3) ? 8 : 4, r.one_in(2), r.one_in(2),
+                    r.one_in(3) ? 0 : r.upto(40), r.one_in(3) ? r.upto(80) : 0};
   const int64_t rows = r.one_in(8) ? r.upto(260) : r.upto(40), numbers = int64_t{g.out_features} * groups * (g.offsets ? 2 : 1);
   const auto floats = [&](int64_t count) {
     std::vector<float> v(static_cast<size_t>(count));

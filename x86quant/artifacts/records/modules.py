@@ -23,6 +23,7 @@ from x86quant.dynamic import (
     DynamicLSTM,
     DynamicLSTMCell,
     DynamicMultiheadAttention,
+    HalfEmbedding,
     Int8Linear,
     RowwiseEmbedding,
     WeightOnlyEmbedding,
@@ -215,6 +216,14 @@ def _int8_embedding(cls: Any, values: dict[str, Any], state: _State) -> nn.Modul
     return module
 
 
+def _half_embedding(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
+    weight = state.get("weight")
+    if weight is None or weight.dim() != 2 or weight.dtype not in (torch.float16, torch.bfloat16):
+        raise ArtifactError("a table of 16 bits has no weight of 16 bits and two dimensions")
+    module: nn.Module = cls(weight)
+    return module
+
+
 def _attention(cls: Any, values: dict[str, Any], state: _State) -> nn.Module:
     inner, outer = (
         DynamicLinear(*_operands("linear_dynamic", _within(state, f"{name}.")))
@@ -335,6 +344,7 @@ _INT8: dict[type[nn.Module], tuple[Kind, Callable[..., nn.Module]]] = {
     DynamicLinear: (_LINEAR, _int8_linear),
     WeightOnlyLinear: (_LINEAR, _int8_linear),
     WeightOnlyEmbedding: (Kind(("name",)), _int8_embedding),
+    HalfEmbedding: (Kind(), _half_embedding),
     RowwiseEmbedding: (Kind(("bits", "name")), _rowwise),
     WeightOnlyEmbeddingBag: (
         Kind(

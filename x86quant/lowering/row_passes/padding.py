@@ -18,7 +18,7 @@ aten = torch.ops.aten
 #: Ops that make a row of a result of the same row of each of these arguments, where they have them.
 _BY_ROW = (
     "gated_rows_rows", "linear_rows", "linear_rows_norm", "linear_rows_rows", "norm_rows",
-    "quantize_rows",
+    "quantize_rows", "reorder_codes",
 )  # fmt: skip
 _ROWS = ("x", "residual", "codes", "scale", "zero_point", "q", "k", "v")
 

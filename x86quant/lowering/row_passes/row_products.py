@@ -79,26 +79,68 @@ def _codes(gm: GraphModule, weight: object) -> tuple[Node, Node] | None:
 def share_row_codes(gm: GraphModule) -> int:
     """A dynamic linear becomes a product of row codes, made once for all that read a value.
 
+    One that reads the features of a value in another order reads its codes in that order: rows have
+    the same scales and zero points in any. Linears that share an order share those codes.
+
     Returns the number of linears.
     """
     codes: dict[Node, tuple[Node, ...]] = {}
+    reordered: dict[Node, list[tuple[torch.Tensor, Node]]] = {}
     changed = 0
     for linear in nodes_of(gm, "linear_dynamic"):
         arguments = dict(linear.kwargs)
-        x = arguments.pop("x")
-        assert isinstance(x, Node)
+        given = arguments.pop("x")
+        assert isinstance(given, Node)
+        found = _reordered(gm, given)
+        x, order = (given, None) if found is None else found
         with gm.graph.inserting_before(linear):
             if x not in codes:
                 codes[x] = emit_many(
                     gm.graph, "quantize_rows", linear, (value_of(x), None, None), x=x
                 )[1:]
             rows = dict(zip(("codes", "scale", "zero_point"), codes[x], strict=True))
+            if order is not None:
+                known = reordered.setdefault(x, [])
+                rows["codes"] = _codes_in_order(gm, linear, rows["codes"], order, known)
             product = emit(gm.graph, "linear_rows", linear, **rows, **arguments)
         product.meta["val"] = value_of(linear)
         linear.replace_all_uses_with(product)
         gm.graph.erase_node(linear)
         changed += 1
     return finish(gm, changed)
+
+
+def _reordered(gm: GraphModule, x: Node) -> tuple[Node, torch.Tensor] | None:
+    """The value whose features ``x`` has in another order, and that order: GPTQ's act-order."""
+    if x.target is not aten.index_select.default or not is_float32(x, x.args[0]):
+        return None
+    source, dim, index = x.args
+    value, order = value_of(source), constant(gm, index)
+    assert value is not None
+    if dim not in (-1, value.dim() - 1) or order is None or order.shape != value.shape[-1:]:
+        return None
+    if not torch.equal(order.sort().values, torch.arange(len(order), dtype=order.dtype)):
+        return None  # without some features a row may have other scales
+    assert isinstance(source, Node)
+    return source, order.to(torch.int32)
+
+
+def _codes_in_order(
+    gm: GraphModule,
+    like: Node,
+    codes: Node,
+    order: torch.Tensor,
+    known: list[tuple[torch.Tensor, Node]],
+) -> Node:
+    """``codes`` in this ``order``, by one node for all that want it; ``known`` are those nodes."""
+    for other, node in known:
+        if torch.equal(order, other):
+            return node
+    constant_order = add_constant(gm, gm.graph, "order", order)
+    node = emit(gm.graph, "reorder_codes", like, codes=codes, order=constant_order)
+    node.meta["val"] = value_of(codes)
+    known.append((order, node))
+    return node
 
 
 def quantize_products(gm: GraphModule) -> int:

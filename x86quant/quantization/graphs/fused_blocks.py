@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule
 
@@ -36,7 +35,7 @@ from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import FloatNode, computes_in_float, lower_rows
 from x86quant.lowering.passes import Report
 from x86quant.ops.dynamic import ACTIVATIONS
-from x86quant.ops.groups import real_weight
+from x86quant.ops.groups import real_product
 from x86quant.quantization import speed
 from x86quant.quantization.harm import sqnr_between
 from x86quant.quantization.sentences import hides_padding
@@ -51,6 +50,8 @@ ENOUGH_WEIGHTS = 1 << 22
 _MOST_FORMS = 3
 #: Parts are proved on so many calls of the whole.
 _CALLS_OF_PARTS = 6
+#: Modules whose calls are kept at a time: of large batches they take memory.
+_OBSERVED_TOGETHER = 24
 #: What fusing may cost against the layers one by one, in dB.
 _ALLOWED_LOSS = 3.0
 #: Ops that show that fusing gained something.
@@ -82,9 +83,7 @@ def with_block_graphs(
         timed: whether graphs that are slower than the layers are left out.
     """
     search = _BlockSearch(model, calls, timed)
-    with state_kept(model), comparable(model):
-        seen = observe(model, [""], calls)[""]
-    search.try_module("", seen)
+    search.run()
     if not search.found:
         return ()
     drop_packs(model)
@@ -106,13 +105,71 @@ class _BlockSearch:
         self._model, self._calls, self._timed = model, calls, timed
         self._padding_unread = hides_padding(model)
         self._refused: set[type] = set()
+        self._accepted: set[type] = set()
         self.found: list[str] = []
 
-    def try_module(self, path: str, seen: Sequence[Observed]) -> None:
-        """Give the module at ``path`` graphs, or else modules in it."""
+    def run(self) -> None:
+        """Give graphs to the outermost modules that can have them, the whole model first.
+
+        Many modules are observed in one run of the model: a run for each would make a deep model
+        quadratic, which takes minutes where weights of 4 bits become floats.
+        """
+        waiting = [""]
+        while waiting:
+            names = self._together(waiting)
+            calls = self._calls if "" in names else self._calls[:_CALLS_OF_PARTS]
+            # In the whole model: a part's call may hold what an earlier run changed, such as a
+            # cache. sentence-transformers calls the forward of a module, and not the module.
+            with state_kept(self._model), comparable(self._model):
+                seen = observe(self._model, names, calls, of_forward=True)
+            waiting = [path for path in waiting if path not in seen]
+            for path in names:
+                if not self._is_done(path):
+                    waiting += [x for x in self._try_module(path, seen.pop(path)) if x not in names]
+            waiting = [x for path in waiting for x in self._without_refused(path)]
+
+    def _together(self, waiting: Sequence[str]) -> list[str]:
+        """Modules to be observed in the same runs: those of ``waiting`` as far as there is room.
+
+        Of a class that nothing is known of the first one, and of those in it, too: they are next
+        if it has no graph.
+        """
+        names: list[str] = []
+        unknown: set[type] = set()
+        left = [*waiting]
+        # Of many calls of data those of parts would take memory for nothing.
+        look_inside = len(self._calls) <= _CALLS_OF_PARTS
+        while left and len(names) < _OBSERVED_TOGETHER:
+            path = left.pop(0)
+            module = self._model.get_submodule(path)
+            if type(module) in unknown:
+                continue
+            names.append(path)
+            if type(module) not in self._accepted:
+                unknown.add(type(module))
+                left += self._inside(path) if look_inside else []
+        return names
+
+    def _is_done(self, path: str) -> bool:
+        """Whether the module at ``path`` runs in a graph of one around it."""
+        return any(not outer or path.startswith(f"{outer}.") for outer in self.found)
+
+    def _without_refused(self, path: str) -> list[str]:
+        """The module at ``path``, or what is in it where its class has no graphs."""
+        if type(self._model.get_submodule(path)) not in self._refused:
+            return [path]
+        return [x for inner in self._inside(path) for x in self._without_refused(inner)]
+
+    def _inside(self, path: str) -> list[str]:
+        """The nearest modules in the one at ``path`` that hold what could be fused."""
+        found = _next(self._model.get_submodule(path), path)
+        return [name for name in found if self._is_worth(name)]
+
+    def _try_module(self, path: str, seen: Sequence[Observed]) -> list[str]:
+        """Give the module at ``path`` graphs, or else name modules in it that may have some."""
         module = self._model.get_submodule(path)
         if not seen or not self._is_worth(path):
-            return
+            return []
         if type(module) not in self._refused:
             try:
                 with state_kept(module), hooks_set_aside(module):
@@ -124,18 +181,10 @@ class _BlockSearch:
                 self._refused.add(type(module))  # others of its class cost as long to refuse
             else:
                 BlockGraphs(module, graphs).attach()
+                self._accepted.add(type(module))
                 self.found.append(path)
-                return
-        inner = [name for name in _next(module, path) if self._is_worth(name)]
-        if not inner:
-            return
-        # In the whole model: a part's call may hold what an earlier run changed, such as a cache.
-        with state_kept(self._model), comparable(self._model):
-            # sentence-transformers calls the forward of a module, and not the module.
-            calls = self._calls[:_CALLS_OF_PARTS]
-            inside = observe(self._model, inner, calls, of_forward=True)
-        for name in inner:
-            self.try_module(name, inside[name])
+                return []
+        return self._inside(path)
 
     def _is_worth(self, path: str) -> bool:
         """Whether the module at ``path`` holds what could be fused."""
@@ -297,8 +346,8 @@ class _RowsLeftFloat(OpWatch):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         given = dict(zip(("x", "weight", "weight_scale", "bias", "activation"), args, strict=False))
         given.update(kwargs)
-        weight = real_weight(given["weight"], given["weight_scale"])
-        out = F.linear(given["x"], weight, given.get("bias"))
+        operands = given["x"], given["weight"], given["weight_scale"], given.get("bias")
+        out = real_product(*operands)
         activation = given.get("activation")
         return out if activation is None else ACTIVATIONS[activation](out)
 

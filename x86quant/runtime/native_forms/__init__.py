@@ -16,6 +16,7 @@ from x86quant.runtime.native_forms import (
     pointwise,
     pooling,
     recurrent_layer,
+    reordering,
     rotating,
     token_rows,
     upsampling,
@@ -24,7 +25,7 @@ from x86quant.runtime.native_forms import (
 
 _MODULES = (
     attending, code_rows, concatenation, float_border, lookups, per_channel, pointwise, pooling,
-    recurrent_layer, rotating, token_rows, upsampling, weighted,
+    recurrent_layer, reordering, rotating, token_rows, upsampling, weighted,
 )  # fmt: skip
 
 #: By the name of the op.

@@ -13,7 +13,8 @@ from torch.fx import Node
 from x86quant.errors import NoKernelError
 from x86quant.lowering.graph_tools import attribute, op_name
 from x86quant.ops.rows import CODES, NORM_KINDS, NORMED, TOTAL
-from x86quant.packing.linear_dynamic import Weights
+from x86quant.packing.linear_dynamic import Weights, row_routes
+from x86quant.routing.sizes import Sizes
 from x86quant.runtime import layout
 from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
@@ -82,9 +83,10 @@ def add_rows(
     read: Sequence[Value],
     results: Sequence[Value],
     op: str,
+    kind: str = "rows",
     **facts: Any,
 ) -> None:
-    """Append a step that makes a row of each of ``results`` of one of each value ``read``.
+    """Append a step of ``kind`` that makes rows of ``results`` of the same rows of all of ``read``.
 
     Where only the first rows of what it reads hold anything, it computes no more.
     """
@@ -97,7 +99,7 @@ def add_rows(
         fields, read = {**fields, "count": count}, [*read, count]
     for value in results:
         value.buffer.starts = starts
-    step = NativeStep("rows", fields)
+    step = NativeStep(kind, fields)
     draft.add(node, step, read, results[0], op, others=results[1:], **facts)
 
 
@@ -141,7 +143,12 @@ def _facts(draft: Draft, node: Node, weights: Sequence[Weights]) -> dict[str, An
     rows = math.prod(draft.value(node.kwargs["scale"]).shape)
     count = sum(len(weight) * features_of(weight) for weight, *_ in weights)
     nbytes = sum(x.nbytes for weight, scale, _ in weights for x in (weight, scale))
-    return {"multiply_adds": rows * count, "weight_bytes": nbytes}
+    facts: dict[str, Any] = {"multiply_adds": rows * count, "weight_bytes": nbytes}
+    activation: Any = node.kwargs.get("activation")
+    routes = row_routes(weights[-1], activation)
+    if routes is None or not rows:
+        return facts
+    return {**facts, "answer": routes.choice_for(rows), "sizes": Sizes(None, rows, None)}
 
 
 def _features(node: Node, draft: Draft, weight: str = "weight") -> int:
