@@ -48,6 +48,11 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], _Context]] = {
         {"effort": "best"},
         lambda: mock.patch.object(learning, "_ROUNDS", 0),
     ),
+    "best: weights rounded by what is learned": (
+        {"effort": "best"},
+        {"effort": "best"},
+        lambda: mock.patch.object(accuracy_kit, "_WITH_WEIGHTS", (False,)),
+    ),
     "best: cheap layers in float": ({"effort": "best"}, {"effort": "best"}, _cheap_layers_stay),
     "best: all of it": ({"effort": "best"}, {}, contextlib.nullcontext),
 }

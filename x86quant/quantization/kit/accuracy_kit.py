@@ -341,6 +341,10 @@ def _in_order(calibrated: Calibrated) -> _Corrections:
 _CORRECTIONS = (_one_by_one, _in_order)
 
 
+#: Whether weights are rounded anew by what is learned: what gains most is kept.
+_WITH_WEIGHTS = (False, True)
+
+
 def learn(calibrated: Calibrated) -> None:
     """With ``effort="best"``, what can be learned from calls seen and helps on others."""
     if calibrated.settings.effort != "best" or not calibrated.can_judge:
@@ -348,7 +352,7 @@ def learn(calibrated: Calibrated) -> None:
     before = {part: Learned.of(part) for part in calibrated.parts}
     best, levels = before, calibrated.judged()
     inputs = calibrated.inputs()
-    for weights in (False, True):
+    for weights in _WITH_WEIGHTS:
         for part, one in before.items():
             one.give(part)
         for part, calls in inputs.items():
