@@ -14,7 +14,7 @@ from tests import synthetic
 from tests.synthetic import case, linear, measure
 from x86quant.cli import main
 from x86quant.hardware.cpu import cpu
-from x86quant.kernels import all_kernels
+from x86quant.kernels import kernel_names
 from x86quant.routing import in_force as active_rules
 from x86quant.tables.shipped import shipped_tables
 from x86quant.tables.table_reader import read_table
@@ -183,7 +183,7 @@ def test_fit_writes_a_table_with_its_score(rules: Any, tmp_path: Path) -> None:
     printed = rules("fit", path, "--out", out)
     assert printed.startswith(f"{out}: 4 rules\n")
     assert "stock: fitted, network left out" in printed
-    table = read_table(out, all_kernels())
+    table = read_table(out, kernel_names())
     assert table.name == "fitted"
     assert table.provenance["regret"] == pytest.approx(0)
     first = out.read_bytes()

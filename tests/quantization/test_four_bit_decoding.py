@@ -122,7 +122,7 @@ def test_features_in_another_order_are_part_of_the_native_run(pair: Any, kind: s
         assert float((found - wanted).square().mean() / wanted.square().mean()) < 1e-3
     assert len(ran) == 3, "each call was one native run"
     steps = [one.op for segment in compiled.segments for one in segment.plans[-1].steps]
-    # Of a layer: features of two norms, of the heads, and between the products of its MLP.
+    # Of a layer: features of two norms, of the heads, and of what the MLP has between products.
     assert steps.count("reorder_codes") == 4 * 2
     assert not [node for node in compiled.float_nodes if "index_select" in node.op]
 

@@ -21,7 +21,7 @@ from tests.routing.fake_kernels import (
     clean,
 )
 from x86quant.errors import InvalidInputError, RuleError, UnsupportedError
-from x86quant.kernels import all_kernels
+from x86quant.kernels import kernel_names
 from x86quant.kernels.base import Situation
 from x86quant.routing.in_force import current_overrides, override
 from x86quant.routing.router import Routing, choose, make_override
@@ -42,7 +42,7 @@ CLIENT = isa.at("avx_vnni")
 AVX2 = isa.at("avx2")
 
 
-DEFAULT = read_table(find_table("default"), all_kernels())
+DEFAULT = read_table(find_table("default"), kernel_names())
 
 
 def pick(spec: OpSpec, table: RuleTable = DEFAULT, cpu: Any = AMX, **more: Any) -> Choice:

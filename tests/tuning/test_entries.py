@@ -25,7 +25,7 @@ from tests.tuning.small_runs import (
 )
 from x86quant import cli
 from x86quant.hardware.cpu import cpu
-from x86quant.kernels import all_kernels, kernel_names
+from x86quant.kernels import kernel_names
 from x86quant.packing.linear_dynamic import choose_linear_dynamic
 from x86quant.routing.in_force import use_rules
 from x86quant.tables.table_reader import read_table
@@ -160,6 +160,6 @@ def test_a_model_becomes_entries_of_the_users_table(
     name = f"{Net.__module__}:Net"
     status = cli.main(["tune", "--model", name, "--shape", "1,3,16,16", "--isa", "avx2"])
     assert status == 0
-    table = read_table(user_table.user_table_path("avx2"), all_kernels())
+    table = read_table(user_table.user_table_path("avx2"), kernel_names())
     assert {e.spec.op for e in table.entries} == {"conv2d", "linear"}
     assert f"{user_table.user_table_path('avx2')}: installed" in capsys.readouterr().out

@@ -33,6 +33,7 @@ from x86quant.dynamic.recurrent import RECURRENT
 from x86quant.dynamic.shared_codes import share_codes
 from x86quant.dynamic.torchao_weights import is_torchao, refusal, stored_codes
 from x86quant.dynamic.transformers_config import note_in_config
+from x86quant.errors import InvalidInputError
 from x86quant.lowering.builder import Builder
 from x86quant.lowering.graph_tools import emit
 
@@ -70,14 +71,17 @@ def to_dynamic(
         keep: ``keep(name, module)`` says which layers stay in float.
         inplace: change ``model`` itself, which saves a copy of its weights.
     """
-    if embeddings not in (False, True, "tied"):
-        table_bits(8, embeddings)
+    tied, tables = isinstance(embeddings, str), not isinstance(embeddings, str) and embeddings
+    if tied and embeddings != "tied":
+        raise InvalidInputError(f'embeddings is True, False, bits or "tied", not {embeddings!r}')
+    if tables not in (False, True):
+        table_bits(8, tables)
     check_bits(weight_bits)
     if not inplace:
         model = copy.deepcopy(model)
     kind = WeightOnlyLinear if weight_only else DynamicLinear
     done: dict[nn.Module, nn.Module] = {}
-    heads = _converted_by_weight(model, keep) if embeddings == "tied" else {}
+    heads = _converted_by_weight(model, keep) if tied else {}
 
     def convert(name: str, module: nn.Module) -> nn.Module:
         if module not in done:
@@ -97,22 +101,22 @@ def to_dynamic(
             elif is_recurrent(module):
                 if not (kept or weight_only or why_float(module)):
                     done[module] = RECURRENT[_base(module)].from_float(module)  # type: ignore[arg-type]
-            elif isinstance(module, nn.Embedding) and embeddings == "tied":
+            elif isinstance(module, nn.Embedding) and tied:
                 if id(module.weight) in heads and not why_float(module):
                     operands = (weights or {}).get(heads[id(module.weight)])
                     codes = operands or quantized(module.weight, weight_bits)
                     done[module] = WeightOnlyEmbedding(*codes, name)
                     carry_attributes(module, done[module])
             elif isinstance(module, nn.Embedding):
-                if embeddings and not (kept or why_float(module)):
+                if tables and not (kept or why_float(module)):
                     done[module] = (
                         WeightOnlyEmbedding.from_float(module, name, weight_bits)
-                        if embeddings is True
-                        else RowwiseEmbedding.from_float(module, name, embeddings)
+                        if tables is True
+                        else RowwiseEmbedding.from_float(module, name, tables)
                     )
             elif isinstance(module, nn.EmbeddingBag):
-                if embeddings not in (False, "tied") and not (kept or why_float(module)):
-                    bits = 8 if embeddings is True else int(embeddings)
+                if tables and not (kept or why_float(module)):
+                    bits = 8 if tables is True else tables
                     done[module] = WeightOnlyEmbeddingBag.from_float(module, name, bits)
             elif is_experts(module):
                 if not (kept or why_float(module)):
