@@ -109,12 +109,13 @@ enum Outcome { kRan, kRefused, kNotRead, kLong, kOutcomes };
 #endif
 }
 
-// What the first part of an input of zeros holds: nothing, numbers of 64 bits that may be places and sizes, or anything.
+// What the first part of an input of zeros holds: nothing, mostly, so that more runs get to their end; numbers of 64 bits
+// that may be places and sizes; or anything.
 void fill(Random& random, uint8_t* data, size_t bytes) {
   bytes = std::min<size_t>(bytes, 1 << 16);
-  switch (below(random, 3)) {
-    case 0: return;
-    case 1:
+  switch (below(random, 4)) {
+    case 0: case 1: return;
+    case 2:
       for (size_t at = 0; at < bytes; at += 8) data[at] = static_cast<uint8_t>(below(random, 5));
       return;
     default:
