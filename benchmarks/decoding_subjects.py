@@ -233,9 +233,9 @@ def subjects(
     found = [_by_transformers(names[cache], ours, cache) for cache in caches]
     make: dict[str, Callable[[], Subject]] = {
         "fp32": lambda: _by_transformers("fp32", model),
-        "loaded": lambda: _by_transformers("loaded", _loaded(model, True)),
-        "loaded-layers": lambda: _by_transformers("loaded-layers", _loaded(model, False)),
-        "four-bits": lambda: _by_transformers("four-bits", _loaded(model, True, 4)),
+        "loaded": lambda: _by_transformers("loaded", loaded(model, True)),
+        "loaded-layers": lambda: _by_transformers("loaded-layers", loaded(model, False)),
+        "four-bits": lambda: _by_transformers("four-bits", loaded(model, True, 4)),
         "layers": lambda: _by_transformers("layers", x86quant.to_dynamic(model)),
         "weight-only": lambda: _by_transformers(
             "weight-only", x86quant.to_dynamic(model, weight_only=True)
@@ -266,7 +266,7 @@ def _llama(name: str, model: Any, kind: str) -> Subject:
     return Subject(name, decoder.weight_bytes, generate, step)
 
 
-def _loaded(model: Any, fuse_blocks: bool, bits: int = 8) -> Any:
+def loaded(model: Any, fuse_blocks: bool, bits: int = 8) -> Any:
     """Saved in float, and in so many bits while it is loaded; says what loading took."""
     config = x86quant.X86QuantConfig(fuse_blocks=fuse_blocks, weight_bits=bits)
     with tempfile.TemporaryDirectory() as folder:

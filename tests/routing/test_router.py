@@ -186,9 +186,9 @@ def test_outside_the_domain_the_nearest_entry_else_the_table_extended() -> None:
     assert (near.kernel, near.rule) == ("qnnpack", "t:near#2")
     assert "0.10 away" in near.reason
     assert "t: the op is outside what its rules were fitted to" in near.steps
-    assert pick(linear(8000), mine).rule == "default#6"
-    assert pick(linear(2200), mine, cpu=VNNI).rule == "default#6"
-    assert pick(linear(32), mine, cpu=VNNI).rule == "default#6"
+    assert pick(linear(8000), mine).rule == "default#8"
+    assert pick(linear(2200), mine, cpu=VNNI).rule == "default#8"
+    assert pick(linear(32), mine, cpu=VNNI).rule == "default#8"
     assert pick(linear(2000), mine).rule == "t:entry#2"
 
 
@@ -211,7 +211,7 @@ def test_an_override_stands_above_everything_but_legality() -> None:
     choice = pick(linear(), overrides=[mine])
     assert (choice.kernel, choice.rule) == ("qnnpack", "override")
     assert choice.reason == "linear when in_channels > 100"
-    assert pick(linear(64), overrides=[mine]).rule == "default#6"
+    assert pick(linear(64), overrides=[mine]).rule == "default#8"
     assert pick(conv(), overrides=[mine]).kernel == "onednn"
 
 

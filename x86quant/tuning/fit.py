@@ -195,6 +195,8 @@ def _domain(problems: Sequence[Problem]) -> Pattern:
         when[name] = f"{max(1, int(min(sizes) / reach))}..{math.ceil(max(sizes) * reach)}"
     if not any(spec.transposed for spec in specs):
         when["transposed"] = False
+    if all(spec.bits is None for spec in specs):
+        when["weight_bits"] = 8  # of 4 bits the table below speaks
     return Pattern(*parse_pattern("*", when))
 
 
