@@ -32,3 +32,39 @@ def test_a_size_that_follows_from_another_is_checked(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x, y), model(x, y))
     with pytest.raises(InvalidInputError, match=r"x\.size\(1\) == \(2 \* y\.size\(1\)\)"):
         loaded(x, torch.randn(2, 8, 8))
+
+
+class QuieterBatches(nn.Module):
+    """What it computes depends on the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.a(x))
+        return self.b(y * 0.25 if x.shape[0] > 1 else y)
+
+
+@pytest.mark.filterwarnings("ignore::x86quant.errors.X86QuantWarning")
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_what_a_graph_does_not_hold_for_is_not_in_the_file(
+    is_called_before: bool, tmp_path: Path
+) -> None:
+    """One sample runs in float, with a warning that comes once: it is no sample of the graph."""
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 3, 16, 16) for _ in range(4)]
+    one = torch.randn(1, 3, 16, 16)
+    int8 = x86quant.quantize(QuieterBatches(), batches, progress=False, speed_check=False)
+    if is_called_before:
+        int8(one)
+    path = tmp_path / "quieter.x86q"
+    x86quant.save(int8, path)
+    loaded = x86quant.load(path)
+    assert torch.equal(loaded(batches[0]), int8(batches[0]))
+    try:
+        found = loaded(one)
+    except InvalidInputError as error:
+        assert "do not meet x.size(0) >= 2" in str(error)
+    else:
+        assert torch.equal(found, int8(one))

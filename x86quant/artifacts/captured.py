@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -162,21 +162,35 @@ def _proved(
     # It runs as the graph does, natively.
     native = dataclasses.replace(traced, graph_module=cast(GraphModule, compiled))
     try:
-        wider = dataclasses.replace(native, guard=_taking_one(traced.guard))
+        wider = dataclasses.replace(native, guard=_taking_one(traced.guard, _ones(form, seen)))
         guard = prove(model, wider, seen, SAME_ARITHMETIC).guard
     except UnsupportedError:
         guard = prove(model, native, seen, SAME_ARITHMETIC).guard
     return GuardedGraph(compiled, form, traced.results, guard)
 
 
-def _taking_one(guard: Guard) -> Guard:
-    """``guard`` without the conditions that a size is not one.
+def _taking_one(guard: Guard, ones: Collection[size_conditions.Place]) -> Guard:
+    """``guard`` without the conditions that the sizes at ``ones`` are not one.
 
     Export asks whether a size is one to know whether memory is contiguous; hardly any model does.
-    A model that does gives another result then.
+    A model that does gives another result then, so each is tried.
     """
-    wider = ((">=", c[1], 1) if size_conditions.excludes_one(c) else c for c in guard.conditions)
-    return Guard(guard.inputs, tuple(wider))
+    conditions = []
+    for c in guard.conditions:
+        widens = size_conditions.excludes_one(c) and {*size_conditions.sizes_in(c[1])} <= {*ones}
+        conditions.append((">=", c[1], 1) if widens else c)
+    return Guard(guard.inputs, tuple(conditions))
+
+
+def _ones(form: CallForm, seen: Sequence[Observed]) -> set[size_conditions.Place]:
+    """Where calls have a size of one: the numbers of tensors, and the dimensions."""
+    return {
+        (number, dim)
+        for one in seen
+        for number, x in enumerate(form.tensors(one.call.args, one.call.kwargs) or ())
+        for dim, size in enumerate(x.shape)
+        if size == 1
+    }
 
 
 def _is_branch(guard: Guard, leaves: Sequence[torch.Tensor]) -> bool:

@@ -392,7 +392,9 @@ FORMS = (
     NativeForm(
         "linear_rows", _product_sizes, _linear_rows, has_constants, None, gives=torch.float32
     ),
-    NativeForm("conv_real", _conv_sizes, _conv_real, has_constants, gives=torch.float32),
+    NativeForm(
+        "conv_real", _conv_sizes, _conv_real, has_constants, gives=torch.float32, viewed=False
+    ),
     NativeForm("linear_real", _real_sizes, _linear_real, has_constants, gives=torch.float32),
     _form("quantize_rows", _quantize_rows, _as_x),
     _form("linear_rows_rows", _linear_rows_rows, _product_codes),
