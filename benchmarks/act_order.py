@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.environment import print_environment
-from x86quant.torchvision_import import import_torchvision
+from benchmarks.gptq_files import save_llama_config
 
 _WIDE, _LAYERS, _HEADS, _KEYS, _BETWEEN, _WORDS = 768, 12, 12, 4, 2048, 32000
 _GROUP = 128
@@ -40,18 +40,11 @@ _LINEARS = {
 
 def write(folder: Path, reordered: bool) -> None:
     """The model as a folder of a GPTQ library, version 1, with a g_idx."""
-    import_torchvision()
-    import transformers
-
     torch.manual_seed(0)
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "desc_act": reordered}
-    config = transformers.LlamaConfig(
-        vocab_size=_WORDS, hidden_size=_WIDE, num_hidden_layers=_LAYERS,
+    save_llama_config(
+        folder, _GROUP, reordered, vocab_size=_WORDS, hidden_size=_WIDE, num_hidden_layers=_LAYERS,
         num_attention_heads=_HEADS, num_key_value_heads=_KEYS, intermediate_size=_BETWEEN,
-        max_position_embeddings=2048, architectures=["LlamaForCausalLM"],
-        quantization_config=settings,
     )  # fmt: skip
-    config.save_pretrained(folder)
     tensors = {
         "model.embed_tokens.weight": torch.randn(_WORDS, _WIDE),
         "lm_head.weight": torch.randn(_WORDS, _WIDE).mul(0.02),

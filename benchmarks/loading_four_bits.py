@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 from benchmarks.environment import print_environment
 from benchmarks.gguf_files import finish
+from benchmarks.gptq_files import save_llama_config
 from benchmarks.loading import megabytes
 from x86quant.torchvision_import import import_torchvision
 
@@ -83,18 +84,11 @@ def write_gguf(path: Path) -> None:
 
 def write_gptq(folder: Path) -> None:
     """The model as a folder of a GPTQ library, version 1."""
-    import_torchvision()
-    import transformers
-
     folder.mkdir()
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
-    config = transformers.LlamaConfig(
-        vocab_size=_WORDS, hidden_size=_WIDE, num_hidden_layers=_LAYERS,
+    save_llama_config(
+        folder, 128, False, vocab_size=_WORDS, hidden_size=_WIDE, num_hidden_layers=_LAYERS,
         num_attention_heads=_HEADS, num_key_value_heads=_KEYS, intermediate_size=_BETWEEN,
-        max_position_embeddings=2048, architectures=["LlamaForCausalLM"],
-        quantization_config=settings,
     )  # fmt: skip
-    config.save_pretrained(folder)
     half = torch.float16
     tensors = {
         "model.embed_tokens.weight": torch.randn(_WORDS, _WIDE).to(half),
