@@ -41,7 +41,11 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "kernels/serving/program_file.cpp": (_HEADERS, _DAMAGED),
     "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _HOSTILE, _DAMAGED, _SERVING),
     "kernels/serving/json.cpp": (_JSON, _HEADERS, _DAMAGED),
+    "kernels/serving/runtime.cpp": (_SERVING, _HEADERS, _DAMAGED),
     "kernels/runtime/packed_cache.cpp": (_PACKED,),
+    "kernels/runtime/arenas.cpp": (_SERVING, _HOSTILE),
+    "kernels/runtime/program.cpp": (_SERVING, _HEADERS, _DAMAGED, _HOSTILE),
+    "kernels/runtime/row_pack.cpp": (_ROWS, _SERVING),
 }
 
 #: What is looked for, and what it becomes. Blanks keep the brackets of templates out.
