@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
     Attributes:
         line: where it is, from 1.
         said: what is changed.
-        text: the line as it was.
+        text: the line as it was; how it is now, if that is told.
         use: lets what runs next in this process use it, or says that it cannot be.
     """
 

@@ -33,13 +33,14 @@ _DAMAGED, _PACKED = (
 )
 _JSON, _HEADERS = "tests/serving/test_program_json.py", "tests/serving/test_program_headers.py"
 _ROWS, _SERVING = "tests/serving/test_program_row_packs.py", "tests/serving/test_serving.py"
+_REACH = "tests/runtime/test_reach.py"
 
 #: The files that guard, and the tests that are to notice.
 GUARDS: dict[str, tuple[str, ...]] = {
-    "kernels/runtime/reach.cpp": (_HOSTILE,),
-    "kernels/runtime/step.cpp": (_HOSTILE, _DAMAGED, _SERVING),
+    "kernels/runtime/reach.cpp": (_REACH, _HOSTILE),
+    "kernels/runtime/step.cpp": (_DAMAGED, _SERVING, _HOSTILE),
     "kernels/serving/program_file.cpp": (_HEADERS, _DAMAGED),
-    "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _HOSTILE, _DAMAGED, _SERVING),
+    "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _DAMAGED, _SERVING, _HOSTILE),
     "kernels/serving/json.cpp": (_JSON, _HEADERS, _DAMAGED),
     "kernels/serving/runtime.cpp": (_SERVING, _HEADERS, _DAMAGED),
     "kernels/runtime/packed_cache.cpp": (_PACKED,),
@@ -84,7 +85,9 @@ def mutants(name: str) -> list[Mutant]:
         for said, changed in _changes(code):
             text = "\n".join([*lines[:number], changed, *lines[number + 1 :]])
             use = functools.partial(_use, file, text)
-            found.append(Mutant(number + 1, said, line, use))
+            found.append(
+                Mutant(number + 1, said, f"{line.strip()}\n    now {changed.strip()}", use)
+            )
     return found
 
 
@@ -140,7 +143,7 @@ def _links(file: Path, text: str, folder: Path) -> bool:
     sources = [path for room in rooms for path in kernels.glob(f"{room}/*.cpp")]
     sources += [kernels / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
     others = [path.relative_to(_ROOT).with_suffix(".o") for path in sources if path != file]
-    source, made = folder / file.name, folder / "changed.o"
+    source, made = folder / file.relative_to(_ROOT), folder / "changed.o"  # tests compile it, too
     source.write_text(text)
     compiler = [*shlex.split(toolchain.compiler()), *toolchain.flags()]
     near = ["-I", str(file.parent), "-I", str(kernels / "serving/include")]
