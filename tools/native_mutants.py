@@ -122,7 +122,7 @@ def _negated(code: str, start: int) -> str:
 
 def _use(file: Path, text: str) -> bool:
     """Whether ``file`` compiles with this text; then this process has a package with it."""
-    folder = Path(tempfile.gettempdir(), f"x86quant-mutant-{os.getuid()}")
+    folder = Path(tempfile.gettempdir(), f"x86quant-mutant-{os.getppid()}")
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("x86quant", "kernels", "tests", "examples", "rules"):
         shutil.copytree(_ROOT / name, folder / name, symlinks=True)
