@@ -33,7 +33,8 @@ _DAMAGED, _PACKED = (
 )
 _JSON, _HEADERS = "tests/serving/test_program_json.py", "tests/serving/test_program_headers.py"
 _ROWS, _SERVING = "tests/serving/test_program_row_packs.py", "tests/serving/test_serving.py"
-_REACH = "tests/runtime/test_reach.py"
+_REACH, _ARENAS = "tests/runtime/test_reach.py", "tests/runtime/test_arenas.py"
+_CALLS = "tests/serving/test_c_interface.py"
 
 #: The files that guard, and the tests that are to notice.
 GUARDS: dict[str, tuple[str, ...]] = {
@@ -42,9 +43,9 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "kernels/serving/program_file.cpp": (_HEADERS, _DAMAGED),
     "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _DAMAGED, _SERVING, _HOSTILE),
     "kernels/serving/json.cpp": (_JSON, _HEADERS, _DAMAGED),
-    "kernels/serving/runtime.cpp": (_SERVING, _HEADERS, _DAMAGED),
+    "kernels/serving/runtime.cpp": (_CALLS, _SERVING, _HEADERS, _DAMAGED),
     "kernels/runtime/packed_cache.cpp": (_PACKED,),
-    "kernels/runtime/arenas.cpp": (_SERVING, _HOSTILE),
+    "kernels/runtime/arenas.cpp": (_ARENAS, _SERVING, _HOSTILE),
     "kernels/runtime/program.cpp": (_SERVING, _HEADERS, _DAMAGED, _HOSTILE),
     "kernels/runtime/row_pack.cpp": (_ROWS, _SERVING),
 }

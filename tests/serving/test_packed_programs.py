@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,15 @@ def _checksum(data: bytes) -> int:
     for lane in range(4):
         found = more(found, more(lane, b"".join(words[lane::4])).to_bytes(8, "little"))
     return more(found, data[whole:])
+
+
+def test_a_cache_is_known_by_the_build_of_the_library(file: Path, tmp_path: Path) -> None:
+    """By the id that the linker gave it, which stands in a note of the library."""
+    cache = tmp_path / "packed"
+    Served(file, cache=cache)
+    library = x86quant.cpp_paths().library.read_bytes()
+    (found,) = re.findall(rb"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0(.{20})", library, re.DOTALL)
+    assert cache.read_bytes()[24:].startswith(found.hex().encode() + b" ")
 
 
 def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path: Path) -> None:
