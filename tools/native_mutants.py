@@ -47,7 +47,6 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "kernels/runtime/packed_cache.cpp": (_PACKED,),
     "kernels/runtime/arenas.cpp": (_ARENAS, _SERVING, _HOSTILE),
     "kernels/runtime/program.cpp": (_SERVING, _HEADERS, _DAMAGED, _HOSTILE),
-    "kernels/runtime/row_pack.cpp": (_ROWS, _SERVING),
 }
 
 #: What is looked for, and what it becomes. Blanks keep the brackets of templates out.
