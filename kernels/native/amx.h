@@ -10,7 +10,24 @@ struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+
+  TileConfig() = default;
+  // Tiles 4 to 7 hold no more of K than runs are long. A row of pixels that lies in two cache lines takes four times as long to
+  // load, and of fewer bytes fewer do.
+  explicit TileConfig(const xq::Packed& p) {
+    const int quads = static_cast<int>(tile_quads(p));
+    bytes[4] = bytes[5] = static_cast<uint16_t>(4 * quads);
+    rows[6] = rows[7] = static_cast<uint8_t>(quads);
+  }
+
+  // Of a product; all runs are alike, and longer ones are whole tiles.
+  static int64_t tile_quads(const xq::Packed& p) { return xq::min64(p.at<xq::Run>(p.runs)->quads, 16); }
 };
+
+// Products of K of a row: one a tile.
+inline int64_t tile_steps(const xq::Packed& p) {
+  return p.n_runs * xq::ceil_div(p.at<xq::Run>(p.runs)->quads, 16);
+}
 
 // Lines of memory that will be read soon, asked for a few at a time.
 struct Prefetches {
@@ -21,9 +38,9 @@ struct Prefetches {
   }
 };
 
-// Sums of 16 M rows and 16 N outputs: tiles 0 to 3 hold sums, 4 and 5 pixels, 6 and 7 weights. `meanwhile` is called
-// once for every 64 bytes of K.
-template <int M, int N, class Meanwhile>
+// Sums of 16 M rows and 16 N outputs: tiles 0 to 3 hold sums, 4 and 5 pixels, 6 and 7 weights. STREAM says that weights
+// pass L1 by. `meanwhile` is called once for every 64 bytes of K.
+template <int M, int N, bool STREAM, class Meanwhile>
 XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
                                const int64_t* offsets, int32_t* sums, const Meanwhile& meanwhile) {
   const xq::Run* runs = p.at<xq::Run>(p.runs);
@@ -40,14 +57,17 @@ XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, cons
     if constexpr (M == 2) _tile_loadd(2, corr, 0);
     if constexpr (M == 2 && N == 2) _tile_loadd(3, corr + 16, 0);
   }
+  const int64_t step = TileConfig::tile_quads(p) * N * 64;
   for (int i = 0; i < p.n_runs; ++i) {
     const uint8_t* at = a + offsets[i];
-    for (int q = 0; q < runs[i].quads; q += 16, at += 64, w += N * 1024) {
-      _tile_loadd(6, w, N * 64);
+    for (int q = 0; q < runs[i].quads; q += 16, at += 64, w += step) {
+      if constexpr (STREAM) _tile_stream_loadd(6, w, N * 64);
+      else _tile_loadd(6, w, N * 64);
       _tile_loadd(4, at, lda);
       _tile_dpbusd(0, 4, 6);
       if constexpr (N == 2) {
-        _tile_loadd(7, w + 64, N * 64);
+        if constexpr (STREAM) _tile_stream_loadd(7, w + 64, N * 64);
+        else _tile_loadd(7, w + 64, N * 64);
         _tile_dpbusd(1, 4, 7);
       }
       if constexpr (M == 2) {
@@ -64,13 +84,21 @@ XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, cons
   if constexpr (M == 2 && N == 2) _tile_stored(3, sums + 16 * N * 16 + 16, N * 64);
 }
 
+template <bool STREAM, class Meanwhile>
+XQ_INLINE inline void amx_rows_by(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
+                                  const int64_t* offsets, int64_t rows, int32_t* sums, const Meanwhile& meanwhile) {
+  if (block.vecs == 2 && rows > 16) amx_tile<2, 2, STREAM>(p, block, a, lda, offsets, sums, meanwhile);
+  else if (block.vecs == 2) amx_tile<1, 2, STREAM>(p, block, a, lda, offsets, sums, meanwhile);
+  else if (rows > 16) amx_tile<2, 1, STREAM>(p, block, a, lda, offsets, sums, meanwhile);
+  else amx_tile<1, 1, STREAM>(p, block, a, lda, offsets, sums, meanwhile);
+}
+
+// A block of weights that does not stay in L1 until the next pixels come only puts pixels out of it.
 template <class Meanwhile>
 XQ_INLINE inline void amx_rows(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
                                const int64_t* offsets, int64_t rows, int32_t* sums, const Meanwhile& meanwhile) {
-  if (block.vecs == 2 && rows > 16) amx_tile<2, 2>(p, block, a, lda, offsets, sums, meanwhile);
-  else if (block.vecs == 2) amx_tile<1, 2>(p, block, a, lda, offsets, sums, meanwhile);
-  else if (rows > 16) amx_tile<2, 1>(p, block, a, lda, offsets, sums, meanwhile);
-  else amx_tile<1, 1>(p, block, a, lda, offsets, sums, meanwhile);
+  if (block.w_size > p.caches.l1 * 5 / 8) amx_rows_by<true>(p, block, a, lda, offsets, rows, sums, meanwhile);
+  else amx_rows_by<false>(p, block, a, lda, offsets, rows, sums, meanwhile);
 }
 
 // Sums of a tile that wait to become bytes.
@@ -137,11 +165,9 @@ void dense_amx(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   alignas(64) int32_t sums[2][32 * 32];
-  const TileConfig config;
+  const TileConfig config(p);
   _tile_loadconfig(&config);
-  const xq::Run* runs = p.at<xq::Run>(p.runs);
-  int64_t steps = 0;
-  for (int i = 0; i < p.n_runs; ++i) steps += runs[i].quads / 16;
+  const int64_t steps = tile_steps(p);
   const int64_t tiles = xq::ceil_div(t.rows, 32);
   const bool once = weights_pass_once(t);
   const int64_t per_chunk = once ? t.segments * tiles : chunk_rows(t, 32) / 32;

@@ -33,7 +33,7 @@ void linear_amx_blocks(const xq::DenseTask& t) {
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   const int8_t* weights = p.at<int8_t>(p.weights);
   alignas(64) int32_t sums[2][32 * 32];
-  const int64_t steps = p.at<xq::Run>(p.runs)->quads / 16;
+  const int64_t steps = tile_steps(p);
   const int64_t chunk = rows_beside_a_block(t, 32);
   WaitingSums<V, ACTIVATION> waiting{t};
   int turn = 0;
@@ -68,7 +68,7 @@ constexpr int64_t kFewRows = 4;
 template <class V>
 void linear_amx(const xq::DenseTask& t) {
   if (t.rows <= kFewRows) return dense<V, FloatEpilogue<V>>(t);
-  const TileConfig config;
+  const TileConfig config(*t.packed);
   _tile_loadconfig(&config);
   switch (t.packed->activation) {
     case XQ_ACT_RELU: linear_amx_blocks<V, XQ_ACT_RELU>(t); break;
