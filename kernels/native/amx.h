@@ -1,5 +1,5 @@
 // The GEMM of dense.h on AMX tiles: 32 pixels by 32 output channels stay in four tiles.
-// Weights have the same layout as for vectors; a run's quads come in sixteens, one tile deep.
+// Weights have the same layout as for vectors; a run's quads come in sixteens, one tile deep, or are one tile of fewer.
 #pragma once
 
 #include "dense.h"
@@ -12,8 +12,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 
   TileConfig() = default;
-  // Tiles 4 to 7 hold no more of K than runs are long. A row of pixels that lies in two cache lines takes four times as long to
-  // load, and of fewer bytes fewer do.
+  // Tiles 4 to 7 hold no more of K than runs are long. A row that lies in two cache lines takes several times as long to load,
+  // and of short rows fewer do.
   explicit TileConfig(const xq::Packed& p) {
     const int quads = static_cast<int>(tile_quads(p));
     bytes[4] = bytes[5] = static_cast<uint16_t>(4 * quads);
@@ -102,8 +102,7 @@ XQ_INLINE inline void amx_rows(const xq::Packed& p, const xq::Block& block, cons
   else amx_tile<1, 1>(p, block, a, reads, sums, meanwhile);
 }
 
-// Whether weights pass L1 by: of those that do not stay there until the next rows come it has nothing, and rows that do stay
-// would be put out of it.
+// Whether weights pass L1 by: those that would not stay there until the next rows come only put out rows that would.
 inline bool pass_by(const xq::DenseTask& t, int64_t weights) {
   return t.rows > 32 && rows_stay(t, 32) && weights > t.packed->caches.l1 * 5 / 8;
 }
