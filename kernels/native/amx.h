@@ -177,7 +177,9 @@ void dense_amx(const xq::DenseTask& t) {
   const int64_t tiles = xq::ceil_div(t.rows, 32);
   const bool once = weights_pass_once(t);
   const int64_t per_chunk = once ? t.segments * tiles : chunk_rows(t, 32) / 32;
-  const int32_t together = once ? blocks_together(t, 32, p.caches.l2 / 32) : 1;
+  // A block that stays in L1 beside rows that pass is as quick.
+  const bool large = blocks[t.block_begin].w_size > p.caches.l1 * 3 / 8;
+  const int32_t together = once && large ? blocks_together(t, 32, p.caches.l2 / 32) : 1;
   WaitingBytes<V> waiting(t);
   int turn = 0;
   // Segments follow one another, so that weights are read once for several small images.
