@@ -32,7 +32,7 @@ inline bool rows_stay(const xq::DenseTask& t, int64_t tile) { return tile * t.ld
 // weights lie in order, and come from L2 sooner than rows that lie far apart.
 inline int32_t blocks_together(const xq::DenseTask& t, int64_t tile, int64_t bytes) {
   const xq::Packed& p = *t.packed;
-  if (p.n_runs > 1 || !rows_stay(t, tile)) return 1;
+  if (t.rows <= tile || p.n_runs > 1 || !rows_stay(t, tile)) return 1;
   return static_cast<int32_t>(xq::max64(bytes / p.at<xq::Block>(p.blocks)[t.block_begin].w_size, 1));
 }
 
