@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -56,6 +57,8 @@ def fails(use: Callable[[], bool], tests: Sequence[str]) -> bool | None:
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
         os._exit(int(pytest.main([*options, *tests])))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError):  # what it started, which may run for ever
+        os.killpg(child, signal.SIGKILL)
     return None if code == _NO_MUTANT else code != 0
 
 

@@ -14,5 +14,5 @@ def test_arenas(tmp_path: Path) -> None:
     """Each in a process of its own: what is kept is the process's."""
     made = program(tmp_path, _MAIN, [f"runtime/{name}.cpp" for name in ("arenas", "numa")])
     for which in range(4):
-        ended = subprocess.run([made, str(which)], capture_output=True, text=True, check=False)
+        ended = subprocess.run([made, str(which)], capture_output=True, text=True, timeout=60)
         assert ended.returncode == 0, ended.stdout
