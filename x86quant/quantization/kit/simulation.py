@@ -15,7 +15,7 @@ from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
 from x86quant.compiled import CompiledModule
 from x86quant.lowering.float_forms import recurrent_graph
-from x86quant.quantization.static.conversion import rounded_products, rounded_recurrent
+from x86quant.quantization.static.conversion import rounded_recurrent
 from x86quant.quantization.static.static_part import Chosen, StaticPart, is_weighted
 from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer
 
@@ -212,7 +212,7 @@ class Simulation(Interpreter):
         layer = rounded_copy(self._part, node)
         y: torch.Tensor = layer(x)
         if (correction := self._corrections.get(str(node.target))) is not None:
-            y = y - along_channels(correction, layer, y)
+            y = y.sub_(along_channels(correction, layer, y))
         return y
 
     def _compute(self, n: Node, node: Node) -> Any:
@@ -237,7 +237,8 @@ class Simulation(Interpreter):
         module = self._part.module(node)
         around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
         (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
-        products = rounded_products(node, module, self._part.weight_observer)
+        assert module is not None
+        products = self._part.rounded_products(node, module)
         layer = rounded_recurrent(
             module, products, (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp))
         )
