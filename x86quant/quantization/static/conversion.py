@@ -23,7 +23,6 @@ from x86quant.observing.weights import ChannelRangesObserver
 from x86quant.quantization.static.int8_forms import (
     WEIGHTED_FUNCTIONS,
     WEIGHTED_LAYERS,
-    is_transposed,
     weight_axis,
 )
 from x86quant.quantization.static.observation import (
@@ -180,7 +179,8 @@ def rounded_recurrent(
 def weight_observer(
     make: type[ChannelRangesObserver], node: Node, layer: nn.Module | None
 ) -> ChannelRangesObserver:
-    """The observer for the weight of ``node``: transposed convolutions have one range for all."""
-    if is_transposed(node, layer):
-        return ChannelRangesObserver(ch_axis=None)
-    return make()
+    """The observer for the weight of ``node``, with a range for each output channel.
+
+    Transposed convolutions have the same ranges in every group.
+    """
+    return make(ch_axis=weight_axis(node, layer))
