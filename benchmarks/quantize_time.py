@@ -6,9 +6,9 @@
 Times are CPU time of this process on one thread: other work on the machine disturbs them least.
 The programs are those of ``benchmarks.fuzz_programs``, without the speed check; the networks get
 four images, and everything that ``quantize`` does by itself: for each the seconds of its stages,
-and what is left between them. ``--profile`` prints the dearest functions. Trained networks are those
-of ``benchmarks.trained``, each beside NNCF, whose time includes reading and compiling by OpenVINO,
-as ours includes tracing and packing.
+and what is left between them. ``--profile`` prints the dearest functions. Trained networks are
+those of ``benchmarks.trained``, each beside NNCF, whose time includes reading and compiling by
+OpenVINO, as ours includes tracing and packing.
 """
 
 from __future__ import annotations

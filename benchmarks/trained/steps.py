@@ -3,7 +3,9 @@
     python -m benchmarks.trained.steps [--networks depthwise detector]
 
 Signal to noise in dB on data that calibration has not seen: with the step, less without it; and
-on how many networks that is more than 0.3 dB, and on how many it is a loss of as much.
+on how many networks that is more than 0.3 dB, and on how many it is a loss of as much. "One layer
+in float" is the most that any of the three layers gains that make most noise alone: 16-bit codes
+for it would gain no more.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from unittest import mock
 
 import torch
 
+import x86quant
 from benchmarks.environment import print_environment
 from benchmarks.trained.__main__ import NETWORKS, decibels, silence
 from benchmarks.trained.network import Trained
@@ -27,6 +30,11 @@ from x86quant.quantization.kit import accuracy_kit, learning
 #: Less than this is chance.
 _CLEARLY = 0.3
 _Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+_ONE_LAYER = "one layer in float"
+#: So many of the layers that make most noise are tried.
+_LAYERS = 3
 
 
 def _codes_stay() -> contextlib.AbstractContextManager[Any]:
@@ -61,6 +69,7 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], _Context]] = {
     ),
     "best: cheap layers in float": ({"effort": "best"}, {"effort": "best"}, _cheap_layers_stay),
     "best: all of it": ({"effort": "best"}, {}, contextlib.nullcontext),
+    _ONE_LAYER: ({}, {}, contextlib.nullcontext),
 }
 
 
@@ -70,6 +79,13 @@ def _level(network: Trained, exact: torch.Tensor, arguments: dict[str, Any]) -> 
         run = ours(**arguments)(network)
     with torch.no_grad():
         return decibels(exact, torch.cat([run(call) for call in network.test]))
+
+
+def _levels_of_layers(network: Trained, exact: torch.Tensor) -> list[float]:
+    """Signal to noise with one layer in float, for each of those that make most noise alone."""
+    with silence():
+        worst = x86quant.sensitivity(network.model, network.calibration)[:_LAYERS]
+    return [_level(network, exact, {"float_layers": [one.name]}) for one in worst]
 
 
 def gains(network: Trained, steps: Sequence[str]) -> dict[str, float]:
@@ -84,6 +100,9 @@ def gains(network: Trained, steps: Sequence[str]) -> dict[str, float]:
         key = str(arguments)
         if key not in known:
             known[key] = _level(network, exact, arguments)
+        if step == _ONE_LAYER:
+            found[step] = max(_levels_of_layers(network, exact)) - known[key]
+            continue
         with block():
             found[step] = known[key] - _level(network, exact, without)
     return found
