@@ -153,6 +153,7 @@ def test_recurrent_layers_come_closer(
         (part,) = prepared.parts
         (layer,) = (x for x in part.layers if is_recurrent_layer(part.module(x.node)))
         module = part.module(layer.node)
+        assert module is not None
         weights, _ = part.rounded_products(layer.node, module)
         rounded = copy.deepcopy(module)
         for name, weight in zip(product_names(module), weights, strict=True):

@@ -127,7 +127,7 @@ def _met_by_recurrent(
     The first step meets the states ``before``, [directions, ..., width], where these are no zeros.
     """
     steps = 1 if layer.batch_first and x.dim() == 3 else 0
-    directions = states.unflatten(-1, (2 if layer.bidirectional else 1, -1)).unbind(-2)
+    directions = states.chunk(2 if layer.bidirectional else 1, -1)
     found = {}
     for number, own in enumerate(directions):
         suffix = "_l0_reverse" if number else "_l0"

@@ -83,7 +83,7 @@ def converted(
         if node.name not in observation.int8:
             continue
         layer = None if module is None else core(module)
-        if is_recurrent_layer(layer):
+        if layer is not None and is_recurrent_layer(layer):
             own = products(node, layer)
             found = rounded_recurrent(layer, own, *_qparams_around(node, layer, modules))
             # Another call has other ranges.
