@@ -70,6 +70,27 @@ def test_the_results_come_closer_though_the_weights_do_not(groups: int) -> None:
     assert float((codes.float() - plain.codes).abs().max()) >= 1
 
 
+@pytest.mark.parametrize("at_once", [1, 5, 64])
+def test_how_many_taps_go_at_once_changes_nothing_but_time(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(6, 32).double(), torch.randn(2, 512, 32)
+    scales = weight.abs().amax(1) / 127
+    plain = Int8Weight(torch.zeros(6, 32, dtype=torch.int8), scales, 0)
+    squares = x.transpose(1, 2) @ x
+    expected = torch.zeros(2, 3, 32)
+    left, spread = weight.reshape(2, 3, 32).clone(), weight_feedback._spread(squares)
+    for tap in range(32):
+        step = scales.reshape(2, 3).float()
+        expected[..., tap] = (left[..., tap] / step).round().clamp(-127, 127)
+        off = (left[..., tap] - expected[..., tap] * step) / spread[:, tap, tap, None]
+        left[..., tap:] -= off[..., None] * spread[:, None, tap, tap:]
+    monkeypatch.setattr(weight_feedback, "_AT_ONCE", at_once)
+    found = weight_feedback._codes(weight.float(), plain, squares)
+    assert torch.equal(found.reshape(2, 3, 32).float(), expected)
+
+
 def network() -> tuple[nn.Module, list[torch.Tensor]]:
     torch.manual_seed(0)
     blocks = [nn.Conv2d(16, 16, 3, padding=1, groups=g) for g in (16, 1, 16, 1)]

@@ -30,6 +30,8 @@ from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer, r
 _DAMPING = 0.01
 #: Taps of a layer, beyond which it takes too long; and of how many windows of a call.
 _MOST_TAPS, _WINDOWS = 1152, 1024
+#: So many taps are rounded before those behind them are told, by one product.
+_AT_ONCE = 64
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -184,11 +186,18 @@ def _codes(weight: torch.Tensor, plain: Int8Weight, squares: torch.Tensor) -> to
     steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
     spread = _spread(squares)
     codes = torch.empty_like(left)
-    for tap in range(taps):
-        code = (left[..., tap] / steps).round_().clamp_(-127, 127)
-        codes[..., tap] = code
-        change = (left[..., tap] - code * steps) / spread[:, tap, tap, None]
-        left[..., tap:] -= change[..., None] * spread[:, None, tap, tap:]
+    for first in range(0, taps, _AT_ONCE):
+        last = min(first + _AT_ONCE, taps)
+        block = left[..., first:last].transpose(1, 2).contiguous()
+        changes = torch.empty_like(block)
+        for tap in range(first, last):
+            now = block[:, tap - first :]
+            code = (now[:, 0] / steps).round_().clamp_(-127, 127)
+            codes[..., tap] = code
+            change = changes[:, tap - first]
+            change[:] = (now[:, 0] - code * steps) / spread[:, tap, tap, None]
+            now.baddbmm_(spread[:, tap, tap:last, None], change[:, None], alpha=-1)
+        left[..., last:].baddbmm_(changes.transpose(1, 2), spread[:, first:last, last:], alpha=-1)
     return codes.reshape(weight.shape).to(torch.int8)
 
 
