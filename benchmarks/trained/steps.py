@@ -84,7 +84,7 @@ def _level(network: Trained, exact: torch.Tensor, arguments: dict[str, Any]) -> 
 def _levels_of_layers(network: Trained, exact: torch.Tensor) -> list[float]:
     """Signal to noise with one layer in float, for each of those that make most noise alone."""
     with silence():
-        worst = x86quant.sensitivity(network.model, network.calibration)[:_LAYERS]
+        worst = [*x86quant.sensitivity(network.model, network.calibration)][:_LAYERS]
     return [_level(network, exact, {"float_layers": [one.name]}) for one in worst]
 
 
