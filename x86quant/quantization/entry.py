@@ -22,7 +22,6 @@ from x86quant.onnx_models.calibration_data import model_and_data
 from x86quant.quantization.batches import Data
 from x86quant.quantization.bits_by_layer import with_bits_by_layer
 from x86quant.quantization.choices import Choices
-from x86quant.quantization.memory import memory_kept
 from x86quant.quantization.no_worse import checked_by_effort
 from x86quant.quantization.prepared import AS_ASKED
 from x86quant.quantization.preparing import failing_batches_named, prepare
@@ -176,7 +175,7 @@ def quantize(
         weight_budget=weight_budget,
         progress=progress,
     )
-    with alone(), memory_kept(), _own_errors_in_a_sentence(model):
+    with alone(), _own_errors_in_a_sentence(model):
         prepared = prepare(model, calibration, settings)
         kept = prepared.layers_in(float_layers)
         scored = metric if evaluation is None or metric is None else _on(metric, evaluation)
