@@ -195,6 +195,8 @@ def _guided(name: str, options: argparse.Namespace) -> None:
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         rng = random.Random(seed)
+        if rng.random() < 0.5:  # what is changed again and again is refused at once
+            data = rng.choice(list(found.samples))
         try:
             return found.change(rng, data)[:most]
         except Exception:  # an input of libFuzzer's own may be no text, or no JSON

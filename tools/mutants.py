@@ -9,34 +9,22 @@ A mutant is a module with one comparison turned, one number off by one, one cond
 tests of a module are run on each until one fails; where none does, the mutant has survived, and its
 line is printed: either a test is missing, or the line is not needed, or the two are the same (a
 bound that is only about speed, say; lines with the words ``same either way`` are left out).
-
-Each mutant is a fork of a process that has imported torch. ``--most`` draws as many of a module's
-mutants at random, the same each time.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import copy
-import dataclasses
+import functools
 import importlib.abc
 import importlib.util
-import io
-import os
-import random
-import signal
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-import torch
+from tools.mutation import Mutant, run
 
-_SECONDS = 300
 _ROOT = Path(__file__).resolve().parents[1]
 
 #: The modules that prove, guard or check, and the tests that are to notice.
@@ -69,33 +57,12 @@ _OTHER: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mutant:
-    """A change of one place of a source.
-
-    Attributes:
-        line: where it is.
-        said: what is changed.
-        place: the number of the node, in the order of ``ast.walk``.
-        way: which of the changes that the node has.
-    """
-
-    line: int
-    said: str
-    place: int
-    way: int
-
-    def tree(self, source: str) -> ast.Module:
-        """The changed tree of ``source``."""
-        tree = ast.parse(source)
-        _change([*ast.walk(tree)][self.place], self.way)
-        return ast.fix_missing_locations(tree)
-
-
-def mutants(source: str) -> Iterator[Mutant]:
-    """Each change that ``source`` has."""
-    lines = source.split("\n")
-    places = [*ast.walk(ast.parse(source))]
+def mutants(name: str) -> list[Mutant]:
+    """Each change that the module ``name`` has."""
+    # Not by find_spec, which imports the package, whose modules are to be imported in the forks.
+    path = str(_ROOT / f"{name.replace('x86quant.kernels', 'kernels').replace('.', '/')}.py")
+    source, found = Path(path).read_text(), []
+    lines, places = source.split("\n"), [*ast.walk(ast.parse(source))]
     # Whether a dataclass is frozen or has slots is for readers and for speed.
     decorators = [one for place in places for one in getattr(place, "decorator_list", ())]
     left_out = {id(part) for one in decorators for part in ast.walk(one)}
@@ -105,7 +72,17 @@ def mutants(source: str) -> Iterator[Mutant]:
             continue
         for way in range(2):
             if said := _change(copy.copy(place), way):
-                yield Mutant(line, said, number, way)
+                use = functools.partial(_use, name, path, number, way)
+                found.append(Mutant(line, said, lines[line - 1], use))
+    return found
+
+
+def _use(name: str, path: str, place: int, way: int) -> bool:
+    """Let the module ``name`` be imported as its source with this place changed."""
+    tree = ast.parse(Path(path).read_text())
+    _change([*ast.walk(tree)][place], way)
+    sys.meta_path.insert(0, _Finder(name, ast.fix_missing_locations(tree), path))
+    return True
 
 
 def _change(node: ast.AST, way: int) -> str | None:
@@ -161,72 +138,5 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(name, self._path, loader=loader)
 
 
-def _survives(name: str, tree: ast.Module, path: str, tests: Sequence[str]) -> bool:
-    """Whether the tests pass with this tree as the module ``name``."""
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        signal.alarm(_SECONDS)
-        assert "x86quant" not in sys.modules
-        sys.meta_path.insert(0, _Finder(name, tree, path))
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            import pytest
-
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-            os._exit(int(pytest.main([*options, *tests])))
-    status = os.waitpid(child, 0)[1]
-    return os.waitstatus_to_exitcode(status) == 0
-
-
-def tried(name: str, most: int) -> tuple[int, list[str]]:
-    """How many mutants of ``name`` were tried, and the lines of those that survived."""
-    # Not by find_spec, which imports the package, whose modules are to be imported in the forks.
-    origin = str(_ROOT / f"{name.replace('x86quant.kernels', 'kernels').replace('.', '/')}.py")
-    source = Path(origin).read_text()
-    found = [*mutants(source)]
-    chosen = sorted(random.Random(0).sample(range(len(found)), min(most, len(found))))
-    lines, left = source.split("\n"), []
-    began = time.monotonic()
-    for done, place in enumerate(chosen, 1):
-        one = found[place]
-        if _survives(name, one.tree(source), origin, GUARDED[name]):
-            text = lines[one.line - 1].strip()
-            left.append(f"{Path(origin).name}:{one.line}: {one.said}: {text}")
-            print(left[-1], flush=True)
-        if sys.stderr.isatty():
-            print(f"\r{name}: {done} of {len(chosen)}", end="\r", file=sys.stderr)
-    print(
-        f"{name}: {len(chosen)} of {len(found)} mutants, {len(left)} survived, "
-        f"{time.monotonic() - began:.0f} s", flush=True
-    )  # fmt: skip
-    return len(chosen), left
-
-
-def main() -> int:
-    """Try the modules that were named; 1 if any mutant survived."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("modules", nargs="*", metavar="MODULE")
-    parser.add_argument("--all", action="store_true", help="every module on the list")
-    parser.add_argument("--list", action="store_true", help="print the list")
-    parser.add_argument("--most", type=int, default=10**6, help="mutants of each module")
-    options = parser.parse_args()
-    if options.list:
-        print(*(f"{name}: {' '.join(tests)}" for name, tests in GUARDED.items()), sep="\n")
-        return 0
-    names = [*GUARDED] if options.all else options.modules
-    if unknown := [name for name in names if name not in GUARDED]:
-        parser.error(f"{', '.join(unknown)}: not on the list (--list)")
-    torch.set_num_threads(1)
-    results = [tried(name, options.most) for name in names]
-    total, left = sum(n for n, _ in results), sum(len(found) for _, found in results)
-    print(f"{total} mutants, {left} survived")
-    return int(left > 0)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(str(__doc__), GUARDED, mutants))

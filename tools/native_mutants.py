@@ -12,25 +12,20 @@ either way" are left out. Needs a checkout that has been built.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import os
-import random
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-from x86quant.cpp_library import LIBRARY
-from x86quant.kernels.native import toolchain
+from tools.mutation import Mutant, run
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SECONDS = 600
 _HOSTILE = "tests/serving/test_hostile_programs.py"
 _DAMAGED, _PACKED = (
     "tests/serving/test_damaged_programs.py",
@@ -38,15 +33,20 @@ _DAMAGED, _PACKED = (
 )
 _JSON, _HEADERS = "tests/serving/test_program_json.py", "tests/serving/test_program_headers.py"
 _ROWS, _SERVING = "tests/serving/test_program_row_packs.py", "tests/serving/test_serving.py"
+_REACH, _ARENAS = "tests/runtime/test_reach.py", "tests/runtime/test_arenas.py"
+_CALLS = "tests/serving/test_c_interface.py"
 
 #: The files that guard, and the tests that are to notice.
 GUARDS: dict[str, tuple[str, ...]] = {
-    "kernels/runtime/reach.cpp": (_HOSTILE,),
-    "kernels/runtime/step.cpp": (_HOSTILE, _DAMAGED, _SERVING),
+    "kernels/runtime/reach.cpp": (_REACH, _HOSTILE),
+    "kernels/runtime/step.cpp": (_DAMAGED, _SERVING, _HOSTILE),
     "kernels/serving/program_file.cpp": (_HEADERS, _DAMAGED),
-    "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _HOSTILE, _DAMAGED, _SERVING),
+    "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _DAMAGED, _SERVING, _HOSTILE),
     "kernels/serving/json.cpp": (_JSON, _HEADERS, _DAMAGED),
+    "kernels/serving/runtime.cpp": (_CALLS, _SERVING, _HEADERS, _DAMAGED),
     "kernels/runtime/packed_cache.cpp": (_PACKED,),
+    "kernels/runtime/arenas.cpp": (_ARENAS, _SERVING, _HOSTILE),
+    "kernels/runtime/program.cpp": (_SERVING, _HEADERS, _DAMAGED, _HOSTILE),
 }
 
 #: What is looked for, and what it becomes. Blanks keep the brackets of templates out.
@@ -73,33 +73,41 @@ _CHANGES: tuple[tuple[str, str, str], ...] = (
 _NUMBER = re.compile(r"(?<![\w.\"'])(\d+)(?![\w.\"'])")
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A line of a source that says something else."""
-
-    number: int
-    said: str
-    line: str
-
-
-def mutants(source: str) -> Iterator[Mutant]:
-    """Each change of one place that ``source`` has."""
-    for number, line in enumerate(source.split("\n")):
+def mutants(name: str) -> list[Mutant]:
+    """Each change that the file ``name`` has."""
+    file = _ROOT / name
+    lines = file.read_text().split("\n")
+    found = []
+    for number, line in enumerate(lines):
         code = line.partition("//")[0]
         if code.lstrip().startswith(("#", "template")) or "same either way" in line:
             continue
-        strings = [found.span() for found in re.finditer(r'"(\\.|[^"\\])*"', code)]
-        for pattern, other, said in _CHANGES:
-            for found in re.finditer(pattern, code):
-                if not any(first <= found.start() < last for first, last in strings):
-                    changed = code[: found.start()] + other + code[found.end() :]
-                    if said == "condition negated":  # the whole of it
-                        changed = _negated(code, found.start())
-                    yield Mutant(number, said, changed)
-        for found in _NUMBER.finditer(code):
+        for said, changed in _changes(code):
+            text = "\n".join([*lines[:number], changed, *lines[number + 1 :]])
+            use = functools.partial(_use, file, text)
+            found.append(
+                Mutant(number + 1, said, f"{line.strip()}\n    now {changed.strip()}", use)
+            )
+    return found
+
+
+def _changes(code: str) -> Iterator[tuple[str, str]]:
+    """(what is changed, the changed line) of each place of a line outside of its strings."""
+    strings = [found.span() for found in re.finditer(r'"(\\.|[^"\\])*"', code)]
+
+    def places(pattern: str | re.Pattern[str]) -> Iterator[re.Match[str]]:
+        for found in re.finditer(pattern, code):
             if not any(first <= found.start() < last for first, last in strings):
-                more = str(int(found[1]) + 1)
-                yield Mutant(number, "one more", code[: found.start()] + more + code[found.end() :])
+                yield found
+
+    for pattern, other, said in _CHANGES:
+        for found in places(pattern):
+            if said == "condition negated":  # the whole of it
+                yield said, _negated(code, found.start())
+            else:
+                yield said, code[: found.start()] + other + code[found.end() :]
+    for found in places(_NUMBER):
+        yield "one more", code[: found.start()] + str(int(found[1]) + 1) + code[found.end() :]
 
 
 def _negated(code: str, start: int) -> str:
@@ -112,101 +120,43 @@ def _negated(code: str, start: int) -> str:
     return f"{code[:start]}#"
 
 
-class Library:
-    """A copy of the package whose library holds one changed file.
-
-    Args:
-        folder: of the copy.
-        file: the source that is changed, below the checkout.
-    """
-
-    def __init__(self, folder: Path, file: Path) -> None:
-        self._folder, self._file = folder, file
-        built = max((_ROOT / "build").glob("objects-*"), key=lambda path: path.stat().st_mtime)
-        kernels, rooms = _ROOT / "kernels", ("native", "steps", "serving")
-        sources = [path for room in rooms for path in kernels.glob(f"{room}/*.cpp")]
-        sources += [kernels / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
-        self._objects = [
-            str(built / path.relative_to(_ROOT).with_suffix(".o"))
-            for path in sources
-            if path != file
-        ]
-        for name in ("x86quant", "kernels", "tests", "examples", "rules"):
-            shutil.copytree(_ROOT / name, folder / name, symlinks=True, dirs_exist_ok=True)
-        shutil.copy(_ROOT / "pyproject.toml", folder)
-
-    def holds(self, text: str) -> bool:
-        """Whether the file compiles with this text; if so the library has it."""
-        compiler, flags = shlex.split(toolchain.compiler()), [*toolchain.flags(), "-O1", "-w"]
-        with tempfile.TemporaryDirectory() as scratch:
-            source, made = Path(scratch, self._file.name), Path(scratch, "changed.o")
-            source.write_text(text)
-            near = ["-I", str(self._file.parent), "-I", str(_ROOT / "kernels/serving/include")]
-            command = [*compiler, *flags, *near, "-c", str(source), "-o", str(made)]
-            if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-                return False
-            exported = f"-Wl,--version-script={_ROOT / 'kernels/serving/exported.map'}"
-            target = Path(scratch, LIBRARY)
-            link = ["-shared", "-pthread", exported, *self._objects, str(made), "-o", str(target)]
-            subprocess.run([*compiler, *flags, *link], check=True)
-            shutil.move(target, self._folder / "x86quant" / LIBRARY)
-        return True
-
-    def passes(self, tests: Sequence[str]) -> bool:
-        """Whether the tests pass in the copy."""
-        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-        environment = {**os.environ, "PYTHONPATH": str(self._folder), "OMP_NUM_THREADS": "1"}
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", "pytest", *words], cwd=self._folder, env=environment,
-                capture_output=True, timeout=_SECONDS, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return False
-        return ended.returncode == 0
+def _use(file: Path, text: str) -> bool:
+    """Whether ``file`` compiles with this text; then this process has a package with it."""
+    folder = Path(tempfile.gettempdir(), f"x86quant-mutant-{os.getppid()}")
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("x86quant", "kernels", "tests", "examples", "rules"):
+        shutil.copytree(_ROOT / name, folder / name, symlinks=True)
+    shutil.copy(_ROOT / "pyproject.toml", folder)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)
+    return _links(file, text, folder)
 
 
-def tried(name: str, most: int) -> tuple[int, int]:
-    """How many mutants of the file ``name`` were tried and how many survived, which are printed."""
-    file = _ROOT / name
-    source = file.read_text()
-    lines, found = source.split("\n"), [*mutants(source)]
-    random.Random(0).shuffle(found)
-    began, count, left = time.monotonic(), 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        library = Library(Path(folder), file)
-        if not (library.holds(source) and library.passes(GUARDS[name])):
-            raise SystemExit(f"{name}: the tests fail as it is")
-        for one in found:
-            if count == most:
-                break
-            changed = [*lines[: one.number], one.line, *lines[one.number + 1 :]]
-            if not library.holds("\n".join(changed)):
-                continue
-            count += 1
-            if library.passes(GUARDS[name]):
-                left += 1
-                print(f"{name}:{one.number + 1}: {one.said}: {one.line.strip()}", flush=True)
-    seconds = time.monotonic() - began
-    print(f"{name}: {count} of about {len(found)}, {left} survived, {seconds:.0f} s", flush=True)
-    return count, left
+def _links(file: Path, text: str, folder: Path) -> bool:
+    """Whether the library was linked, with the objects of the build but of this ``file``."""
+    from x86quant.cpp_library import LIBRARY
+    from x86quant.kernels.native import toolchain
 
-
-def main() -> int:
-    """Try the files that were named; 1 if any mutant survived."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    built = max((_ROOT / "build").glob("objects-*"), key=lambda path: path.stat().st_mtime)
+    kernels, rooms = _ROOT / "kernels", ("native", "steps", "serving")
+    sources = [path for room in rooms for path in kernels.glob(f"{room}/*.cpp")]
+    sources += [kernels / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
+    others = [path.relative_to(_ROOT).with_suffix(".o") for path in sources if path != file]
+    source, made = folder / file.relative_to(_ROOT), folder / "changed.o"  # tests compile it, too
+    source.write_text(text)
+    compiler = [*shlex.split(toolchain.compiler()), *toolchain.flags()]
+    near = ["-I", str(file.parent), "-I", str(kernels / "serving/include")]
+    compiled = subprocess.run(
+        [*compiler, "-O1", "-w", *near, "-c", str(source), "-o", str(made)], check=False
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", choices=[[], *GUARDS])
-    parser.add_argument("--all", action="store_true", help=", ".join(GUARDS))
-    parser.add_argument("--most", type=int, default=10**6, help="mutants of each file")
-    options = parser.parse_args()
-    if not (options.all or options.files):
-        parser.error("name files, or --all")
-    results = [tried(name, options.most) for name in (GUARDS if options.all else options.files)]
-    print(f"{sum(n for n, _ in results)} mutants, {sum(left for _, left in results)} survived")
-    return int(any(left for _, left in results))
+    if compiled.returncode != 0:
+        return False
+    exported = f"-Wl,--version-script={kernels / 'serving/exported.map'}"
+    link = ["-shared", "-pthread", exported, *(str(built / one) for one in others), str(made)]
+    subprocess.run([*compiler, *link, "-o", str(folder / "x86quant" / LIBRARY)], check=True)
+    return True
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(str(__doc__), GUARDS, mutants))

@@ -71,6 +71,18 @@ def load_object(name: str) -> Any:
     return found
 
 
+def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the user's returns.
+
+    Raises:
+        InvalidInputError: whatever it raised, told with its ``name``.
+    """
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:
+        raise InvalidInputError(f"{name} failed: {first_line(error)}") from error
+
+
 def _imported(name: str) -> Any:
     """The module ``name``, or the one in the file of this name."""
     if not name.endswith(".py"):
@@ -127,10 +139,7 @@ def load_model(name: str, *, packed_cache: bool = False) -> nn.Module:
             raise InvalidInputError(
                 f"{name!r} is {type(found).__name__}, no nn.Module and not callable"
             )
-        try:
-            found = found()
-        except (Exception, SystemExit) as error:  # whatever the user's factory raises
-            raise InvalidInputError(f"{name!r} failed: {first_line(error)}") from error
+        found = called(repr(name), found)
     if not isinstance(found, nn.Module):
         raise InvalidInputError(f"{name!r} returned {type(found).__name__}, not an nn.Module")
     return found.eval()

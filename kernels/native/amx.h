@@ -1,5 +1,5 @@
 // The GEMM of dense.h on AMX tiles: 32 pixels by 32 output channels stay in four tiles.
-// Weights have the same layout as for vectors; a run's quads come in sixteens, one tile deep.
+// Weights have the same layout as for vectors; a run's quads come in sixteens, one tile deep, or are one tile of fewer.
 #pragma once
 
 #include "dense.h"
@@ -10,7 +10,24 @@ struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+
+  TileConfig() = default;
+  // Tiles 4 to 7 hold no more of K than runs are long. A row that lies in two cache lines takes several times as long to load,
+  // and of short rows fewer do.
+  explicit TileConfig(const xq::Packed& p) {
+    const int quads = static_cast<int>(tile_quads(p));
+    bytes[4] = bytes[5] = static_cast<uint16_t>(4 * quads);
+    rows[6] = rows[7] = static_cast<uint8_t>(quads);
+  }
+
+  // Of a product; all runs are alike, and longer ones are whole tiles.
+  static int64_t tile_quads(const xq::Packed& p) { return xq::min64(p.at<xq::Run>(p.runs)->quads, 16); }
 };
+
+// Products of K of a row: one a tile.
+inline int64_t tile_steps(const xq::Packed& p) {
+  return p.n_runs * xq::ceil_div(p.at<xq::Run>(p.runs)->quads, 16);
+}
 
 // Lines of memory that will be read soon, asked for a few at a time.
 struct Prefetches {
@@ -21,11 +38,19 @@ struct Prefetches {
   }
 };
 
+// How the tiles of a product are read.
+struct TileReads {
+  int64_t lda;
+  const int64_t* offsets;  // of runs
+  int64_t quads;           // of K that a tile takes
+  bool pass_by;            // whether weights pass L1 by
+};
+
 // Sums of 16 M rows and 16 N outputs: tiles 0 to 3 hold sums, 4 and 5 pixels, 6 and 7 weights. `meanwhile` is called
 // once for every 64 bytes of K.
 template <int M, int N, class Meanwhile>
-XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
-                               const int64_t* offsets, int32_t* sums, const Meanwhile& meanwhile) {
+XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, const uint8_t* a, const TileReads& reads,
+                               int32_t* sums, const Meanwhile& meanwhile) {
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
   const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
@@ -40,14 +65,18 @@ XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, cons
     if constexpr (M == 2) _tile_loadd(2, corr, 0);
     if constexpr (M == 2 && N == 2) _tile_loadd(3, corr + 16, 0);
   }
+  const int64_t lda = reads.lda, step = reads.quads * N * 64;
+  const bool pass_by = reads.pass_by;
   for (int i = 0; i < p.n_runs; ++i) {
-    const uint8_t* at = a + offsets[i];
-    for (int q = 0; q < runs[i].quads; q += 16, at += 64, w += N * 1024) {
-      _tile_loadd(6, w, N * 64);
+    const uint8_t* at = a + reads.offsets[i];
+    for (int q = 0; q < runs[i].quads; q += 16, at += 64, w += step) {
+      if (pass_by) _tile_stream_loadd(6, w, N * 64);
+      else _tile_loadd(6, w, N * 64);
       _tile_loadd(4, at, lda);
       _tile_dpbusd(0, 4, 6);
       if constexpr (N == 2) {
-        _tile_loadd(7, w + 64, N * 64);
+        if (pass_by) _tile_stream_loadd(7, w + 64, N * 64);
+        else _tile_loadd(7, w + 64, N * 64);
         _tile_dpbusd(1, 4, 7);
       }
       if constexpr (M == 2) {
@@ -65,12 +94,17 @@ XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, cons
 }
 
 template <class Meanwhile>
-XQ_INLINE inline void amx_rows(const xq::Packed& p, const xq::Block& block, const uint8_t* a, int64_t lda,
-                               const int64_t* offsets, int64_t rows, int32_t* sums, const Meanwhile& meanwhile) {
-  if (block.vecs == 2 && rows > 16) amx_tile<2, 2>(p, block, a, lda, offsets, sums, meanwhile);
-  else if (block.vecs == 2) amx_tile<1, 2>(p, block, a, lda, offsets, sums, meanwhile);
-  else if (rows > 16) amx_tile<2, 1>(p, block, a, lda, offsets, sums, meanwhile);
-  else amx_tile<1, 1>(p, block, a, lda, offsets, sums, meanwhile);
+XQ_INLINE inline void amx_rows(const xq::Packed& p, const xq::Block& block, const uint8_t* a, const TileReads& reads,
+                               int64_t rows, int32_t* sums, const Meanwhile& meanwhile) {
+  if (block.vecs == 2 && rows > 16) amx_tile<2, 2>(p, block, a, reads, sums, meanwhile);
+  else if (block.vecs == 2) amx_tile<1, 2>(p, block, a, reads, sums, meanwhile);
+  else if (rows > 16) amx_tile<2, 1>(p, block, a, reads, sums, meanwhile);
+  else amx_tile<1, 1>(p, block, a, reads, sums, meanwhile);
+}
+
+// Whether weights pass L1 by: those that would not stay there until the next rows come only put out rows that would.
+inline bool pass_by(const xq::DenseTask& t, int64_t weights) {
+  return t.rows > 32 && rows_stay(t, 32) && weights > t.packed->caches.l1 * 5 / 8;
 }
 
 // Sums of a tile that wait to become bytes.
@@ -137,37 +171,40 @@ void dense_amx(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   alignas(64) int32_t sums[2][32 * 32];
-  const TileConfig config;
+  const TileConfig config(p);
   _tile_loadconfig(&config);
-  const xq::Run* runs = p.at<xq::Run>(p.runs);
-  int64_t steps = 0;
-  for (int i = 0; i < p.n_runs; ++i) steps += runs[i].quads / 16;
+  const int64_t steps = tile_steps(p), quads = TileConfig::tile_quads(p);
   const int64_t tiles = xq::ceil_div(t.rows, 32);
   const bool once = weights_pass_once(t);
   const int64_t per_chunk = once ? t.segments * tiles : chunk_rows(t, 32) / 32;
+  // A block that stays in L1 beside rows that pass is as quick.
+  const bool large = blocks[t.block_begin].w_size > p.caches.l1 * 3 / 8;
+  const int32_t together = once && large ? blocks_together(t, 32, p.caches.l2 / 32) : 1;
   WaitingBytes<V> waiting(t);
   int turn = 0;
   // Segments follow one another, so that weights are read once for several small images.
   for (int64_t first = 0; first < t.segments * tiles; first += per_chunk) {
     const int64_t last = xq::min64(first + per_chunk, t.segments * tiles);
-    for (int b = t.block_begin; b < t.block_end; ++b) {
-      const xq::Block& block = blocks[b];
-      const int8_t* next = p.at<int8_t>(p.weights) + block.w_off + block.w_size;
-      Prefetches ahead{next, next + (once && b + 1 < t.block_end ? blocks[b + 1].w_size : 0)};
-      const int64_t lines = xq::ceil_div(block.w_size / 64, steps * per_chunk);
+    for (int32_t begin = t.block_begin; begin < t.block_end; begin += together) {
+      const BlockSpan span(t, begin, together), next(t, span.end, once ? together : 0);
+      Prefetches ahead{next.weights, next.weights_end};
+      const int64_t lines = xq::ceil_div(next.bytes() / 64, steps * per_chunk * (span.end - begin));
+      TileReads reads{0, t.offsets, quads, pass_by(t, span.bytes())};
       int64_t s = first / tiles, m = first % tiles * 32;
       for (int64_t i = first; i < last; ++i) {
         const int64_t rows = xq::min64(32, t.rows - m);
         const bool in_tail = m >= t.tail_begin;
-        const int64_t lda = in_tail ? t.tail_lda : t.lda;
-        const uint8_t* a = (in_tail ? t.tail + (m - t.tail_begin) * lda
-                                    : t.a + s * t.a_segment + m * lda) + block.a_off;
-        const int64_t share = xq::round_up(xq::ceil_div(waiting.left(), steps), 8);
-        const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), ahead.take(lines); };
-        amx_rows(p, block, a, lda, t.offsets, rows, sums[turn], meanwhile);
-        waiting.take(waiting.left());
-        waiting.wait(block, s, m, rows, sums[turn]);
-        turn ^= 1;
+        reads.lda = in_tail ? t.tail_lda : t.lda;
+        const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * reads.lda : t.a + s * t.a_segment + m * reads.lda;
+        for (int32_t b = begin; b < span.end; ++b) {
+          const xq::Block& block = blocks[b];
+          const int64_t share = xq::round_up(xq::ceil_div(waiting.left(), steps), 8);
+          const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), ahead.take(lines); };
+          amx_rows(p, block, a + block.a_off, reads, rows, sums[turn], meanwhile);
+          waiting.take(waiting.left());
+          waiting.wait(block, s, m, rows, sums[turn]);
+          turn ^= 1;
+        }
         m += 32;
         if (m >= t.rows) m = 0, ++s;
       }

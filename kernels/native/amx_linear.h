@@ -31,30 +31,34 @@ template <class V, int ACTIVATION>
 void linear_amx_blocks(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
-  const int8_t* weights = p.at<int8_t>(p.weights);
   alignas(64) int32_t sums[2][32 * 32];
-  const int64_t steps = p.at<xq::Run>(p.runs)->quads / 16;
+  const int64_t steps = tile_steps(p), quads = TileConfig::tile_quads(p);
   const int64_t chunk = rows_beside_a_block(t, 32);
+  const int32_t together = blocks_together(t, 32, p.caches.l2 / 16);
   WaitingSums<V, ACTIVATION> waiting{t};
   int turn = 0;
   for (int64_t first = 0; first < t.rows; first += chunk) {
     const int64_t last = xq::min64(first + chunk, t.rows), tiles = xq::ceil_div(last - first, 32);
-    for (int b = t.block_begin; b < t.block_end; ++b) {
-      const xq::Block& block = blocks[b];
-      const int8_t* w = weights + block.w_off;
-      Prefetches next{w + block.w_size, b + 1 < t.block_end ? w + block.w_size + blocks[b + 1].w_size : nullptr};
-      const int64_t lines = xq::ceil_div(block.w_size / 64, steps * tiles);
+    for (int32_t begin = t.block_begin; begin < t.block_end; begin += together) {
+      const BlockSpan span(t, begin, together), next(t, span.end, together);
+      Prefetches ahead{next.weights, next.weights_end};
+      const int64_t lines = xq::ceil_div(next.bytes() / 64, steps * tiles * (span.end - begin));
+      TileReads reads{0, t.offsets, quads, pass_by(t, span.bytes())};
       for (int64_t m = first; m < last; m += 32) {
         const bool in_tail = m >= t.tail_begin;
-        const int64_t lda = in_tail ? t.tail_lda : t.lda, rows = xq::min64(32, last - m);
-        const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * lda : t.a + m * lda;
-        const int64_t share = xq::ceil_div(waiting.left, steps);
-        const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), next.take(lines); };
-        int32_t* to = sums[turn];
-        amx_rows(p, block, a, lda, t.offsets, rows, to, meanwhile);
-        waiting.take(waiting.left);
-        waiting.block = &block, waiting.sums = to, waiting.row = m, waiting.left = rows;
-        turn ^= 1;
+        const int64_t rows = xq::min64(32, last - m);
+        reads.lda = in_tail ? t.tail_lda : t.lda;
+        const uint8_t* a = in_tail ? t.tail + (m - t.tail_begin) * reads.lda : t.a + m * reads.lda;
+        for (int32_t b = begin; b < span.end; ++b) {
+          const xq::Block& block = blocks[b];
+          const int64_t share = xq::ceil_div(waiting.left, steps);
+          const auto meanwhile = [&]() XQ_INLINE { waiting.take(share), ahead.take(lines); };
+          int32_t* to = sums[turn];
+          amx_rows(p, block, a, reads, rows, to, meanwhile);
+          waiting.take(waiting.left);
+          waiting.block = &block, waiting.sums = to, waiting.row = m, waiting.left = rows;
+          turn ^= 1;
+        }
       }
     }
   }
@@ -68,7 +72,7 @@ constexpr int64_t kFewRows = 4;
 template <class V>
 void linear_amx(const xq::DenseTask& t) {
   if (t.rows <= kFewRows) return dense<V, FloatEpilogue<V>>(t);
-  const TileConfig config;
+  const TileConfig config(*t.packed);
   _tile_loadconfig(&config);
   switch (t.packed->activation) {
     case XQ_ACT_RELU: linear_amx_blocks<V, XQ_ACT_RELU>(t); break;

@@ -104,17 +104,18 @@ void add_block(Layout& l, int64_t a_off, int64_t out_c, int64_t count, int max_v
 
 void layout_runs(Layout& l, int64_t channels) {
   const Geometry& g = l.head.geo;
-  const int64_t step = l.head.isa == XQ_ISA_AMX_INT8 && l.head.algo == XQ_ALGO_DENSE ? 16 : 1;
+  // Tiles take 16 quads, or as many as a run has where it has fewer.
+  const int64_t tile = l.head.isa == XQ_ISA_AMX_INT8 && l.head.algo == XQ_ALGO_DENSE ? 16 : 1;
   auto add = [&](int64_t z, int64_t y, int64_t x, int64_t bytes) {
-    const int64_t quads = round_up(ceil_div(bytes, 4), step);
+    const int64_t least = ceil_div(bytes, 4), quads = least < tile ? least : round_up(least, tile);
     l.runs.push_back({{static_cast<int32_t>(z), static_cast<int32_t>(y), static_cast<int32_t>(x)},
                       static_cast<int32_t>(bytes), static_cast<int32_t>(quads)});
   };
   if (l.head.mode == kIm2col) return add(0, 0, 0, taps_of(l.head.conv) * channels);
   const int64_t kw = g.kernel[2];
-  auto quads = [&](int64_t bytes) { return round_up(ceil_div(bytes, 4), step); };
+  auto steps = [&](int64_t bytes) { return ceil_div(ceil_div(bytes, 4), tile); };
   const bool adjacent = l.head.conv.groups == 1 && g.stride[2] == 1 && g.dilation[2] == 1 &&
-                        quads(kw * channels) < kw * quads(channels);
+                        steps(kw * channels) < kw * steps(channels);
   for (int64_t z = 0; z < g.kernel[0]; ++z)
     for (int64_t y = 0; y < g.kernel[1]; ++y)
       for (int64_t x = 0; x < (adjacent ? 1 : kw); ++x)

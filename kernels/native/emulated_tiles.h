@@ -102,6 +102,7 @@ inline void emulated_dpbf16ps(int sums, int a, int b) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbusd
 #undef _tile_dpbf16ps
@@ -109,6 +110,7 @@ inline void emulated_dpbf16ps(int sums, int a, int b) {
 #define _tile_release emulated_release
 #define _tile_zero emulated_zero
 #define _tile_loadd emulated_loadd
+#define _tile_stream_loadd emulated_loadd
 #define _tile_stored emulated_stored
 #define _tile_dpbusd emulated_dpbusd
 #define _tile_dpbf16ps emulated_dpbf16ps

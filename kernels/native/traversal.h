@@ -25,6 +25,33 @@ inline bool weights_pass_once(const xq::DenseTask& t) {
   return t.segments * t.rows * row <= p.caches.l2 / 4;
 }
 
+// Whether a tile of rows stays in L1 from one block of weights to the next.
+inline bool rows_stay(const xq::DenseTask& t, int64_t tile) { return tile * t.lda <= t.packed->caches.l1 * 2 / 3; }
+
+// Blocks of weights that each tile of rows meets before the next tile does, `bytes` at most, where rows stay in L1 meanwhile:
+// weights lie in order, and come from L2 sooner than rows that lie far apart.
+inline int32_t blocks_together(const xq::DenseTask& t, int64_t tile, int64_t bytes) {
+  const xq::Packed& p = *t.packed;
+  if (t.rows <= tile || p.n_runs > 1 || !rows_stay(t, tile)) return 1;
+  return static_cast<int32_t>(xq::max64(bytes / p.at<xq::Block>(p.blocks)[t.block_begin].w_size, 1));
+}
+
+// Blocks that follow one another, and their weights.
+struct BlockSpan {
+  int32_t begin, end;
+  const int8_t *weights, *weights_end;
+
+  BlockSpan(const xq::DenseTask& t, int32_t first, int32_t count)
+      : begin(first), end(static_cast<int32_t>(xq::min64(first + count, t.block_end))) {
+    const xq::Packed& p = *t.packed;
+    const xq::Block* blocks = p.at<xq::Block>(p.blocks);
+    const auto at = [&](int64_t offset) { return p.at<int8_t>(p.weights) + offset; };
+    weights = weights_end = nullptr;
+    if (begin < end) weights = at(blocks[begin].w_off), weights_end = at(blocks[end - 1].w_off + blocks[end - 1].w_size);
+  }
+  int64_t bytes() const { return weights_end - weights; }
+};
+
 // Of a linear with float results on tiles: a block of weights passes over as many rows as stay in L2 beside it, so that
 // weights are read once.
 inline int64_t rows_beside_a_block(const xq::DenseTask& t, int64_t tile) {

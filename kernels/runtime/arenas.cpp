@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -30,7 +29,7 @@ struct Pool {
       if (idle[i].owner == claim.owner()) return i;
       if (found == idle.size()) found = i;
     }
-    return found == idle.size() && found > 0 ? found - 1 : found;
+    return found == idle.size() && found > 0 ? found - 1 : found;  // another one: same either way, but for memory
   }
 };
 
@@ -81,7 +80,7 @@ ArenaLease::ArenaLease(const ArenaClaim& claim) {
     arena_.buffer = Buffer();  // freed first: the two never coexist
     arena_.buffer = Buffer(claim.bytes(), Readers::kAll);
   }
-  if (claim.owner() != Owner::kProcess && arena_.buffer.size() > 0) std::memset(arena_.buffer.data(), 0, arena_.buffer.size());
+  if (claim.owner() != Owner::kProcess) std::fill_n(arena_.buffer.data(), arena_.buffer.size(), uint8_t{0});
   arena_.owner = claim.owner();
 }
 

@@ -82,11 +82,12 @@ Reach::Range Reach::range_of(const Extent& extent) {
   using Wide = __int128;
   const auto& [access, base, offset, element_size, sizes, strides] = extent;
   Wide first = offset, last = Wide{offset} + element_size, elements = 1;
-  bool possible = is_possible(offset) && element_size > 0 && is_possible(element_size) && sizes.size() == strides.size();
+  bool possible = element_size > 0 && is_possible(element_size) && sizes.size() == strides.size();
   for (size_t i = 0; possible && i < sizes.size(); ++i) {
     possible = sizes[i] > 0 && is_possible(sizes[i]) && is_possible(strides[i]);
     if (!possible) break;
-    (strides[i] < 0 ? first : last) += Wide{sizes[i] - 1} * strides[i];
+    Wide& end = strides[i] < 0 ? first : last;  // same either way at 0
+    end += Wide{sizes[i] - 1} * strides[i];
     elements *= sizes[i];
     possible = elements <= kMost;
   }
@@ -124,10 +125,11 @@ bool Reach::surely_writes(int64_t base, int64_t bytes, int64_t parts, int64_t ad
   if (surely_written(base, parts, advance, extents_.size()) < bytes) return false;
   if (!reads(base)) return true;
   const Touched& touched = touched_.at(base);
-  if (parts == 1) return surely_written(base, 1, 0, touched.before_read) >= bytes;
+  const int64_t before = surely_written(base, 1, 0, touched.before_read);  // by one part: same either way, where that is 1
+  if (parts == 1) return before >= bytes;
   // Parts run side by side: each reads what it has written itself.
   const auto is_own = [&](const Range& range) { return range.first >= 0 && range.last <= advance; };
-  return is_own(touched.read) && is_own(touched.written) && surely_written(base, 1, 0, touched.before_read) >= advance;
+  return is_own(touched.read) && is_own(touched.written) && before >= advance;
 }
 
 int64_t Reach::surely_written(int64_t base, int64_t parts, int64_t advance, size_t count) const {
@@ -138,7 +140,8 @@ int64_t Reach::surely_written(int64_t base, int64_t parts, int64_t advance, size
       found.back().sizes.push_back(parts), found.back().strides.push_back(advance);
     }
   // What is written whole counts before what is written of it again.
-  std::stable_sort(found.begin(), found.end(), [](const Extent& a, const Extent& b) { return bytes_of(a) > bytes_of(b); });
+  const auto is_larger = [](const Extent& a, const Extent& b) { return bytes_of(a) > bytes_of(b); };  // same either way if level
+  std::stable_sort(found.begin(), found.end(), is_larger);
   std::vector<Extent> counted;
   int64_t bytes = 0;
   for (const Extent& extent : found) {

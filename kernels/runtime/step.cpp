@@ -101,15 +101,15 @@ float StepFields::real(const char* name) { return static_cast<float>(as<double>(
 
 void StepFields::triple(const char* name, int32_t (&to)[3]) {
   const Words words = integers(name, 3);
-  for (size_t i = 0; i < 3; ++i) {
-    if (words[i] != static_cast<int32_t>(words[i])) refuse(name, "is too large: " + std::to_string(words[i]));
-    to[i] = static_cast<int32_t>(words[i]);
-  }
+  std::transform(words.begin(), words.end(), to, [&](int64_t word) {
+    if (word != static_cast<int32_t>(word)) refuse(name, "is too large: " + std::to_string(word));
+    return static_cast<int32_t>(word);
+  });
 }
 
 void StepFields::triple(const char* name, float (&to)[3]) {
   const std::vector<double> all = reals_of(name, 3);
-  for (size_t i = 0; i < 3; ++i) to[i] = static_cast<float>(all[i]);
+  std::transform(all.begin(), all.end(), to, [](double real) { return static_cast<float>(real); });
 }
 
 Table StepFields::table(const char* name, Type type, int64_t count) {

@@ -39,7 +39,7 @@ ProgramFile::ProgramFile(const std::string& path) {
 void ProgramFile::parse() {
   const size_t size = bytes_.size();
   uint64_t length = 0;
-  if (size < kLengthBytes) damaged("the file is truncated, or is no program file");
+  if (size < kLengthBytes) damaged("the file is truncated, or is no program file");  // with as many: same either way
   std::memcpy(&length, bytes_.data(), kLengthBytes);
   if (length > kMostHeader || length > size - kLengthBytes) damaged("the file is truncated, or is no program file");
   const std::string_view whole(reinterpret_cast<const char*>(bytes_.data()), size);
@@ -57,7 +57,7 @@ void ProgramFile::parse() {
   uint32_t crc = crc32(whole.data(), digits);
   crc = crc32("00000000", kDigits, crc);
   crc = crc32(whole.data() + digits + kDigits, size - digits - kDigits, crc);
-  char expected[kDigits + 1];
+  char expected[] = "00000000";
   std::snprintf(expected, sizeof(expected), "%08x", crc);
   if (whole.substr(digits, kDigits) != expected)
     damaged("the file's checksum is wrong: it is damaged; copy it, or export the program, again");

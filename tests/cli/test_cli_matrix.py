@@ -63,6 +63,9 @@ def wrong_batches():
 def raises(model):
     raise KeyError("scores")
 
+def fails():
+    raise KeyError("scores")
+
 def wordy(model):
     return "good"
 """
@@ -159,6 +162,14 @@ def test_a_folder_of_transformers(folder: Path, capsys: pytest.CaptureFixture[st
         (["bench", "cli_matrix:conv", *PICTURE, "--trace", "."], "is a folder"),
         (["explain", "cli_matrix:conv"], "give the model's inputs"),
         (["explain", "./nowhere.py:conv", *PICTURE], "no file ./nowhere.py"),
+        (
+            ["quantize", "cli_matrix:conv", "--out", "a", "--data", "cli_matrix:fails"],
+            "--data cli_matrix:fails failed: KeyError",
+        ),
+        (
+            ["report", "cli_matrix:conv", "--out", "a.html", "--data", "cli_matrix:fails"],
+            "--data cli_matrix:fails failed: KeyError",
+        ),
         (["tune", "--model", "nowhere:net"], "cannot import 'nowhere'"),
         (["tune", "--model", "cli_matrix:absent"], "no attribute 'absent'"),
     ],

@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import x86quant
-from tests.quantization.test_any_model import sqnr
+from tests.quantization.any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.watch import _plain_values, _private_values
 from x86quant.errors import UnsupportedError, X86QuantWarning

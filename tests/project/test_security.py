@@ -1,7 +1,9 @@
-"""Loading a file starts no process, opens no connection and unpickles nothing."""
+"""Loading a file starts no process, opens no connection and unpickles nothing; what is beside."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 import subprocess
 import sys
 import textwrap
@@ -105,3 +107,17 @@ def test_the_watch_sees_what_it_looks_for() -> None:
         )
         assert ended.returncode == 1
         assert ended.stderr.startswith(("subprocess", "socket", "pickle"))
+
+
+def test_every_dependency_is_told_of() -> None:
+    """Those of a user: the other extras are for tests, benchmarks, documents and wheels."""
+    page = Path(__file__).parents[2] / "docs/security.md"
+    told = page.read_text().partition("## Dependencies")[2].partition("\n## ")[0]
+    needed = set()
+    for line in importlib.metadata.requires("x86quant") or ():
+        extra = re.search(r"extra == ['\"](\w+)", line)
+        if extra is None or extra[1] in ("onnx", "serve", "ray", "gguf", "huggingface", "pt2e"):
+            needed.add(re.split(r"[^\w-]", line)[0])
+    rows = "".join(row.split("|")[1] for row in told.split("\n") if row.startswith("|"))
+    assert needed >= {"torch", "orjson"}
+    assert needed == needed & set(re.findall(r"[\w-]+", rows))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import x86quant
-from tests.quantization.test_any_model import sqnr
+from tests.quantization.any_model import sqnr
 from x86quant.calling.call import Call
 from x86quant.errors import InvalidInputError
 from x86quant.quantization.tracing.tracing import by_export, trace

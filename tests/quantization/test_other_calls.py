@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import x86quant
-from tests.quantization.test_any_model import sqnr
+from tests.quantization.any_model import sqnr
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.errors import InvalidInputError, X86QuantWarning
 from x86quant.quantization.graphs import token_steps

@@ -194,6 +194,14 @@ def test_parts_of_a_batch_cannot_write_over_each_others_indices(tmp_path: Path) 
     plans = [plan(64, BYTES, outputs, steps, {"times": 2, "bytes": [8, 8, 4]})]
     (said,) = attempts([write(tmp_path / "parts.xq", plans)])
     assert "a part of a plan writes over what says where another one reads" in said
+    # Places right behind, or before, what is written are nobody's to change.
+    outputs[0] = layout([4], "int64")
+    for at, places in ((0, 16), (16, 0)):
+        steps = [copy_step((1, 0), (2, at), 8)] * 2 + [
+            ("take_tokens", {**take, "places": [2, places]})
+        ]
+        plans = [plan(64, BYTES, outputs, steps, {"times": 2, "bytes": [8, 8, 4]})]
+        assert attempts([write(tmp_path / "beside.xq", plans)]) == ["ran; ran"]
 
 
 def test_sums_beyond_32_bits_are_refused(tmp_path: Path) -> None:

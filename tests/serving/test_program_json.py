@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,10 +102,26 @@ def test_the_byte_that_is_wrong_is_told(tmp_path: Path) -> None:
     assert f"bad JSON at byte {len(_MARKED)}: an object does not end" in said
 
 
+@pytest.mark.parametrize("digits", [str.lower, str.upper])
 @pytest.mark.parametrize(
-    "name", ["a", "\x7f", "\x80", "é", "\u07ff", "\u0800", "€", "\uffff", "tab\there", 'q"\\/']
+    "name",
+    [
+        "a",
+        "\x7f",
+        "\x80",
+        "é",
+        "\u07ff",
+        "\u0800",
+        "€",
+        "\uffff",
+        "\uabcd\uefab",
+        "tab\there",
+        'q"\\/',
+    ],
 )
-def test_names_are_the_same_however_they_are_written(name: str, tmp_path: Path) -> None:
+def test_names_are_the_same_however_they_are_written(
+    name: str, digits: Callable[[str], str], tmp_path: Path
+) -> None:
     """As bytes of UTF-8 in the header, by escapes in the manifest."""
     lut = torch.arange(255, -1, -1, dtype=torch.uint8).numpy().tobytes()
     entry = {"dtype": "U8", "shape": [256], "data_offsets": [0, 256]}
@@ -113,7 +131,8 @@ def test_names_are_the_same_however_they_are_written(name: str, tmp_path: Path) 
     }  # fmt: skip
     ends = [layout([4], "uint8")]
     made = {"packs": [], "row_packs": [], "plans": [plan(64, ends, ends, [("lut", fields)])]}
-    manifest = f"x86quant-program {VERSION} {'0' * 8}\n{json.dumps(made)}"
+    escaped = re.sub(r"(?<=\\u)[0-9a-f]{4}", lambda four: digits(four[0]), json.dumps(made))
+    manifest = f"x86quant-program {VERSION} {'0' * 8}\n{escaped}"
     header = {"__metadata__": {"x86quant": manifest}, name: entry}
     (said,) = attempts([_sealed(tmp_path / "n.xq", json.dumps(header, ensure_ascii=False), lut)])
     assert said == "ran; ran"

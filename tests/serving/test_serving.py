@@ -93,6 +93,16 @@ def test_two_inputs_in_the_order_of_the_model(tmp_path: Path) -> None:
         served(a)
 
 
+def test_a_video(tmp_path: Path) -> None:
+    """Steps over tensors of five dimensions, each of another size."""
+    layers = (nn.Conv3d(3, 8, (2, 3, 3), padding=1), nn.ReLU(), nn.MaxPool3d((1, 2, 2)))
+    model = nn.Sequential(*layers, nn.Conv3d(8, 4, (3, 1, 2))).eval()
+    x = torch.randn(2, 3, 4, 6, 10)
+    module = x86quant.quantize(model, [(x,)], mode="static", speed_check=False, progress=False)
+    x86quant.export_program(module, tmp_path / "video.xq", [x])
+    assert are_same(Served(tmp_path / "video.xq")(x), [module(x)])
+
+
 def test_a_recommender_with_its_tables(tmp_path: Path) -> None:
     module = recommender()
     dense, indices = torch.randn(9, 4), torch.randint(0, ROWS, (9, TABLES))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from x86quant.errors import InvalidInputError, first_line
 from x86quant.given_model import Arguments as Arguments
 from x86quant.given_model import InputShape as InputShape
+from x86quant.given_model import called as called
 from x86quant.given_model import form_of as form_of
 from x86quant.given_model import load_model as load_model
 from x86quant.given_model import load_object as load_object

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from x86quant.cli import loading
-from x86quant.errors import InvalidInputError, first_line
+from x86quant.errors import InvalidInputError
 from x86quant.files import check_target, write_aside
 
 HELP = "quantize a float model and save it"
@@ -144,14 +144,14 @@ def load_data(source: str | None) -> Any:
     """What ``--data`` names, as ``quantize`` takes it.
 
     Raises:
-        InvalidInputError: there is no such file or object, or it holds something else than data.
+        InvalidInputError: there is no such file or object, it fails, or holds no data.
     """
     if source is None:
         return None
     if source.endswith((".npy", ".pt", ".pth")):
         return _load_file(Path(source))
     found = loading.load_object(source)
-    return found() if callable(found) else found
+    return loading.called(f"--data {source}", found) if callable(found) else found
 
 
 def _load_file(path: Path) -> Any:
@@ -172,10 +172,7 @@ def _metric(name: str) -> Callable[[Any], float]:
     metric = loading.load_object(name)
 
     def scored(model: Any) -> float:
-        try:
-            found = metric(model)
-        except Exception as error:  # whatever the user's function raises
-            raise InvalidInputError(f"--metric {name} failed: {first_line(error)}") from error
+        found = loading.called(f"--metric {name}", metric, model)
         try:
             return float(found)
         except (TypeError, ValueError):

@@ -96,7 +96,7 @@ def _arguments(model: nn.Module, batch: Any) -> tuple[Any, ...]:
 def _batches(options: argparse.Namespace, model: nn.Module) -> list[Any]:
     if options.data is not None:
         data = loading.load_object(options.data)
-        found = data() if callable(data) else data
+        found = loading.called(f"--data {options.data}", data) if callable(data) else data
         if not isinstance(found, Iterable):
             raise InvalidInputError(
                 f"--data {options.data}: {type(found).__name__} is nothing that holds batches"

@@ -287,13 +287,18 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _known(paths: Sequence[str] | None) -> list[MeasurementSet]:
-    """The files named; else those shipped and the user's, without those that cannot be read."""
+    """The files named; else those on record."""
+    from x86quant.tuning.measurement_files import read
+
+    return _on_record() if paths is None else [read(path) for path in paths]
+
+
+def _on_record() -> list[MeasurementSet]:
+    """The measurements shipped and the user's, without those that cannot be read."""
     from x86quant.tables.shipped import SHIPPED
     from x86quant.tuning.measurement_files import read
     from x86quant.tuning.user_table import user_measurements_path
 
-    if paths is not None:
-        return [read(path) for path in paths]
     found = []
     for path in [*sorted((SHIPPED / "measurements").glob("*.csv")), user_measurements_path()]:
         try:

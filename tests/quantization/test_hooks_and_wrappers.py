@@ -1,0 +1,89 @@
+"""Hooks, and models that something is wrapped around."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from tests.quantization.any_model import Net, images, quantized, sqnr
+from x86quant.compiled import CompiledModule
+from x86quant.errors import InvalidInputError
+
+
+def test_hooks_of_layers_run():
+    model = Net(lambda _, x: F.relu(x))
+    seen: list[float] = []
+    model.a.register_forward_hook(lambda m, a, r: (seen.append(1), r * 0.5)[1])
+    result = quantized(model, images())
+    x = images(seed=1)
+    exact = model(x)
+    seen.clear()
+    assert sqnr(exact, result(x)) > 25
+    assert len(seen) == 1
+
+
+def test_hooks_of_the_model_run_exactly_once():
+    model = Net(lambda _, x: F.relu(x))
+    seen: list[float] = []
+    model.register_forward_pre_hook(lambda m, args: (seen.append("pre"), (args[0] / 3 + 1,))[1])
+    model.register_forward_hook(lambda m, a, r: (seen.append("post"), r * 2)[1])
+    result = quantized(model, images())
+    x = images(seed=1)
+    exact = model(x)
+    seen.clear()
+    assert sqnr(exact, result(x)) > 25
+    assert seen == ["pre", "post"]
+
+
+def test_models_of_torch_compile_are_unwrapped():
+    model = Net(lambda _, x: F.relu(x))
+    result = quantized(torch.compile(model), images())
+    assert isinstance(result, CompiledModule)
+
+
+def test_script_modules_are_refused():
+    model = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), images())
+    with pytest.raises(InvalidInputError, match="ScriptModule"):
+        quantized(model, images())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_norms_of_weights_by_hooks():
+    model = Net(lambda _, x: F.relu(x))
+    torch.nn.utils.weight_norm(model.a)
+    torch.nn.utils.spectral_norm(model.b)
+    model.eval()
+    result = quantized(model, images())
+    assert isinstance(result, CompiledModule)
+    assert sqnr(model(images(seed=1)), result(images(seed=1))) > 25
+    assert len(model.a._forward_pre_hooks) == 1  # the model given is not changed
+
+
+def test_parametrized_layers():
+    model = Net(lambda _, x: F.relu(x))
+    parametrizations.weight_norm(model.a)
+    parametrizations.spectral_norm(model.b)
+    model.eval()
+    result = quantized(model, images())
+    assert sqnr(model(images(seed=1)), result(images(seed=1))) > 25
+
+
+class ReadsAttributes(Net):
+    """A parent that looks at its children, as many in transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x > 1e6).any()):
+            x = x / 2
+        x = x.to(self.a.weight.dtype)
+        y = self.a(x)[:, :, :: self.a.stride[0]]
+        return self.b(y.to(self.b.weight.device)) + self.b.bias.mean()
+
+
+def test_attributes_of_replaced_layers_can_be_read():
+    model = ReadsAttributes(lambda _, x: x)
+    result = quantized(model, images())
+    assert set(result.quantization.int8_layers) == {"a", "b"}
+    assert sqnr(model(images(seed=1)), result(images(seed=1))) > 25
