@@ -1,11 +1,14 @@
 """How long ``quantize`` itself takes: small random programs and networks of torchvision.
 
     python -m benchmarks.quantize_time --programs 40 --networks resnet18 resnet50
+    python -m benchmarks.quantize_time --programs 0 --networks --trained gru waves
 
 Times are CPU time of this process on one thread: other work on the machine disturbs them least.
 The programs are those of ``benchmarks.fuzz_programs``, without the speed check; the networks get
 four images, and everything that ``quantize`` does by itself: for each the seconds of its stages,
-and what is left between them. ``--profile`` prints the dearest functions.
+and what is left between them. ``--profile`` prints the dearest functions. Trained networks are
+those of ``benchmarks.trained``, each beside NNCF, whose time includes reading and compiling by
+OpenVINO, as ours includes tracing and packing.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from benchmarks.fuzz.drawing import write
 from benchmarks.fuzz.judging import quantized
 from benchmarks.fuzz.programs import Program
 from benchmarks.networks import images, network_for_images
+from benchmarks.trained.__main__ import NETWORKS, silence
+from benchmarks.trained.peers import WAYS
 from x86quant.errors import X86QuantError
 from x86quant.quantization import outcome, preparing
 
@@ -72,6 +77,17 @@ def of_network(name: str) -> tuple[float, dict[str, float]]:
     return taken, stages
 
 
+def beside_nncf(name: str) -> tuple[float, float]:
+    """CPU seconds of quantizing a trained network, ours and NNCF's."""
+    with silence():
+        network = NETWORKS[name]()
+
+        def made(way: str) -> float:
+            return seconds(lambda: WAYS[way](network)(network.test[0]))
+
+        return made("x86quant"), made("nncf")
+
+
 @contextlib.contextmanager
 def stages_timed() -> Iterator[dict[str, float]]:
     """A block in which the CPU seconds of each stage are added up; one within another is not."""
@@ -106,6 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--programs", type=int, default=40)
     parser.add_argument("--networks", nargs="*", default=["resnet18", "resnet50"])
+    parser.add_argument("--trained", nargs="*", default=[], choices=list(NETWORKS))
     parser.add_argument("--profile", action="store_true", help="print the dearest functions")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -131,6 +148,12 @@ def main() -> None:
         print(f"{name}: {taken:.2f} s")
         for stage, part in {**stages, "the rest": taken - sum(stages.values())}.items():
             print(f"  {stage:<20}{part:>6.2f}", flush=True)
+    if options.trained:
+        beside_nncf(options.trained[0])  # what both import and cache at their first use
+        print("| network | x86quant | NNCF | ratio |\n|---|---|---|---|")
+    for name in options.trained:
+        own, other = beside_nncf(name)
+        print(f"| {name} | {own:.1f} | {other:.1f} | {own / other:.2f} |", flush=True)
     if options.profile:
         pstats.Stats(profiler).sort_stats("cumulative").print_stats(120)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)

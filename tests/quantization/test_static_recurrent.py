@@ -19,7 +19,11 @@ from tests import isa
 from tests.op_checks import check_ops
 from x86quant.compiled import CompiledModule
 from x86quant.errors import InvalidInputError
+from x86quant.lowering.float_forms import recurrent_graph
 from x86quant.lowering.graph_tools import is_op
+from x86quant.lowering.rounded import Int8Weight
+from x86quant.quantization.static.conversion import rounded_recurrent
+from x86quant.quantization.tracing.recurrent_layers import GRUCellLayer, LSTMCellLayer
 
 FEATURES, UNITS, STEPS, BATCH = 20, 24, 9, 3
 KINDS = (nn.LSTM, nn.GRU)
@@ -560,3 +564,24 @@ def operands(kind: str = "lstm") -> dict[str, Any]:
 def test_operands_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         torch.ops.x86quant.recurrent(**{**operands(), **changes})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("states", ["", "h"])
+def test_a_simulation_runs_natively_with_the_bytes_of_plain_torch(kind: Any, states: str) -> None:
+    torch.manual_seed(0)
+    layer = (LSTMCellLayer if kind is nn.LSTM else GRUCellLayer)(FEATURES, UNITS).eval()
+    weights = [
+        Int8Weight(torch.randint(-127, 128, x.shape, dtype=torch.int8), torch.rand(len(x)) / 99, 0)
+        for x in (layer.weight_ih_l0, layer.weight_hh_l0)
+    ]
+    biases = [layer.bias_ih_l0.detach(), layer.bias_hh_l0.detach()]
+    plain = rounded_recurrent(layer, (weights, biases), (0.02, 120), (0.008, 128))
+    native = CompiledModule(recurrent_graph(plain, [*states]))
+    given = {"x": torch.randn(STEPS, BATCH, FEATURES)}
+    given |= {name: torch.randn(1, BATCH, UNITS) for name in states}
+    with torch.no_grad():
+        for found, expected in zip(native(**given), plain(**given), strict=True):
+            assert torch.equal(found, expected)
+    assert native.segments
+    assert not native.float_nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from x86quant.lowering.rounded import Int8Weight
 from x86quant.quantization.kit import accuracy_kit, weight_feedback
 from x86quant.quantization.preparing import prepare
 from x86quant.quantization.settings import Settings
+from x86quant.quantization.static.conversion import product_names
+from x86quant.quantization.tracing.recurrent_layers import LSTMLayer, is_recurrent_layer
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "linear": (nn.Linear(24, 8), (6, 5, 24)),
@@ -67,6 +70,27 @@ def test_the_results_come_closer_though_the_weights_do_not(groups: int) -> None:
     assert float((codes.float() - plain.codes).abs().max()) >= 1
 
 
+@pytest.mark.parametrize("at_once", [1, 5, 64])
+def test_how_many_taps_go_at_once_changes_nothing_but_time(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(6, 32).double(), torch.randn(2, 512, 32)
+    scales = weight.abs().amax(1) / 127
+    plain = Int8Weight(torch.zeros(6, 32, dtype=torch.int8), scales, 0)
+    squares = x.transpose(1, 2) @ x
+    expected = torch.zeros(2, 3, 32)
+    left, spread = weight.reshape(2, 3, 32).clone(), weight_feedback._spread(squares)
+    for tap in range(32):
+        step = scales.reshape(2, 3).float()
+        expected[..., tap] = (left[..., tap] / step).round().clamp(-127, 127)
+        off = (left[..., tap] - expected[..., tap] * step) / spread[:, tap, tap, None]
+        left[..., tap:] -= off[..., None] * spread[:, None, tap, tap:]
+    monkeypatch.setattr(weight_feedback, "_AT_ONCE", at_once)
+    found = weight_feedback._codes(weight.float(), plain, squares)
+    assert torch.equal(found.reshape(2, 3, 32).float(), expected)
+
+
 def network() -> tuple[nn.Module, list[torch.Tensor]]:
     torch.manual_seed(0)
     blocks = [nn.Conv2d(16, 16, 3, padding=1, groups=g) for g in (16, 1, 16, 1)]
@@ -118,3 +142,59 @@ def test_a_layer_that_was_given_too_much_keeps_its_weights() -> None:
     model, data = network()
     plain = weights_of(model, [x * 1e30 for x in data])
     assert all(torch.isfinite(weight.float()).all() for weight in plain)
+
+
+@torch.no_grad()
+def test_a_recurrent_layer_meets_its_input_and_the_states_of_other_steps() -> None:
+    torch.manual_seed(0)
+    layer = LSTMLayer(6, 4, batch_first=True, bidirectional=True).eval()
+    x, h, c = torch.randn(3, 5, 6), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    states = layer(x, h, c)
+    met = weight_feedback._met_by_recurrent(layer, x, states, h)
+    rows = {name: found[0] for name, found in met.items()}
+    assert torch.equal(rows["weight_ih_l0"], x.reshape(-1, 6))
+    assert torch.equal(rows["weight_ih_l0_reverse"], x.reshape(-1, 6))
+    forward, backward = states[:, :-1, :4], states[:, 1:, 4:]
+    assert torch.equal(rows["weight_hh_l0"], torch.cat([h[0], forward.reshape(-1, 4)]))
+    assert torch.equal(rows["weight_hh_l0_reverse"], torch.cat([h[1], backward.reshape(-1, 4)]))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_come_closer(
+    kind: type[nn.LSTM] | type[nn.GRU], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    basis = torch.randn(4, 24)  # features that go together
+    model = Last(kind(24, 32, batch_first=True)).eval()
+    data = [torch.randn(8, 12, 4) @ basis for _ in range(6)]
+
+    def weights_left() -> float:
+        """The error of the results that the weights alone make."""
+        prepared = prepare(model, data, Settings(mode="static", progress=False))
+        (part,) = prepared.parts
+        (layer,) = (x for x in part.layers if is_recurrent_layer(part.module(x.node)))
+        module = part.module(layer.node)
+        assert module is not None
+        weights, _ = part.rounded_products(layer.node, module)
+        rounded = copy.deepcopy(module)
+        for name, weight in zip(product_names(module), weights, strict=True):
+            getattr(rounded, f"weight_{name}").data = weight.real()
+        x = torch.randn(8, 12, 4) @ basis
+        with torch.no_grad():
+            return float((rounded(x) - module(x)).square().mean())
+
+    found = weights_left()
+    monkeypatch.setattr(accuracy_kit, "STEPS", ())
+    assert found < 0.5 * weights_left()
+
+
+class Last(nn.Module):
+    """The last states of a recurrent network."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.rnn(x)[0][:, -1]
+        return found

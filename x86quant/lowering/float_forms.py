@@ -7,11 +7,12 @@ one: torch.ao may be missing otherwise.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from x86quant.lowering.builder import (
     Builder,
@@ -116,6 +117,17 @@ def _rounded_recurrent(
     out, last = (builder.graph.call_function(operator.getitem, (both, i)) for i in (0, 1))
     out.meta["qparams"] = both.meta.pop("qparams")
     return emit(builder.graph, "dequantize", x=out, x_scale=scale, x_zp=zero_point), last
+
+
+def recurrent_graph(module: RoundedRecurrent, states: Sequence[str] = ()) -> GraphModule:
+    """``module`` as a graph of its own, lowered; it takes x, and the initial ``states`` named."""
+    builder = Builder()
+    x, *given = (builder.graph.placeholder(name) for name in ("x", *states))
+    codes = _rounded(builder, x, x, *module.x_qparams)
+    named = dict(zip(states, given, strict=True))
+    builder.graph.output(_rounded_recurrent(builder, "layer", module, codes, **named))
+    builder.graph.eliminate_dead_code()
+    return GraphModule(builder.root, builder.graph).eval()
 
 
 def _rounded(builder: Builder, node: Node, x: Any, scale: float, zero_point: int) -> Any:

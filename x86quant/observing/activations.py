@@ -97,9 +97,10 @@ class StreamingHistogramObserver(ExtremesObserver):
         x = self._in_useful_range(x.to(torch.float32))
         low, high = finite_range(x)
         first = not bool(self.counts.any())
-        self.min_val = torch.minimum(self.min_val, low)
-        self.max_val = torch.maximum(self.max_val, high)
-        self._make_room(first)
+        if first or bool((low < self.min_val) | (high > self.max_val)):
+            self.min_val = torch.minimum(self.min_val, low)
+            self.max_val = torch.maximum(self.max_val, high)
+            self._make_room(first)
         exponent, start = self.place.tolist()
         # They lie within 2**21; torch converts to int64 one by one, to int32 eight at a time.
         numbers = torch.floor(x.flatten() * 2.0**-exponent).to(torch.int32) - start

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,8 @@ from x86quant.ops.dynamic import check_weight, linear_dynamic
 
 #: An int8 weight, a scale for each of its rows, a bias.
 _Linear = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+#: Gives the product of rows of codes with a weight.
+_Product = Callable[[torch.Tensor], torch.Tensor]
 
 #: Gates of a unit.
 GATES = {"lstm": 4, "gru": 3}
@@ -172,7 +174,7 @@ def recurrent_last(
     for i in range(sizes.directions):
         linears = [*zip(weights, scales, biases, strict=True)][i * sizes.products :]
         first = [None if s is None else s[i].reshape(-1, s.shape[-1]) for s in (h, c)]
-        own = _product(steps.flatten(0, 1), x_scale, x_zp, linears[0])
+        own = _product(x_scale, x_zp, linears[0])(steps.flatten(0, 1))
         own = own.reshape(*steps.shape[:2], own.shape[-1])
         project = linears[2] if sizes.products == 3 else None
         given = first[0], first[1] if kind == "lstm" else first[0]
@@ -213,8 +215,9 @@ def _direction(
     cell = zeros if given[1] is None else given[1]
     now = zeros.new_full((own.shape[1], hidden[0].shape[1]), zero_point, dtype=torch.uint8)
     outs = [now] * len(own)
+    multiply = _product(scale, zero_point, hidden)
     for t in range(len(own) - 1, -1, -1) if backward else range(len(own)):
-        share = _product(now, scale, zero_point, hidden) if first is None else first
+        share = multiply(now) if first is None else first
         first = None
         if kind == "lstm":
             state, cell = lstm_gates(own[t], share, cell)
@@ -226,12 +229,13 @@ def _direction(
     return torch.stack(outs), cell
 
 
-def _product(rows: torch.Tensor, scale: float, zero_point: int, linear: _Linear) -> torch.Tensor:
+def _product(scale: float, zero_point: int, linear: _Linear) -> _Product:
+    """The product of rows of such codes with the weight of ``linear``."""
     weight, weight_scale, bias = linear
     # float64 holds every sum exactly, and the product of two float32.
-    sums = (rows.double() - zero_point) @ weight.double().t()
+    exact = weight.double().t()
     steps = _rounded(scale) * weight_scale
-    return _fma(sums.float(), steps, bias)
+    return lambda rows: _fma(((rows.double() - zero_point) @ exact).float(), steps, bias)
 
 
 def _fma(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor | float) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from x86quant.calling.call import Call
 from x86quant.calling.running import hand_over_hooks
-from x86quant.quantization.static.conversion import rounded_products, rounded_recurrent
+from x86quant.compiled import CompiledModule
+from x86quant.lowering.float_forms import recurrent_graph
+from x86quant.quantization.static.conversion import rounded_recurrent
 from x86quant.quantization.static.static_part import Chosen, StaticPart, is_weighted
 from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer
 
@@ -170,6 +172,7 @@ class Simulation(Interpreter):
         # torch looks through all modules to make one; a layer alone takes not much longer to run.
         self.__dict__.update(vars(part.interpreter))
         self._part, self._on, self._chosen = part, on, chosen
+        self._recurrent: dict[str, CompiledModule] = {}
         in_float = [layer.name for layer in part.layers if layer.node.name not in on]
         self._corrections = part.corrections_with(in_float)
 
@@ -209,20 +212,18 @@ class Simulation(Interpreter):
         layer = rounded_copy(self._part, node)
         y: torch.Tensor = layer(x)
         if (correction := self._corrections.get(str(node.target))) is not None:
-            y = y - along_channels(correction, layer, y)
+            y = y.sub_(along_channels(correction, layer, y))
         return y
 
     def _compute(self, n: Node, node: Node) -> Any:
         """The value of a layer whose input and weight are rounded."""
         module = self._part.module(node)
         if is_recurrent_layer(module):
-            around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
-            (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
-            products = rounded_products(node, module, self._part.weight_observer)
-            rnn = rounded_recurrent(
-                module, products, (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp))
-            )
-            return rnn(*self.fetch_args_kwargs_from_env(n)[0])
+            given = dict(zip("xhc", self.fetch_args_kwargs_from_env(n)[0], strict=False))
+            given = {name: value for name, value in given.items() if value is not None}
+            if n.name not in self._recurrent:
+                self._recurrent[n.name] = self._native_recurrent(node, [*given][1:])
+            return self._recurrent[n.name](**given)
         if not is_weighted(module):
             return super().run_node(n)
         y = self.product(node, self.rounded_input(n))
@@ -230,6 +231,18 @@ class Simulation(Interpreter):
         for follower in list(fused.children())[1:] if self._part.is_fused(node) else ():
             y = follower(y)
         return y
+
+    def _native_recurrent(self, node: Node, states: Sequence[str]) -> CompiledModule:
+        """The recurrent layer that ``node`` calls: in plain torch it takes most of the time."""
+        module = self._part.module(node)
+        around = (self._part.observer_of(node.args[0]), self._part.output_observer(node))
+        (x_scale, x_zp), (h_scale, h_zp) = (_known(x, self._chosen) for x in around)
+        assert module is not None
+        products = self._part.rounded_products(node, module)
+        layer = rounded_recurrent(
+            module, products, (float(x_scale), int(x_zp)), (float(h_scale), int(h_zp))
+        )
+        return CompiledModule(recurrent_graph(layer, states))
 
     def rounded_input(self, n: Node) -> torch.Tensor:
         """What the convolution or linear that ``n`` calls gets, as its codes say it."""

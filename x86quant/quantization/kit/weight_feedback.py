@@ -2,7 +2,8 @@
 
 Tap after tap of a weight is rounded, and what that changes in the results is taken off the taps
 that are still to come. Scales stay as they are. A layer is given the float model's inputs, rounded
-as they will be; of their windows as many as are needed to tell which taps go together.
+as they will be; of their windows as many as are needed to tell which taps go together. Recurrent
+layers have weights for the input and, at every step but the first, for the states before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,22 +22,26 @@ from torch.fx import Interpreter, Node
 from x86quant.calling.call import Call
 from x86quant.lowering.rounded import Int8Weight, RoundedLayer
 from x86quant.quantization.kit.simulation import fake_activation
-from x86quant.quantization.static.static_part import StaticPart
+from x86quant.quantization.static.conversion import product_names
+from x86quant.quantization.static.static_part import Rounded, StaticPart
+from x86quant.quantization.tracing.recurrent_layers import is_recurrent_layer, returns_last
 
 #: What is added to the squares of all taps, as a share of their mean: windows are few.
 _DAMPING = 0.01
 #: Taps of a layer, beyond which it takes too long; and of how many windows of a call.
 _MOST_TAPS, _WINDOWS = 1152, 1024
+#: So many taps are rounded before those behind them are told, by one product.
+_AT_ONCE = 64
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer, and the sums of products of what its taps meet, [groups, taps, taps]."""
+    """A layer, and by weight the sums of products of what its taps meet, [groups, taps, taps]."""
 
     node: Node
     module: Any
-    squares: torch.Tensor
+    squares: dict[str, torch.Tensor]
 
 
 class WeightFeedback:
@@ -47,49 +53,104 @@ class WeightFeedback:
         self._layers: dict[str, _Layer] = {}
         for node in (layer.node for layer in part.layers):
             module: Any = part.module(node)
-            if type(module) not in _KINDS or calls[node.target] > 1 or _taps(module) > _MOST_TAPS:
-                continue
-            groups = getattr(module, "groups", 1)
-            squares = torch.zeros(groups, _taps(module), _taps(module), dtype=torch.float32)
-            self._layers[node.name] = _Layer(node, module, squares)
-        self._interpreter = _GivenInputs(part, self._take)
+            taps = _taps(module)
+            if taps and calls[node.target] == 1 and max(taps.values()) <= _MOST_TAPS:
+                groups = getattr(module, "groups", 1)
+                squares = {
+                    name: torch.zeros(groups, count, count, dtype=torch.float32)
+                    for name, count in taps.items()
+                }
+                self._layers[node.name] = _Layer(node, module, squares)
+        self._interpreter = _Watched(part, self._take)
 
     def observe(self, call: Call) -> None:
         """Look at one batch of the part's inputs."""
         with torch.no_grad():
             self._interpreter.run(*call.args)
 
-    def rounded(self) -> dict[nn.Module, RoundedLayer]:
+    def rounded(self) -> dict[nn.Module, Rounded]:
         """Each layer with the codes chosen for it; without those that were given infinities."""
-        found: dict[nn.Module, RoundedLayer] = {}
+        found: dict[nn.Module, Rounded] = {}
         for one in self._layers.values():
-            if not bool(torch.isfinite(one.squares).all()):
+            if not all(bool(torch.isfinite(x).all()) for x in one.squares.values()):
                 continue
-            plain = self._part.rounded_layer(one.node, one.module)
-            codes = _codes(one.module.weight.detach(), plain.weight, one.squares)
-            weight = Int8Weight(codes, plain.weight.scales, plain.weight.axis)
-            found[one.module] = RoundedLayer(one.module, weight, one.module.bias)
+            if is_recurrent_layer(one.module):
+                weights, biases = self._part.rounded_products(one.node, one.module)
+                names = [f"weight_{name}" for name in product_names(one.module)]
+                found[one.module] = (
+                    [_with_feedback(one, *each) for each in zip(names, weights, strict=True)],
+                    biases,
+                )
+            else:
+                plain = self._part.rounded_layer(one.node, one.module)
+                weight = _with_feedback(one, "weight", plain.weight)
+                found[one.module] = RoundedLayer(one.module, weight, one.module.bias)
         return found
 
-    def _take(self, node: Node, x: torch.Tensor) -> None:
+    def _take(self, node: Node, given: Sequence[Any], result: Any) -> None:
         layer = self._layers.get(node.name)
-        if layer is None or not x.numel():
+        if layer is None or not given[0].numel():
             return
-        observer = self._part.observer_of(layer.node.args[0])
-        windows = _windows(layer.module, x if observer is None else fake_activation(observer, x))
-        layer.squares.baddbmm_(windows.transpose(1, 2), windows)
+        part = self._part
+        observer = part.observer_of(layer.node.args[0])
+        x = given[0] if observer is None else fake_activation(observer, given[0])
+        if is_recurrent_layer(layer.module):
+            states = result[0] if returns_last(layer.module) else result
+            states = fake_activation(part.output_observer(layer.node), states)
+            met = _met_by_recurrent(layer.module, x, states, *given[1:2])
+        else:
+            met = {"weight": _windows(layer.module, x)}
+        for name, squares in layer.squares.items():
+            squares.baddbmm_(met[name].transpose(1, 2), met[name])
 
 
-def _taps(layer: Any) -> int:
-    """How many values make one result of ``layer``."""
-    return int(layer.weight[0].numel())
+def _with_feedback(layer: _Layer, name: str, plain: Int8Weight) -> Int8Weight:
+    """The weight called ``name`` with the codes chosen for it; those of ``plain`` if none are."""
+    if name not in layer.squares:
+        return plain
+    weight = getattr(layer.module, name).detach()
+    return Int8Weight(_codes(weight, plain, layer.squares[name]), plain.scales, plain.axis)
+
+
+def _taps(layer: Any) -> dict[str, int]:
+    """By the name of a weight of ``layer``, how many values make one result."""
+    if is_recurrent_layer(layer):
+        # What projections are given no result tells.
+        names = [f"weight_{x}" for x in product_names(layer) if not x.startswith("hr")]
+        return {name: getattr(layer, name).shape[1] for name in names}
+    return {"weight": int(layer.weight[0].numel())} if type(layer) in _KINDS else {}
+
+
+def _met_by_recurrent(
+    layer: Any, x: torch.Tensor, states: torch.Tensor, before: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
+    """Some of what each weight meets, [1, rows, taps]: ``x``, and the ``states`` at other steps.
+
+    The first step meets the states ``before``, [directions, ..., width], where these are no zeros.
+    """
+    steps = 1 if layer.batch_first and x.dim() == 3 else 0
+    directions = states.chunk(2 if layer.bidirectional else 1, -1)
+    found = {}
+    for number, own in enumerate(directions):
+        suffix = "_l0_reverse" if number else "_l0"
+        others = own.narrow(steps, 0 if number == 0 else 1, own.shape[steps] - 1)
+        rows = others.reshape(-1, own.shape[-1])
+        if before is not None:
+            rows = torch.cat([before[number].reshape(-1, own.shape[-1]), rows])
+        found[f"weight_ih{suffix}"] = _rows(x)
+        found[f"weight_hh{suffix}"] = _rows(rows)
+    return found
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return rows[_some(len(rows))].unsqueeze(0)
 
 
 def _windows(layer: Any, x: torch.Tensor) -> torch.Tensor:
     """Some of what the weight of ``layer`` meets in ``x``, [groups, windows, taps]."""
     if isinstance(layer, nn.Linear):
-        rows = x.reshape(-1, x.shape[-1])
-        return rows[_some(len(rows))].unsqueeze(0)
+        return _rows(x)
     dims = layer.weight.dim() - 2
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     maps = x.reshape(-1, *x.shape[-dims - 1 :])
@@ -125,11 +186,18 @@ def _codes(weight: torch.Tensor, plain: Int8Weight, squares: torch.Tensor) -> to
     steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
     spread = _spread(squares)
     codes = torch.empty_like(left)
-    for tap in range(taps):
-        code = (left[..., tap] / steps).round_().clamp_(-127, 127)
-        codes[..., tap] = code
-        change = (left[..., tap] - code * steps) / spread[:, tap, tap, None]
-        left[..., tap:] -= change[..., None] * spread[:, None, tap, tap:]
+    for first in range(0, taps, _AT_ONCE):
+        last = min(first + _AT_ONCE, taps)
+        block = left[..., first:last].transpose(1, 2).contiguous()
+        changes = torch.empty_like(block)
+        for tap in range(first, last):
+            now = block[:, tap - first :]
+            code = (now[:, 0] / steps).round_().clamp_(-127, 127)
+            codes[..., tap] = code
+            change = changes[:, tap - first]
+            change[:] = (now[:, 0] - code * steps) / spread[:, tap, tap, None]
+            now.baddbmm_(spread[:, tap, tap:last, None], change[:, None], alpha=-1)
+        left[..., last:].baddbmm_(changes.transpose(1, 2), spread[:, first:last, last:], alpha=-1)
     return codes.reshape(weight.shape).to(torch.int8)
 
 
@@ -143,16 +211,15 @@ def _spread(squares: torch.Tensor) -> torch.Tensor:
     return factor.float()
 
 
-class _GivenInputs(Interpreter):
+class _Watched(Interpreter):
     """The part in float, whose observers are left alone."""
 
-    def __init__(self, part: StaticPart, take: Any) -> None:
+    def __init__(self, part: StaticPart, take: Callable[[Node, Sequence[Any], Any], None]) -> None:
         super().__init__(part.prepared, graph=part.float_graph)
         self._take = take
 
     def run_node(self, n: Node) -> Any:
-        if n.op == "call_module" and n.args and isinstance(n.args[0], Node):
-            x = self.env[n.args[0]]
-            if isinstance(x, torch.Tensor):
-                self._take(n, x)
-        return super().run_node(n)
+        result = super().run_node(n)
+        if n.op == "call_module":
+            self._take(n, self.fetch_args_kwargs_from_env(n)[0], result)
+        return result

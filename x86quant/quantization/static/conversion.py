@@ -23,7 +23,6 @@ from x86quant.observing.weights import ChannelRangesObserver
 from x86quant.quantization.static.int8_forms import (
     WEIGHTED_FUNCTIONS,
     WEIGHTED_LAYERS,
-    is_transposed,
     weight_axis,
 )
 from x86quant.quantization.static.observation import (
@@ -45,11 +44,14 @@ WeightObservers = Callable[[Node, nn.Module | None], ChannelRangesObserver]
 RoundedLayers = Callable[[Node, nn.Module], RoundedLayer]
 #: Weights of a recurrent layer, and a bias for each.
 Products = tuple[list[Int8Weight], list[torch.Tensor]]
+#: Gives those of a recurrent layer, which a node calls.
+RoundedProducts = Callable[[Node, nn.Module], Products]
 
 
 def converted(
     observation: Observation,
     rounded_layers: RoundedLayers,
+    products: RoundedProducts,
     weights: WeightObservers,
     corrections: Mapping[str, torch.Tensor],
 ) -> GraphModule:
@@ -58,6 +60,7 @@ def converted(
     Args:
         observation: a calibrated graph; it is not changed.
         rounded_layers: gives layers with int8 weights.
+        products: gives the int8 weights of recurrent layers.
         weights: makes the observers of all other weights.
         corrections: what is subtracted from the biases of layers, by path.
     """
@@ -67,7 +70,6 @@ def converted(
     values: dict[Node, Any] = {}
     layers: dict[str, nn.Module] = {}
     constants = nn.Module()
-    recurrent: dict[int, Products] = {}
     for node in source.graph.nodes:
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if is_observer(module):
@@ -81,11 +83,9 @@ def converted(
         if node.name not in observation.int8:
             continue
         layer = None if module is None else core(module)
-        if is_recurrent_layer(layer):
-            if id(layer) not in recurrent:
-                recurrent[id(layer)] = rounded_products(node, layer, weights)
-            products = recurrent[id(layer)]
-            found = rounded_recurrent(layer, products, *_qparams_around(node, layer, modules))
+        if layer is not None and is_recurrent_layer(layer):
+            own = products(node, layer)
+            found = rounded_recurrent(layer, own, *_qparams_around(node, layer, modules))
             # Another call has other ranges.
             new.target = str(node.target) if node.target not in layers else node.name
             layers[new.target] = found
@@ -146,12 +146,17 @@ def _qparams_around(
     return first, second
 
 
-def rounded_products(node: Node, layer: Any, weights: WeightObservers) -> Products:
-    """Int8 weights and biases of one recurrent ``layer``, which ``node`` calls."""
+def product_names(layer: Any) -> list[str]:
+    """What its weights and biases are called, behind ``weight_`` and ``bias_``, in their order."""
     suffixes = ("_l0", "_l0_reverse") if layer.bidirectional else ("_l0",)
     kinds = ("ih", "hh", "hr") if layer.proj_size else ("ih", "hh")
+    return [f"{kind}{suffix}" for suffix in suffixes for kind in kinds]
+
+
+def rounded_products(node: Node, layer: Any, weights: WeightObservers) -> Products:
+    """Int8 weights and biases of one recurrent ``layer``, which ``node`` calls."""
     found: Products = ([], [])
-    for name in (f"{kind}{suffix}" for suffix in suffixes for kind in kinds):
+    for name in product_names(layer):
         weight = getattr(layer, f"weight_{name}").detach()
         bias = getattr(layer, f"bias_{name}", None)  # projections have none
         found[0].append(Int8Weight(*int8_codes(weight, weights(node, layer)), 0))
@@ -174,7 +179,8 @@ def rounded_recurrent(
 def weight_observer(
     make: type[ChannelRangesObserver], node: Node, layer: nn.Module | None
 ) -> ChannelRangesObserver:
-    """The observer for the weight of ``node``: transposed convolutions have one range for all."""
-    if is_transposed(node, layer):
-        return ChannelRangesObserver(ch_axis=None)
-    return make()
+    """The observer for the weight of ``node``, with a range for each output channel.
+
+    Transposed convolutions have the same ranges in every group.
+    """
+    return make(ch_axis=weight_axis(node, layer))

@@ -31,7 +31,13 @@ from x86quant.observing.weights import (
     WeightObserverName,
 )
 from x86quant.quantization.settings import Settings
-from x86quant.quantization.static.conversion import converted, rounded_layer, weight_observer
+from x86quant.quantization.static.conversion import (
+    Products,
+    converted,
+    rounded_layer,
+    rounded_products,
+    weight_observer,
+)
 from x86quant.quantization.static.float_steps import float_steps
 from x86quant.quantization.static.int8_forms import (
     JOINS,
@@ -44,6 +50,8 @@ from x86quant.quantization.tracing.recurrent_layers import LAYERS, is_recurrent_
 
 #: Scale and zero point by observer.
 Chosen: TypeAlias = dict[Any, Any]
+#: What a layer with int8 weights is: a convolution or linear, or a recurrent one.
+Rounded: TypeAlias = RoundedLayer | Products
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,7 +162,7 @@ class StaticPart:
         self.corrections: dict[str, torch.Tensor] = {}
         self.corrections_alone: dict[str, torch.Tensor] | None = None
         self.chosen_before: Chosen = {}
-        self._rounded: dict[nn.Module, RoundedLayer] = {}
+        self._rounded: dict[nn.Module, Rounded] = {}
         self.attributes: dict[str, Any] = {}
         self._tail: set[str] = set()
         self._put_observers()
@@ -277,11 +285,15 @@ class StaticPart:
         """
         if layer not in self._rounded:
             self._rounded[layer] = rounded_layer(node, layer, self.weight_observer)
-        return self._rounded[layer]
+        return self._rounded[layer]  # type: ignore[return-value]
 
-    def replace_weights(
-        self, layers: Mapping[nn.Module, RoundedLayer]
-    ) -> dict[nn.Module, RoundedLayer]:
+    def rounded_products(self, node: Node, layer: nn.Module) -> Products:
+        """The int8 weights of the recurrent ``layer``, which ``node`` calls, made once as well."""
+        if layer not in self._rounded:
+            self._rounded[layer] = rounded_products(node, layer, self.weight_observer)
+        return self._rounded[layer]  # type: ignore[return-value]
+
+    def replace_weights(self, layers: Mapping[nn.Module, Rounded]) -> dict[nn.Module, Rounded]:
         """Give layers other int8 weights; returns those that they had."""
         before = {layer: self._rounded[layer] for layer in layers}
         self._rounded.update(layers)
@@ -329,7 +341,11 @@ class StaticPart:
         try:
             with quiet():
                 reference = converted(
-                    observation, self.rounded_layer, self.weight_observer, corrections
+                    observation,
+                    self.rounded_layer,
+                    self.rounded_products,
+                    self.weight_observer,
+                    corrections,
                 )
                 if not flat:
                     _return(reference, self.traced.results)
