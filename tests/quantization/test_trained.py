@@ -84,7 +84,7 @@ def test_each_effort_is_close(effort: Any) -> None:
 
 @pytest.mark.parametrize("weights", [False, True])
 def test_what_is_learned_makes_less_noise(weights: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "_ROUNDS", 30)
+    monkeypatch.setattr(learning, "_ROUNDS", 60)
     network = NETWORKS["segmentation"]()
     settings = Settings(progress=False, equalize=False, bias_correction=False)
     prepared = prepare(network.model, network.calibration, settings)
