@@ -73,10 +73,9 @@ _CHANGES: tuple[tuple[str, str, str], ...] = (
 _NUMBER = re.compile(r"(?<![\w.\"'])(\d+)(?![\w.\"'])")
 
 
-def mutants(name: str) -> list[Mutant]:
-    """Each change that the file ``name`` has."""
-    file = _ROOT / name
-    lines = file.read_text().split("\n")
+def mutants(folder: Path, name: str) -> list[Mutant]:
+    """Each change that the file ``name`` has; what uses it writes to ``folder``."""
+    lines = (_ROOT / name).read_text().split("\n")
     found = []
     for number, line in enumerate(lines):
         code = line.partition("//")[0]
@@ -84,10 +83,9 @@ def mutants(name: str) -> list[Mutant]:
             continue
         for said, changed in _changes(code):
             text = "\n".join([*lines[:number], changed, *lines[number + 1 :]])
-            use = functools.partial(_use, file, text)
-            found.append(
-                Mutant(number + 1, said, f"{line.strip()}\n    now {changed.strip()}", use)
-            )
+            use = functools.partial(_use, folder, name, text)
+            told = f"{line.strip()}\n    now {changed.strip()}"
+            found.append(Mutant(number + 1, said, told, use))
     return found
 
 
@@ -120,33 +118,39 @@ def _negated(code: str, start: int) -> str:
     return f"{code[:start]}#"
 
 
-def _use(file: Path, text: str) -> bool:
-    """Whether ``file`` compiles with this text; then this process has a package with it."""
-    folder = Path(tempfile.gettempdir(), f"x86quant-mutant-{os.getppid()}")
-    shutil.rmtree(folder, ignore_errors=True)
+def _copy(folder: Path) -> None:
     for name in ("x86quant", "kernels", "tests", "examples", "rules"):
         shutil.copytree(_ROOT / name, folder / name, symlinks=True)
     shutil.copy(_ROOT / "pyproject.toml", folder)
+
+
+def _unchanged(folder: Path, name: str) -> bool:
+    """Whether ``folder`` has a library that holds ``name`` as it is, made as for a mutant."""
+    return _use(folder, name, (_ROOT / name).read_text())
+
+
+def _use(folder: Path, name: str, text: str) -> bool:
+    """Whether ``name`` compiles with this text; then this process has the package in ``folder``.
+
+    Its library is linked with the objects of the build, but for this file.
+    """
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)
-    return _links(file, text, folder)
-
-
-def _links(file: Path, text: str, folder: Path) -> bool:
-    """Whether the library was linked, with the objects of the build but of this ``file``."""
+    for other in GUARDS:  # the one before is as it was
+        shutil.copy(_ROOT / other, folder / other)
     from x86quant.cpp_library import LIBRARY
     from x86quant.kernels.native import toolchain
 
     built = max((_ROOT / "build").glob("objects-*"), key=lambda path: path.stat().st_mtime)
     kernels, rooms = _ROOT / "kernels", ("native", "steps", "serving")
     sources = [path for room in rooms for path in kernels.glob(f"{room}/*.cpp")]
-    sources += [kernels / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
-    others = [path.relative_to(_ROOT).with_suffix(".o") for path in sources if path != file]
-    source, made = folder / file.relative_to(_ROOT), folder / "changed.o"  # tests compile it, too
+    sources += [kernels / "runtime" / f"{one}.cpp" for one in toolchain.WITHOUT_TORCH]
+    others = [path.relative_to(_ROOT).with_suffix(".o") for path in sources if path != _ROOT / name]
+    source, made = folder / name, folder / "changed.o"  # tests compile it, too
     source.write_text(text)
     compiler = [*shlex.split(toolchain.compiler()), *toolchain.flags()]
-    near = ["-I", str(file.parent), "-I", str(kernels / "serving/include")]
+    near = ["-I", str((_ROOT / name).parent), "-I", str(kernels / "serving/include")]
     compiled = subprocess.run(
         [*compiler, "-O1", "-w", *near, "-c", str(source), "-o", str(made)], check=False
     )
@@ -158,5 +162,13 @@ def _links(file: Path, text: str, folder: Path) -> bool:
     return True
 
 
+def main() -> int:
+    """Try the files that were named; 1 if any mutant survived."""
+    with tempfile.TemporaryDirectory() as folder:
+        _copy(Path(folder))
+        found = functools.partial(mutants, Path(folder))
+        return run(str(__doc__), GUARDS, found, functools.partial(_unchanged, Path(folder)))
+
+
 if __name__ == "__main__":
-    raise SystemExit(run(str(__doc__), GUARDS, mutants))
+    raise SystemExit(main())

@@ -37,15 +37,14 @@ std::string build_id() {
         bool mine = false;
         for (int i = 0; i < info->dlpi_phnum; ++i) {
           const ElfW(Phdr)& part = info->dlpi_phdr[i];
-          const uintptr_t into = here - info->dlpi_addr - part.p_vaddr;  // huge before it
-          mine |= part.p_type == PT_LOAD && into < part.p_memsz;  // no function is at an end: same either way there
+          const uintptr_t first = info->dlpi_addr + part.p_vaddr;
+          mine |= part.p_type == PT_LOAD && here >= first && here < first + part.p_memsz;
         }
         for (int i = 0; mine && i < info->dlpi_phnum; ++i) {
           const ElfW(Phdr)& part = info->dlpi_phdr[i];
           if (part.p_type != PT_NOTE) continue;
           const auto* at = reinterpret_cast<const char*>(info->dlpi_addr + part.p_vaddr);
-          const char* end = at + part.p_memsz;  // notes fill their part, so that the next bound is the same either way
-          while (at < end) {
+          for (const char* end = at + part.p_memsz; at + sizeof(ElfW(Nhdr)) <= end;) {
             ElfW(Nhdr) note;
             std::memcpy(&note, at, sizeof(note));
             const char* name = at + sizeof(note);
@@ -153,7 +152,7 @@ bool write_packed(const std::string& path, const CacheKey& key, const std::vecto
   // Written aside and moved into place: no reader sees half of it.
   std::string aside = path + ".XXXXXX";
   const int file = mkstemp(&aside[0]);
-  if (file < 0) return false;  // 0 is where a process reads from: same either way
+  if (file < 0) return false;
   size_t done = 0;
   for (ssize_t count; done < all.size() && (count = write(file, all.data() + done, all.size() - done)) > 0;)
     done += static_cast<size_t>(count);

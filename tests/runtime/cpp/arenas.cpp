@@ -1,16 +1,10 @@
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 
+#include "check.h"
 #include "runtime/arenas.h"
 
 using namespace x86quant::runtime;
-
-#define CHECK(what) \
-  do { \
-    if (!(what)) std::printf("line %d: %s\n", __LINE__, #what), std::exit(1); \
-  } while (false)
 
 namespace {
 

@@ -1,18 +1,13 @@
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <set>
 
+#include "check.h"
 #include "runtime/errors.h"
 #include "runtime/reach.h"
 
 using namespace x86quant;
 using namespace x86quant::runtime;
-
-#define CHECK(what) \
-  do { \
-    if (!(what)) std::printf("line %d: %s\n", __LINE__, #what), std::exit(1); \
-  } while (false)
 
 namespace {
 
