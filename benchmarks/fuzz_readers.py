@@ -177,6 +177,7 @@ def _guided(name: str, options: argparse.Namespace) -> None:
     with atheris.instrument_imports(include=["x86quant"]):
         folder = tempfile.mkdtemp(dir=_fast_folder())
         found = checked(name, Path(folder))
+    _bound(options.megabytes)
     counts: collections.Counter[str] = collections.Counter()
     corpus = Path(folder, "corpus")
     corpus.mkdir()
