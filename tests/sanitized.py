@@ -3,37 +3,103 @@
     python -m tests.sanitized
     python -m tests.sanitized tests/runtime/test_runtime.py -k dynamic
 
-Those of the runtime, the kernels of compiled models (which try random shapes) and routed packs,
-unless others are named. Builds the whole extension once more, with sanitizers, into a folder of its
-own, and runs tests there; torch itself is not instrumented. Needs a checkout and a C++ compiler
-with its sanitizer libraries. The native kernels have a fuzzer beside it:
-``tests.native.sanitize``.
+Those of the runtime, the kernels of compiled models (which try random shapes), threads, forks and
+routed packs, unless others are named. What ``setup.py`` describes is built once more, with the
+sanitizers, beside a copy of the package, with the objects that ``tests.native.sanitize`` and
+``tools.sanitize_serving`` have; torch itself is not instrumented. Needs a checkout and a C++
+compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
+import sysconfig
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.native.build import (
+    DEFAULT_DIRECTORY,
+    SANITIZERS,
+    build,
+    compiled,
+    link_shared,
+    without_torch,
+)
+from tests.native.build import sources as native_sources
+from x86quant.kernels.native import toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILD = Path(tempfile.gettempdir()) / f"x86quant-sanitize-{os.getuid()}"
-# vptr checks need type information that torch's libraries hide.
-FLAGS = (
-    "-O1 -fsanitize=address,undefined -fno-sanitize=vptr "
-    "-fno-sanitize-recover=all "
-    "-fno-omit-frame-pointer"
-)
+CHECKOUT = DEFAULT_DIRECTORY.parent / "sanitized"
+#: What a copy of the checkout holds.
+COPIED = ("x86quant", "kernels", "rules", "tests", "benchmarks", "examples", "pyproject.toml")
 TESTS = (
     "tests/kernels/test_graph_kernels.py",
-    "tests/runtime/test_runtime.py",
-    "tests/runtime/test_steps.py",
-    "tests/runtime/test_row_steps.py",
+    "tests/kernels/test_group_kernels.py",
+    "tests/kernels/test_row_kernels.py",
+    "tests/kernels/test_attention_kernels.py",
     "tests/kernels/test_routed.py",
+    "tests/kernels/test_threads.py",
+    "tests/kernels/test_forked_pools.py",
+    "tests/ops",
+    "tests/runtime",
 )
+
+
+def copied() -> Path:
+    """The sources of the checkout without what was compiled of them."""
+    shutil.rmtree(CHECKOUT, ignore_errors=True)
+    without = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in COPIED:
+        source, target = ROOT / name, CHECKOUT / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=without, symlinks=True)
+        else:
+            shutil.copy(source, target)
+    for name in ("kernels", "rules"):  # parts of the package, by pyproject.toml
+        if not (link := CHECKOUT / "x86quant" / name).exists():
+            link.symlink_to(Path("..", name))
+    return CHECKOUT
+
+
+def described() -> list[Any]:
+    """The extensions of ``setup.py``, the main one first."""
+    with mock.patch("setuptools.setup") as setup:
+        runpy.run_path("setup.py")
+    extensions: list[Any] = setup.call_args.kwargs["ext_modules"]
+    return extensions
+
+
+def link(extension: Any, package: Path) -> Path:
+    """``extension`` with the sanitizers, in ``package``."""
+    flags = [*toolchain.flags(), *SANITIZERS["address"]]
+    kernels = build(sanitizer="address")
+    elsewhere = {*native_sources(), *without_torch()}
+    own = [x for x in (Path(x).resolve() for x in extension.sources) if x not in elsewhere]
+    name = extension.name.rpartition(".")[2]
+    folders = [*extension.include_dirs, sysconfig.get_path("include")]
+    # vptr checks need type information that torch's libraries hide.
+    last = [*SANITIZERS["address"], "-fno-sanitize=vptr", f"-DTORCH_EXTENSION_NAME={name}"]
+    objects = compiled(
+        own,
+        DEFAULT_DIRECTORY,
+        [*extension.extra_compile_args, *(f"-I{x}" for x in folders), *last],
+    )
+    libraries = [*(f"-L{x}" for x in extension.library_dirs), "-pthread"]
+    libraries += [f"-l{x}" for x in extension.libraries]
+    if name == "_C":
+        objects += [*compiled(without_torch(), DEFAULT_DIRECTORY, flags), kernels]
+        libraries.append(f"-Wl,-rpath,{kernels.parent}")
+    elif "_stock_" in name:
+        objects.append(package / "_C.so")
+    library = package / f"{name}.so"
+    link_shared(objects, library, [*flags, *extension.extra_link_args, *libraries])
+    return library
 
 
 def main(arguments: list[str]) -> int:
@@ -41,28 +107,24 @@ def main(arguments: list[str]) -> int:
     if not (ROOT / "setup.py").exists():
         print("this needs a checkout of x86quant: there is no setup.py beside it", file=sys.stderr)
         return 2
-    compiler = os.environ.get("CXX", "c++")
-    flags = {"X86QUANT_LAST_FLAGS": FLAGS, "LDFLAGS": FLAGS}
-    folders = [f"--build-base={BUILD / 'base'}", f"--build-lib={BUILD / 'lib'}"]
-    build = ["setup.py", "-q", "build", *folders]
-    subprocess.run([sys.executable, *build], cwd=ROOT, env={**os.environ, **flags}, check=True)
-    shutil.copytree(ROOT / "tests", BUILD / "lib" / "tests", dirs_exist_ok=True)
-    shutil.copy(ROOT / "pyproject.toml", BUILD / "lib")
-    libraries = [_library(compiler, name) for name in ("libasan.so", "libubsan.so")]
+    os.chdir(ROOT)
+    checkout = copied()
+    for extension in described():
+        link(extension, checkout / "x86quant")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(BUILD / "lib"),
-        "LD_PRELOAD": " ".join(libraries),
+        "PYTHONPATH": str(checkout),
+        "LD_PRELOAD": " ".join(_library(name) for name in ("libasan.so", "libubsan.so")),
         # Python and torch keep memory to the end; what they leak is not ours to find.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)]
-    return subprocess.run(test, cwd=BUILD / "lib", env=environment, check=False).returncode
+    return subprocess.run(test, cwd=checkout, env=environment, check=False).returncode
 
 
-def _library(compiler: str, name: str) -> str:
-    command = [compiler, f"-print-file-name={name}"]
+def _library(name: str) -> str:
+    command = [*shlex.split(toolchain.compiler()), f"-print-file-name={name}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -12,9 +12,7 @@ allocation in turn. Needs a checkout and a C++ compiler with its sanitizer libra
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
-import functools
 import os
 import shlex
 import subprocess
@@ -26,15 +24,14 @@ import torch
 from torch import nn
 
 import x86quant
-from tests.native.build import DEFAULT_DIRECTORY, SANITIZERS, build
+from tests.native.build import DEFAULT_DIRECTORY, SANITIZERS, build, compiled, without_torch
 from tests.step_files import STEPS, placed, step_file
 from x86quant.cpp_library import cpp_paths
 from x86quant.hardware.isa import LEVELS
 from x86quant.kernels.native import toolchain
 
 _ROOT = Path(__file__).resolve().parents[1]
-KERNELS = _ROOT / "kernels"
-SERVING = KERNELS / "serving"
+SERVING = _ROOT / "kernels" / "serving"
 FUZZ = _ROOT / "tests" / "serving" / "fuzz"
 #: What the programs end with that are told no file.
 _NO_FILE = 2
@@ -145,38 +142,14 @@ def of_library(program: str, folder: Path) -> Path:
 
 def built(program: str, sanitizer: str, folder: Path) -> Path:
     """``fuzz/<program>.cpp`` with all it runs, compiled with the ``sanitizer``."""
-    own = _compiled([FUZZ / f"{program}.cpp"], sanitizer, folder)
+    flags = [*toolchain.flags(), *SANITIZERS[sanitizer]]
+    own = [FUZZ / f"{program}.cpp", *sorted(SERVING.glob("*.cpp"))]
+    objects = compiled(own, folder, [*flags, "-I", str(SERVING / "include")])
+    objects += [*compiled(without_torch(), folder, flags), build(folder, sanitizer=sanitizer)]
     target = folder / f"{program}-serving"
-    link = [*map(str, own), *_what_it_runs(sanitizer, folder), "-pthread", "-o", str(target)]
-    subprocess.run([*shlex.split(toolchain.compiler()), *_flags(sanitizer), *link], check=True)
+    link = [*map(str, objects), f"-Wl,-rpath,{folder}", "-pthread", "-o", str(target)]
+    subprocess.run([*shlex.split(toolchain.compiler()), *flags, *link], check=True)
     return target
-
-
-@functools.cache
-def _what_it_runs(sanitizer: str, folder: Path) -> tuple[str, ...]:
-    """What every program is linked with, for the linker."""
-    library = build(folder, sanitizer=sanitizer)
-    sources = [*SERVING.glob("*.cpp"), *(KERNELS / "steps").glob("*.cpp")]
-    sources += [KERNELS / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
-    objects = _compiled(sources, sanitizer, folder)
-    return (*map(str, objects), str(library), f"-Wl,-rpath,{folder}")
-
-
-def _compiled(sources: list[Path], sanitizer: str, folder: Path) -> list[Path]:
-    objects = [folder / f"{sanitizer}-{x.parent.name}-{x.stem}.o" for x in sources]
-    compiler = shlex.split(toolchain.compiler())
-
-    def compiled(source: Path, to: Path) -> None:
-        command = [*compiler, *_flags(sanitizer), "-c", str(source), "-o", str(to)]
-        subprocess.run(command, check=True)
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(compiled, sources, objects))
-    return objects
-
-
-def _flags(sanitizer: str) -> list[str]:
-    return [*toolchain.flags(), *SANITIZERS[sanitizer], "-I", str(SERVING / "include")]
 
 
 def starts(target: Path) -> list[str] | None:

@@ -1,7 +1,8 @@
 """Builds the native kernels into one shared library: ``python -m tests.native.build``.
 
-Flags are those of ``toolchain.py``; sources do without exceptions. Objects are
-rebuilt when a source or a header is newer than they are, and for other flags.
+Flags are those of ``toolchain.py``; sources do without exceptions. Objects are rebuilt when
+anything that they were made from is newer than they are, and for other flags. So are those that
+others here compile with a sanitizer, who share them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from x86quant.kernels.native import toolchain
@@ -46,14 +48,42 @@ def sources() -> list[Path]:
     return sorted(SOURCES.glob("*.cpp"))
 
 
-def _compile(source: Path, objects: Path, flags: list[str]) -> Path:
-    newest = max(path.stat().st_mtime for path in [source, *SOURCES.glob("*.h")])
-    command = [*shlex.split(toolchain.compiler()), *flags]
+def without_torch() -> list[Path]:
+    """What the extension and the library that serves program files both hold, but the kernels."""
+    kernels = SOURCES.parent
+    runtime = [kernels / "runtime" / f"{name}.cpp" for name in toolchain.WITHOUT_TORCH]
+    return sorted([*(kernels / "steps").glob("*.cpp"), *runtime])
+
+
+def compiled(files: Iterable[Path], directory: Path, flags: Sequence[str]) -> list[Path]:
+    """The objects of ``files``, in their order; only what is not fresh is compiled.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refused; its output is on stderr.
+        FileNotFoundError: there is no compiler.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda source: _compile(source, directory, flags), files))
+
+
+def _compile(source: Path, directory: Path, flags: Sequence[str]) -> Path:
+    command = [*shlex.split(toolchain.compiler()), *flags, "-MMD"]
     key = hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]
-    target = objects / f"{source.stem}-{key}.o"
-    if not target.exists() or target.stat().st_mtime < newest:
+    target = directory / f"{source.parent.name}-{source.stem}-{key}.o"
+    if not _is_fresh(target):
         subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
     return target
+
+
+def _is_fresh(target: Path) -> bool:
+    """Whether nothing that the compiler read for ``target`` is newer, as it noted beside it."""
+    noted = target.with_suffix(".d")
+    if not (target.exists() and noted.exists()):
+        return False
+    _, _, read = noted.read_text().replace("\\\n", " ").partition(":")
+    made = target.stat().st_mtime
+    return all(Path(x).exists() and Path(x).stat().st_mtime <= made for x in shlex.split(read))
 
 
 def build(
@@ -76,26 +106,24 @@ def build(
         *(SANITIZERS[sanitizer] if sanitizer else []),
         *(EMULATE_FLAGS if emulate else []),
     ]
-    directory.mkdir(parents=True, exist_ok=True)
+    objects = compiled(sources(), directory, flags)
     kind = f"_{sanitizer}" if sanitizer else ""
     library = directory / f"libxq_native{kind}{'_emulated' * emulate}.so"
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda source: _compile(source, directory, flags), sources()))
-    newest = max(path.stat().st_mtime for path in objects)
-    if not library.exists() or library.stat().st_mtime < newest:
-        # Linked aside and moved into place: a process may have the old library mapped.
-        aside = library.with_suffix(f".{os.getpid()}.so")
-        link = [
-            *shlex.split(toolchain.compiler()),
-            *flags,
-            "-shared",
-            *map(str, objects),
-            "-o",
-            str(aside),
-        ]
-        subprocess.run(link, check=True)
-        aside.replace(library)
+    link_shared(objects, library, flags)
     return library
+
+
+def link_shared(objects: Sequence[Path], library: Path, flags: Sequence[str]) -> None:
+    """Link ``objects`` as ``library``, if any is newer."""
+    newest = max(path.stat().st_mtime for path in objects)
+    if library.exists() and library.stat().st_mtime >= newest:
+        return
+    # Linked aside and moved into place: a process may have the old library mapped.
+    aside = library.with_suffix(f".{os.getpid()}.so")
+    compiler = shlex.split(toolchain.compiler())
+    link = [*compiler, "-shared", *map(str, objects), *flags, "-o", str(aside)]
+    subprocess.run(link, check=True)
+    aside.replace(library)
 
 
 def main() -> int:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo  # what has compiled nothing need not look
+from torch import nn
 
+import x86quant
 from x86quant.calling.wording import alone
 
 CODE = """
@@ -133,3 +138,41 @@ def test_two_threads_leave_torch_compile_as_it_was() -> None:
         thread.join()
     torch.compile(lambda x: x + 1, backend=count)(torch.ones(2))
     assert compiled
+
+
+def _known_sources() -> int:
+    return sum(name.startswith("<eval_with_key>") for name in linecache.cache)
+
+
+def test_sources_of_graphs_go_with_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    path = tmp_path / "net.x86q"
+
+    def once() -> None:
+        module = x86quant.quantize(model, [x], speed_check=False, progress=False)
+        x86quant.save(module, path)
+        x86quant.load(path)(x)
+        gc.collect()
+
+    for _ in range(3):
+        once()
+    known = _known_sources()
+    for _ in range(3):
+        once()
+    assert _known_sources() <= known
+
+
+def test_sources_of_graphs_that_live_stay(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 8)
+    kept = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8)))
+    path = tmp_path / "net.x86q"
+    module = x86quant.quantize(nn.Linear(8, 8), [x], speed_check=False, progress=False)
+    x86quant.save(module, path)
+    for _ in range(3):
+        x86quant.load(path)(x)
+        gc.collect()
+    for graph in (kept, module.graph_module):
+        assert linecache.getlines(type(graph).forward.__code__.co_filename)

@@ -19,6 +19,7 @@ from x86quant.artifacts.records import forms
 from x86quant.compiled import CompiledModule
 from x86quant.compiled.compiled_parts import compiled_parts
 from x86quant.errors import ArtifactError
+from x86quant.graph_sources import forgotten_with_their_graphs
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.runtime.packed_cache import PackedCache
@@ -90,7 +91,8 @@ def load(
     target = Path(path)
     try:
         data = container.read_bytes(target)
-        found = from_bytes(data)[1].build(model)
+        with forgotten_with_their_graphs():
+            found = from_bytes(data)[1].build(model)
     except ArtifactError as error:
         raise ArtifactError(f"{target} cannot be loaded: {error}") from error
     if packed_cache is not False:

@@ -33,6 +33,7 @@ from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.block_graphs import blocks_of, layers_alone
 from x86quant.errors import ArtifactError, UnsupportedError, X86QuantWarning, first_line
 from x86quant.files import write_aside
+from x86quant.graph_sources import forgotten_with_their_graphs
 from x86quant.lowering.from_export import flat
 from x86quant.version import __version__
 
@@ -64,7 +65,8 @@ def save(
             names it and what to do.
     """
     target = Path(path)
-    data = to_bytes(model, example_inputs, metadata)
+    with forgotten_with_their_graphs():
+        data = to_bytes(model, example_inputs, metadata)
     write_aside(target, data)
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from x86quant.errors import X86QuantWarning
+from x86quant.graph_sources import forgotten_with_their_graphs
 
 
 def listed(names: list[str], most: int = 4) -> str:
@@ -35,11 +36,13 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """A block that no other thread is in, and that leaves torch's random numbers as they were.
+    """A block that no other thread is in, and that leaves torch's random numbers as they were, and
+    no source of graphs that are gone.
 
     What torch.compile made runs as it is written: its graphs cannot be traced once more.
     """
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]), _as_written():
+    random = torch.random.fork_rng(devices=[])
+    with _ONE_AT_A_TIME, random, _as_written(), forgotten_with_their_graphs():
         yield
 
 

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from x86quant.compiled.module import CompiledModule
 from x86quant.errors import X86QuantWarning
+from x86quant.graph_sources import forgotten_with_their_graphs
 from x86quant.lowering import lower
 from x86quant.lowering.graph_tools import is_op
 
@@ -61,7 +62,8 @@ def build(
 
     ``writes`` is False where no step is known to write to another's value.
     """
-    lowering = lower(model, example_inputs, writes=writes)
+    with forgotten_with_their_graphs():
+        lowering = lower(model, example_inputs, writes=writes)
     compiled = CompiledModule(
         lowering.graph_module, lowering.reports, lowering.float_nodes, plan_cache_bytes
     )

@@ -26,6 +26,7 @@ from x86quant.compiled.graph_inputs import (
 from x86quant.compiled.watch import track_all_writes, watch
 from x86quant.errors import ExtensionError, InvalidInputError, X86QuantWarning
 from x86quant.forms.call_form import is_transformed
+from x86quant.graph_sources import forgotten_with_their_graphs
 from x86quant.lowering import FloatNode
 from x86quant.lowering.passes import Report
 from x86quant.lowering.pickled_graph import PlainGraph
@@ -230,7 +231,7 @@ class CompiledModule(Baked, Int8Module):
         """The runtime of the tensors as they are now."""
         runtime = self._runtime
         if runtime is None or not runtime.is_current():
-            with self._lock:
+            with self._lock, forgotten_with_their_graphs():
                 runtime = self._runtime
                 if runtime is None or not runtime.is_current():
                     runtime = self._runtime = _Runtime.of(
