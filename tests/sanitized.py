@@ -5,9 +5,9 @@
 
 Those of the runtime, the kernels of compiled models (which try random shapes), threads, forks and
 routed packs, unless others are named. What ``setup.py`` describes is built once more, with the
-sanitizers, beside a copy of the package, with the objects that ``tests.native.sanitize`` and
-``tools.sanitize_serving`` have; torch itself is not instrumented. Needs a checkout and a C++
-compiler with its sanitizer libraries.
+sanitizers, beside a copy of the package, with the objects that ``tests.native.sanitize --emulate``
+and ``tools.sanitize_serving`` have: AMX and AVX-VNNI are emulated. torch itself is not
+instrumented. Needs a checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from x86quant.kernels.native import toolchain
 ROOT = Path(__file__).resolve().parents[1]
 CHECKOUT = DEFAULT_DIRECTORY.parent / "sanitized"
 #: What a copy of the checkout holds.
-COPIED = ("x86quant", "kernels", "rules", "tests", "benchmarks", "examples", "pyproject.toml")
+COPIED = ("x86quant", "kernels", "rules", "tests", "benchmarks", "docs", "pyproject.toml")
 TESTS = (
     "tests/kernels/test_graph_kernels.py",
     "tests/kernels/test_group_kernels.py",
@@ -78,7 +78,7 @@ def described() -> list[Any]:
 def link(extension: Any, package: Path) -> Path:
     """``extension`` with the sanitizers, in ``package``."""
     flags = [*toolchain.flags(), *SANITIZERS["address"]]
-    kernels = build(sanitizer="address")
+    kernels = build(sanitizer="address", emulate=True)
     elsewhere = {*native_sources(), *without_torch()}
     own = [x for x in (Path(x).resolve() for x in extension.sources) if x not in elsewhere]
     name = extension.name.rpartition(".")[2]
@@ -94,12 +94,25 @@ def link(extension: Any, package: Path) -> Path:
     libraries += [f"-l{x}" for x in extension.libraries]
     if name == "_C":
         objects += [*compiled(without_torch(), DEFAULT_DIRECTORY, flags), kernels]
-        libraries.append(f"-Wl,-rpath,{kernels.parent}")
     elif "_stock_" in name:
-        objects.append(package / "_C.so")
+        objects += [package / "_C.so", kernels]
+    libraries.append(f"-Wl,-rpath,{kernels.parent}")
     library = package / f"{name}.so"
     link_shared(objects, library, [*flags, *extension.extra_link_args, *libraries])
     return library
+
+
+def link_runtime(package: Path) -> None:
+    """The library that serves program files, in the same way."""
+    flags = [*toolchain.flags(), *SANITIZERS["address"]]
+    kernels = build(sanitizer="address", emulate=True)
+    serving = ROOT / "kernels" / "serving"
+    objects = compiled(
+        sorted(serving.glob("*.cpp")), DEFAULT_DIRECTORY, [*flags, "-I", str(serving / "include")]
+    )
+    objects += [*compiled(without_torch(), DEFAULT_DIRECTORY, flags), kernels]
+    library = package / "libx86quant_runtime.so"
+    link_shared(objects, library, [*flags, "-pthread", f"-Wl,-rpath,{kernels.parent}"])
 
 
 def main(arguments: list[str]) -> int:
@@ -111,6 +124,7 @@ def main(arguments: list[str]) -> int:
     checkout = copied()
     for extension in described():
         link(extension, checkout / "x86quant")
+    link_runtime(checkout / "x86quant")
     environment = {
         **os.environ,
         "PYTHONPATH": str(checkout),

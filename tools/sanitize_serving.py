@@ -6,7 +6,8 @@ Exports a small network, a small recommender and a small recurrent network, and 
 writes a file for each kind of step. Under AddressSanitizer and UBSan they are loaded and run with
 random changes. The networks run under ThreadSanitizer as they are by several threads at once (and
 loops without them by teams of up to 64), and without a sanitizer with memory refused at each
-allocation in turn. Needs a checkout and a C++ compiler with its sanitizer libraries.
+allocation in turn. The kernels are those of ``tests.native.sanitize --emulate``: what AMX's tiles
+touch is seen too. Needs a checkout and a C++ compiler with its sanitizer libraries.
 """
 
 from __future__ import annotations
@@ -145,7 +146,10 @@ def built(program: str, sanitizer: str, folder: Path) -> Path:
     flags = [*toolchain.flags(), *SANITIZERS[sanitizer]]
     own = [FUZZ / f"{program}.cpp", *sorted(SERVING.glob("*.cpp"))]
     objects = compiled(own, folder, [*flags, "-I", str(SERVING / "include")])
-    objects += [*compiled(without_torch(), folder, flags), build(folder, sanitizer=sanitizer)]
+    objects += [
+        *compiled(without_torch(), folder, flags),
+        build(folder, sanitizer=sanitizer, emulate=True),
+    ]
     target = folder / f"{program}-serving"
     link = [*map(str, objects), f"-Wl,-rpath,{folder}", "-pthread", "-o", str(target)]
     subprocess.run([*shlex.split(toolchain.compiler()), *flags, *link], check=True)

@@ -202,6 +202,25 @@ def test_mean_over_positions_is_a_pool() -> None:
     assert difference(body, gm) <= STEP * 1.001
 
 
+@pytest.mark.parametrize(("dims", "keepdim"), [((2, 3), True), ((-1,), True), ((3, 2), False)])
+def test_maximum_over_positions_is_a_pool(dims: tuple[int, ...], keepdim: bool) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return q(torch.amax(x, dims, keepdim))
+
+    gm = canonical(body)
+    assert changes(gm, "lower_maximum") == 1
+    run_passes(gm)
+    assert kinds(gm) == ({"adaptive_max_pool": 1} | ({} if keepdim else {"squeeze": 1}))
+    assert difference(body, gm) == 0
+
+
+def test_a_maximum_over_channels_stays_in_float() -> None:
+    gm = canonical(lambda x: q(x.amax(1)))
+    assert changes(gm, "lower_maximum") == 0
+    (largest,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.amax.default)
+    assert "not over positions" in largest.meta["why"]
+
+
 def test_a_mean_over_one_axis_stays_in_float() -> None:
     gm = canonical(lambda x: q(x.mean(1)))
     assert changes(gm, "lower_mean") == 0

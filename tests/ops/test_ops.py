@@ -145,6 +145,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         **OUT,
     },
     "adaptive_avg_pool": {"x": X, "output_size": [1, 1], **IN, **OUT},
+    "adaptive_max_pool": {"x": X, "output_size": [1, -1]},
     "cat": {"xs": [X, X], "dim": 1, "x_scales": [0.05, 0.1], "x_zps": [3, 100], **OUT},
     "join": {"xs": [torch.rand(2, 3), torch.rand(1, 3)], "dim": 0},
     "upsample": {

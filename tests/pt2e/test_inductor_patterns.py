@@ -101,6 +101,9 @@ def patterns() -> dict[str, Pattern]:
         "adaptive pool, flatten": _of_images(
             lambda m, x: m.b(F.adaptive_avg_pool2d(m.a(x), 1).flatten(1)), a=conv(), b=linear(8)
         ),
+        "maximum over positions": _of_images(
+            lambda m, x: m.b(m.a(x).amax((2, 3))), a=conv(), b=linear(8)
+        ),
         "flatten": _of_images(lambda m, x: m.b(m.a(x).flatten(1)), a=conv(), b=linear(800)),
         "mul": _of_images(lambda m, x: m.c(m.a(x) * m.b(x)), a=conv(), b=conv(), c=conv()),
         "linear": _of_rows(lambda m, x: m.b(m.a(x)), a=linear(), b=linear(bias=False)),

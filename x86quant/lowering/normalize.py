@@ -56,6 +56,7 @@ METHODS: dict[str, Any] = {
     "div": torch.div,
     "divide": torch.div,
     "hardshrink": F.hardshrink,
+    "amax": torch.amax,
     "mean": torch.mean,
     "mul": torch.mul,
     "multiply": torch.mul,
@@ -481,6 +482,12 @@ def _mean(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = No
         return None
     dims = [dim] if isinstance(dim, int) else list(dim)
     return aten.mean.dim, (input, dims, keepdim)
+
+
+@_rule(torch.amax, aten.amax.default)
+def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> Call | None:
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    return (aten.amax.default, (input, dims, keepdim)) if dims else None
 
 
 @_rule(F.batch_norm)

@@ -51,7 +51,7 @@ _LEAST = {
 _LATER = frozenset({"contiguous"})
 
 #: Ops without qparams of their own whose result is codes all the same.
-_KEEP_CODES = frozenset({"lut", "max_pool", "pad"})
+_KEEP_CODES = frozenset({"adaptive_max_pool", "lut", "max_pool", "pad"})
 
 
 def yields_codes(node: Node) -> bool:

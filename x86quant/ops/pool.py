@@ -104,6 +104,18 @@ def adaptive_avg_pool(
     return codes(mean * (x_scale / out_scale), out_zp)
 
 
+@register("Tensor x, int[] output_size")
+def adaptive_max_pool(x: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    """The largest code of each of ``output_size`` windows that cover the input; -1 keeps a size."""
+    _check("adaptive_max_pool", x, len(output_size))
+    whole = tuple(dim for dim, size in enumerate(output_size, 2) if size == 1)
+    if all(size in (1, -1) for size in output_size):
+        return channels_last(x.amax(whole, keepdim=True) if whole else x.clone())
+    sizes = [size if size >= 0 else now for size, now in zip(output_size, x.shape[2:], strict=True)]
+    pool: Any = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+    return channels_last(pool[len(sizes) - 1](x.to(torch.float32), sizes).to(torch.uint8))
+
+
 def _check(op: str, x: torch.Tensor, dims: int, *qparams: tuple[float, int]) -> None:
     check_codes(op, x=x)
     if not 1 <= dims <= 3 or x.dim() != dims + 2:

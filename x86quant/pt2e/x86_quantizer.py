@@ -42,7 +42,14 @@ _WEIGHTED = frozenset(
     {aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.linear.default}
 )
 _SUMS = frozenset({aten.add.Tensor, aten.mul.Tensor})
-_MAX_POOLS = frozenset({aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default})
+_MAXIMA = frozenset(
+    {
+        aten.amax.default,
+        aten.max_pool1d.default,
+        aten.max_pool2d.default,
+        aten.max_pool3d.default,
+    }
+)
 #: Of one input; the result has a range of its own.
 _OTHERS = frozenset(
     {
@@ -144,7 +151,7 @@ class _Annotator:
             return self._sum
         if target is aten.cat.default:
             return self._cat
-        if target in _MAX_POOLS or moves_codes(node):
+        if target in _MAXIMA or moves_codes(node):
             return self._moving
         if target in _OTHERS or target in normalize.UNARY:
             return self._computing

@@ -30,7 +30,7 @@ from x86quant.lowering.passes.functions import lower_affine, lower_binary, lower
 from x86quant.lowering.passes.interaction import fuse_interaction
 from x86quant.lowering.passes.moves import hoist_quantize, sink_permutes, views_on_codes
 from x86quant.lowering.passes.norms import lower_layer_norm, spell_instance_norm
-from x86quant.lowering.passes.pools import lower_mean, lower_pool, lower_upsample
+from x86quant.lowering.passes.pools import lower_maximum, lower_mean, lower_pool, lower_upsample
 from x86quant.lowering.passes.products import lower_convolution, lower_dynamic_linear, lower_linear
 from x86quant.lowering.passes.residuals import fuse_residual, lower_residual
 
@@ -51,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     lower_layer_norm,
     lower_pool,
     lower_mean,
+    lower_maximum,
     lower_upsample,
     lower_cat,
     keep_float_results,

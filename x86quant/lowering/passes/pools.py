@@ -101,6 +101,44 @@ def _adaptive_pool(gm: GraphModule, node: Node) -> Lowered:
     }
 
 
+def lower_maximum(gm: GraphModule) -> int:
+    """The maximum over positions becomes an ``adaptive_max_pool`` to one, and a squeeze.
+
+    Returns the number of maxima lowered.
+    """
+    changed = 0
+    for node in list(gm.graph.nodes):
+        if node.target is not aten.amax.default:
+            continue
+        x, dims, keepdim = node.args
+        codes = dequantized(x)
+        rank = len(codes.meta.get("shape", ())) if codes is not None else 0
+        if codes is None or rank not in (3, 4, 5):
+            why(node, "its input is not quantized" if codes is None else "it has no positions")
+            continue
+        over = {dim % rank for dim in dims}
+        if min(over) < 2:
+            why(node, f"a maximum over dimensions {sorted(over)} of {rank} is not over positions")
+            continue
+        sizes = [1 if dim in over else -1 for dim in range(2, rank)]
+        with gm.graph.inserting_before(node):
+            new = emit(gm.graph, "adaptive_max_pool", node, x=codes, output_size=sizes)
+            new.meta["qparams"] = codes.meta["qparams"]
+            new.meta["shape"] = (
+                *codes.meta["shape"][:2],
+                *(1 if dim in over else codes.meta["shape"][dim] for dim in range(2, rank)),
+            )
+            real = emit(gm.graph, "dequantize", x=new, **scale_and_zp("x", codes))
+            if not keepdim:
+                real.meta["shape"] = new.meta["shape"]
+                real = gm.graph.call_function(torch.squeeze, (real, tuple(sorted(over))))
+        inherit(real, node)
+        node.replace_all_uses_with(real)
+        gm.graph.erase_node(node)
+        changed += 1
+    return finish(gm, changed)
+
+
 def lower_mean(gm: GraphModule) -> int:
     """The mean over all positions becomes an ``adaptive_avg_pool`` to one position and a reshape.
 

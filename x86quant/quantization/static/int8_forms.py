@@ -55,8 +55,8 @@ _INPUT: tuple[Any, ...] = (
     F.interpolate, F.pixel_shuffle, F.pixel_unshuffle, F.pad,
     nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d,
     nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d,
-    torch.flatten, torch.narrow, torch.repeat_interleave, torch.transpose, torch.squeeze,
-    torch.unsqueeze,
+    torch.amax, torch.flatten, torch.narrow, torch.repeat_interleave, torch.transpose,
+    torch.squeeze, torch.unsqueeze,
     "clamp", "contiguous", "detach", "permute", "relu", "repeat", "repeat_interleave",
     "squeeze", "transpose", "unsqueeze", "view",
 )  # fmt: skip

@@ -28,6 +28,7 @@ from x86quant.lowering.mutation import without_mutations
 from x86quant.quantization.tracing.constant_products import spell_as_linears
 from x86quant.quantization.tracing.exported_programs import FIXED_SIZES
 from x86quant.quantization.tracing.known_ranks import BY_SIZE, RankedTracer
+from x86quant.quantization.tracing.maxima import spell_maxima
 from x86quant.quantization.tracing.recommenders import recognise_recommender
 from x86quant.quantization.tracing.recurrent_layers import part_recurrent
 from x86quant.quantization.tracing.spelled_ops import spell
@@ -180,6 +181,7 @@ def trace(
                 f"the graph of {found.method} fails where the module does not ({first_line(error)})"
             ) from error
         spell_as_linears(found.graph_module)
+        spell_maxima(found.graph_module)
         part_recurrent(found.graph_module)
         _part_shared(found.graph_module)
         found.graph_module.recompile()

@@ -33,6 +33,19 @@ def _pool(draft: Draft, node: Node) -> Value:
     return draft.add(node, NativeStep(kind, {**images_of(x, out), **numbers}), [x], out)
 
 
+def _largest(draft: Draft, node: Node) -> Value:
+    """One window along each dimension that shrinks, as a pool of that size."""
+    kwargs: Any = node.kwargs
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
+    kernel = [
+        now if size == 1 else 1
+        for now, size in zip(x.meta.shape[2:], kwargs["output_size"], strict=True)
+    ]
+    step = NativeStep("max_pool", {**images_of(x, out), **window_of({}, kernel)})
+    return draft.add(node, step, [x], out)
+
+
 def _pad(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
@@ -73,9 +86,14 @@ def _adaptive_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     return [*x[:2], *(now if w < 0 else w for now, w in zip(x[2:], wanted, strict=True))]
 
 
+def _largest_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    return _adaptive_sizes(known, kwargs) if {*kwargs["output_size"]} <= {1, -1} else None
+
+
 FORMS = (
     NativeForm("max_pool", _pool_sizes, _pool),
     NativeForm("avg_pool", _pool_sizes, _pool),
     NativeForm("pad", _pad_sizes, _pad),
     NativeForm("adaptive_avg_pool", _adaptive_sizes, _pool),
+    NativeForm("adaptive_max_pool", _largest_sizes, _largest),
 )
