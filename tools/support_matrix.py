@@ -159,6 +159,7 @@ CASES: tuple[Case, ...] = (
     _images("MaxPool2d", lambda: nn.MaxPool2d(2)),
     _images("AvgPool2d", lambda: nn.AvgPool2d(2)),
     _images("AdaptiveAvgPool2d", lambda: nn.AdaptiveAvgPool2d(2)),
+    _images("AdaptiveMaxPool2d(1)", lambda: nn.AdaptiveMaxPool2d(1)),
     _images("Upsample, nearest", lambda: nn.Upsample(scale_factor=2)),
     _images("Upsample, bilinear", lambda: nn.Upsample(scale_factor=2, mode="bilinear")),
     _images("PixelShuffle", _applied(lambda x: F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2))),
