@@ -62,7 +62,12 @@ def main() -> int:
         files = [*exported(samples), *of_each_kind(samples)]
         largest = max(file.stat().st_size for file in files)
         command = [str(target), f"-runs={options.count}", f"-max_len={2 * largest}", "-timeout=20"]
-        command += ["-rss_limit_mb=4096", f"-artifact_prefix={options.directory}/", "-verbosity=0"]
+        command += [
+            "-rss_limit_mb=4096",
+            f"-artifact_prefix={options.directory}/",
+            "-verbosity=0",
+            "-print_funcs=0",
+        ]
         isa = {} if options.isa is None else {"FUZZ_ISA": options.isa}
         asan = {"ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=1024"}
         ended = subprocess.run(

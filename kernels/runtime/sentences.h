@@ -18,7 +18,8 @@ class Sentences {
   const int64_t* at(const Bases& bases) const {
     const auto* starts = starts_.at<const int64_t>(bases);
     bool fits = starts[0] == 0;
-    for (int64_t n = 0; n < batch_; ++n) fits &= starts[n + 1] >= starts[n] && starts[n + 1] - starts[n] <= tokens_;
+    // No further than to the first that does not fit: numbers from anywhere have differences beyond 64 bits.
+    for (int64_t n = 0; fits && n < batch_; ++n) fits = starts[n + 1] >= starts[n] && starts[n + 1] - starts[n] <= tokens_;
     require(fits, "sentences of a batch do not lie one behind another");
     return starts;
   }

@@ -578,3 +578,32 @@ def test_random_changes_of_a_file_are_refused_or_harmless(tmp_path: Path) -> Non
     done = subprocess.run([fuzzer, file, "0", "300"], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 changed files: ")
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        (1, 2, 3),
+        (0, 9, 9),
+        (0, 2, 1),
+        (0, 1, 2**62),
+        (0, -8162823121651344054, 1506812620914253237),  # whose difference has no 64 bits
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        form
+        for form, fields in STEPS.items()
+        if "starts" in fields and "starts" not in WRITTEN.get(kind_of(form), ())
+    ],
+)
+def test_sentences_lie_one_behind_another(
+    form: str, starts: tuple[int, ...], tmp_path: Path
+) -> None:
+    fields = placed(form)
+    given = bytearray(ARENA)
+    struct.pack_into("<3q", given, fields["starts"][1], *starts)
+    served = Served(step_file(tmp_path / "sentences.xq", form, fields))
+    with pytest.raises(RefusedError, match="do not lie one behind another"):
+        served(torch.frombuffer(given, dtype=torch.uint8))

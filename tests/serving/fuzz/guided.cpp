@@ -20,12 +20,18 @@ using namespace changed_programs;
 namespace {
 
 constexpr unsigned kSeconds = 1;
+// One of so many should be read, and one of so many of them should run.
+constexpr long kLeastRead = 2, kLeastRun = 100;
 long counts[kOutcomes];
 
 void tell() {
   const long read = counts[kRan] + counts[kRefused] + counts[kLong];
   std::printf("%ld guided files: %ld were read, of which %ld ran, %ld were refused and %ld took long\n", read + counts[kNotRead],
               read, counts[kRan], counts[kRefused], counts[kLong]);
+  std::fflush(stdout);
+  if (kLeastRead * read >= read + counts[kNotRead] && kLeastRun * counts[kRan] >= read) return;
+  std::fprintf(stderr, "too few were read, or ran, for the others to tell anything\n");
+  _exit(1);
 }
 
 size_t header_bytes(const uint8_t* data) {
