@@ -44,6 +44,10 @@ STEPS: dict[str, dict[str, Any]] = {
     "quantize": {"a": "floats", "a_stride_c": 4, "out": "image", "a_mult": 1.0, "out_zp": 3},
     "dequantize": {"a": "image", "out": "floats", "out_stride_c": 4, "a_mult": 1.0, "a_zp": 3},
     "affine": {**_OUT, **_CODES, "scale_c": {"table": "four"}, "shift_c": {"table": "four"}},
+    "group_norm": {
+        **_OUT, "groups": 2, "a_mult": 1.0, "eps": 0.5, "scale_c": {"table": "four"},
+        "shift_c": {"table": "four"}, "out_zp": 3, "lo": 1, "hi": 99, "lut": {"table": "lut"},
+    },
     "layer_norm": {
         **_OUT, "a_mult": 1.0, "eps": 0.5, "scale_c": {"table": "four"},
         "shift_c": {"table": "four"}, "out_zp": 3,

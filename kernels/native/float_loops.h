@@ -1,8 +1,10 @@
-// The loops on floats that need no more of a CPU than AVX2 or AVX-512: lookups, interactions, gates.
+// The loops on floats that need no more of a CPU than AVX2 or AVX-512: lookups, interactions, gates, sums of
+// channels.
 #pragma once
 
 #include <string.h>
 
+#include "channel_sums.h"
 #include "gates.h"
 #include "lookup.h"
 
@@ -23,6 +25,7 @@ struct FloatLoops {
   void (*interact)(const xq_interaction&, int64_t begin, int64_t end);
   void (*lstm_gates)(const xq_lstm_gates&, int64_t begin, int64_t end);
   void (*gru_gates)(const xq_gru_gates&, int64_t begin, int64_t end);
+  void (*channel_sums)(const xq_channel_sums&, int64_t begin, int64_t end);
 };
 
 extern const FloatLoops kFloatAvx2, kFloatAvx512;

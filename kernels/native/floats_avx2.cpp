@@ -1,13 +1,14 @@
-// Lookups, interactions and gates with AVX2.
+// Lookups, interactions, gates and sums of channels with AVX2.
 #define XQ_TARGET "avx2,fma,f16c"
 #include "target.h"
 
+#include "channel_sums_rows.h"
 #include "gate_rows.h"
 #include "interaction.h"
 #include "lookup_rows.h"
 
 namespace xq {
-const FloatLoops kFloatAvx2 = {within, rising, look_up, interact, lstm_gates, gru_gates};
+const FloatLoops kFloatAvx2 = {within, rising, look_up, interact, lstm_gates, gru_gates, channel_sums};
 }  // namespace xq
 
 XQ_TARGET_END

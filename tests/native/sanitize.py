@@ -35,7 +35,7 @@ EMULATED_ON = {2: "avx2", 5: "avx512_vnni"}
 #: What is fuzzed, by the names that ``fuzz/fuzz.cpp`` gives.
 FAMILIES = (
     "conv", "op", "channel_op", "linear", "lookup", "interaction", "gates", "rows", "attention",
-    "groups",
+    "groups", "sums",
 )  # fmt: skip
 
 

@@ -157,6 +157,17 @@ SAMPLES: dict[str, dict[str, Any]] = {
         **IN,
         **OUT,
     },
+    "group_norm": {
+        "x": X,
+        "groups": 2,
+        "weight": torch.rand(4),
+        "bias": torch.rand(4),
+        "eps": 1e-5,
+        **IN,
+        **OUT,
+        "lo": 20,
+        "lut": TABLE,
+    },
     "layer_norm": {
         "x": X,
         "axis": 1,
@@ -336,7 +347,8 @@ def test_cat_requantizes_only_what_differs() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["conv", "add", "mul", "affine", "avg_pool", "adaptive_avg_pool", "layer_norm"]
+    "name",
+    ["conv", "add", "mul", "affine", "avg_pool", "adaptive_avg_pool", "group_norm", "layer_norm"],
 )
 def test_an_empty_batch_gives_an_empty_result(name: str) -> None:
     empty = {

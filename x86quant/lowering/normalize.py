@@ -519,6 +519,18 @@ def _layer_norm(
     return aten.layer_norm.default, (input, list(normalized_shape), weight, bias, eps)
 
 
+@_rule(F.group_norm, torch.group_norm, aten.group_norm.default)
+def _group_norm(
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Call:
+    return aten.group_norm.default, (input, num_groups, weight, bias, eps)
+
+
 @_rule(F.interpolate, F.upsample)
 def _interpolate(
     input: Any,
@@ -594,6 +606,7 @@ MODULES: dict[type[nn.Module], Callable[[Any], tuple[object, dict[str, Any]]]] =
     nn.Unflatten: _unflatten_module,
     nn.PixelShuffle: _attributes(F.pixel_shuffle, "upscale_factor"),
     nn.PixelUnshuffle: _attributes(F.pixel_unshuffle, "downscale_factor"),
+    nn.GroupNorm: _attributes(F.group_norm, "num_groups", "weight", "bias", "eps"),
     nn.LayerNorm: _attributes(F.layer_norm, "normalized_shape", "weight", "bias", "eps"),
     nn.AvgPool1d: _attributes(F.avg_pool1d, *_POOL, "count_include_pad"),
     nn.AvgPool2d: _attributes(F.avg_pool2d, *_POOL, "count_include_pad", "divisor_override"),

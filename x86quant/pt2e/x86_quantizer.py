@@ -60,6 +60,7 @@ _OTHERS = frozenset(
         aten.adaptive_avg_pool2d.default,
         aten.adaptive_avg_pool3d.default,
         aten.mean.dim,
+        aten.group_norm.default,
         aten.layer_norm.default,
         aten.batch_norm.default,
         torch.nn.functional.interpolate,

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../../../kernels/native/channel_sums.h"
 #include "../../../kernels/native/native.h"
 #include "../../../kernels/native/native_rows.h"
 #include "floats.h"
@@ -269,6 +270,25 @@ bool channel_op_agrees(Random& r, const std::vector<int>& isas) {
   return true;
 }
 
+// Sums of channels, now and then of more pixels than a float32 adds up exactly, or of the largest codes.
+bool sums_agree(Random& r, const std::vector<int>& isas) {
+  const int64_t d = r.upto(2), h = r.upto(4), w = r.one_in(8) ? 200 + r.upto(700) : r.upto(40), c = r.upto(150);
+  Bytes codes = r.bytes(static_cast<size_t>(d * h * w * c));
+  if (r.one_in(4)) std::fill(codes.begin(), codes.end(), uint8_t{255});
+  const auto run = [&](int isa) {
+    std::vector<int64_t> sums(static_cast<size_t>(2 * c), 7);  // what is there is added to
+    const xq_channel_sums op{view(codes, 1, d, h, w, c), sums.data(), sums.data() + c, isa};
+    const int64_t cut = d * h / 2;
+    xq_channel_sums_run(&op, cut, d * h);
+    xq_channel_sums_run(&op, 0, cut);
+    return sums;
+  };
+  const std::vector<int64_t> want = run(XQ_ISA_REFERENCE);
+  for (int isa : isas)
+    if (run(isa) != want) return std::printf("isa %d differs: sums of %d channels\n", isa, static_cast<int>(c)), false;
+  return true;
+}
+
 // Floats of roughly one unit; with `denormals` now and then all or some of them are none.
 std::vector<float> random_floats(Random& r, size_t size, bool denormals = false) {
   std::vector<float> f(size);
@@ -440,7 +460,7 @@ struct Family {
 const Family kFamilies[] = {
     {"conv", conv_agrees}, {"op", op_agrees}, {"channel_op", channel_op_agrees}, {"linear", linear_agrees},
     {"lookup", lookup_agrees}, {"interaction", interaction_agrees}, {"gates", gates_agree}, {"rows", rows_agree},
-    {"attention", attention_agrees}, {"groups", groups_agree<Aligned, Random>},
+    {"attention", attention_agrees}, {"groups", groups_agree<Aligned, Random>}, {"sums", sums_agree},
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ from x86quant.lowering.passes.floats import (
 from x86quant.lowering.passes.functions import lower_affine, lower_binary, lower_prelu, lower_unary
 from x86quant.lowering.passes.interaction import fuse_interaction
 from x86quant.lowering.passes.moves import hoist_quantize, sink_permutes, views_on_codes
-from x86quant.lowering.passes.norms import lower_layer_norm, spell_instance_norm
+from x86quant.lowering.passes.norms import lower_group_norm, lower_layer_norm, spell_instance_norm
 from x86quant.lowering.passes.pools import lower_maximum, lower_mean, lower_pool, lower_upsample
 from x86quant.lowering.passes.products import lower_convolution, lower_dynamic_linear, lower_linear
 from x86quant.lowering.passes.residuals import fuse_residual, lower_residual
@@ -49,6 +49,7 @@ PASSES: tuple[Pass, ...] = (
     lower_affine,
     lower_binary,
     lower_layer_norm,
+    lower_group_norm,
     lower_pool,
     lower_mean,
     lower_maximum,

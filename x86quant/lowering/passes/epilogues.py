@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 
 #: Ops with a clamp in their epilogue.
-CLAMPING = ("conv", "linear", "add", "mul", "affine")
+CLAMPING = ("conv", "linear", "add", "mul", "affine", "group_norm")
 
 
 def fuse_clamp(gm: GraphModule) -> int:
@@ -88,8 +88,8 @@ def _codes_end_there(quantize: Node, bounds: Bounds) -> bool:
 
 #: Ops whose output qparams can be chosen freely.
 REQUANTIZABLE = (
-    "conv", "linear", "add", "mul", "affine", "layer_norm", "avg_pool", "adaptive_avg_pool",
-    "requantize", "cat",
+    "conv", "linear", "add", "mul", "affine", "group_norm", "layer_norm", "avg_pool",
+    "adaptive_avg_pool", "requantize", "cat",
 )  # fmt: skip
 
 

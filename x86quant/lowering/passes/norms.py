@@ -1,4 +1,4 @@
-"""Layer norms on codes, and instance norms in float."""
+"""Norms on codes, and instance norms in float."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from x86quant.lowering.graph_tools import (
 )
 from x86quant.lowering.passes._epilogue import Lowered, lower
 from x86quant.lowering.views import laid_out
+
+aten = torch.ops.aten
 
 
 def lower_layer_norm(gm: GraphModule) -> int:
@@ -48,6 +50,36 @@ def _layer_norm_rule(gm: GraphModule, node: Node) -> Lowered:
         "eps": eps,
         **scale_and_zp("x", codes),
     }
+
+
+def lower_group_norm(gm: GraphModule) -> int:
+    """Group and instance norms, and a clamp behind them, become ``x86quant.group_norm``.
+
+    Returns the number of norms lowered.
+    """
+    for node in list(gm.graph.nodes):
+        x = node.args[0] if node.args else None
+        codes = dequantized(x)
+        if codes is None or "shape" not in codes.meta:
+            continue
+        shape = codes.meta["shape"]
+        given = _given_to_norm(gm, node, len(shape))
+        if given is not None:  # groups of one channel
+            values = (x, int(shape[1]), given["weight"], given["bias"], given["eps"])
+            with gm.graph.inserting_before(node):
+                norm = gm.graph.call_function(aten.group_norm.default, values)
+            replace(node, inherit(norm, node))
+    return lower(gm, aten.group_norm.default, _group_norm_rule)
+
+
+def _group_norm_rule(gm: GraphModule, node: Node) -> Lowered:
+    x, groups, weight, bias, eps = node.args
+    codes = dequantized(x)
+    if codes is None or len(codes.meta.get("shape", ())) not in (3, 4, 5):
+        why(node, "its input is not quantized" if codes is None else "it has no positions")
+        return None
+    given = {"x": codes, "groups": groups, "weight": weight, "bias": bias, "eps": eps}
+    return "group_norm", given | scale_and_zp("x", codes)
 
 
 #: Dimensions of a batch, by module: without the first of them channels lie elsewhere.

@@ -35,11 +35,15 @@ WEIGHTED_FUNCTIONS: tuple[Any, ...] = (*_PLAIN_FUNCTIONS, *_TRANSPOSED)
 #: All steps that multiply matrices.
 PRODUCTS: tuple[Any, ...] = (*WEIGHTED_FUNCTIONS, torch.matmul, torch.bmm)
 
+_GROUP_NORMS: tuple[Any, ...] = (
+    nn.GroupNorm, F.group_norm, torch.group_norm, F.instance_norm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 _SEEN: tuple[Any, ...] = (
     *WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, torch.matmul,
     nn.ELU, nn.LeakyReLU, nn.PReLU, nn.Hardswish,
     F.elu, F.leaky_relu, F.prelu, torch.prelu, F.hardswish,
-    nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, *LAYERS,
+    nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, F.layer_norm, *LAYERS, *_GROUP_NORMS,
     # Averages of many values span a small part of their range.
     nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
@@ -81,7 +85,8 @@ JOINS: frozenset[Any] = frozenset({*_OPERANDS, torch.cat, torch.stack})
 
 #: What a clamp behind is computed as one with: what it cuts off takes no codes.
 BEFORE_CLAMP: frozenset[Any] = frozenset(
-    {*WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, *_OPERANDS, nn.BatchNorm2d, nn.BatchNorm3d}
+    {*WEIGHTED_LAYERS, *WEIGHTED_FUNCTIONS, *_OPERANDS, *_GROUP_NORMS}
+    | {nn.BatchNorm2d, nn.BatchNorm3d}
 )
 CLAMPS: tuple[Any, ...] = (nn.ReLU, nn.ReLU6, nn.Hardtanh, F.relu, F.relu6, F.hardtanh)
 #: All clamps: behind a step in float they are float as well, and what they leave is rounded.

@@ -50,6 +50,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.adaptive_avg_pool2d.default: F.adaptive_avg_pool2d,
     aten.adaptive_avg_pool3d.default: F.adaptive_avg_pool3d,
     aten.flatten.using_ints: torch.flatten,
+    aten.group_norm.default: F.group_norm,
     aten.mean.dim: torch.mean,
     aten.permute.default: torch.permute,
     aten.transpose.int: torch.transpose,

@@ -14,7 +14,7 @@ from x86quant.runtime.draft import Draft
 from x86quant.runtime.native_form import KnownSizes, NativeForm
 from x86quant.runtime.native_forms.pointwise import lut_of
 from x86quant.runtime.plan import Value
-from x86quant.runtime.programs import NativeStep, rows_of
+from x86quant.runtime.programs import NativeStep, images_of, rows_of
 
 
 def _per_channel(draft: Draft, node: Node, kind: str, numbers: dict[str, Any]) -> Value:
@@ -62,6 +62,33 @@ def _layer_norm(draft: Draft, node: Node) -> Value:
     return _per_channel(draft, node, "layer_norm", numbers)
 
 
+def _group_norm(draft: Draft, node: Node) -> Value:
+    kwargs: Any = node.kwargs
+    x = draft.with_channels_adjacent(node, draft.value(kwargs["x"]), 1)
+    out = draft.output_of(node, layout.channels_last_order(x.meta.dim()))
+    numbers = {
+        **images_of(x, out),
+        "groups": kwargs["groups"],
+        "a_mult": 1.0 / kwargs["out_scale"],
+        "eps": kwargs["eps"] / kwargs["x_scale"] ** 2,
+        **{name: kwargs[name] for name in ("out_zp", "lo", "hi")},
+        **lut_of(draft, node),
+    }
+    for field, name in (("scale_c", "weight"), ("shift_c", "bias")):
+        if kwargs[name] is not None:
+            table = draft.table(node, name).double() / kwargs["out_scale"]
+            numbers[field] = table.float().contiguous()
+    return draft.add(node, NativeStep("group_norm", numbers), [x], out)
+
+
+def _group_norm_sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
+    x = known.size(kwargs["x"])
+    if not 3 <= len(x) <= 5 or x[1] % kwargs["groups"]:
+        return None
+    parameters = [kwargs[name] for name in ("weight", "bias") if kwargs[name] is not None]
+    return x if all(known.size(one).numel() == x[1] for one in parameters) else None
+
+
 def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
     x = known.size(kwargs["x"])
     if not -len(x) <= kwargs["axis"] < len(x):
@@ -74,4 +101,5 @@ def _sizes(known: KnownSizes, kwargs: Any) -> Sequence[int] | None:
 FORMS = (
     NativeForm("affine", _sizes, _affine),
     NativeForm("layer_norm", _sizes, _layer_norm),
+    NativeForm("group_norm", _group_norm_sizes, _group_norm),
 )
