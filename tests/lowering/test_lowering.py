@@ -166,8 +166,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], set[str], set[
     "group norm": (
         lambda: Convolutions(nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1)),
         IMAGE,
-        {"conv"},
-        {"group_norm", "GroupNorm"},
+        {"conv", "group_norm"},
+        set(),
     ),
     "softmax": (
         lambda: Convolutions(nn.Linear(7, 9), nn.Softmax(-1), nn.Linear(9, 3)),

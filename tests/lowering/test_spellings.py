@@ -45,6 +45,7 @@ VALUES: dict[str, list[Any]] = {
     "min_val": [-0.2],
     "mode": ["bilinear", "linear", "nearest-exact", "reflect", "replicate"],
     "negative_slope": [0.2],
+    "num_groups": [1, 2],
     "normalized_shape": [(6,), [6, 6], (8,)],
     "output_size": [1, 2, (1,), (2, None), (3, 3), [3, 2, 2]],
     "pad": [(1, 2), [0, 1, 2, 0], (1, -1)],
