@@ -44,6 +44,7 @@ def _notes() -> dict[str, str]:
 
 def _classes(of: type) -> Iterator[type]:
     """What is made of this class: each graph has one of its own."""
+    made: type
     for made in of.__subclasses__():
         yield made
         yield from _classes(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ class Net(nn.Module):
         return self.behind(y.flatten(1))
 
 
-SPELLINGS: dict[str, tuple[tuple[int, ...], Callable[..., torch.Tensor]]] = {
+SPELLINGS: dict[str, tuple[tuple[int, ...], Any]] = {
     "max(dim)[0]": (WORDS, lambda x: x.max(2)[0]),
     "torch.max(dim=)": (WORDS, lambda x: torch.max(x, dim=-1, keepdim=True)[0]),
     "max().values": (WORDS, lambda x: torch.max(x, 2).values),

@@ -66,7 +66,8 @@ def group_norm(
             f"x86quant::group_norm: {groups} groups do not divide the channels of a batch, got "
             f"shape {tuple(x.shape)}"
         )
-    grouped = x.unflatten(1, (groups, -1)).flatten(2).double()
+    flat = x.flatten(1).double()
+    grouped = flat.reshape(len(flat), groups, flat.shape[1] // groups)
     mean = grouped.mean(2, keepdim=True)
     variance = (grouped - mean).square().mean(2, keepdim=True)
     rstd = torch.rsqrt(variance + eps / x_scale**2)

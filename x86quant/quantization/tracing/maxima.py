@@ -59,7 +59,7 @@ def _calls(node: Node, method: str) -> bool:
 def _is_of_values(node: Node) -> bool:
     """Whether ``node`` takes the first of a pair of values and indices."""
     if node.target is operator.getitem:
-        return node.args[1] == 0
+        return bool(node.args[1] == 0)
     return node.target is getattr and node.args[1] == "values"
 
 
