@@ -75,10 +75,7 @@ from torch.utils.cpp_extension import (  # noqa: E402  once it is known to be th
 #: on torch's headers, which no build looks at again.
 PYTHON_TAG = f"{sys.implementation.cache_tag}{'t' if OF_ONE_PYTHON else ''}"
 OBJECTS = Path("build", f"objects-{PYTHON_TAG}-torch-{torch_version}")
-#: Flags that come behind ours, as those of sanitizers must: ours ask for -O3, with which they take
-#: minutes a file. CFLAGS come before.
-LAST_FLAGS = os.environ.get("X86QUANT_LAST_FLAGS", "")
-if given := os.environ.get("CFLAGS", "") + LAST_FLAGS:  # the others stay as they are
+if given := os.environ.get("CFLAGS", ""):  # the others stay as they are
     OBJECTS = OBJECTS / f"flags-{zlib.crc32(given.encode()):08x}"
 
 SERVING = Path("kernels", "serving")
@@ -131,7 +128,7 @@ def extension() -> list[CppExtension]:
         return []
     # The headers of torch are not ours to be warned of.
     system = [flag for path in include_paths() for flag in ("-isystem", path)]
-    flags = [*toolchain().flags(), *PLACELESS, "-g0", *system, *shlex.split(LAST_FLAGS)]
+    flags = [*toolchain().flags(), *PLACELESS, "-g0", *system]
     # By which it knows packed weights of its own again.
     link = ["-Wl,--build-id=sha1"]
     # The names say the torch, so that one installation may hold one for each of several.
@@ -203,7 +200,7 @@ class Build(BuildExtension.with_options(no_python_abi_suffix=True)):
         folder = Path(self.build_temp, SERVING)
         folder.mkdir(parents=True, exist_ok=True)
         flags = [*toolchain().flags(), *PLACELESS]
-        flags += [*shlex.split(f"{os.environ.get('CFLAGS', '')} {LAST_FLAGS}"), "-g0"]
+        flags += [*shlex.split(os.environ.get("CFLAGS", "")), "-g0"]
         objects = [
             str(Path(self.build_temp, source).with_suffix(".o")) for source in without_torch()
         ]

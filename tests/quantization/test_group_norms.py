@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import x86quant
+from tests.torch_threads import threads_of
 from x86quant.lowering.graph_tools import is_op, op_name
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -121,22 +120,12 @@ def run(op: Any, given: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_threads_give_the_same() -> None:
     torch.manual_seed(0)
     module = quantized(net(2, 64, nn.GroupNorm(8, 64), nn.ReLU()), (1, 3, 64, 64))
     for batch in (1, 5):
         x = torch.randn(batch, 3, 64, 64)
-        with threads(1):
+        with threads_of(1):
             alone = module(x)
-        with threads(2):
+        with threads_of(2):
             assert torch.equal(module(x), alone)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import x86quant
 from tests.isa import LEVELS, has, in_bfloat16
 from tests.row_samples import NORM, QKV, SAMPLES, WEIGHT, floats, int8s
 from tests.serving.served import Served
+from tests.torch_threads import threads_of
 from x86quant.compiled.module import CompiledModule
 from x86quant.ops.cache_codes import cache_codes
 from x86quant.ops.rows import CODES, NORMED, TOTAL
@@ -31,17 +30,6 @@ _CONSTANT = ("weight", "weight_scale", "bias", "gate", "up", "norm_weight", "nor
 
 #: Tokens of a sentence.
 _SEQUENCE = 6
-
-
-@contextmanager
-def threads_of(count: int) -> Iterator[None]:
-    """A block in which torch has so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Net:
