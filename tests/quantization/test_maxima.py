@@ -34,10 +34,17 @@ class Net(nn.Module):
         return self.behind(y.flatten(1))
 
 
+def unpacked(x: torch.Tensor) -> torch.Tensor:
+    """The values of a pair."""
+    values, _ = torch.max(x, 2)
+    return values
+
+
 SPELLINGS: dict[str, tuple[tuple[int, ...], Any]] = {
     "max(dim)[0]": (WORDS, lambda x: x.max(2)[0]),
     "torch.max(dim=)": (WORDS, lambda x: torch.max(x, dim=-1, keepdim=True)[0]),
     "max().values": (WORDS, lambda x: torch.max(x, 2).values),
+    "unpacked": (WORDS, unpacked),
     "amax": (IMAGES, lambda x: x.amax((2, 3))),
     "torch.amax": (IMAGES, lambda x: torch.amax(x, dim=[-1, -2], keepdim=True)),
     "adaptive, a layer": (IMAGES, nn.Identity),
