@@ -15,8 +15,8 @@ aten = torch.ops.aten
 #: view can say it, in the order of the elements.
 _RESHAPES = frozenset({"flatten", "reshape", "unflatten", "view"})
 _VIEWS = _RESHAPES | {
-    "chunk", "movedim", "narrow", "permute", "select", "split", "squeeze", "swapaxes", "swapdims",
-    "t", "transpose", "unbind", "unsqueeze",
+    "chunk", "movedim", "narrow", "permute", "select", "split", "split_with_sizes", "squeeze",
+    "swapaxes", "swapdims", "t", "transpose", "unbind", "unsqueeze",
 }  # fmt: skip
 #: Repeat codes, or put them in another order.
 _COPIES = frozenset({"expand", "flip", "repeat", "roll"})
@@ -28,11 +28,21 @@ _ATEN_VIEWS = _ATEN_RESHAPES | {
     aten.permute.default,
     aten.select.int,
     aten.slice.Tensor,
+    aten.chunk.default,
     aten.split.Tensor,
+    aten.split_with_sizes.default,
     aten.squeeze.dim,
+    aten.unbind.int,
     aten.transpose.int,
     aten.unsqueeze.default,
 }
+
+
+#: Give several tensors.
+_PARTS = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
+_ATEN_PARTS = frozenset(
+    {aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
+)
 
 
 def _functions(names: frozenset[str]) -> frozenset[Any]:
@@ -41,6 +51,7 @@ def _functions(names: frozenset[str]) -> frozenset[Any]:
 
 _RESHAPING = _functions(_RESHAPES) | _ATEN_RESHAPES
 _VIEWING = _functions(_VIEWS) | _ATEN_VIEWS
+_PARTING = _functions(_PARTS) | _ATEN_PARTS
 _MOVING = _VIEWING | _functions(_COPIES) | {operator.getitem, F.pixel_shuffle, F.pixel_unshuffle}
 _ROLLING = (torch.roll, aten.roll.default)
 
@@ -52,6 +63,13 @@ def is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         return _is_basic(node.args[1])
     return node.target in _VIEWING
+
+
+def parts(node: Node) -> bool:
+    """Whether ``node`` gives several tensors that are parts of its input."""
+    if node.op == "call_method":
+        return str(node.target) in _PARTS
+    return node.target in _PARTING
 
 
 def is_reshape(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from x86quant.lowering.rounded import FusedLayer
+from x86quant.lowering.views import parts
 from x86quant.observing.activations import ExtremesObserver
 from x86quant.observing.fixed import FixedRangeObserver
 from x86quant.observing.observer import RangeObserver
@@ -253,8 +255,26 @@ class _Observing:
             if user in self._observers:
                 node.replace_input_with(source, user)
                 return
+        if self._takes_codes_apart(source):
+            parted: Any = source.args[0]
+            self._observe_input(parted, parted.args[0])
+            self._observe(source, self._observers[parted.args[0]])
+            return
         with self._gm.graph.inserting_before(node):
             node.replace_input_with(source, self._call(source, self._make()))
+
+    def _takes_codes_apart(self, piece: Node) -> bool:
+        """Whether ``piece`` is one of several that a tensor with codes is parted into."""
+        parted = piece.args[0] if piece.target is operator.getitem else None
+        if not isinstance(parted, Node) or not parts(parted):
+            return False
+        whole = parted.args[0]
+        return (
+            isinstance(whole, Node)
+            and whole.op.startswith("call_")
+            and whole.name not in self._in_float
+            and not self._is_float_step(whole)
+        )
 
     def _observe(self, node: Node, observer: nn.Module) -> None:
         with self._gm.graph.inserting_after(node):

@@ -57,6 +57,18 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten.unsqueeze.default: torch.unsqueeze,
     aten.reshape.default: torch.reshape,
     aten.view.default: torch.reshape,
+    aten.chunk.default: torch.chunk,
+    aten.split.Tensor: torch.split,
+    aten.split_with_sizes.default: torch.split,
+    aten.unbind.int: torch.unbind,
+}
+
+#: Arguments that ``F.interpolate`` takes otherwise: its mode, and where sizes and factors stand.
+_UPSAMPLING: dict[Any, str] = {
+    aten.upsample_nearest1d.vec: "nearest",
+    aten.upsample_nearest2d.vec: "nearest",
+    aten.upsample_nearest3d.vec: "nearest",
+    aten.upsample_bilinear2d.vec: "bilinear",
 }
 
 
@@ -226,5 +238,9 @@ def _as_function(node: Node) -> None:
         node.graph.erase_node(node)  # to torch.fx, what draws or writes is no dead code
     elif node.target is aten.sym_size.int:
         node.op, node.target = "call_method", "size"
+    elif node.target in _UPSAMPLING:
+        x, size, *more = node.args  # then aligned corners, where it has them, and factors
+        mode, factor = _UPSAMPLING[node.target], more[-1]
+        node.target, node.args = F.interpolate, (x, size, factor, mode, *more[:-1])
     elif node.target in _FUNCTIONS:
         node.target = _FUNCTIONS[node.target]
