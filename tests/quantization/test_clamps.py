@@ -109,14 +109,14 @@ NORMS = [
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", CLAMPS)
-def test_a_clamp_behind_a_norm_in_float_leaves_all_codes_to_what_it_keeps(
+def test_a_clamp_behind_a_norm_leaves_all_codes_to_what_it_keeps(
     name: str, norm: nn.Module, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     model = Normed(CLAMPS[name], norm).eval()
     data = [images(4, seed) for seed in range(4)]
     int8 = x86quant.quantize(model, data, progress=False, speed_check=False)
-    assert int8.quantization.int8_layers == ("conv", "head")
+    assert {"conv", "head"} <= {*int8.quantization.int8_layers}
     (head,) = (node for node in int8.graph_module.graph.nodes if is_op(node, "conv_real"))
     assert head.kwargs["x_zp"] == 0
     kinds = [str(node.target) for node in int8.graph_module.graph.nodes]
