@@ -44,6 +44,12 @@ def indexed(x: torch.Tensor) -> list[torch.Tensor]:
     return [both[0], both[1]]
 
 
+def by_name(x: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor by its name, too."""
+    both = torch.chunk(input=x, chunks=2, dim=1)
+    return [both[0], both[1]]
+
+
 PARTINGS: dict[str, Parting] = {
     "a list of sizes": lambda x: list(x.split((8, 8), 1)),
     "a list of chunks": lambda x: list(x.chunk(2, 1)),
@@ -91,3 +97,12 @@ def test_what_export_traces_is_upsampled_in_codes(mode: str) -> None:
     x = torch.randn(1, 4, 8, 8)
     want = model(x)
     assert (want - module(x)).square().mean() < 0.01 * want.square().mean()
+
+
+def test_a_tensor_given_by_name_may_be_parted() -> None:
+    torch.manual_seed(0)
+    model = Block(by_name, F.silu).eval()
+    batches = [torch.randn(2, 4, 12, 12) for _ in range(4)]
+    module = x86quant.quantize(model, batches, speed_check=False, progress=False)
+    want = model(batches[0])
+    assert (want - module(batches[0])).square().mean() < 0.01 * want.square().mean()

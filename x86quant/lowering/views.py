@@ -14,9 +14,11 @@ aten = torch.ops.aten
 #: Look at the same memory in another shape, or at a part of it. Those that reshape copy where no
 #: view can say it, in the order of the elements.
 _RESHAPES = frozenset({"flatten", "reshape", "unflatten", "view"})
-_VIEWS = _RESHAPES | {
-    "chunk", "movedim", "narrow", "permute", "select", "split", "split_with_sizes", "squeeze",
-    "swapaxes", "swapdims", "t", "transpose", "unbind", "unsqueeze",
+#: Of several parts, a tuple.
+_PARTS = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
+_VIEWS = _RESHAPES | _PARTS | {
+    "movedim", "narrow", "permute", "select", "squeeze", "swapaxes", "swapdims", "t", "transpose",
+    "unsqueeze",
 }  # fmt: skip
 #: Repeat codes, or put them in another order.
 _COPIES = frozenset({"expand", "flip", "repeat", "roll"})
@@ -24,25 +26,17 @@ _COPIES = frozenset({"expand", "flip", "repeat", "roll"})
 _ATEN_RESHAPES = frozenset(
     {aten.flatten.using_ints, aten.reshape.default, aten.unflatten.int, aten.view.default}
 )
-_ATEN_VIEWS = _ATEN_RESHAPES | {
-    aten.permute.default,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.chunk.default,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.squeeze.dim,
-    aten.unbind.int,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-}
-
-
-#: Give several tensors.
-_PARTS = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
 _ATEN_PARTS = frozenset(
     {aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
 )
+_ATEN_VIEWS = (_ATEN_RESHAPES | _ATEN_PARTS) | {
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.squeeze.dim,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+}
 
 
 def _functions(names: frozenset[str]) -> frozenset[Any]:

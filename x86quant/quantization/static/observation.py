@@ -257,8 +257,8 @@ class _Observing:
                 return
         if self._takes_codes_apart(source):
             parted: Any = source.args[0]
-            self._observe_input(parted, parted.args[0])
-            self._observe(source, self._observers[parted.args[0]])
+            self._observe_input(parted, operands(parted)[0])
+            self._observe(source, self._observers[operands(parted)[0]])
             return
         with self._gm.graph.inserting_before(node):
             node.replace_input_with(source, self._call(source, self._make()))
@@ -268,12 +268,11 @@ class _Observing:
         parted = piece.args[0] if piece.target is operator.getitem else None
         if not isinstance(parted, Node) or not parts(parted):
             return False
-        whole = parted.args[0]
-        return (
-            isinstance(whole, Node)
-            and whole.op.startswith("call_")
+        return all(
+            whole.op.startswith("call_")
             and whole.name not in self._in_float
             and not self._is_float_step(whole)
+            for whole in operands(parted)
         )
 
     def _observe(self, node: Node, observer: nn.Module) -> None:

@@ -88,7 +88,7 @@ def _to_one_position(node: Node, module: nn.Module | None) -> tuple[list[int], b
 def _are_sizes(sizes: Any, x: Any, rank: int) -> bool:
     """Whether ``sizes`` are the last ``rank`` ones of ``x``, whose first two are others."""
     elementwise = isinstance(x, Node) and (x.target is F.relu or _calls(x, "relu"))
-    if elementwise and _are_sizes(sizes, x.args[0], rank):
+    if elementwise and x.args and _are_sizes(sizes, x.args[0], rank):
         return True
     if isinstance(sizes, Node):
         if sizes.target is operator.getitem and _is_shape(sizes.args[0], x):
@@ -111,7 +111,7 @@ def _is_size(size: Any, x: Any, dims: tuple[int, int]) -> bool:
 
 
 def _is_shape(shape: Any, x: Any) -> bool:
-    if not isinstance(shape, Node) or shape.args[0] is not x:
+    if not isinstance(shape, Node) or x not in shape.args[:1]:
         return False
     return (shape.target is getattr and shape.args[1] == "shape") or (
         _calls(shape, "size") and len(shape.args) == 1 and not shape.kwargs

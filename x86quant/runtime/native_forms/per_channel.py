@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,14 +51,19 @@ def _affine(draft: Draft, node: Node) -> Value:
     return _per_channel(draft, node, "affine", {**numbers, **lut_of(draft, node)})
 
 
+def _tables(draft: Draft, node: Node) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weight and the bias that a norm has, in steps of its output, by their fields."""
+    kwargs: Any = node.kwargs
+    for field, name in (("scale_c", "weight"), ("shift_c", "bias")):
+        if kwargs[name] is not None:
+            yield field, draft.table(node, name).double() / kwargs["out_scale"]
+
+
 def _layer_norm(draft: Draft, node: Node) -> Value:
     kwargs: Any = node.kwargs
     out_scale = kwargs["out_scale"]
     numbers = {"a_mult": 1.0 / out_scale, "eps": kwargs["eps"] / kwargs["x_scale"] ** 2}
-    for field, name in (("scale_c", "weight"), ("shift_c", "bias")):
-        if kwargs[name] is not None:
-            table = draft.table(node, name).double() / out_scale
-            numbers[field] = _for_each(draft, node, table)
+    numbers |= {field: _for_each(draft, node, table) for field, table in _tables(draft, node)}
     return _per_channel(draft, node, "layer_norm", numbers)
 
 
@@ -73,11 +78,8 @@ def _group_norm(draft: Draft, node: Node) -> Value:
         "eps": kwargs["eps"] / kwargs["x_scale"] ** 2,
         **{name: kwargs[name] for name in ("out_zp", "lo", "hi")},
         **lut_of(draft, node),
+        **{field: table.float().contiguous() for field, table in _tables(draft, node)},
     }
-    for field, name in (("scale_c", "weight"), ("shift_c", "bias")):
-        if kwargs[name] is not None:
-            table = draft.table(node, name).double() / kwargs["out_scale"]
-            numbers[field] = table.float().contiguous()
     return draft.add(node, NativeStep("group_norm", numbers), [x], out)
 
 
