@@ -125,7 +125,7 @@ void layout_runs(Layout& l, int64_t channels) {
 // Output channels of a dense block. Tiles take two vectors.
 int64_t dense_width(const Packed& h) { return (narrow_blocks(h.conv, h.isa) ? 1 : 2) * int64_t{h.lanes}; }
 
-void layout_dense(Layout& l) {
+void layout_dense(Layout& l, bool float_out) {
   const xq_conv& c = l.head.conv;
   const int64_t in = c.in_channels / c.groups, out = c.out_channels / c.groups;
   const int64_t width = dense_width(l.head), joined = joined_groups(l.head);
@@ -136,6 +136,8 @@ void layout_dense(Layout& l) {
   layout_runs(l, in * joined);
   int64_t quads = 0;
   for (const Run& r : l.runs) quads += r.quads;
+  l.head.in_words = !has_vnni(l.head.isa) && !float_out && c.groups == 1 && l.runs.size() == 1 && 4 * quads <= kMostWords;
+  if (l.head.in_words) quads *= 2;
   for (int64_t g = 0; g < c.groups; g += joined) {
     const int64_t all = std::min(joined, c.groups - g) * out;
     for (int64_t first = 0; first < all; first += width)
@@ -193,7 +195,7 @@ Layout layout_in(const xq_conv& conv, const Geometry& geometry, int isa, bool is
     l.scalars = conv.out_channels;
     l.weight_bytes = conv.out_channels * taps_of(conv) * (conv.in_channels / conv.groups);
   } else if (h.algo == XQ_ALGO_DENSE) {
-    layout_dense(l);
+    layout_dense(l, float_out);
   } else if (h.algo == XQ_ALGO_DEPTHWISE) {
     layout_depthwise(l);
   } else if (h.algo == XQ_ALGO_WINOGRAD) {
@@ -218,7 +220,7 @@ Layout layout_in(const xq_conv& conv, const Geometry& geometry, int isa, bool is
   h.bias = place(l.scalars * 4);
   h.lut = place(256);
   if (float_out) h.weight_sums = place(l.scalars * 4);
-  if (h.algo == XQ_ALGO_DENSE && !has_vnni(isa)) {
+  if (h.algo == XQ_ALGO_DENSE && !has_vnni(isa) && !h.in_words) {
     h.order_stride = int64_t{kClasses} * h.n_runs;
     for (const Run& r : l.runs) h.order_stride += r.quads;
     h.order = place(h.n_blocks * h.order_stride * 4);

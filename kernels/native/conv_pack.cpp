@@ -71,6 +71,17 @@ struct Stretch {
   size_t first, end;
 };
 
+// Quads as two pairs of 16 bits each.
+void pack_words(const BlockRows& rows, int64_t quads, int64_t quad_bytes, int16_t* to) {
+  std::vector<int8_t> quad(static_cast<size_t>(quad_bytes));
+  for (int64_t q = 0; q < quads; ++q) {
+    rows.quad(q, quad.data());
+    for (int64_t pair = 0; pair < 2; ++pair)
+      for (int64_t lane = 0; lane < quad_bytes / 4; ++lane)
+        for (int64_t i = 0; i < 2; ++i) *to++ = quad[static_cast<size_t>(4 * lane + 2 * pair + i)];
+  }
+}
+
 void pack_dense(const Layout& l, const Weights& w, char* base, Stretch some) {
   const Packed& h = l.head;
   auto* to = reinterpret_cast<int8_t*>(base + h.weights);
@@ -80,6 +91,10 @@ void pack_dense(const Layout& l, const Weights& w, char* base, Stretch some) {
     const int64_t quad_bytes = int64_t{block.vecs} * h.lanes * 4;
     int64_t quads = 0;
     for (const Run& run : l.runs) quads += run.quads;
+    if (h.in_words) {
+      pack_words(rows, quads, quad_bytes, reinterpret_cast<int16_t*>(to + block.w_off));
+      continue;
+    }
     for (int64_t quad = 0; quad < quads; ++quad) rows.quad(quad, to + block.w_off + quad * quad_bytes);
     if (!h.order) continue;
     const auto index = static_cast<int64_t>(b);

@@ -2,6 +2,7 @@
 // of output channels is kept while all taps and input channels pass.
 #pragma once
 
+#include "dense_words.h"
 #include "epilogue.h"
 #include "float_epilogue.h"
 #include "traversal.h"
@@ -304,6 +305,8 @@ void dense_image_rows(const xq::DenseTask& t, const Out& epilogue, int b, int64_
 template <class V, class Out = Epilogue<V>>
 void dense(const xq::DenseTask& t) {
   const xq::Packed& p = *t.packed;
+  if constexpr (!V::kVnni && Out::kBytes)
+    if (p.in_words) return dense_words<V>(t);
   const Out epilogue(p);
   const xq::Block* blocks = p.at<xq::Block>(p.blocks);
   int64_t chunk = chunk_rows(t, V::kRows);

@@ -10,6 +10,8 @@ template <class V>
 struct Epilogue {
   using I = typename V::I;
   using F = typename V::F;
+  static constexpr bool kBytes = true;
+
   I zp16, lo, hi, res_zp;
   F res_mult, limit, res_offset;
   const uint8_t* lut;

@@ -63,6 +63,8 @@ XQ_INLINE inline typename V::F activate(typename V::F x) {
 
 template <class V>
 struct FloatEpilogue {
+  static constexpr bool kBytes = false;
+
   explicit FloatEpilogue(const xq::Packed&) {}
 };
 

@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513807;
+constexpr uint32_t kMagic = 0x58513808;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
@@ -78,6 +78,9 @@ constexpr int kClasses = 1 + kPairings;
 // neighbouring rows too; beyond half of that, copies that each row has for itself leave L1 too little for weights.
 constexpr int64_t kMaxRegroup = 4096;
 
+// The longest row that is widened to 16 bits instead, and what it is rounded up to.
+constexpr int64_t kMostWords = 128;
+
 // From a run of a regrouped row to the next one.
 static inline int64_t regrouped_bytes(const Run& run) { return round_up(run.bytes, 16); }
 
@@ -122,6 +125,7 @@ struct Packed {
   int32_t groups, code_bits, half_scales, has_offsets;
   int32_t narrow;        // whether no code is larger than 64 in size
   int32_t unpack_from, unpack_to;  // see groups.h
+  int32_t in_words;      // dense: whether weights are 16 bits each, in pairs, and in no other order; see dense_words.h
   int32_t turned;        // depthwise: whether height and depth have changed places in `geo`, and must in a call
 
   template <class T>

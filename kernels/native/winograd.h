@@ -4,6 +4,7 @@
 
 #include "epilogue.h"
 #include "winograd_forms.h"
+#include "word_products.h"
 
 namespace {
 
@@ -59,53 +60,23 @@ void winograd_input(const uint8_t* const* pixel, int64_t channels, int16_t* to, 
   }
 }
 
-// The weights of the next position, of which each register block of tiles asks for its share, into L2: from `from` on,
-// `step` elements for each pair of input channels.
-struct WinogradAhead {
-  const int16_t* from;
-  int64_t step;
-};
-
-template <class V, int ROWS, int VECS>
-void winograd_product(const int16_t* a, int64_t lda, const int16_t* w, WinogradAhead ahead, int64_t pairs,
-                      int32_t* sums) {
-  using I = typename V::I;
-  constexpr int64_t kStep = VECS * V::kLanes * 2;
-  I acc[ROWS * VECS];
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::set32(0); });
-  // Three rows an address register: base, base + lda, base + 2 * lda.
-  constexpr int kGroups = (ROWS + 2) / 3;
-  const int16_t* at[kGroups];
-  unroll<kGroups>([&](int g) XQ_INLINE { at[g] = a + 3 * g * lda; });
-  for (int64_t k = 0; k < pairs; ++k, w += kStep) {
-    I weights[VECS];
-    unroll<VECS>([&](int v) XQ_INLINE { weights[v] = V::load(w + v * V::kLanes * 2); });
-    xq::prefetch_to_l2(ahead.from);
-    if (ahead.step > 32) xq::prefetch_to_l2(ahead.from + 32);
-    ahead.from += ahead.step;
-    unroll<ROWS>([&](int r) XQ_INLINE {
-      const I x = V::quad(reinterpret_cast<const uint8_t*>(at[r / 3] + r % 3 * lda + 2 * k));
-      unroll<VECS>([&](int v) XQ_INLINE { acc[r * VECS + v] = V::dot16(acc[r * VECS + v], x, weights[v]); });
-    });
-  }
-  unroll<ROWS * VECS>([&](int i) XQ_INLINE { V::store(sums + i * V::kLanes, acc[i]); });
-}
+alignas(64) constexpr int32_t kZeros[2 * xq::kMaxLanes] = {};
 
 template <class V, int VECS>
-void winograd_rows(int64_t rows, const int16_t* a, int64_t lda, const int16_t* w, WinogradAhead ahead,
-                   int64_t pairs, int32_t* sums) {
+void winograd_rows(int64_t rows, const int16_t* a, int64_t lda, const int16_t* w, WordsAhead ahead, int64_t pairs,
+                   int32_t* sums) {
   switch (rows) {
-    case 1: return winograd_product<V, 1, VECS>(a, lda, w, ahead, pairs, sums);
-    case 2: return winograd_product<V, 2, VECS>(a, lda, w, ahead, pairs, sums);
-    case 3: case 4: return winograd_product<V, 4, VECS>(a, lda, w, ahead, pairs, sums);
-    case 5: case 6: return winograd_product<V, 6, VECS>(a, lda, w, ahead, pairs, sums);
+    case 1: return word_products<V, 1, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
+    case 2: return word_products<V, 2, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
+    case 3: case 4: return word_products<V, 4, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
+    case 5: case 6: return word_products<V, 6, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
   }
   if constexpr (V::kWinogradRows > 6) {
-    if (rows <= 8) return winograd_product<V, 8, VECS>(a, lda, w, ahead, pairs, sums);
-    if (rows <= 10) return winograd_product<V, 10, VECS>(a, lda, w, ahead, pairs, sums);
-    if (rows <= 12) return winograd_product<V, 12, VECS>(a, lda, w, ahead, pairs, sums);
+    if (rows <= 8) return word_products<V, 8, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
+    if (rows <= 10) return word_products<V, 10, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
+    if (rows <= 12) return word_products<V, 12, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
   }
-  if constexpr (V::kWinogradRows > 12) winograd_product<V, 14, VECS>(a, lda, w, ahead, pairs, sums);
+  if constexpr (V::kWinogradRows > 12) word_products<V, 14, VECS>(a, lda, w, ahead, pairs, kZeros, sums);
 }
 
 // A' m A of one tile, less what it is a multiple of, plus the zero point's correction: its pixels' sums.

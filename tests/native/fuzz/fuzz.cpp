@@ -81,6 +81,10 @@ xq_conv random_conv(Random& r) {
     const int algos[3] = {XQ_ALGO_AUTO, XQ_ALGO_WINOGRAD, XQ_ALGO_WINOGRAD4};
     c.algo = algos[r.upto(3) - 1], c.pixels = r.one_in(2) ? 0 : 1000;
   }
+  if (r.one_in(8)) {  // long rows
+    c = {}, c.in_channels = r.upto(300), c.out_channels = r.upto(80), c.groups = 1;
+    for (int i = 0; i < 3; ++i) c.kernel[i] = c.dilation[i] = 1, c.stride[i] = r.one_in(4) ? 2 : 1;
+  }
   return c;
 }
 
