@@ -182,7 +182,7 @@ FIRST = len(PROVENANCE) + 2  # the line of the first measurement
         ("isa,caller", "caller", rf":{FIRST - 1}: no column 'isa'"),
         ("isa,caller", "isa,isa,caller", rf":{FIRST - 1}: more than one column 'isa'"),
         ("tie,note", "tie,note,speed", rf":{FIRST - 1}: unknown column 'speed'"),
-        (",stock,1,", ",stock,", rf":{FIRST}: 32 cells where the header has 33"),
+        (",stock,1,", ",stock,", rf":{FIRST}: 33 cells where the header has 34"),
         ("amx_int8", "amx", rf":{FIRST}: column isa: 'amx' is not one of"),
         ("64,64,1,3x3", "64,64,3,3x3", rf":{FIRST}: column in_channels: 64 .* 3 groups"),
         ("64,64,1,3x3", "0,64,1,3x3", rf":{FIRST}: column in_channels: 0 is too small"),

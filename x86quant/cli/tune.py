@@ -72,6 +72,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="rows of linears (1,4,16,64,256), bags of embedding tables (1,128,2048)",
     )
     parser.add_argument(
+        "--weight-bits",
+        type=_list_of(str, ("8", "4")),
+        help="bits of the weights of linears: 8, 4 (both)",
+    )
+    parser.add_argument(
+        "--weight-groups",
+        type=_list_of(int, least=8),
+        help="input features that share a scale in weights of 4 bits (32,128)",
+    )
+    parser.add_argument(
         "--post-ops",
         type=_list_of(str, ("none", "relu", "add", "lut")),
         default=("none",),
@@ -288,16 +298,24 @@ def _shapes(options: argparse.Namespace) -> tuple[Shape, ...]:
 
 
 def _grid(options: argparse.Namespace) -> Grid:
+    from x86quant.ops.groups import GROUP_STEP
     from x86quant.tuning.cases import Grid
     from x86quant.tuning.measurements import Caller
 
     usual = Grid()
+    for group in options.weight_groups or ():
+        if group % GROUP_STEP:
+            raise InvalidInputError(
+                f"--weight-groups: {group} features are no multiple of {GROUP_STEP}"
+            )
     return Grid(
         callers=options.callers or get_args(Caller),
         threads=options.threads,
         batches=options.batch or usual.batches,
         rows=options.rows or usual.rows,
         bags=options.rows or usual.bags,
+        weight_bits=tuple(map(int, options.weight_bits or usual.weight_bits)),
+        weight_groups=options.weight_groups or usual.weight_groups,
         post_ops=tuple(None if name == "none" else name for name in options.post_ops),
     )
 

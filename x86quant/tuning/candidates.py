@@ -221,9 +221,9 @@ class RowsRunner:
 
     def _new_set(self) -> tuple[Tensor, Any]:
         o = self._operands
-        scale = o.weight_scale.expand(o.spec.out_channels).clone()
         limits, kernels = [NO_LIMIT], [self._kernel]
-        pack = packed_for(o.weight, scale, o.bias, o.spec.post_op, limits, kernels, "")
+        weight, scale = o.stored_weight(), o.weight_scale.clone()
+        pack = packed_for(weight, scale, o.bias, o.spec.post_op, limits, kernels, "")
         return o.quantized_input(), pack
 
     def result(self) -> Tensor:

@@ -20,7 +20,7 @@ from x86quant.errors import InvalidInputError, MeasurementError
 from x86quant.spec import ROUTED_KINDS, OpSpec, lookup_spec
 from x86quant.tables.conditions import did_you_mean
 from x86quant.tables.shipped import SHIPPED
-from x86quant.tuning.layer_shapes import TABLE_BITS, nonsense, with_rows
+from x86quant.tuning.layer_shapes import TABLE_BITS, WEIGHT_BITS, nonsense, with_rows
 from x86quant.tuning.measurement_files import Row, read_lines, rows
 from x86quant.tuning.measurements import Cache, Caller, Case
 
@@ -68,6 +68,8 @@ class Grid:
         each: indices of a bag.
         bits: bits of a code of embedding tables.
         dynamic: linears with static (False) and dynamic (True) activations.
+        weight_bits: bits of the weights of linears; of 4, all input features are in groups.
+        weight_groups: input features that share a scale then.
         post_ops: what is fused behind the op; None is nothing.
         caches: whether operands stay in the caches.
         most_work: multiply-adds above which a case with more than the smallest batch is left out.
@@ -81,6 +83,8 @@ class Grid:
     each: tuple[int, ...] = (1, 20)
     bits: tuple[int, ...] = TABLE_BITS
     dynamic: tuple[bool, ...] = (False, True)
+    weight_bits: tuple[int, ...] = WEIGHT_BITS
+    weight_groups: tuple[int, ...] = (32, 128)
     post_ops: tuple[str | None, ...] = (None,)
     caches: tuple[Cache, ...] = get_args(Cache)
     most_work: int = 8 * 10**9
@@ -167,6 +171,8 @@ def supports(caller: Caller, spec: OpSpec) -> bool:
     """Whether ``caller`` has an op like this at all."""
     if spec.post_op not in POST_OPS[caller]:
         return False
+    if spec.weight_group and caller == "stock":
+        return False
     if spec.op == "embedding_bag":  # the stock modules' tables have no 2 bits
         return not spec.post_op and (caller == "graph" or spec.bits != 2)
     if caller == "graph" and spec.dynamic:  # a linear on float tensors
@@ -212,7 +218,8 @@ def _sizes(spec: OpSpec, grid: Grid) -> Iterator[OpSpec]:
     """A shape at every batch size, or number of rows or bags, that is not too much work."""
     if spec.op == "linear":
         sizes = grid.rows if spec.rows is None else (spec.rows,)
-        options = [spec.replace(rows=n, dynamic=d) for n in sizes for d in grid.dynamic]
+        forms = tuple(_forms(spec, grid))
+        options = [form.replace(rows=n) for n in sizes for form in forms]
     elif spec.op == "embedding_bag":
         bits = [n for n in grid.bits if spec.out_channels * n % 8 == 0]
         choices = itertools.product(grid.bags, grid.each, bits)
@@ -223,3 +230,13 @@ def _sizes(spec: OpSpec, grid: Grid) -> Iterator[OpSpec]:
     for number, option in enumerate(options):
         if number == 0 or (option.multiply_adds or 0) <= grid.most_work:
             yield option
+
+
+def _forms(spec: OpSpec, grid: Grid) -> Iterator[OpSpec]:
+    """A linear in every way that activations and weights may be quantized."""
+    if 8 in grid.weight_bits:
+        yield from (spec.replace(dynamic=dynamic) for dynamic in grid.dynamic)
+    if 4 in grid.weight_bits and True in grid.dynamic:
+        for group in grid.weight_groups:
+            if spec.in_channels % group == 0:
+                yield spec.replace(dynamic=True, bits=4, weight_group=group)

@@ -103,13 +103,15 @@ def fit(
 
 
 def _problems(found: Sequence[Sample]) -> list[Problem]:
-    """What is learned apart: each caller, each kind of op."""
+    """What is learned apart: each caller, each kind of op, weights of 4 bits before others."""
     problems = []
     for caller in ("stock", "graph"):
         of_caller = [sample for sample in found if sample.case.caller == caller]
         for family in _families({sample.spec.op for sample in of_caller}):
             some = [sample for sample in of_caller if sample.spec.op in OPS[family]]
-            problems.append(Problem.of(some, family))
+            few_bits = [sample for sample in some if sample.spec.weight_group]
+            others = [sample for sample in some if not sample.spec.weight_group]
+            problems += [Problem.of(part, family) for part in (few_bits, others) if part]
     return problems
 
 
@@ -140,7 +142,11 @@ def _assemble(
 
 
 def _as_rules(problem: Problem, learned: RuleList) -> Iterator[Rule]:
-    caller = parse_pattern("*", {"caller": problem.samples[0].case.caller})[1]
+    first = problem.samples[0]
+    when: dict[str, object] = {"caller": first.case.caller}
+    if first.spec.weight_group:
+        when["weight_bits"] = first.spec.bits
+    own = parse_pattern("*", when)[1]
     default = losses_under(problem, learned.default)
     rest = np.ones(len(problem.samples), bool)
     below, evidence = default, []
@@ -151,8 +157,8 @@ def _as_rules(problem: Problem, learned: RuleList) -> Iterator[Rule]:
         rest &= ~rule.covers
     for rule, because in zip(learned.rules, reversed(evidence), strict=True):
         pattern = rule_pattern(problem, rule.predicates)
-        yield Rule(pattern.op, {**caller, **pattern.when}, rule.kernels, because)
-    yield Rule(problem.family, caller, learned.default, _evidence(problem, rest, default))
+        yield Rule(pattern.op, {**own, **pattern.when}, rule.kernels, because)
+    yield Rule(problem.family, own, learned.default, _evidence(problem, rest, default))
 
 
 def _evidence(problem: Problem, covers: Mask, mine: Integers, below: Integers | None = None) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+from x86quant.ops.groups import GROUP_STEP
 from x86quant.spec import ROUTED_KINDS, OpSpec
 
 #: Bits of a code in an embedding table.
 TABLE_BITS = (8, 4, 2)
+#: Bits of a code in a weight that has scales for groups.
+WEIGHT_BITS = (8, 4)
 
 
 def with_rows(spec: OpSpec) -> OpSpec:
@@ -43,22 +46,34 @@ def nonsense(spec: OpSpec) -> tuple[str, str] | None:
     for field in ("in_channels", "out_channels"):
         if getattr(spec, field) % spec.groups:
             return field, f"{getattr(spec, field)} channels do not divide into {spec.groups} groups"
-    return _nonsense_table(spec) or _nonsense_sizes(spec)
+    return _nonsense_table(spec) or _nonsense_groups(spec) or _nonsense_sizes(spec)
 
 
 def _nonsense_table(spec: OpSpec) -> tuple[str, str] | None:
     """The same of what embedding tables alone have."""
     if spec.op != "embedding_bag":
-        return next(
-            ((name, f"a {spec.op} has none") for name in ("bits", "each") if getattr(spec, name)),
-            None,
-        )
+        return ("each", f"a {spec.op} has none") if spec.each else None
     if spec.bits is not None and spec.bits not in TABLE_BITS:
         return "bits", f"{spec.bits} is none of {', '.join(map(str, TABLE_BITS))}"
     if spec.bits is not None and spec.out_channels * spec.bits % 8:
         return "bits", f"{spec.out_channels} codes of {spec.bits} bits do not fill bytes"
     if spec.each is not None and spec.each < 1:
         return "each", f"{spec.each} is too small: at least 1"
+    return None
+
+
+def _nonsense_groups(spec: OpSpec) -> tuple[str, str] | None:
+    """The same of weights that have scales for groups of input features."""
+    if spec.op == "embedding_bag" or spec.bits is None:
+        return ("weight_group", f"a {spec.op} without bits has none") if spec.weight_group else None
+    if spec.op != "linear" or not spec.dynamic:
+        return "bits", "only linears on float tensors have weights with scales for groups"
+    if spec.bits not in WEIGHT_BITS:
+        return "bits", f"{spec.bits} is none of {', '.join(map(str, WEIGHT_BITS))}"
+    if not spec.weight_group or spec.weight_group % GROUP_STEP:
+        return "weight_group", f"{spec.weight_group} is no multiple of {GROUP_STEP}"
+    if spec.in_channels % spec.weight_group:
+        return "weight_group", f"{spec.weight_group} does not divide {spec.in_channels} features"
     return None
 
 
@@ -85,7 +100,8 @@ def bytes_touched(spec: OpSpec) -> int:
         bags = spec.rows or 1
         row = spec.out_channels * (spec.bits or 8) // 8
         return bags * ((spec.each or 1) * row + 4 * spec.out_channels)
-    return sum(map(math.prod, (input_shape(spec), weight_shape(spec), result_shape(spec))))
+    weight = math.prod(weight_shape(spec)) * (spec.bits or 8) // 8
+    return math.prod(input_shape(spec)) + weight + math.prod(result_shape(spec))
 
 
 def result_shape(spec: OpSpec) -> tuple[int, ...]:

@@ -66,9 +66,10 @@ COLUMNS = (
     "note",
     "bits",
     "each",
+    "weight_group",
 )
-#: Of embedding tables: files of other ops alone may lack them.
-_OF_TABLES = ("bits", "each")
+#: Of embedding tables and of weights with groups: files of other ops alone may lack them.
+_OF_SOME_OPS = ("bits", "each", "weight_group")
 #: Those that say what came of a case, rather than what it is.
 _RESULTS = frozenset(
     ("kernel_name", "status", "median_us", "low_us", "high_us", "min_us", "rounds", "tie", "note")
@@ -142,6 +143,7 @@ def case_to_cells(case: Case) -> dict[str, str]:
         "rows": str(spec.rows),
         "bits": "" if spec.bits is None else str(spec.bits),
         "each": "" if spec.each is None else str(spec.each),
+        "weight_group": "" if spec.weight_group is None else str(spec.weight_group),
         "spatial": _by(spec.spatial or ()),
         "cache": case.cache,
     }
@@ -188,8 +190,8 @@ def read(path: str | os.PathLike[str]) -> MeasurementSet:
     measurements: list[Measurement] = []
     seen: dict[tuple[Case, str, bool], int] = {}
     cases: dict[tuple[str, ...], Case] = {}  # reading one takes longest, and each has many lines
-    required = tuple(column for column in COLUMNS if column not in _OF_TABLES)
-    for row in rows(lines, where, required, optional=_OF_TABLES):
+    required = tuple(column for column in COLUMNS if column not in _OF_SOME_OPS)
+    for row in rows(lines, where, required, optional=_OF_SOME_OPS):
         cells = tuple(cell for column, cell in row.cells.items() if column not in _RESULTS)
         if cells not in cases:
             cases[cells] = case_from_cells(row)
@@ -421,6 +423,8 @@ def _product_of(row: Row) -> OpSpec:
         rows=row.integer("rows"),
         spatial=None if linear and not row.text("spatial") else row.sides("spatial"),
         threads=row.integer("threads"),
+        bits=row.integer("bits", default=0) or None,
+        weight_group=row.integer("weight_group", default=0) or None,
     )
 
 

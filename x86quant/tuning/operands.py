@@ -19,12 +19,14 @@ from torch import Tensor
 
 from x86quant.kernels import reference
 from x86quant.kernels.saturation import weight_facts
+from x86quant.ops.groups import pack_nibbles, real_weight
 from x86quant.spec import OpSpec
 from x86quant.tuning.layer_shapes import input_shape, result_shape, weight_shape
 
 #: The widest weights that no pair of can saturate 16-bit sums: 255 * (64 + 64) fits.
 NARROW = (-64, 64)
 FULL = (-128, 127)
+NIBBLES = (-8, 7)
 
 X_ZERO_POINT = 131
 Y_ZERO_POINT = 120
@@ -53,7 +55,8 @@ class Operands:
         spec: the op, with the facts of these weights.
         x: uint8 codes, channels last in memory for two and three dimensions.
         weight: int8 codes.
-        weight_scale: one an output channel, or one for a transposed convolution.
+        weight_scale: one an output channel, or one for a transposed convolution, or one for each
+            group of input features of each output.
         bias: in real numbers.
         y_scale: scale of the output, and of the residual.
         residual: codes to add to the result, where that is fused.
@@ -79,6 +82,10 @@ class Operands:
             self.weight, self.weight_scale.double(), zeros, 0
         )
         return made
+
+    def stored_weight(self) -> Tensor:
+        """The weight as a linear on float tensors holds it: two codes of 4 bits in a byte."""
+        return pack_nibbles(self.weight) if self.spec.bits == 4 else self.weight.clone()
 
     def quantized_input(self) -> Tensor:
         """A fresh copy of the input as the stock operators take it: float when dynamic."""
@@ -118,13 +125,10 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     rows = x.view(shape[0], -1) if spec.dynamic and shape[1] > 1 else x.view(1, -1)
     rows[:, 0], rows[:, -1] = 0, 255
     x = channels_last(x)
-    scales = (
-        torch.rand(
-            spec.out_channels if spec.per_channel else 1, generator=generator, dtype=torch.float32
-        )
-        + 0.5
-    )
-    facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
+    scales = torch.rand(_scales_shape(spec), generator=generator, dtype=torch.float32) + 0.5
+    facts = None
+    if not spec.weight_group:
+        facts = weight_facts(weight, groups=spec.groups, transposed=spec.transposed)
     fan_in = spec.in_channels // spec.groups * math.prod(spec.kernel)
     # Three standard deviations of the sums reach the ends of 0..255.
     typical = float(weight.float().square().mean().sqrt())
@@ -142,6 +146,12 @@ def make_operands(spec: OpSpec, weights: tuple[int, int] = FULL) -> Operands:
     return with_expected(operands)
 
 
+def _scales_shape(spec: OpSpec) -> tuple[int, ...]:
+    if spec.weight_group:
+        return (spec.out_channels, spec.in_channels // spec.weight_group)
+    return (spec.out_channels if spec.per_channel else 1,)
+
+
 def with_expected(operands: Operands) -> Operands:
     """``operands`` with the parts of the result that they have to give."""
     windows = _windows(operands.spec)
@@ -155,8 +165,8 @@ def exact_sums(operands: Operands) -> Tensor:
 
 
 def _weight(spec: OpSpec, weights: tuple[int, int], generator: torch.Generator) -> Tensor:
-    low, high = weights
     shape = weight_shape(spec)
+    low, high = NIBBLES if spec.bits == 4 else weights
     if weights != FULL:
         return torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int8)
     bell = torch.randn(shape, generator=generator, dtype=torch.float32)
@@ -198,6 +208,8 @@ def _parts(size: int, length: int) -> list[slice]:
 
 
 def _expected(o: Operands, window: Window) -> Tensor:
+    if o.spec.weight_group:
+        return _expected_of_groups(o, window)
     accumulator = _accumulate(o, window)
     channels = window[1]
     scale = o.weight_scale[channels] if o.spec.per_channel else o.weight_scale
@@ -213,6 +225,14 @@ def _expected(o: Operands, window: Window) -> Tensor:
     lowest = Y_ZERO_POINT if o.spec.post_op == "relu" else 0
     codes = (torch.round(steps) + Y_ZERO_POINT).clamp(lowest, 255).to(torch.uint8)
     return TABLE[codes.long()] if o.spec.post_op == "lut" else codes
+
+
+def _expected_of_groups(o: Operands, window: Window) -> Tensor:
+    rows, channels = window
+    inputs = (o.x[rows].double() - X_ZERO_POINT) * X_SCALE
+    y = (inputs @ real_weight(o.weight[channels], o.weight_scale[channels]).double().t()).float()
+    y = y + o.bias[channels]
+    return y.relu() if o.spec.post_op == "relu" else y
 
 
 def _accumulate(o: Operands, window: Window) -> Tensor:

@@ -46,6 +46,8 @@ QUICK = "quick"
 #: The kinds of layer that are told apart: op, conditions.
 KINDS: tuple[tuple[str, dict[str, object]], ...] = (
     ("linear", {"dynamic": False}),
+    ("linear", {"weight_bits": 4, "rows": ">= 16"}),
+    ("linear", {"weight_bits": 4}),
     ("linear", {"dynamic": True}),
     ("linear", {}),
     ("conv", {"depthwise": True}),
@@ -103,7 +105,14 @@ def measure_few(
     with tempfile.TemporaryDirectory(prefix="x86quant-quick-") as folder:
         request = session.Request(
             shapes=tuple(_in_turn(shapes)),
-            grid=Grid(batches=(1,), rows=(1, 64), bags=(128,), bits=(8, 4), caches=("hot",)),
+            grid=Grid(
+                batches=(1,),
+                rows=(1, 64),
+                weight_groups=(64,),
+                bags=(128,),
+                bits=(8, 4),
+                caches=("hot",),
+            ),
             levels=(cpu.isa,),
             out=Path(folder) / "quick.csv",
             budget=max(limit - _RESERVE - (time.monotonic() - start), 1.0),
