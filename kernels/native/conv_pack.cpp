@@ -211,6 +211,34 @@ void set_head(const Layout& l, const xq_requant& q, Packed& head) {
   head.has_lut = q.lut != nullptr;
 }
 
+// Whether `count` numbers are all from 0 to `end` - 1.
+bool all_below(const int32_t* numbers, int64_t count, int64_t end) {
+  return std::all_of(numbers, numbers + count, [&](int32_t n) { return n >= 0 && n < end; });
+}
+
+// Whether what says in which order quads are read, of a blob that another process wrote, leads to no other places.
+bool order_holds(const Layout& l, const char* base) {
+  const Packed& h = l.head;
+  for (int64_t b = 0; h.order && b < h.n_blocks; ++b) {
+    const auto* order = reinterpret_cast<const int32_t*>(base + h.order) + b * h.order_stride;
+    if (h.algo == XQ_ALGO_GROUPED) {
+      const int64_t quads = h.order_stride - 1;
+      if (!all_below(order, 1, quads + 1) || !all_below(order + 1, quads, h.n_runs)) return false;
+      continue;
+    }
+    if (!all_below(&reinterpret_cast<const Block*>(base + h.blocks)[b].regroup, 1, h.regroup ? 2 : 1)) return false;
+    for (const Run& run : l.runs) {
+      const int64_t quads = run.quads;
+      if (!all_below(order, kClasses, quads + 1) || !all_below(order + kClasses, quads, quads)) return false;
+      int64_t used = *order;  // a couple is two
+      for (int i = 0; i < kClasses; ++i) used += order[i];
+      if (used > quads) return false;
+      order += kClasses + quads;
+    }
+  }
+  return true;
+}
+
 // Whether pack_blob may have made `packed` of the same, for another blob behind it or for none.
 bool is_blob_of(const Layout& l, const xq_requant& q, int32_t activation, int64_t for_few, const void* packed) {
   Packed found, wanted;
@@ -225,7 +253,8 @@ bool is_blob_of(const Layout& l, const xq_requant& q, int32_t activation, int64_
            a.w_size == b.w_size && a.s_off == b.s_off;
   };
   return std::equal(l.blocks.begin(), l.blocks.end(), reinterpret_cast<const Block*>(base + l.head.blocks), same_block) &&
-         (l.runs.empty() || memcmp(base + l.head.runs, l.runs.data(), l.runs.size() * sizeof(Run)) == 0);
+         (l.runs.empty() || memcmp(base + l.head.runs, l.runs.data(), l.runs.size() * sizeof(Run)) == 0) &&
+         order_holds(l, base);
 }
 
 // Writes the blob that `l` lays out.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def test_packed_weights_are_kept_for_the_next_load(
     assert cache.stat().st_ino == written.st_ino  # not written again: it was used
 
 
-def _checksum(data: bytes) -> int:
+def checksum(data: bytes) -> int:
     """What a cache holds: CRC-32C, without turning bits, of four words side by side."""
     table = []
     for value in range(256):
@@ -75,13 +77,13 @@ def test_packed_weights_are_what_runs(branches: nn.Module, file: Path, tmp_path:
     # The last weights; zeros may be padding, as they are at the end of AMX's.
     for place in [place for place in range(24, len(data)) if data[place]][-256:]:
         data[place] ^= 64
-    data[8:12] = _checksum(bytes(data[24:])).to_bytes(4, "little")
+    data[8:12] = checksum(bytes(data[24:])).to_bytes(4, "little")
     cache.write_bytes(data)
     assert not are_same(Served(file, cache=cache)(x), branches(x))
 
 
 #: How packed weights begin: xq::kMagic.
-_HEAD = (0x58513807).to_bytes(4, "little")
+_HEAD = (0x58513808).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_cache_that_does_not_fit_is_not_used(
         cache.chmod(0o666)
     elif spoiled == "head":  # of weights for another layer, as a right checksum says
         data[data.rindex(_HEAD) + 32] ^= 1
-        data[8:12] = _checksum(bytes(data[24:])).to_bytes(4, "little")
+        data[8:12] = checksum(bytes(data[24:])).to_bytes(4, "little")
     elif spoiled == "level":
         level = next((name for name in LEVELS if has(name) and name != x86quant.cpu().isa), None)
         if level is None:
@@ -147,7 +149,7 @@ class _Cache:
         body = self.key + struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
         for blob in self.blobs:
             body = body.ljust(_aligned(24 + len(body)) - 24, b"\0") + blob
-        head = struct.pack("<IIQ", _checksum(body),
+        head = struct.pack("<IIQ", checksum(body),
                            len(self.key) if key_bytes is None else key_bytes,
                            len(self.sizes) if count is None else count)  # fmt: skip
         self.path.write_bytes(self.path.read_bytes()[:8] + head + body)
@@ -237,3 +239,41 @@ def test_nothing_is_left_beside_a_cache(kept: _Cache, file: Path, tmp_path: Path
     (tmp_path / "folder").mkdir()
     Served(file, cache=tmp_path / "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "packed"]
+
+
+_CHANGED_CACHES = """
+import random, sys
+from pathlib import Path
+import torch
+from tests.serving.served import Served
+from tests.serving.test_packed_programs import checksum
+file, cache, x = Path(sys.argv[1]), Path(sys.argv[2]), torch.randn(1, 160, 3, 3)
+Served(file, isa="avx2", cache=cache)(x)
+whole = cache.read_bytes()
+places = [at for at in range(24, len(whole) - 3, 4) if any(whole[at : at + 4])]
+for at in random.Random(0).sample(places, 300):
+    data = bytearray(whole)
+    data[at : at + 4] = (1 << 24).to_bytes(4, "little")
+    data[8:12] = checksum(bytes(data[24:])).to_bytes(4, "little")
+    cache.write_bytes(data)
+    Served(file, isa="avx2", cache=cache)(x)
+print("all ran")
+"""
+
+
+@pytest.mark.skipif(not has("avx2"), reason="the CPU has no AVX2")
+def test_an_order_of_weights_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    """Without VNNI packed weights say in which order they are read."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(160, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=4)).eval()
+    x = [torch.randn(1, 160, 3, 3)]
+    int8 = x86quant.quantize(model, x, speed_check=False, progress=False)
+    x86quant.export_program(int8, tmp_path / "net.xq", x)
+    done = subprocess.run(
+        [sys.executable, "-c", _CHANGED_CACHES, tmp_path / "net.xq", tmp_path / "packed"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.stdout == "all ran\n", (done.returncode, done.stderr[-500:])
