@@ -21,8 +21,11 @@ struct WidenedRows {
     for (; k + 16 <= 4 * quads; k += 16)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + k),
                           _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k))));
-    for (; k < 4 * quads; k += 4)
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(to + k), _mm_cvtepu8_epi16(_mm_loadu_si32(from + k)));
+    for (; k < 4 * quads; k += 4) {
+      int32_t quad;  // _mm_loadu_si32 puts it in another lane with GCC 11.1 and 11.2
+      memcpy(&quad, from + k, sizeof(quad));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(to + k), _mm_cvtepu8_epi16(_mm_cvtsi32_si128(quad)));
+    }
   }
 };
 
