@@ -17,11 +17,15 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 
 
 def program(
-    folder: Path, main: str | Path, sources: Sequence[str], library: CppPaths | None = None
+    folder: Path,
+    main: str | Path,
+    sources: Sequence[str],
+    library: CppPaths | None = None,
+    options: Sequence[str] = (),
 ) -> Path:
     """``main``, a file or its text, compiled in ``folder`` with files of ``kernels/``.
 
-    With a ``library`` it is linked against that. Skips without a compiler.
+    With a ``library`` it is linked against that, with ``options`` so. Skips without a compiler.
     """
     compiler = shlex.split(toolchain.compiler())
     if shutil.which(compiler[0]) is None:
@@ -33,7 +37,7 @@ def program(
         main = folder / "main.cpp"
     files = [str(main), *(str(KERNELS / source) for source in sources)]
     made = folder / "program"
-    flags = [toolchain.STANDARD, "-I", str(KERNELS), "-o", str(made)]
+    flags = [toolchain.STANDARD, *options, "-I", str(KERNELS), "-o", str(made)]
     if library is not None:
         files += [str(library.library), f"-Wl,-rpath,{library.library.parent}"]
         flags += ["-I", str(library.include)]

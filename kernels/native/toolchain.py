@@ -15,9 +15,9 @@ from pathlib import Path
 
 #: The files of ``kernels/runtime`` that need no torch.
 WITHOUT_TORCH = (
-    "arenas", "conv_kernel", "glibc_floor", "libstdcxx_floor", "native_conv", "native_cpu",
-    "numa", "packed_cache", "program", "reach", "row_pack", "scratch", "step", "strided_copy",
-    "team", "weight_extremes", "weights_memory", "whole_file",
+    "arenas", "build_id", "conv_kernel", "glibc_floor", "libstdcxx_floor", "native_conv",
+    "native_cpu", "numa", "packed_cache", "program", "reach", "row_pack", "scratch", "step",
+    "strided_copy", "team", "weight_extremes", "weights_memory", "whole_file",
 )  # fmt: skip
 
 PROBE = Path(__file__).resolve().parent / "probe" / "probe.cpp"

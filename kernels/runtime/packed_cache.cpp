@@ -1,8 +1,6 @@
 #include "packed_cache.h"
 
-#include <elf.h>
 #include <fcntl.h>
-#include <link.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "build_id.h"
 #include "whole_file.h"
 
 namespace x86quant::runtime {
@@ -27,38 +26,6 @@ struct Head {
 };
 
 uint64_t aligned(uint64_t size) { return (size + kAlign - 1) / kAlign * kAlign; }
-
-// A number that the linker makes of all that this library is; empty where it has none.
-std::string build_id() {
-  std::string found;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* to) {
-        const auto here = reinterpret_cast<uintptr_t>(&build_id);
-        bool mine = false;
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const ElfW(Phdr)& part = info->dlpi_phdr[i];
-          const uintptr_t first = info->dlpi_addr + part.p_vaddr;
-          mine |= part.p_type == PT_LOAD && here >= first && here < first + part.p_memsz;
-        }
-        for (int i = 0; mine && i < info->dlpi_phnum; ++i) {
-          const ElfW(Phdr)& part = info->dlpi_phdr[i];
-          if (part.p_type != PT_NOTE) continue;
-          const auto* at = reinterpret_cast<const char*>(info->dlpi_addr + part.p_vaddr);
-          for (const char* end = at + part.p_memsz; at + sizeof(ElfW(Nhdr)) <= end;) {
-            ElfW(Nhdr) note;
-            std::memcpy(&note, at, sizeof(note));
-            const char* name = at + sizeof(note);
-            const char* text = name + (note.n_namesz + 3) / 4 * 4;
-            if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(name, "GNU", 4) == 0)
-              static_cast<std::string*>(to)->assign(text, note.n_descsz);
-            at = text + (note.n_descsz + 3) / 4 * 4;
-          }
-        }
-        return mine ? 1 : 0;
-      },
-      &found);
-  return found;
-}
 
 // Of what lies on from `at`, by the instruction that CPUs have for it: at the rate of memory, where a table takes as
 // long as ordering the weights. Four sums run side by side, since each step of one waits for the one before.

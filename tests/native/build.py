@@ -110,9 +110,11 @@ def build(
         *toolchain.flags(),
         "-fno-exceptions",
         *(SANITIZERS[sanitizer] if sanitizer else []),
-        *(EMULATE_FLAGS if emulate else []),
     ]
-    objects = compiled(sources(), directory, flags)
+    # Only what asks for it: the rest is the same either way, and sanitizers compile slowly.
+    asks = [path for path in sources() if emulate and "emulated" in path.read_text().lower()]
+    objects = compiled(asks, directory, [*flags, *EMULATE_FLAGS])
+    objects += compiled([path for path in sources() if path not in asks], directory, flags)
     kind = f"_{sanitizer}" if sanitizer else ""
     library = directory / f"libxq_native{kind}{'_emulated' * emulate}.so"
     link_shared(objects, library, flags)
