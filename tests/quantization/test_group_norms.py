@@ -55,6 +55,7 @@ def test_a_norm_is_one_op_with_what_follows(
     module = quantized(model, shape)
     assert ops(module) == ["quantize", "conv", "group_norm", "conv_real"]
     assert not module.float_nodes
+    assert "1" in module.quantization.int8_layers
     larger = (shape[0] + 1, 3, *(size + 3 for size in shape[2:]))
     for x in (torch.randn(*shape), torch.randn(*larger)):
         want, got = model(x), module(x)

@@ -173,6 +173,16 @@ def test_batch_norms_without_statistics():
     assert sqnr(model(images(seed=1)), result(images(seed=1))) > 25
 
 
+def test_instance_norms_with_statistics_are_told_as_float():
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm2d(8, track_running_stats=True)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.Conv2d(8, 4, 3))
+    model(images())  # what it has seen in training
+    result = quantized(model.eval(), images())
+    assert result.quantization.int8_layers == ("0", "3")
+    assert sqnr(model(images(seed=1)), result(images(seed=1))) > 25
+
+
 def test_inner_precisions():
     model = Net(lambda _, x: x.double().exp().float() + x.half().float())
     result = quantized(model, images())

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from x86quant.calling.call import Call
 from x86quant.observing.observer import LARGEST
@@ -55,7 +57,7 @@ def float_steps(gm: GraphModule, example: Call) -> tuple[set[str], tuple[Any, ..
             or computed
             or (kinds[node] is tuple and not is_recurrent_layer(_layer(gm, node)))
             or unbounded.intersection((node, *node.all_input_nodes))
-            or _untrained(gm, node)
+            or _takes_other_statistics(gm, node)
             or _is_given_more(gm, node)
             or _pads_with_a_number(node)
             or (node.target in _WITH_CONSTANTS and not _constant_weight(node))
@@ -140,10 +142,12 @@ def _pads_with_a_number(node: Node) -> bool:
     return given.get("value") not in (None, 0, 0.0)
 
 
-def _untrained(gm: GraphModule, node: Node) -> bool:
-    """Whether ``node`` calls a norm that takes its statistics from the batch."""
-    if node.op != "call_module":
-        return False
-    layer = gm.get_submodule(str(node.target))
-    kinds = nn.modules.batchnorm._NormBase
-    return isinstance(layer, kinds) and layer.running_mean is None
+def _takes_other_statistics(gm: GraphModule, node: Node) -> bool:
+    """Whether ``node`` calls a norm by other statistics than those that its int8 kernel has.
+
+    That of a batch norm has what training found, that of an instance norm each image's own.
+    """
+    layer = _layer(gm, node)
+    if isinstance(layer, _BatchNorm):
+        return layer.running_mean is None
+    return isinstance(layer, _InstanceNorm) and layer.running_mean is not None
