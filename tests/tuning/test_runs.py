@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -155,9 +156,11 @@ def test_killed_at_any_moment_nothing_is_lost_and_resume_goes_on(
         wait_until(lambda: journalled.exists() and journalled.read_bytes().count(b"\n") == 2)
         with pytest.raises(TuningError, match=f"process {running.pid}"):
             session.run(request(shapes_csv, out), site=session.Site(worker=fake_worker("fast")))
+        (worker,) = [child for child, parent in _running().items() if parent == running.pid]
     finally:
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
+    wait_until(lambda: worker not in _running())  # though its kernel hangs
     assert not out.exists()
     with pytest.raises(TuningError, match="unfinished run"):
         session.run(request(shapes_csv, out), site=session.Site(worker=fake_worker("fast")))
@@ -170,6 +173,17 @@ def test_killed_at_any_moment_nothing_is_lost_and_resume_goes_on(
     assert found == {"linear": ("fast", "ok"), "conv2d": ("other", "ok")}
     assert outcome.unmeasured == 0
     assert not journalled.exists()
+
+
+def _running() -> dict[int, int]:
+    """The parent of each process that has not ended."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ends just now
+            state, parent, *_ = stat.read_text().rpartition(")")[2].split()
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
 
 
 def wait_until(done: Callable[[], bool]) -> None:

@@ -11,6 +11,7 @@ process is recorded as failed, another process takes over, and the run goes on.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import mmap
 import os
@@ -47,6 +48,7 @@ _GRACE = 10.0
 # Seconds for a process to start: it imports torch.
 _START = 120.0
 _READY = b"ready\n"
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class Worker:
@@ -200,6 +202,8 @@ def main(mark: str) -> int:
     from x86quant.tuning.measure import measure
 
     warnings.simplefilter("ignore")
+    # A kernel that hangs does not see that nobody asks any more.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     extension.load()
     # Whatever a library prints must not be taken for an answer.
     with os.fdopen(os.dup(1), "wb") as answers, _open_mark(mark) as marked:
