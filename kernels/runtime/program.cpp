@@ -239,7 +239,7 @@ void Program::together(const Stage& stage, const Body& body) {
 }
 
 void Program::run_steps(const Stage& stage, const Bases& bases) const {
-  const Fences::Watch fences(stage.fences, bases[0], arena_.bytes());
+  const Fences::Watch fences(stage.fences, bases[0], arena_.bytes());  // else the same either way
   together(stage, [&] {
     for (size_t i = 0; i < stage.steps.size(); ++i) {
       fences.before(i);
@@ -250,7 +250,7 @@ void Program::run_steps(const Stage& stage, const Bases& bases) const {
 
 void Program::run_steps_timed(const Stage& stage, const Bases& bases, double* microseconds) const {
   using Clock = std::chrono::steady_clock;
-  const Fences::Watch fences(stage.fences, bases[0], arena_.bytes());
+  const Fences::Watch fences(stage.fences, bases[0], arena_.bytes());  // else the same either way
   together(stage, [&] {
     auto before = Clock::now();
     for (size_t i = 0; i < stage.steps.size(); ++i) {

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.program_files import attempts, layout, plan
+from tests.program_files import attempts, layout, plan, write
 from tests.serving.served import CANNOT_READ, RefusedError, Served
+from tests.step_files import copy_step
 from x86quant.serving.program_file import VERSION, sealed
 
 _LUT = torch.arange(255, -1, -1, dtype=torch.uint8).numpy().tobytes()
@@ -146,3 +147,18 @@ def test_a_manifest_has_a_line_of_its_own(tmp_path: Path) -> None:
     header = json.dumps({"__metadata__": {"x86quant": text}}).encode()
     (said,) = attempts([_written(tmp_path / "bad.xq", header, b"")])
     assert "the manifest is missing" in said
+
+
+@pytest.mark.parametrize("name", ["uint8", "int32", "float32", "int64"])
+def test_tensors_are_as_large_as_their_types_say(name: str, tmp_path: Path) -> None:
+    """Three of each are copied whole, with no byte left out or beyond."""
+    size = 3 * getattr(torch, name).itemsize
+    ends = [layout([3], name)]
+    paths = [
+        write(tmp_path / f"{count}.xq", [plan(64, ends, ends, [copy_step((1, 0), (2, 0), count)])])
+        for count in (size - 1, size, size + 1)
+    ]
+    less, whole, more = attempts(paths)
+    assert "no step of a plan writes all of output 0" in less
+    assert whole == "ran; ran"
+    assert f"reaches bytes 0 to {size + 1} of {size}" in more
