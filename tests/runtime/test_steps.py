@@ -102,6 +102,44 @@ def test_copies_move_whole_elements(size: int) -> None:
     assert torch.equal(copy, x.view(3, 4, 5, size).permute(2, 0, 1, 3).reshape(5, 3, 4 * size))
 
 
+def _copy(program: Any, source: int, to: int, size: int) -> None:
+    """Add a copy of so many bytes from one tensor to another."""
+    NativeStep("strided_copy", {
+        "element_size": 1, "sizes": [size], "from": [source, 0], "to": [to, 0],
+        "from_strides": [1], "to_strides": [1],
+    }).add_to(program)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [
+    "bool", "uint8", "int8", "int16", "float16", "bfloat16", "int32", "float32", "int64", "float64",
+])  # fmt: skip
+def test_tensors_are_as_large_as_their_types_say(name: str) -> None:
+    x = torch.tensor([0, 1, 1], dtype=getattr(torch, name))
+    beyond = f"reaches bytes 0 to {x.nbytes + 1} of {x.nbytes}"
+    for more, refused in ((-1, "no step of a plan writes all"), (0, None), (1, beyond)):
+        program = extension.native().Program(0, 1)
+        program.expect([3], [1], name)
+        program.add_output([3], [1], name)
+        _copy(program, 1, 2, x.nbytes + more)
+        if refused is None:
+            program.check_reach()
+            assert torch.equal(program.run([x])[0], x)
+        else:
+            with pytest.raises(ValueError, match=refused):
+                program.check_reach()
+
+
+def test_a_step_that_does_not_update_an_input_cannot_write_to_it() -> None:
+    program = extension.native().Program(16, 1)
+    program.expect([4], [1], "uint8")
+    program.add_output([4], [1], "uint8")
+    _copy(program, 1, 2, 4)
+    program.check_reach()
+    _copy(program, 2, 1, 4)
+    with pytest.raises(ValueError, match="writes to input 0"):
+        program.check_reach()
+
+
 # A step of each kind that is right, but for what a test changes.
 _WORDS = [1, 0, 1, 1, 1, 1, 4, 4, 4, 4, 4]
 
