@@ -44,7 +44,8 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "kernels/serving/loader.cpp": (_ROWS, _HEADERS, _PACKED, _DAMAGED, _SERVING, _HOSTILE),
     "kernels/serving/json.cpp": (_JSON, _HEADERS, _DAMAGED),
     "kernels/serving/runtime.cpp": (_CALLS, _SERVING, _HEADERS, _DAMAGED),
-    "kernels/runtime/packed_cache.cpp": (_PACKED,),
+    "kernels/runtime/packed_cache.cpp": ("tests/runtime/test_packed_cache.py", _PACKED),
+    "kernels/runtime/build_id.cpp": ("tests/runtime/test_build_id.py", _PACKED),
     "kernels/runtime/arenas.cpp": (_ARENAS, _SERVING, _HOSTILE),
     "kernels/runtime/program.cpp": (_SERVING, _HEADERS, _DAMAGED, _HOSTILE),
 }
