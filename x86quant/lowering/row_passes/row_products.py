@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -168,31 +169,36 @@ def join_products(gm: GraphModule) -> int:
 
     Returns the number of products joined.
     """
-    groups: dict[Node, list[Node]] = {}
+    groups: dict[Any, list[Node]] = {}
     for product in nodes_of(gm, "linear_rows"):
         codes = product.kwargs["codes"]
-        if product.kwargs["activation"] is None and isinstance(codes, Node):
-            groups.setdefault(codes, []).append(product)
+        if product.kwargs["activation"] is not None or not isinstance(codes, Node):
+            continue
+        if (given := _constants(gm, product)) is not None:
+            # Weights of 8 and of 4 bits, or in other groups, are no rows of one matrix.
+            rows = [(x.dtype, x.shape[1:]) for x in given[:2] if x is not None]
+            groups.setdefault((codes, *rows), []).append(product)
     changed = 0
     for products in groups.values():
-        if len(products) > 1 and _join_to_one(gm, products):
+        if len(products) > 1:
+            _join_to_one(gm, products)
             changed += len(products)
     return finish(gm, changed)
 
 
-def _join_to_one(gm: GraphModule, products: list[Node]) -> bool:
-    weights = [constant(gm, product.kwargs["weight"]) for product in products]
-    scales = [constant(gm, product.kwargs["weight_scale"]) for product in products]
-    biases = [
-        None if product.kwargs["bias"] is None else constant(gm, product.kwargs["bias"])
-        for product in products
-    ]
-    if any(w is None for w in (*weights, *scales)):
-        return False
-    if any(
-        b is None and p.kwargs["bias"] is not None for b, p in zip(biases, products, strict=True)
-    ):
-        return False
+def _constants(gm: GraphModule, product: Node) -> list[torch.Tensor | None] | None:
+    """The weight, its scales and the bias of ``product``, if all of them are constants."""
+    names = ("weight", "weight_scale", "bias")
+    given = [node for name in names if (node := product.kwargs[name]) is not None]
+    found = [constant(gm, node) for node in given]
+    if any(tensor is None for tensor in found):
+        return None
+    return [*found, *[None] * (len(names) - len(found))]
+
+
+def _join_to_one(gm: GraphModule, products: list[Node]) -> None:
+    given = [_constants(gm, product) or [] for product in products]
+    weights, scales, biases = zip(*given, strict=True)
     first = products[0]
     lengths = [weight.shape[0] for weight in weights if weight is not None]
     bias: Node | None = None
@@ -212,7 +218,6 @@ def _join_to_one(gm: GraphModule, products: list[Node]) -> bool:
             old.replace_all_uses_with(part)
     for old in products:
         gm.graph.erase_node(old)
-    return True
 
 
 def _joined(gm: GraphModule, hint: str, tensors: Sequence[torch.Tensor | None]) -> Node:
