@@ -209,6 +209,69 @@ def test_linears_that_four_bits_harm_most_have_eight() -> None:
     assert "have weights of 8 bits, which 4 harm most: head" in str(found.quantization)
 
 
+class Stem(nn.Module):
+    """Convolutions with a sum, which become a static part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.more = nn.Conv2d(3, 64, 4, 4), nn.Conv2d(64, 64, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu()
+        return self.more(x) + x
+
+
+class Seen(nn.Module):
+    """Them before an attention, which makes linears dynamic, and two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = Stem(), Net()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        tokens = self.stem(x).flatten(2).transpose(1, 2)
+        return self.blocks(tokens + self.attention(tokens, tokens, tokens)[0])
+
+
+@pytest.mark.parametrize("bits", [4, "auto"])
+def test_convolutions_before_linears_of_four_bits(bits: Any) -> None:
+    torch.manual_seed(0)
+    net = Seen().eval()
+    batches = [torch.randn(2, 3, 16, 16) for _ in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", x86quant.X86QuantWarning)
+        found = x86quant.quantize(
+            net, batches, weight_bits=bits, fuse_blocks=True, speed_check=False, progress=False
+        )
+    assert {"stem.first", "stem.add"} <= set(found.quantization.int8_layers)
+    assert 4 in bits_of(found).values()
+    x = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        wanted = net(x)
+    assert float(torch.cosine_similarity(wanted.flatten(), found(x).flatten(), 0)) > 0.99
+
+
+@pytest.mark.filterwarnings("ignore:the int8 model has")
+def test_bits_are_of_linears_that_are_not_static() -> None:
+    """Layers that static int8 harms come back to float as they do with 8 bits."""
+    torch.manual_seed(0)
+    convs = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)
+    net = nn.Sequential(*convs, nn.Flatten(1)).eval()
+    with torch.no_grad():  # one channel leaves few codes to the others
+        net[0].weight[0] *= 100
+        net[2].weight[:, 0] /= 100
+    batches = [torch.randn(2, 3, 10, 10) for _ in range(4)]
+    eight, four = (
+        x86quant.quantize(
+            net, batches, weight_bits=bits, equalize=False, speed_check=False, progress=False
+        )
+        for bits in (8, 4)
+    )
+    assert eight.quantization.float_layers
+    assert eight.quantization.float_layers == four.quantization.float_layers
+
+
 def bits_of(found: nn.Module) -> dict[str, int]:
     linears = found.named_modules()
     return {name: m.bits for name, m in linears if isinstance(m, x86quant.DynamicLinear)}

@@ -383,17 +383,26 @@ def _is_enough(outcome: Choices) -> bool:
     return found >= _ENOUGH_FOR_CLASSES_DB and share >= _ENOUGH_AGREEMENT
 
 
+def _narrow(outcome: Choices) -> list[str]:
+    """The linears whose weights have less than 8 bits; those of static parts have 8."""
+    prepared = outcome.prepared
+    if prepared.weight_bits == 8:
+        return []
+    dynamic = [name for name in outcome.int8_layers if prepared.layers[name].part is None]
+    return [name for name in dynamic if is_linear(prepared.model.get_submodule(name))]
+
+
 def _wide_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module]:
     """With 8 bits in the linears that 4 harm most, until that is enough.
 
     What has :data:`USABLE_DB` as it is widens a share of its linears at most.
     """
     prepared = outcome.prepared
-    if prepared.weight_bits == 8 or prepared.bits_by_layer or outcome.search is not None:
+    narrow = _narrow(outcome)
+    if not narrow or prepared.bits_by_layer or outcome.search is not None:
         return outcome, model
     if _is_enough(outcome):
         return outcome, model
-    narrow = [n for n in outcome.int8_layers if is_linear(prepared.model.get_submodule(n))]
     order = list(rough_harms(prepared, narrow))
     usable = min(outcome.sqnr_db) >= USABLE_DB
     most = max(1, int(_MOST_IN_FLOAT * len(order))) if usable else len(order)
@@ -418,7 +427,7 @@ def _good_enough(outcome: Choices, model: nn.Module) -> tuple[Choices, nn.Module
     if _is_enough(outcome) or outcome.search is not None or not outcome.int8_layers:
         return outcome, model
     before = min(outcome.sqnr_db)
-    if before >= USABLE_DB and outcome.prepared.weight_bits < 8:
+    if before >= USABLE_DB and _narrow(outcome):
         return outcome, model  # that much is lost by 4 bits as a rule
     prepared = outcome.prepared
     # By ranges that have seen all data no layer is at fault: those are whose ranges do not hold.

@@ -221,11 +221,12 @@ def _prepared(
     weights: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     scaled: tuple[Scaled, ...] = ()
     if settings.narrow_bits < 8 and scheme.dynamic and sample:
-        linears = [x.name for x in layers.values() if x.part is None and _is_plain(model, x.name)]
+        modules = {x.name: model.get_submodule(x.name) for x in layers.values() if x.part is None}
+        linears = [name for name in modules if _is_plain(model, name)]
         with state_kept(model):
             if settings.smooth_quant is not False:
                 scaled = scale_channels(model, linears, sample, settings.narrow_bits)
-            experts = [x.name for x in layers.values() if is_experts(model.get_submodule(x.name))]
+            experts = [name for name, module in modules.items() if is_experts(module)]
             spread, of_experts = with_float_linears(model, experts) if experts else (model, [])
             linears += of_experts
             weights = with_error_feedback(spread, linears, sample, settings.narrow_bits)

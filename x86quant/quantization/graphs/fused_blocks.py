@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from x86quant.compiled.block_graphs import BlockGraphs, tensors_for
 from x86quant.compiled.guarded import GuardedGraph
 from x86quant.compiled.watch import is_known_hook
 from x86quant.dynamic.layers import DynamicLinear
-from x86quant.errors import UnsupportedError, first_line
+from x86quant.errors import UnsupportedError, X86QuantWarning, first_line
 from x86quant.forms.call_form import CallForm, take_apart
 from x86quant.lowering.graph_tools import is_op
 from x86quant.lowering.lower import FloatNode, computes_in_float, lower_rows
@@ -120,7 +121,13 @@ class _BlockSearch:
             calls = self._calls if "" in names else self._calls[:_CALLS_OF_PARTS]
             # In the whole model: a part's call may hold what an earlier run changed, such as a
             # cache. sentence-transformers calls the forward of a module, and not the module.
-            with state_kept(self._model), comparable(self._model):
+            with (
+                state_kept(self._model),
+                comparable(self._model),
+                warnings.catch_warnings(),
+            ):
+                # Of static parts, which do not hold for every call that is tried.
+                warnings.simplefilter("ignore", X86QuantWarning)
                 seen = observe(self._model, names, calls, of_forward=True)
             waiting = [path for path in waiting if path not in seen]
             for path in names:
