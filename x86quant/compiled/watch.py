@@ -228,13 +228,12 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
+#: What save_pretrained sets; no forward reads it.
+_SET_BY_SAVING = ("architectures", "dtype", "torch_dtype", "transformers_version")
+
+
 def _settings(config: object) -> dict[str, Any]:
     """The plain entries of a configuration, which a forward may read at each call."""
     entries = vars(config) if hasattr(config, "__dict__") else {}
-    # save_pretrained writes a type's name in place of the type.
-    plain = {k: _type_name(v) if type(v) is torch.dtype else v for k, v in entries.items()}
-    return {k: v for k, v in plain.items() if type(v) in (bool, int, float, str, type(None))}
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    plain = (bool, int, float, str, type(None))
+    return {k: v for k, v in entries.items() if type(v) in plain and k not in _SET_BY_SAVING}

@@ -30,22 +30,25 @@ def note_in_config(model: nn.Module, fuse_blocks: bool | Literal["auto"] = "auto
 
     ``fuse_blocks`` is whether they are to run as native graphs where they are loaded.
     """
+    told: set[int] = set()
     for module in model.modules():
-        if not _is_pretrained(module):
+        layers = [m for m in module.modules() if _is_layer(m)] if _is_pretrained(module) else []
+        if not layers:
             continue
-        layers = [m for m in module.modules() if _is_layer(m)]
-        if layers:
-            config: Any = module.config
-            config.quantization_config = {
-                "quant_method": "x86quant",
-                "bits": 4 if any(_has_four_bits(m) for m in layers) else 8,
-                "scheme": _scheme(layers),
-                "embeddings": any(isinstance(m, WeightOnlyEmbedding) for m in layers),
-                "modules_to_not_convert": None,
-                "fuse_blocks": fuse_blocks,
-                "checkpoint": "x86quant",
-            }
-            _let_transformers_save_and_load(module)
+        _let_transformers_save_and_load(module)
+        config: Any = module.config
+        if id(config) in told:  # of a model around this one, which has more layers
+            continue
+        told.add(id(config))
+        config.quantization_config = {
+            "quant_method": "x86quant",
+            "bits": 4 if any(_has_four_bits(m) for m in layers) else 8,
+            "scheme": _scheme(layers),
+            "embeddings": any(isinstance(m, WeightOnlyEmbedding) for m in layers),
+            "modules_to_not_convert": None,
+            "fuse_blocks": fuse_blocks,
+            "checkpoint": "x86quant",
+        }
 
 
 def _let_transformers_save_and_load(model: nn.Module) -> None:

@@ -237,7 +237,14 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
     def get_state_dict_and_metadata(
         self, model: nn.Module
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What ``save_pretrained`` writes: the state, and a mark for every int8 layer."""
+        """What ``save_pretrained`` writes: the state, and a mark for every int8 layer.
+
+        Raises:
+            InvalidInputError: loading could not make its layers again.
+        """
+        config: Any = model.config
+        if isinstance(told := config.quantization_config, dict):  # by ``note_in_config``
+            X86QuantConfig(**told)
         state = {**model.state_dict(), **_marks(model)}
         for path in holders_of_others(model):
             for name in OPERANDS:
