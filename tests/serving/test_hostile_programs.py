@@ -173,6 +173,14 @@ def test_a_pool_of_impossible_height_is_refused(tmp_path: Path) -> None:
     assert "impossible sizes" in said
 
 
+@pytest.mark.parametrize("base", [-1, 3, 2**32 + 1, 2**32 - 1, 2**31])
+def test_a_base_that_there_is_not_is_refused(base: int, tmp_path: Path) -> None:
+    """Also one whose lower half is that of the input."""
+    plans = [plan(64, BYTES, ONE, [copy_step((base, 0), (2, 0), 4)])]
+    (said,) = attempts([write(tmp_path / "base.xq", plans)])
+    assert f"no base {base}" in said
+
+
 @pytest.mark.parametrize(
     "steps", [[], [copy_step((1, 0), (2, 0), 3)]], ids=["none", "all but a byte"]
 )
