@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_its_graphs_go_on(tmp_path: Path) -> None:
     )  # fmt: skip
     call = {"input_ids": torch.randint(0, 50, (2, 7))}
     model = transformers.BertModel(config).eval()
+    model.options = types.SimpleNamespace(dtype="float32")
     int8 = x86quant.quantize(model, [call] * 2, fuse_blocks=True, speed_check=False, progress=False)
     before = int8(**call).last_hidden_state
     assert "the whole model" in str(int8.quantization)
@@ -32,6 +34,9 @@ def test_its_graphs_go_on(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", x86quant.X86QuantWarning)  # that layers run one by one
         assert torch.equal(int8(**call).last_hidden_state, before)
+    assert int8.forward.current()
+    int8.options.dtype = "float64"  # of the user's own, which a forward may read
+    assert not int8.forward.current()
 
 
 def test_static_parts_are_refused_and_not_left_out(tmp_path: Path) -> None:

@@ -228,12 +228,17 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-#: What save_pretrained sets; no forward reads it.
+#: What save_pretrained sets in a configuration; no forward reads it.
 _SET_BY_SAVING = ("architectures", "dtype", "torch_dtype", "transformers_version")
 
 
 def _settings(config: object) -> dict[str, Any]:
     """The plain entries of a configuration, which a forward may read at each call."""
     entries = vars(config) if hasattr(config, "__dict__") else {}
-    plain = (bool, int, float, str, type(None))
-    return {k: v for k, v in entries.items() if type(v) in plain and k not in _SET_BY_SAVING}
+    left_out = _SET_BY_SAVING if _is_of_transformers(config) else ()
+    plain = (bool, int, float, str, type(None), torch.dtype)
+    return {k: v for k, v in entries.items() if type(v) in plain and k not in left_out}
+
+
+def _is_of_transformers(config: object) -> bool:
+    return any(kind.__module__.startswith("transformers.") for kind in type(config).__mro__)
