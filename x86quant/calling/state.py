@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from x86quant.compiled import CompiledModule, GuardedModule
 from x86quant.compiled.baked import TORCHS_OWN
@@ -149,7 +150,8 @@ class _ModuleState:
             return
         seen.add(id(value))
         if isinstance(value, torch.Tensor | dict | list | set | collections.deque):
-            self._contents.append(_Content(value))
+            # Batch norms write to their statistics unseen: torch counts no version of them.
+            self._contents.append(_Content(value, counted=not isinstance(self._module, _NormBase)))
         if isinstance(value, list | tuple | collections.deque):
             for one in value:
                 self._open(one, seen)
@@ -177,8 +179,8 @@ class _ModuleState:
 class _Content:
     """What is in one tensor or container."""
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    def __init__(self, value: Any, *, counted: bool) -> None:
+        self._value, self._counted = value, counted
         self._is_tensor = isinstance(value, torch.Tensor)
         self._version = _version(value) if self._is_tensor else 0
         with torch.no_grad():
@@ -187,7 +189,8 @@ class _Content:
     def changed(self) -> bool:
         value, before = self._value, self._before
         if self._is_tensor:
-            return _version(value) != self._version
+            seen = _version(value) != self._version
+            return seen or not (self._counted or torch.equal(value, before))
         if isinstance(value, set):
             return bool(value != before)
         if isinstance(value, dict):
