@@ -35,21 +35,21 @@ _SIGNATURE = re.compile(rf"{_MAGIC} (\d{{1,9}}) ([0-9a-f]{{64}})\n")
 _LENGTH_BYTES = 8
 _MAX_SIZE = 1 << 48
 
-#: What a tensor may hold, by its name in the file, and its bytes an element.
-DTYPES: dict[str, tuple[torch.dtype, int]] = {
-    "C64": (torch.complex64, 8),
-    "F64": (torch.float64, 8),
-    "F32": (torch.float32, 4),
-    "F16": (torch.float16, 2),
-    "BF16": (torch.bfloat16, 2),
-    "I64": (torch.int64, 8),
-    "I32": (torch.int32, 4),
-    "I16": (torch.int16, 2),
-    "I8": (torch.int8, 1),
-    "U8": (torch.uint8, 1),
-    "BOOL": (torch.bool, 1),
+#: What a tensor may hold, by its name in the file.
+DTYPES: dict[str, torch.dtype] = {
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
-STORABLE: frozenset[torch.dtype] = frozenset(dtype for dtype, _ in DTYPES.values())
+STORABLE: frozenset[torch.dtype] = frozenset(DTYPES.values())
 
 
 def pack(manifest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:

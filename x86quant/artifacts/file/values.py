@@ -51,7 +51,7 @@ def read_conditions(content: object, inputs: int) -> tuple[Condition, ...]:
 #: Arguments of real models nest two or three levels.
 MAX_DEPTH = 16
 
-_INT_BITS = 63
+_INTEGERS = range(-(2**63), 2**63)
 
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DTYPES = {
@@ -119,7 +119,7 @@ def decode(value: Any, nodes: Sequence[Node], depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
-        if value.bit_length() > _INT_BITS:
+        if value not in _INTEGERS:
             raise ArtifactError("an argument is an integer of more than 64 bits")
         return value
     if isinstance(value, float):
