@@ -12,6 +12,7 @@ from x86quant.forms.guard import Guard, GuardedInput
 from x86quant.forms.size_conditions import (
     check,
     evaluator,
+    excludes_one,
     holds,
     parse,
     renumbered,
@@ -76,3 +77,47 @@ def test_inputs_can_be_left_out() -> None:
     condition = renumbered(parse("s[0][1] == s[2][1] + s[1][0]"), [0, 0, 1])
     assert condition == parse("s[0][1] == s[1][1] + s[0][0]")
     assert set(sizes_in(condition)) == {(0, 1), (1, 1), (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("code", "excludes"),
+    [
+        ("s[0][0] != 1", True), ("s[0][1] > 1", True), ("s[1][0] >= 2", True),
+        ("s[0][0] != 2", False), ("s[0][0] > 2", False), ("s[0][0] >= 1", False),
+        ("s[0][0] == 1", False), ("s[0][0] < 1", False), ("s[0][0] != s[0][1]", False),
+        ("s[0][0] + s[0][1] > 1", False), ("s[0][0] % 8 != 1", False),
+    ],
+)  # fmt: skip
+def test_what_asks_that_a_size_is_not_one(code: str, excludes: bool) -> None:
+    assert excludes_one(parse(code)) == excludes
+
+
+SIZE = ["size", 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "why"),
+    [
+        ({}, "conditions on sizes are no list"),
+        ([1], "a condition on sizes is no list"),
+        ([["=="]], "is not valid"),
+        ([["==", SIZE, 1.5]], "is not valid"),
+        ([["==", SIZE, True]], "is not valid"),
+        ([["==", SIZE, "1"]], "is not valid"),
+        ([["==", ["size", 0], 1]], "names no size"),
+        ([["==", ["size", 0, 0, 0], 1]], "names no size"),
+        ([["==", ["size", -1, 0], 1]], "names no size"),
+        ([["==", ["size", 0, -1], 1]], "names no size"),
+        ([["==", ["size", 0, True], 1]], "names no size"),
+        ([["==", ["size", 0, "0"], 1]], "names no size"),
+        ([["==", ["size", 2, 0], 1]], "is on input 2, and there are 2"),
+        ([["exec", SIZE, 1]], "the unknown operator 'exec'"),
+        ([[["=="], SIZE, 1]], "the unknown operator"),
+        ([["==", SIZE, 1, 1]], "'==' of a condition has 3 operands"),
+        ([["not", SIZE, 1]], "'not' of a condition has 2 operands"),
+    ],
+)
+def test_what_is_read_from_files_is_checked(conditions: object, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        check(conditions, 2)
+    assert check([["==", ["size", 1, 0], 1]] * 2, 2) == (("==", ("size", 1, 0), 1),)
