@@ -79,18 +79,18 @@ std::optional<std::vector<Table>> read_packed(const std::string& path, const Cac
   const std::string wanted = key.text();
   const uint64_t room = file->size() - sizeof(head);
   if (std::memcmp(head.magic, kMagic, sizeof(kMagic)) != 0) return refused("it is another kind of file");
-  const bool may_fit = head.key_bytes <= room && head.count <= room;  // same either way at the border: parts are asked
-  if (!may_fit || checksum(data + sizeof(head), room) != head.sum) return refused("it is damaged");
+  if (head.key_bytes > room || head.count > (room - head.key_bytes) / sizeof(uint64_t) ||
+      checksum(data + sizeof(head), room) != head.sum)
+    return refused("it is damaged");
   if (head.key_bytes != wanted.size() || std::memcmp(data + sizeof(head), wanted.data(), wanted.size()) != 0)
     return refused("it is of another model, another build of x86quant or another CPU");
   std::vector<Table> found;
   const uint64_t sizes = sizeof(head) + wanted.size();
   uint64_t at = aligned(sizes + head.count * sizeof(uint64_t));
   for (uint64_t i = 0; i < head.count; ++i) {
-    if (at > file->size()) return refused("it is damaged");  // and with it, at first, the sizes
     uint64_t size;
     std::memcpy(&size, data + sizes + i * sizeof(size), sizeof(size));
-    if (size > file->size() - at) return refused("it is damaged");
+    if (at > file->size() || size > file->size() - at) return refused("it is damaged");
     found.push_back({data + at, Type::kByte, static_cast<int64_t>(size), file});
     at += aligned(size);
   }
