@@ -53,10 +53,11 @@ def test_the_smallest_is_one_row_of_the_smallest() -> None:
 
 def test_a_model_takes_what_it_runs_on_and_keeps_what_it_kept() -> None:
     model = nn.BatchNorm1d(4)
-    before = model.running_mean.clone() if model.running_mean is not None else None
+    assert model.running_mean is not None
+    before = model.running_mean.clone()
     assert takes(model, call((3, 4)))
     assert not takes(model, call((3, 5)))
-    assert torch.equal(model.running_mean, before)  # type: ignore[arg-type]
+    assert torch.equal(model.running_mean, before)
 
 
 def test_rows_and_other_sizes_are_tried() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 import x86quant
 from tests.lowering.test_lowering import IMAGE, Convolutions, Residual
 from tests.runtime.compiled_models import compiled, loaded, plan_of
+from tests.step_files import copy_step
 from x86quant import extension
 from x86quant.kernels import graph_kernels
 from x86quant.runtime.native_forms import FORMS
@@ -102,14 +103,6 @@ def test_copies_move_whole_elements(size: int) -> None:
     assert torch.equal(copy, x.view(3, 4, 5, size).permute(2, 0, 1, 3).reshape(5, 3, 4 * size))
 
 
-def _copy(program: Any, source: int, to: int, size: int) -> None:
-    """Add a copy of so many bytes from one tensor to another."""
-    NativeStep("strided_copy", {
-        "element_size": 1, "sizes": [size], "from": [source, 0], "to": [to, 0],
-        "from_strides": [1], "to_strides": [1],
-    }).add_to(program)  # fmt: skip
-
-
 @pytest.mark.parametrize("name", [
     "bool", "uint8", "int8", "int16", "float16", "bfloat16", "int32", "float32", "int64", "float64",
 ])  # fmt: skip
@@ -120,7 +113,7 @@ def test_tensors_are_as_large_as_their_types_say(name: str) -> None:
         program = extension.native().Program(0, 1)
         program.expect([3], [1], name)
         program.add_output([3], [1], name)
-        _copy(program, 1, 2, x.nbytes + more)
+        NativeStep(*copy_step((1, 0), (2, 0), x.nbytes + more)).add_to(program)
         if refused is None:
             program.check_reach()
             assert torch.equal(program.run([x])[0], x)
@@ -133,9 +126,9 @@ def test_a_step_that_does_not_update_an_input_cannot_write_to_it() -> None:
     program = extension.native().Program(16, 1)
     program.expect([4], [1], "uint8")
     program.add_output([4], [1], "uint8")
-    _copy(program, 1, 2, 4)
+    NativeStep(*copy_step((1, 0), (2, 0), 4)).add_to(program)
     program.check_reach()
-    _copy(program, 2, 1, 4)
+    NativeStep(*copy_step((2, 0), (1, 0), 4)).add_to(program)
     with pytest.raises(ValueError, match="writes to input 0"):
         program.check_reach()
 

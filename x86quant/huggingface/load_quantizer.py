@@ -242,8 +242,8 @@ class X86HfQuantizer(HfQuantizer):  # type: ignore[misc]
         Raises:
             InvalidInputError: loading could not make its layers again.
         """
-        config: Any = model.config
-        if isinstance(told := config.quantization_config, dict):  # by ``note_in_config``
+        told = getattr(model.config, "quantization_config", None)
+        if isinstance(told, dict):  # by ``note_in_config``
             X86QuantConfig(**told)
         state = {**model.state_dict(), **_marks(model)}
         for path in holders_of_others(model):

@@ -222,7 +222,7 @@ def _prepared(
     scaled: tuple[Scaled, ...] = ()
     if settings.narrow_bits < 8 and scheme.dynamic and sample:
         modules = {x.name: model.get_submodule(x.name) for x in layers.values() if x.part is None}
-        linears = [name for name in modules if _is_plain(model, name)]
+        linears = [name for name, module in modules.items() if is_linear(module)]
         with state_kept(model):
             if settings.smooth_quant is not False:
                 scaled = scale_channels(model, linears, sample, settings.narrow_bits)
@@ -280,11 +280,6 @@ def _what_else(model: nn.Module, scheme: Scheme) -> str:
     if not scheme.weight_only and any(isinstance(m, TABLES) for m in model.modules()):
         return '; its tables are rows of codes with mode="weight_only"'
     return "; leave it in float, or quantize the model that it is a part of"
-
-
-def _is_plain(model: nn.Module, name: str) -> bool:
-    """Whether the layer called ``name`` is a linear alone."""
-    return is_linear(model.get_submodule(name))
 
 
 def _within(found: Parts, halves: Halves, sample: tuple[Call, ...]) -> Halves:

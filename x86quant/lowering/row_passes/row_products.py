@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -169,15 +169,15 @@ def join_products(gm: GraphModule) -> int:
 
     Returns the number of products joined.
     """
-    groups: dict[Any, list[Node]] = {}
+    groups: dict[Any, list[tuple[Node, _Constants]]] = {}
     for product in nodes_of(gm, "linear_rows"):
         codes = product.kwargs["codes"]
         if product.kwargs["activation"] is not None or not isinstance(codes, Node):
             continue
         if (given := _constants(gm, product)) is not None:
             # Weights of 8 and of 4 bits, or in other groups, are no rows of one matrix.
-            rows = [(x.dtype, x.shape[1:]) for x in given[:2] if x is not None]
-            groups.setdefault((codes, *rows), []).append(product)
+            rows = [(x.dtype, x.shape[1:]) for x in (given.weight, given.scale)]
+            groups.setdefault((codes, *rows), []).append((product, given))
     changed = 0
     for products in groups.values():
         if len(products) > 1:
@@ -186,21 +186,28 @@ def join_products(gm: GraphModule) -> int:
     return finish(gm, changed)
 
 
-def _constants(gm: GraphModule, product: Node) -> list[torch.Tensor | None] | None:
-    """The weight, its scales and the bias of ``product``, if all of them are constants."""
-    names = ("weight", "weight_scale", "bias")
-    given = [node for name in names if (node := product.kwargs[name]) is not None]
-    found = [constant(gm, node) for node in given]
-    if any(tensor is None for tensor in found):
+class _Constants(NamedTuple):
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def _constants(gm: GraphModule, product: Node) -> _Constants | None:
+    """What ``product`` multiplies by and adds, if all of it is constant."""
+    weight = constant(gm, product.kwargs["weight"])
+    scale = constant(gm, product.kwargs["weight_scale"])
+    biased = product.kwargs["bias"] is not None
+    bias = constant(gm, product.kwargs["bias"]) if biased else None
+    if weight is None or scale is None or (biased and bias is None):
         return None
-    return [*found, *[None] * (len(names) - len(found))]
+    return _Constants(weight, scale, bias)
 
 
-def _join_to_one(gm: GraphModule, products: list[Node]) -> None:
-    given = [_constants(gm, product) or [] for product in products]
-    weights, scales, biases = zip(*given, strict=True)
+def _join_to_one(gm: GraphModule, joined: list[tuple[Node, _Constants]]) -> None:
+    products = [product for product, _ in joined]
+    weights, scales, biases = zip(*(given for _, given in joined), strict=True)
     first = products[0]
-    lengths = [weight.shape[0] for weight in weights if weight is not None]
+    lengths = [weight.shape[0] for weight in weights]
     bias: Node | None = None
     with gm.graph.inserting_before(first):
         weight = _joined(gm, "joined_weight", weights)
@@ -220,5 +227,5 @@ def _join_to_one(gm: GraphModule, products: list[Node]) -> None:
         gm.graph.erase_node(old)
 
 
-def _joined(gm: GraphModule, hint: str, tensors: Sequence[torch.Tensor | None]) -> Node:
-    return add_constant(gm, gm.graph, hint, torch.cat([t for t in tensors if t is not None]))
+def _joined(gm: GraphModule, hint: str, tensors: Sequence[torch.Tensor]) -> Node:
+    return add_constant(gm, gm.graph, hint, torch.cat([*tensors]))
