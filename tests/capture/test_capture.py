@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from x86quant.calling.differences import SAME_ARITHMETIC
 from x86quant.capture.exported import every_size, exported_once, ops_from_export
 from x86quant.capture.observed import observe
 from x86quant.capture.opaque_parts import exported_whole
-from x86quant.capture.proof import prove
+from x86quant.capture.proof import _other_rows, prove
 from x86quant.capture.traced_graph import Traced
 from x86quant.compiled import CompiledModule
 from x86quant.errors import UnsupportedError
@@ -89,3 +91,20 @@ def test_what_a_call_changes_in_a_module_is_no_graph() -> None:
     form, leaves = CallForm.of(module, (X,), {})
     with pytest.raises(UnsupportedError, match=r"a call changes inner\.last"):
         exported_once(module, form, leaves, every_size)
+
+
+def test_calls_of_other_sizes_that_a_graph_does_not_take_are_made_of_those_it_takes() -> None:
+    module, graph = Times(1.0), traced(Times(1.0))
+    guard = Guard((GuardedInput("x", torch.float32, 2, ((1, 8),)),))
+    graph = dataclasses.replace(graph, guard=guard)
+
+    def rows(*calls: torch.Tensor) -> list[tuple[int, ...]]:
+        seen = observe(module, [""], [Call((x,)) for x in calls])[""]
+        return [tuple(x.call.leaves[0].shape) for x in _other_rows(module, graph, seen)]
+
+    assert rows(X, torch.ones(2, 5)) == [(1, 8), (2, 8)]
+    assert rows(X[:2], torch.ones(3, 5)) == [(1, 8)]
+    assert rows(X[:1], torch.ones(3, 5)) == [(2, 8)]
+    assert rows(X, torch.ones(3, 5)) == []  # there are no others
+    assert rows(X, X[:2], torch.ones(1, 5)) == []  # the graph has held for two of them
+    assert rows(torch.ones(2, 5)) == []

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from x86quant.calling.call import Call
+from x86quant.capture.variants import _of_other_sizes as of_other_sizes
 from x86quant.capture.variants import (
     elements,
     halved,
@@ -111,6 +112,21 @@ def test_other_sizes_of_a_large_call_are_those_of_a_smaller_one() -> None:
     small = call((2, 3, 64, 64))
     assert [*map(str, variants([small], takes_halves))] == [*map(str, variants([small]))]
     assert not asked
+
+
+def test_other_sizes_of_what_was_made_smaller() -> None:
+    """Longer than they were by one dimension at a time; all at once by one more, and of one."""
+    found = [shapes(x)[0] for x in of_other_sizes(call((2, 3, 32, 32)), {32: 128})]
+    assert found == [
+        (2, 1, 32, 32), (2, 4, 32, 32), (2, 6, 32, 32),
+        (2, 3, 192, 32), (2, 3, 32, 192),
+        (2, 4, 32, 32), (2, 3, 33, 33),
+        (2, 3, 1, 1), (2, 1, 32, 32), (2, 3, 1, 32), (2, 3, 32, 1),
+    ]  # fmt: skip
+    found = [shapes(x)[0] for x in of_other_sizes(call((2, 32)), {32: 128})]
+    assert found == [(2, 192), (2, 33), (2, 1)]
+    found = [shapes(x)[0] for x in of_other_sizes(call((2, 32)), {})]
+    assert found == [(2, 16), (2, 48), (2, 64), (2, 33), (2, 1)]
 
 
 def test_half_of_a_large_call() -> None:

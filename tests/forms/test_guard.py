@@ -71,6 +71,16 @@ def test_it_asks_for_more_than_types_and_ranks() -> None:
     assert not Guard((plain,), (condition,)).is_trivial
 
 
+def test_two_of_the_same_are_one_and_show_what_they_ask() -> None:
+    one, other = (Guard((GuardedInput("x", torch.float32, 2),)) for _ in range(2))
+    assert one.refusal([torch.zeros(1, 2)]) is None
+    assert one == other
+    assert hash(one) == hash(other)
+    assert "x" in repr(one)
+    assert "function" not in repr(one)
+    assert "[" not in repr(one).replace("GuardedInput", "")
+
+
 class Product(nn.Module):
     """Of matrices, and the sum of a vector's pairs."""
 

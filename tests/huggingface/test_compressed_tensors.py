@@ -176,3 +176,17 @@ def test_scales_of_a_cache_are_not_reported_as_unexpected(tmp_path: Path) -> Non
     _, about = x86quant.huggingface.load(tmp_path, output_loading_info=True)
     assert not about["unexpected_keys"]
     assert copy.copy(about["missing_keys"]) == set()
+
+
+def test_one_scale_of_the_whole_weight_is_one_of_each_row() -> None:
+    draw = torch.Generator().manual_seed(0)
+    codes = torch.randint(-128, 128, (16, 64), generator=draw, dtype=torch.int8)
+    tensors = {"weight": codes, "weight_scale": torch.tensor([0.5])}
+    found = from_compressed_bytes(tensors, 64)
+    assert torch.equal(found.weight_scale, torch.full((16,), 0.5))
+    tensors["weight_zero_point"] = torch.tensor([3], dtype=torch.int8)
+    found = from_compressed_bytes(tensors, 64)
+    assert found.weight_scale.shape == (16, 1, 2)
+    torch.testing.assert_close(
+        real_weight(found.weight, found.weight_scale), (codes.float() - 3) * 0.5
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import x86quant
 from benchmarks.gguf_files import finish
 from x86quant.dynamic.experts import is_experts
 from x86quant.errors import InvalidInputError, UnsupportedError
+from x86quant.huggingface.gguf_file import read_gguf, read_parts
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
@@ -149,6 +152,73 @@ def test_parts_that_are_missing_or_others(tmp_path: Path) -> None:
     third.unlink()
     with pytest.raises(InvalidInputError, match=r"00003-of-00003.gguf is missing"):
         x86quant.huggingface.load(first)
+
+
+def part(path: Path, names: Sequence[str], **settings: Any) -> Path:
+    """A file of small tensors, with settings of its place among others."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in settings.items():
+        writer.add_key_value(
+            key.replace("__", "."), value,
+            gguf.GGUFValueType.STRING if isinstance(value, str) else gguf.GGUFValueType.INT32,
+        )  # fmt: skip
+    for name in names:
+        writer.add_tensor(name, torch.zeros(4, 32).numpy())
+    finish(writer)
+    return path
+
+
+def parts(folder: Path, *, second: Sequence[str] = ("b",), no: int = 1, **more: Any) -> Path:
+    """Two files of a model; the path of the first."""
+    settings = {"split__no": 0, "split__count": 2, **more}
+    part(folder / "m-00002-of-00002.gguf", second, split__no=no)
+    return part(folder / "m-00001-of-00002.gguf", ["a"], **settings)
+
+
+def test_tensors_of_all_parts(tmp_path: Path) -> None:
+    assert [*read_parts(parts(tmp_path)).tensors] == ["a", "b"]
+    assert [*read_parts(parts(tmp_path, split__tensors__count=2)).tensors] == ["a", "b"]
+    for count in (0, 1):
+        assert [*read_parts(part(tmp_path / "x", ["a"], split__count=count)).tensors] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"no": 0}, "another model, or the wrong one"),
+        ({"no": 2}, "another model, or the wrong one"),
+        ({"second": ("b", "a")}, "another model, or the wrong one"),
+        ({"split__no": 1}, "not the first of its parts"),
+        ({"split__count": 3}, "m-00002-of-00003.gguf is missing"),
+        ({"split__count": -1}, "is a part of -1, and its name is not"),
+        ({"split__count": 1025}, "is a part of 1025, and its name is not"),
+        ({"split__count": "2"}, "is a part of 2, and its name is not"),
+        ({"split__tensors__count": 3}, "do not have all of its tensors"),
+    ],
+)
+def test_parts_that_do_not_belong_together(
+    settings: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInputError, match=why):
+        read_parts(parts(tmp_path, **settings))
+
+
+def test_names_of_parts(tmp_path: Path) -> None:
+    first = parts(tmp_path)
+    named = first.rename(tmp_path / "model.gguf")
+    with pytest.raises(InvalidInputError, match="is a part of 2, and its name is not that of one"):
+        read_parts(named)
+    # By its settings it is the first, by its name it is not.
+    with pytest.raises(InvalidInputError, match="not the first of its parts"):
+        read_parts(named.rename(tmp_path / "m-00002-of-00002.gguf"))
+
+
+@pytest.mark.parametrize("alignment", ["32", 0, 4, 24, -8])
+def test_alignments_that_are_none(alignment: Any, tmp_path: Path) -> None:
+    path = part(tmp_path / "x", ["a"], general__alignment=alignment)
+    with pytest.raises(InvalidInputError, match=re.escape(f"general.alignment is {alignment!r}")):
+        read_gguf(path)
+    assert [*read_gguf(part(path, ["a"], general__alignment=32)).tensors] == ["a"]
 
 
 # --- what is refused -----------------------------------------------------------------------------

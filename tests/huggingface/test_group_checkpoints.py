@@ -97,6 +97,24 @@ def test_gptq(bits: int, symmetric: bool, first_zero: int) -> None:
     assert torch.allclose(got, real(codes, zeros, scales), rtol=1e-6, atol=1e-6)
 
 
+def test_every_zero_point_of_gptq() -> None:
+    codes, zeros, scales = drawn(16, 64, 32, 4, 1)
+    for first_zero in (0, 1):
+        zeros[:] = torch.arange(16)[:, None]
+        found = from_gptq(gptq(codes, zeros, scales, 4, first_zero), 64, first_zero)
+        got = real_weight(found.weight, found.weight_scale)
+        assert torch.allclose(got, real(codes, zeros, scales), rtol=1e-6, atol=1e-6)
+
+
+def test_a_file_in_which_all_features_are_of_the_first_group() -> None:
+    codes, zeros, scales = drawn(16, 64, 32, 4, 2)
+    tensors = {**gptq(codes, zeros, scales, 4), "g_idx": torch.zeros(64, dtype=torch.int32)}
+    with pytest.raises(InvalidInputError, match="does not give 32 features to each group"):
+        from_gptq(tensors, 64)
+    tensors["g_idx"] -= 1  # as compressed-tensors says that there is no order
+    assert from_gptq(tensors, 64).order is None
+
+
 def test_gptq_with_features_in_the_order_of_their_importance() -> None:
     codes, zeros, scales = drawn(16, 64, 16, 4, 2)
     g_idx = torch.arange(64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))] // 16

@@ -291,6 +291,10 @@ def test_errata_deny_a_kernel_with_a_reference(tmp_path: Path) -> None:
         ("<=2.13", "2.13.1", False),
         ("> 2.9", "2.13.0", True),
         ("==2.13.1", "2.13.1+cu118", True),
+        ("==2.13", "2.13.0", True),
+        ("==2.13.0", "2.13", True),
+        ("==2", "2.0.0", True),
+        ("==3.0.0", "3", True),
     ],
 )
 def test_errata_versions(versions: str, version: str, concerned: bool) -> None:

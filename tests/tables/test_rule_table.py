@@ -379,6 +379,9 @@ def test_row_breaks_are_where_answers_change() -> None:
     spec = OpSpec("linear", 100, 100)
     breaks = mine.row_breaks(spec, AMX)
     assert breaks == (3, 4, 8, 64, 100)
+    # Whatever number of rows it is asked with.
+    assert mine.row_breaks(spec.replace(rows=50), AMX) == breaks
+    assert mine.rules[1].row_breaks(spec.replace(rows=50), AMX) == {100}
 
     def matching(rows: int) -> list[int]:
         one = spec.replace(rows=rows)

@@ -112,7 +112,7 @@ def _with_single(guard: Guard, held: Sequence[set[int]] | None) -> Guard:
 
 
 #: Not that of the runs observed: what draws random numbers is told by other results.
-OTHER_SEED = 4711
+OTHER_SEED = 4711  # or another: same either way
 
 
 def _repeats(module: nn.Module, seen: Observed) -> bool:

@@ -44,7 +44,8 @@ def variants(
     # The first item, so that a model with layers of its own for each item does not take it.
     if len((fewer := smaller.without_first_items()).leaves) < len(first.leaves):
         tried.append(fewer)
-    small = resized(smaller, 0, rows, 2) if rows > 2 else smaller
+    # Few rows take little time, whether they are two or three.
+    small = resized(smaller, 0, rows, 2) if rows > 2 else smaller  # same either way
     if full and not tried:
         tried.append(small)
     tried += _of_other_sizes(small, full)

@@ -79,7 +79,7 @@ _ERRATUM_KEYS = {"kernel", "torch", "op", "when", "because", "reference"}
 def _version(text: str) -> tuple[int, ...]:
     """``"2.13.0+cpu"`` as (2, 13, 0): three numbers, whatever was left out or follows."""
     numbers = [int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", text)[0])]
-    return tuple([*numbers, 0, 0, 0][:3])
+    return tuple([*numbers, 0, 0][:3])
 
 
 def read_errata(

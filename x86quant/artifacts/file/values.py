@@ -89,7 +89,7 @@ def encode(value: Any, index: Mapping[Node, int]) -> Any:
         return {"ordered": [[key, encode(item, index)] for key, item in value.items()]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": {key: encode(item, index) for key, item in value.items()}}
-    if isinstance(value, tuple) and (type(value) in (tuple, torch.Size)):
+    if type(value) in (tuple, torch.Size):
         return {"tuple": [encode(item, index) for item in value]}
     if isinstance(value, list):
         return [encode(item, index) for item in value]
