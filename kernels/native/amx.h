@@ -44,6 +44,7 @@ struct TileReads {
   const int64_t* offsets;  // of runs
   int64_t quads;           // of K that a tile takes
   bool pass_by;            // whether weights pass L1 by
+  const int32_t* corr;     // what sums begin with
 };
 
 // Sums of 16 M rows and 16 N outputs: tiles 0 to 3 hold sums, 4 and 5 pixels, 6 and 7 weights. `meanwhile` is called
@@ -53,7 +54,7 @@ XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, cons
                                int32_t* sums, const Meanwhile& meanwhile) {
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
-  const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
+  const int32_t* corr = reads.corr + block.s_off;
   if (p.in_zp == 0) {
     _tile_zero(0);
     if constexpr (N == 2) _tile_zero(1);
@@ -68,6 +69,10 @@ XQ_INLINE inline void amx_tile(const xq::Packed& p, const xq::Block& block, cons
   const int64_t lda = reads.lda, step = reads.quads * N * 64;
   const bool pass_by = reads.pass_by;
   for (int i = 0; i < p.n_runs; ++i) {
+    if (reads.offsets[i] == xq::kNoInput) {
+      w += xq::ceil_div(runs[i].quads, 16) * step;
+      continue;
+    }
     const uint8_t* at = a + reads.offsets[i];
     for (int q = 0; q < runs[i].quads; q += 16, at += 64, w += step) {
       if (pass_by) _tile_stream_loadd(6, w, N * 64);
@@ -189,7 +194,7 @@ void dense_amx(const xq::DenseTask& t) {
       const BlockSpan span(t, begin, together), next(t, span.end, once ? together : 0);
       Prefetches ahead{next.weights, next.weights_end};
       const int64_t lines = xq::ceil_div(next.bytes() / 64, steps * per_chunk * (span.end - begin));
-      TileReads reads{0, t.offsets, quads, pass_by(t, span.bytes())};
+      TileReads reads{0, t.offsets, quads, pass_by(t, span.bytes()), t.corr};
       int64_t s = first / tiles, m = first % tiles * 32;
       for (int64_t i = first; i < last; ++i) {
         const int64_t rows = xq::min64(32, t.rows - m);

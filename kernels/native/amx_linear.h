@@ -43,7 +43,7 @@ void linear_amx_blocks(const xq::DenseTask& t) {
       const BlockSpan span(t, begin, together), next(t, span.end, together);
       Prefetches ahead{next.weights, next.weights_end};
       const int64_t lines = xq::ceil_div(next.bytes() / 64, steps * tiles * (span.end - begin));
-      TileReads reads{0, t.offsets, quads, pass_by(t, span.bytes())};
+      TileReads reads{0, t.offsets, quads, pass_by(t, span.bytes()), t.corr};
       for (int64_t m = first; m < last; m += 32) {
         const bool in_tail = m >= t.tail_begin;
         const int64_t rows = xq::min64(32, last - m);

@@ -2,14 +2,19 @@
 #include <algorithm>
 #include <initializer_list>
 #include <numeric>
+#include <optional>
 
 #include "internal.h"
+#include "traversal.h"
+#include "windows.h"
 
 namespace xq {
 namespace {
 
 // Rows are computed up to 32 at a time.
 constexpr int64_t kTileRows = 32;
+// So few lines of L1 may have one place.
+constexpr int64_t kFewRows = 8;
 
 // How one axis of the input is copied for `count` outputs in a row: as pieces, each a row of `length` elements, in which
 // neighbouring outputs find theirs `step` elements apart.
@@ -210,7 +215,7 @@ int64_t offsets_bytes(const Shape& s) {
 // The output-side fields of a task that starts at image n, slice d, row h.
 DenseTask task_at(const Shape& s, int64_t n, int64_t d, int64_t h) {
   DenseTask t{};
-  t.packed = &s.p;
+  t.packed = &s.p, t.corr = s.p.at<int32_t>(s.p.corr);
   t.segments = 1;
   auto place = [&](const xq_tensor& x) {
     return x.data + n * x.stride_n + d * x.stride_d + h * x.stride_h;
@@ -269,6 +274,29 @@ void run_direct(const Shape& s, DenseTask t, const uint8_t* a, int64_t rows, uin
   run_loops(s, t);
 }
 
+// Whether rows are copied to where they do not collide, which takes as long as the products of some 30 outputs gain.
+bool copies_rows(const Shape& s) { return rows_collide(s.p.isa, s.in.stride_w) && s.out.c >= 128; }
+
+int64_t apart_lda(const Shape& s) { return tail_lda(s) + kAlign; }
+
+// Rows that are copied together: as many as chunk_rows lets pass over weights that are large.
+int64_t rows_apart(const Shape& s) { return round_up(max64(s.p.caches.l2 * 3 / 16 / apart_lda(s), 1), kTileRows); }
+
+// The same as run_direct.
+void run_apart(const Shape& s, DenseTask t, const uint8_t* a, int64_t rows, uint8_t* scratch) {
+  const int64_t zero = 0, lda = apart_lda(s), most = rows_apart(s);
+  t.offsets = &zero, t.a = scratch, t.lda = lda, t.tail_begin = INT64_MAX;
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t count = min64(most, rows - first);
+    for (int64_t m = 0; m < count; ++m)
+      memcpy(scratch + m * lda, a + (first + m) * s.in.stride_w, static_cast<size_t>(s.in.c));
+    t.rows = t.row_len = t.row_valid = count;
+    run_loops(s, t);
+    t.out += count * t.out_pixel;
+    if (t.res) t.res += count * t.res_pixel;
+  }
+}
+
 bool whole_flat(const Shape& s) {
   return is_flat(s.in) && is_flat(s.out) && (!s.p.residual || is_flat(s.call.residual));
 }
@@ -280,7 +308,8 @@ void direct_range(const Shape& s, int64_t begin, int64_t end, int32_t b0, int32_
     t.block_begin = b0, t.block_end = b1;
     t.out += first * t.out_pixel;
     if (t.res) t.res += first * t.res_pixel;
-    return run_direct(s, t, s.in.data + first * s.in.stride_w, last - first, scratch);
+    return (copies_rows(s) && last - first >= kFewRows ? run_apart : run_direct)(
+        s, t, s.in.data + first * s.in.stride_w, last - first, scratch);
   }
   for (int64_t row = begin; row < end; ++row) {
     const int64_t n = row / (s.out.d * s.out.h), d = row / s.out.h % s.out.d, h = row % s.out.h;
@@ -334,6 +363,90 @@ void banded_range(const Shape& s, int64_t begin, int64_t end, int32_t b0, int32_
   }
 }
 
+// The windows of a call, where they are worth it.
+std::optional<Windows> windows_of(const Shape& s) {
+  constexpr int64_t kMostSize = 1 << 16;
+  if (!s.p.tap_corr || max64(s.out.h, s.out.w) > kMostSize) return std::nullopt;
+  const Windows found(s.p.geo, s.in, s.out);
+  return found.worth_it() ? std::optional(found) : std::nullopt;
+}
+
+// Rows of a window that are copied and computed together.
+int64_t window_rows(const Shape& s, const Windows& windows, const OutputRange& y, const OutputRange& x) {
+  const int64_t each = bytes_product({x.count(), windows.taps(y, x), s.in.c});
+  const int64_t most = std::clamp<int64_t>(band_bytes(s.p) / max64(each, 1), 1, y.count());
+  return ceil_div(y.count(), ceil_div(y.count(), most));  // evenly
+}
+
+// Elements of `corr`, and of `tap_corr` for each run.
+int64_t scalars_of(const Packed& p) {
+  const Block& last = p.at<Block>(p.blocks)[p.n_blocks - 1];
+  return last.s_off + round_up(last.vecs * int64_t{p.lanes}, 16);
+}
+
+size_t window_scratch(const Shape& s, const Windows& windows) {
+  int64_t bytes = 0;
+  windows.each([&](const OutputRange& y, const OutputRange& x) {
+    const int64_t rows = window_rows(s, windows, y, x);
+    bytes = max64(bytes, bytes_product({rows, x.count(), windows.taps(y, x), s.in.c}));
+  });
+  bytes += offsets_bytes(s) + round_up(scalars_of(s.p) * 4, kAlign);
+  return static_cast<size_t>(bytes + kTileRows * s.in.c + overread(s) + 4 * kAlign);
+}
+
+// The rows `y` of a slice by the columns `x`: of each tap that they meet what it reads, row after row.
+void run_window(const Shape& s, const Windows& windows, int64_t n, int64_t od, const OutputRange& y, const OutputRange& x,
+                int32_t b0, int32_t b1, uint8_t* scratch) {
+  const Geometry& g = s.p.geo;
+  const Meeting &rows = windows.rows, &columns = windows.columns;
+  const int64_t c = s.in.c;
+  const int64_t scalars = scalars_of(s.p);
+  auto* offsets = reinterpret_cast<int64_t*>(scratch);
+  auto* corr = reinterpret_cast<int32_t*>(scratch + offsets_bytes(s));
+  uint8_t *const copied = scratch + offsets_bytes(s) + round_up(scalars * 4, kAlign), *to = copied;
+  std::copy_n(s.p.at<int32_t>(s.p.corr), scalars, corr);
+  for (int64_t i = 0; i < s.p.n_runs; ++i) {
+    const int64_t tx = i % g.kernel[2], ty = i / g.kernel[2] % g.kernel[1], tz = i / g.kernel[2] / g.kernel[1];
+    const int64_t d = source(od * g.stride[0] + tz * g.dilation[0] - g.pad[0], 1, s.in.d);
+    offsets[i] = kNoInput;
+    if (d < 0 || !rows.meets(y.first, ty) || !columns.meets(x.first, tx)) {
+      const int32_t* more = s.p.at<int32_t>(s.p.tap_corr) + i * scalars;
+      for (int64_t j = 0; s.p.in_zp && j < scalars; ++j)
+        corr[j] = static_cast<int32_t>(static_cast<uint32_t>(corr[j]) + static_cast<uint32_t>(more[j]));
+      continue;
+    }
+    offsets[i] = to - copied;
+    for (int64_t h = y.first; h < y.last; ++h, to += x.count() * c) {
+      const uint8_t* from = s.in.data + n * s.in.stride_n + d * s.in.stride_d + rows.read(h, ty) * s.in.stride_h +
+                            columns.read(x.first, tx) * s.in.stride_w;
+      const int64_t step = columns.stride * s.in.stride_w;
+      if (step == c) memcpy(to, from, static_cast<size_t>(x.count() * c));
+      else for (int64_t w = 0; w < x.count(); ++w) memcpy(to + w * c, from + w * step, static_cast<size_t>(c));
+    }
+  }
+  DenseTask t = task_at(s, n, od, y.first);
+  t.out += x.first * t.out_pixel;
+  if (t.res) t.res += x.first * t.res_pixel;
+  t.block_begin = b0, t.block_end = b1, t.offsets = offsets, t.corr = corr, t.tail_begin = INT64_MAX;
+  t.a = copied, t.lda = c;
+  t.rows = y.count() * x.count(), t.row_len = t.row_valid = x.count();
+  run_loops(s, t);
+}
+
+void windowed_range(const Shape& s, const Windows& windows, int64_t begin, int64_t end, int32_t b0, int32_t b1,
+                    uint8_t* scratch) {
+  for (int64_t row = begin; row < end;) {
+    const int64_t n = row / (s.out.d * s.out.h), d = row / s.out.h % s.out.d, h = row % s.out.h;
+    const int64_t stop = min64(s.out.h, h + end - row);
+    windows.each([&](const OutputRange& y, const OutputRange& x) {
+      const int64_t most = window_rows(s, windows, y, x), last = min64(y.last, stop);
+      for (int64_t at = max64(y.first, h); at < last; at += most)
+        run_window(s, windows, n, d, {at, min64(at + most, last)}, x, b0, b1, scratch);
+    });
+    row += stop - h;
+  }
+}
+
 Cut cut_of(const Shape& s) {
   const bool flat = s.p.mode == kDirect && whole_flat(s);
   const int64_t units = flat ? ceil_div(s.pixels(), kTileRows) : s.rows();
@@ -358,7 +471,9 @@ size_t dense_scratch(const xq_conv_call& call) {
   const Shape s(call);
   if (s.pixels() == 0) return 0;
   if (s.p.mode == kDirect && s.p.algo == XQ_ALGO_DENSE)
-    return static_cast<size_t>(tail_rows(s) * tail_lda(s) + kAlign);
+    return static_cast<size_t>(copies_rows(s) ? (max64(rows_apart(s), tail_rows(s)) + kTileRows) * apart_lda(s) + kAlign
+                                               : tail_rows(s) * tail_lda(s) + kAlign);
+  if (const auto windows = windows_of(s)) return window_scratch(s, *windows);
   const Band band = band_for(s);
   const Planes l = planes_for(s, band.rows);
   const bool im2col = s.p.mode == kIm2col;
@@ -372,10 +487,12 @@ size_t dense_scratch(const xq_conv_call& call) {
 void dense_run(const xq_conv_call& call, int64_t begin, int64_t end, uint8_t* scratch) {
   const Shape s(call);
   const Cut cut = cut_of(s);
+  const auto windows = windows_of(s);
   for (int64_t item = begin; item < end; ++item) {
     const CutPiece some = piece_of(cut, item, s.p);
     if (some.is_empty()) continue;
-    (s.p.mode == kDirect ? direct_range : banded_range)(s, some.first, some.last, some.block_begin, some.block_end, scratch);
+    if (windows) windowed_range(s, *windows, some.first, some.last, some.block_begin, some.block_end, scratch);
+    else (s.p.mode == kDirect ? direct_range : banded_range)(s, some.first, some.last, some.block_begin, some.block_end, scratch);
   }
 }
 

@@ -122,6 +122,15 @@ void layout_runs(Layout& l, int64_t channels) {
         add(z, y, x, adjacent ? kw * channels : channels);
 }
 
+// Whether taps of a dense product lie apart, so that some may meet nothing but padding for many outputs.
+bool taps_may_miss(const Packed& h) {
+  constexpr int64_t kMostTaps = 16;
+  const Geometry& g = h.geo;
+  return h.algo == XQ_ALGO_DENSE && h.mode == kPlanes && !h.is_phase && !h.conv.transposed && !h.in_words && !h.regroup &&
+         (g.dilation[1] > 1 || g.dilation[2] > 1) && std::max({g.kernel[0], g.kernel[1], g.kernel[2]}) <= kMostTaps &&
+         h.n_runs == taps_of(h.conv);
+}
+
 // Output channels of a dense block. Tiles take two vectors.
 int64_t dense_width(const Packed& h) { return (narrow_blocks(h.conv, h.isa) ? 1 : 2) * int64_t{h.lanes}; }
 
@@ -237,6 +246,7 @@ Layout layout_in(const xq_conv& conv, const Geometry& geometry, int isa, bool is
     h.regroup_stride = quads * 2 * h.lanes * 4;
     h.regroup = place(h.n_blocks * h.regroup_stride);
   }
+  if (taps_may_miss(h)) h.tap_corr = place(h.n_runs * l.scalars * 4);
   h.weights = place(l.weight_bytes);
   h.size = at;
   return l;

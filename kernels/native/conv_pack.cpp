@@ -153,6 +153,7 @@ bool pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
   auto* corr = reinterpret_cast<int32_t*>(base + to->corr);
   auto* mult = reinterpret_cast<float*>(base + to->mult);
   auto* bias = reinterpret_cast<float*>(base + to->bias);
+  auto* tap_corr = to->tap_corr ? reinterpret_cast<int32_t*>(base + to->tap_corr) : nullptr;
   auto* sums = to->weight_sums ? reinterpret_cast<int32_t*>(base + to->weight_sums) : nullptr;
   bool leaves = false;
   auto set = [&](int64_t at, int64_t oc) {
@@ -166,6 +167,11 @@ bool pack_scalars(const Layout& l, const Weights& w, const xq_requant& q, Packed
     }
     corr[at] = static_cast<int32_t>(static_cast<uint32_t>(-sum * q.in_zp));
     if (sums) sums[at] = static_cast<int32_t>(sum);
+    for (int64_t tap = 0; tap_corr && tap < to->n_runs; ++tap) {
+      int64_t of_tap = 0;
+      for (int64_t ic = 0; ic < in; ++ic) of_tap += w.data[oc * per + ic * to->n_runs + tap];
+      tap_corr[tap * l.scalars + at] = static_cast<int32_t>(static_cast<uint32_t>(of_tap * q.in_zp));
+    }
     mult[at] = q.mult[oc];
     bias[at] = q.bias ? q.bias[oc] : 0.0f;
     const double reach = 255.0 * size * std::fabs(q.mult[oc]) + std::fabs(bias[at]) +

@@ -25,10 +25,14 @@ void stream_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int
   const xq::Packed& p = *tile.task.packed;
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + tile.block.w_off;
-  const int32_t* corr = p.at<int32_t>(p.corr) + tile.block.s_off;
+  const int32_t* corr = tile.task.corr + tile.block.s_off;
   I acc[kSums * ROWS * kHalves] = {};
   unroll<ROWS * kHalves>([&](int i) XQ_INLINE { acc[i] = Half::load(corr + i % kHalves * kHalfLanes); });
   for (int i = 0; i < p.n_runs; ++i) {
+    if (offsets[i] == xq::kNoInput) {
+      w += int64_t{runs[i].quads} * kHalves * kHalfLanes * 4;
+      continue;
+    }
     const uint8_t* from = a + offsets[i];
     const auto step = [&](int64_t quad, int sum) XQ_INLINE {
       I weights[kHalves];
@@ -67,7 +71,7 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   const xq::Block& block = tile.block;
   const xq::Run* runs = p.at<xq::Run>(p.runs);
   const int8_t* w = p.at<int8_t>(p.weights) + block.w_off;
-  const int32_t* corr = p.at<int32_t>(p.corr) + block.s_off;
+  const int32_t* corr = tile.task.corr + block.s_off;
   const int64_t index = &block - p.at<xq::Block>(p.blocks);
   [[maybe_unused]] const int32_t* order = p.at<int32_t>(p.order) + index * p.order_stride;
   [[maybe_unused]] const int64_t size = block.w_size;
@@ -83,6 +87,12 @@ void dense_tile(const Tile<Out>& tile, const uint8_t* a, int64_t lda, const int6
   unroll<ROWS * VECS>([&](int i) XQ_INLINE { acc[i] = V::load(corr + i % VECS * V::kLanes); });
   unroll<(kSums - 1) * ROWS * VECS>([&](int i) XQ_INLINE { acc[ROWS * VECS + i] = V::set32(0); });
   for (int i = 0; i < p.n_runs; ++i) {
+    if (offsets[i] == xq::kNoInput) {
+      w += int64_t{runs[i].quads} * VECS * V::kLanes * 4;
+      if constexpr (!V::kVnni) order += xq::kClasses + runs[i].quads;
+      else if (kSums == 1) ahead += int64_t{runs[i].quads} * (alone ? 128 : 64);
+      continue;
+    }
     // Three rows an address register: base, base + lda, base + 2 * lda.
     const uint8_t* at[HALVES * kGroups];
     unroll<HALVES * kGroups>([&](int g) XQ_INLINE {

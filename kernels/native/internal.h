@@ -13,7 +13,7 @@
 
 namespace xq {
 
-constexpr uint32_t kMagic = 0x58513808;
+constexpr uint32_t kMagic = 0x58513809;
 constexpr int64_t kAlign = 64;
 constexpr int kMaxLanes = 16;  // of int32 in the longest vectors
 constexpr int64_t kMostGroups = 2048;  // of weights with scales for groups of input features: see groups.h
@@ -126,6 +126,9 @@ struct Packed {
   int32_t narrow;        // whether no code is larger than 64 in size
   int32_t unpack_from, unpack_to;  // see groups.h
   int32_t in_words;      // dense: whether weights are 16 bits each, in pairs, and in no other order; see dense_words.h
+  // Of a dense product whose taps may lie so far apart that some meet padding alone, else 0: for each run, what each output's
+  // sum is corrected by where that run is left out.
+  int64_t tap_corr;
   int32_t turned;        // depthwise: whether height and depth have changed places in `geo`, and must in a call
 
   template <class T>
@@ -145,12 +148,23 @@ static inline int channel_of(const Packed& p, int vecs, int vec, int lane) {
   return p.weight_sums ? p.lanes * vec + lane : channel_of(vecs, vec, lane);
 }
 
+// Whether rows `stride` bytes apart put one another out of L1. Vector loops come back to a line of each row of a tile until
+// all of its bytes are multiplied; a way of L1 is a page, so that the lines of rows that lie pages apart share the 8 to 12
+// places of one set. Of AMX each line is read once.
+static inline bool rows_collide(int32_t isa, int64_t stride) {
+  return isa != XQ_ISA_AMX_INT8 && stride > 0 && stride % 4096 == 0;
+}
+
+// Of a run that meets padding in all rows of a task.
+constexpr int64_t kNoInput = -1;
+
 // Where the rows of a matrix product lie and where its results go. Row m of a segment is pixel
 // (m / row_len, m % row_len); those with m % row_len >= row_valid are computed and dropped.
 struct DenseTask {
   const Packed* packed;
   const uint8_t* a;
-  const int64_t* offsets;     // a run's bytes from a row's start
+  const int32_t* corr;        // what sums begin with
+  const int64_t* offsets;     // a run's bytes from a row's start, or kNoInput
   int64_t lda;
   int64_t segments, a_segment, out_segment, res_segment;
   int64_t rows, row_len, row_valid;

@@ -80,7 +80,7 @@ void multiply(const xq_linear_call& call, const Codes& codes, int64_t begin, int
   const auto& p = *static_cast<const Packed*>(call.packed);
   const int64_t zero = 0;
   DenseTask t{};
-  t.packed = &p;
+  t.packed = &p, t.corr = p.at<int32_t>(p.corr);
   t.a = codes.codes + begin * codes.lda, t.offsets = &zero, t.lda = codes.lda;
   t.segments = 1, t.rows = t.row_len = t.row_valid = end - begin;
   t.tail_begin = INT64_MAX;

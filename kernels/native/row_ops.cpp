@@ -23,6 +23,9 @@ int64_t copied_stride(int64_t features) {
   return lda % (2 * kAlign) == 0 ? lda + kAlign : lda;
 }
 
+// Whether products read codes where they are: whole cache lines that do not put one another out.
+bool in_place(int32_t isa, int64_t features) { return features % kAlign == 0 && !rows_collide(isa, features); }
+
 // How a call is cut, and where its pieces lie.
 struct Plan {
   const Packed *packed, *up;
@@ -56,10 +59,13 @@ struct Plan {
     // need not pass twice.
     const int64_t l2 = packed->caches.l2;
     if (!block_parts && finished && most * bytes > l2 * 3 / 4) group = min64(most, max64(l2 / 2 / bytes / kRowTile, 2) * kRowTile);
+    const int64_t features = packed->conv.in_channels;
+    // Codes that are copied are read from L2.
+    if (!block_parts && rows_collide(op.isa, features))
+      group = min64(group, round_up(max64(l2 * 3 / 16 / features, 1), kRowTile));
     group_floats = (value_is_total ? 0 : group * op.features) + (up ? group * op.features : 0);
     if (op.isa == XQ_ISA_REFERENCE) return;
-    const bool in_place = packed->conv.in_channels % kAlign == 0;
-    copy_bytes = (in_place ? kRowTile : group) * copied_stride(packed->conv.in_channels);
+    copy_bytes = (in_place(op.isa, features) ? kRowTile : group) * copied_stride(features);
   }
 
   // Threads that share out the outputs share one group's products.
@@ -74,15 +80,15 @@ struct Plan {
 void multiply(const xq_rows& op, const Packed& p, const uint8_t* copy, int64_t first, int64_t last, float* out, int64_t b0,
               int64_t b1) {
   const int64_t zero = 0, features = p.conv.in_channels;
-  const bool reference = p.isa == XQ_ISA_REFERENCE, in_place = reference || features % kAlign == 0;
+  const bool reference = p.isa == XQ_ISA_REFERENCE, as_they_lie = reference || in_place(p.isa, features);
   DenseTask t{};
-  t.packed = &p;
-  t.a = in_place ? op.in.codes + first * features : copy;
-  t.lda = in_place ? features : copied_stride(features);
+  t.packed = &p, t.corr = p.at<int32_t>(p.corr);
+  t.a = as_they_lie ? op.in.codes + first * features : copy;
+  t.lda = as_they_lie ? features : copied_stride(features);
   t.offsets = &zero;
   t.segments = 1, t.rows = t.row_len = t.row_valid = last - first;
   t.tail_begin = INT64_MAX;
-  if (in_place && !reference && t.rows % kRowTile) {
+  if (as_they_lie && !reference && t.rows % kRowTile) {
     t.tail_begin = t.rows / kRowTile * kRowTile;
     t.tail = copy, t.tail_lda = copied_stride(features);
   }
@@ -95,7 +101,7 @@ void multiply(const xq_rows& op, const Packed& p, const uint8_t* copy, int64_t f
 
 // The codes of rows [first, last) that products may not read where they are: they read whole tiles and cache lines.
 void copy_codes(const xq_rows& op, int64_t features, int64_t first, int64_t last, uint8_t* copy) {
-  const int64_t begin = features % kAlign == 0 ? first + (last - first) / kRowTile * kRowTile : first;
+  const int64_t begin = in_place(op.isa, features) ? first + (last - first) / kRowTile * kRowTile : first;
   for (int64_t m = begin; m < last; ++m)
     memcpy(copy + (m - begin) * copied_stride(features), op.in.codes + m * features, static_cast<size_t>(features));
 }

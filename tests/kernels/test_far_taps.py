@@ -33,6 +33,12 @@ CASES: dict[str, tuple[Any, ...]] = {
     "beyond 63": (16, 24, 1, (2, 2), (70, 65), (0, 0), (33, 40), (150, 140)),
     "phases": (24, 24, 1, (5, 3), (6, 4), (2, 1), (4, 2), (40, 37)),
     "some phases": (24, 24, 1, (2, 2), (9, 7), (0, 1), (3, 2), (40, 37)),
+    "windows": (64, 40, 1, (3, 3), (1, 1), (9, 7), (9, 7), (17, 15)),
+    "windows, the middle tap alone": (36, 40, 1, (3, 3), (1, 1), (20, 20), (20, 20), (17, 15)),
+    "windows, strided": (32, 33, 1, (3, 5), (2, 3), (6, 10), (6, 5), (23, 29)),
+    "windows of an even kernel": (48, 64, 1, (2, 4), (1, 1), (3, 9), (8, 6), (19, 22)),
+    "windows that no tap meets": (32, 16, 1, (3, 3), (1, 1), (12, 14), (4, 5), (9, 8)),
+    "windows of one axis": (48, 16, 1, (1, 3), (1, 1), (0, 12), (1, 12), (6, 26)),
 }
 
 
@@ -41,21 +47,24 @@ def lib() -> capi.Library:
     return capi.Library(Path(extension.__file__).with_name("_C.so"))
 
 
-def _spec(case: tuple[Any, ...], rng: np.random.Generator) -> capi.ConvSpec:
+def _spec(case: tuple[Any, ...], in_zp: int, rng: np.random.Generator) -> capi.ConvSpec:
     inputs, outputs, groups, kernel, stride, padding, dilation, _ = case
     weight = rng.integers(-128, 128, (outputs, inputs // groups, 1, *kernel)).astype(np.int8)
     mult = (rng.random(outputs) * 1e-3).astype(np.float32)
     bias = rng.standard_normal(outputs).astype(np.float32)
     return capi.ConvSpec(
         weight, mult, bias, None, groups, (1, *stride), (0, *padding), (1, *dilation), False,
-        in_zp=77, out_zp=99, lo=0, hi=255, residual=False, res_zp=0, res_mult=0.0,
+        in_zp=in_zp, out_zp=99, lo=0, hi=255, residual=False, res_zp=0, res_mult=0.0,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("in_zp", [77, 0])
 @pytest.mark.parametrize("name", CASES)
-def test_taps_far_apart_give_the_bytes_of_the_plain_loops(name: str, lib: capi.Library) -> None:
+def test_taps_far_apart_give_the_bytes_of_the_plain_loops(
+    name: str, in_zp: int, lib: capi.Library
+) -> None:
     case, rng = CASES[name], np.random.default_rng(0)
-    spec = _spec(case, rng)
+    spec = _spec(case, in_zp, rng)
     inputs, outputs, _, kernel, stride, padding, dilation, image = case
     sizes = [
         (image[i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1

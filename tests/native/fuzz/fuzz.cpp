@@ -74,6 +74,11 @@ xq_conv random_conv(Random& r) {
     c.stride[i] = r.upto(500);
     if (r.one_in(2)) c.dilation[i] = r.upto(200), c.padding[i] = c.dilation[i] * (c.kernel[i] - 1);
   }
+  if (!c.transposed && !depthwise && r.one_in(5)) {  // taps that miss the input for many outputs
+    c.groups = r.one_in(3) ? c.groups : 1;
+    c.in_channels = c.groups * r.upto(40), c.out_channels = c.groups * r.upto(40);
+    for (int i = 1; i < 3; ++i) c.dilation[i] = r.upto(20), c.padding[i] = c.dilation[i] * (c.kernel[i] - 1) / r.upto(2);
+  }
   if (r.one_in(5)) {  // of Winograd's kind
     c.groups = r.one_in(2) ? 1 : r.upto(4), c.transposed = 0;
     c.in_channels = c.groups * 16 * r.upto(5), c.out_channels = c.groups * r.upto(40);
@@ -136,7 +141,7 @@ bool conv_agrees(Random& r, const std::vector<int>& isas) {
   for (float& m : mult) m = static_cast<float>(r.byte()) * 1e-5f;
   for (float& b : bias) b = static_cast<float>(r.byte() - 128);
   Bytes lut = r.bytes(256);
-  xq_requant q{mult.data(), bias.data(), r.one_in(3) ? lut.data() : nullptr, r.byte(), r.byte(), 0, 255, r.one_in(2), r.byte(), 0.7f};
+  xq_requant q{mult.data(), bias.data(), r.one_in(3) ? lut.data() : nullptr, r.one_in(3) ? 0 : r.byte(), r.byte(), 0, 255, r.one_in(2), r.byte(), 0.7f};
   const xq_tensor residual = q.residual ? view(r_bytes, n, out[0], out[1], out[2], c.out_channels) : xq_tensor{};
   const Bytes want = run_conv(c, XQ_ISA_REFERENCE, weight, q, x, y, residual, 1);
   for (int isa : isas)
