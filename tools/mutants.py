@@ -41,13 +41,15 @@ GUARDED: dict[str, tuple[str, ...]] = {
                                  "tests/artifacts/test_artifact_forms.py"),
     "x86quant.capture.proof": ("tests/capture", "tests/quantization/test_faithful.py"),
     "x86quant.capture.variants": ("tests/capture", "tests/quantization/test_other_calls.py"),
-    "x86quant.artifacts.file.container": ("tests/artifacts/test_values.py",
+    "x86quant.artifacts.file.container": ("tests/artifacts/test_container.py",
                                           "tests/artifacts/test_artifacts.py"),
     "x86quant.artifacts.file.values": ("tests/artifacts/test_values.py",
                                        "tests/artifacts/test_artifacts.py",
                                        "tests/artifacts/test_other_values.py"),
-    "x86quant.huggingface.gguf_file": ("tests/huggingface/test_gguf.py",),
-    "x86quant.huggingface.group_formats": ("tests/huggingface/test_group_checkpoints.py",),
+    "x86quant.huggingface.gguf_file": ("tests/huggingface/test_gguf.py",
+                                       "tests/huggingface/test_gguf_families.py"),
+    "x86quant.huggingface.group_formats": ("tests/huggingface/test_group_checkpoints.py",
+                                           "tests/huggingface/test_compressed_tensors.py"),
 }  # fmt: skip
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

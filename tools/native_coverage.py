@@ -57,7 +57,8 @@ def main() -> int:
         old.unlink()
     _run(options.seeds, options.directory)
     command = [sys.executable, "-m", "gcovr", "--root", str(_ROOT), "--json-summary", "-"]
-    command += ["--gcov-ignore-errors", "all", "--filter", f"{_ROOT}/kernels/"]
+    command += ["--gcov-ignore-errors", "all", "--merge-mode-functions", "separate"]
+    command += ["--filter", f"{_ROOT}/kernels/"]
     command += ["--exclude", ".*/fuzz/.*", "--merge-lines", str(options.directory)]
     told = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
     found = json.loads(told)

@@ -1,4 +1,4 @@
-"""Products of rows that lie pages apart, whose lines have one place in L1: they are copied first."""
+"""Products of rows that lie pages apart, whose lines share a set of L1: they are copied first."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ __all__ = ["_own_cache", "shapes_csv"]
 
 def test_the_shipped_layers_are_read_whole() -> None:
     shapes = read_shapes(LAYERS)
-    assert len(shapes) == 392
+    assert len(shapes) == 397
     assert {s.spec.op for s in shapes} == {"linear", "conv1d", "conv2d", "conv3d"}
     (repeated,) = [s for s in shapes if s.net == "resnet_50" and s.count == 4][:1]
     assert (repeated.spec.in_channels, repeated.spec.out_channels) == (64, 256)
