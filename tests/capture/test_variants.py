@@ -49,6 +49,7 @@ def test_rows_are_what_all_tensors_share() -> None:
 def test_the_smallest_is_one_row_of_the_smallest() -> None:
     assert shapes(smallest([call((4, 9)), call((3, 5)), call((7, 6))])) == [(1, 5)]
     assert shapes(smallest([call((1, 5))])) == [(1, 5)]
+    assert shapes(smallest([call((2, 6))])) == [(1, 6)]
     assert shapes(smallest([call((2, 5), (3, 5))])) == [(2, 5), (3, 5)]
 
 

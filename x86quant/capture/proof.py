@@ -35,7 +35,7 @@ def prove(
     Raises:
         UnsupportedError: it does not; says where.
     """
-    checked = outside = 0
+    checked, outside = 0, False
     held: list[set[int]] = [set() for _ in traced.guard.inputs]
     failed: list[tuple[list[set[int]], str]] = []
     inside = dataclasses.replace(traced, guard=_with_single(traced.guard, None))
@@ -43,7 +43,7 @@ def prove(
         if seen.changes_inputs:
             raise UnsupportedError("it changes its inputs in place")
         if inside.inputs(seen.call) is None:
-            outside += 1
+            outside = True
             continue
         tensors = traced.form.tensors(seen.call.args, seen.call.kwargs)
         assert tensors is not None
@@ -69,7 +69,7 @@ def prove(
     if not checked:
         raise UnsupportedError("no calibration batch meets what the graph had to assume")
     guard = _with_single(traced.guard, held)
-    is_partial = outside > 0 or any(seen.near_handlers for seen in observed)
+    is_partial = outside or any(seen.near_handlers for seen in observed)
     return dataclasses.replace(traced, guard=guard, is_partial=is_partial)
 
 
