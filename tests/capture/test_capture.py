@@ -108,3 +108,36 @@ def test_calls_of_other_sizes_that_a_graph_does_not_take_are_made_of_those_it_ta
     assert rows(X, torch.ones(3, 5)) == []  # there are no others
     assert rows(X, X[:2], torch.ones(1, 5)) == []  # the graph has held for two of them
     assert rows(torch.ones(2, 5)) == []
+
+
+def test_a_graph_that_leaves_calls_out_is_partial() -> None:
+    """Or one whose caller catches errors and might call otherwise."""
+    module, graph = Times(1.0), traced(Times(1.0))
+    guard = Guard((GuardedInput("x", torch.float32, 2, ((1, 8),)),))
+    graph = dataclasses.replace(graph, guard=guard)
+
+    def partial(*calls: torch.Tensor, near_handlers: bool = False) -> bool:
+        seen = observe(module, [""], [Call((x,)) for x in calls])[""]
+        seen = [dataclasses.replace(one, near_handlers=near_handlers) for one in seen]
+        return prove(module, graph, seen).is_partial
+
+    assert not partial(X, X[:2])
+    assert partial(X, torch.ones(2, 5))
+    assert partial(X, near_handlers=True)
+    with pytest.raises(UnsupportedError, match="no calibration batch meets"):
+        partial(torch.ones(2, 5))
+
+
+def test_a_module_that_draws_numbers_is_no_graph() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x + torch.rand(()),)
+
+    seen = observe(Noise(), [""], [Call((X,))])[""]
+    with pytest.raises(UnsupportedError, match="two calls on the same inputs differ"):
+        prove(Noise(), traced(Times(1.0)), seen)
+    # What one run gave again need not be run once more; what it did not give may be a cache.
+    steady = observe(Times(1.0), [""], [Call((X,))])[""]
+    for again in (steady[0].result, (X + 1,), None):
+        repeated = [dataclasses.replace(steady[0], again=again)]
+        assert prove(Times(1.0), traced(Times(1.0)), repeated).guard == traced(Times(1.0)).guard
