@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "internal.h"
-#include "traversal.h"
 #include "windows.h"
 
 namespace xq {
@@ -13,7 +12,7 @@ namespace {
 
 // Rows are computed up to 32 at a time.
 constexpr int64_t kTileRows = 32;
-// So few lines of L1 may have one place.
+// Fewer rows than a set of L1 has lines do not put one another out.
 constexpr int64_t kFewRows = 8;
 
 // How one axis of the input is copied for `count` outputs in a row: as pieces, each a row of `length` elements, in which
@@ -125,6 +124,12 @@ Band band_for(const Shape& s) {
   return {ceil_div(s.out.h, ceil_div(s.out.h, rows)), 1};  // evenly
 }
 
+// `count` pixels that lie `apart`, next to one another.
+void copy_pixels(uint8_t* to, const uint8_t* from, int64_t count, int64_t apart, int64_t c) {
+  if (apart == c) return (void)memcpy(to, from, static_cast<size_t>(count * c));
+  for (int64_t i = 0; i < count; ++i) memcpy(to + i * c, from + i * apart, static_cast<size_t>(c));
+}
+
 // One row of a piece of columns; `from` null means padding.
 void fill_row(const Shape& s, uint8_t* to, const uint8_t* from, int64_t piece, const Axis& columns) {
   const int64_t c = s.in.c, zp = s.p.in_zp, width = columns.length;
@@ -139,12 +144,8 @@ void fill_row(const Shape& s, uint8_t* to, const uint8_t* from, int64_t piece, c
     const int64_t stop = s.in.w - shift <= 0 ? 0 : ceil_div(s.in.w - shift, step);
     const int64_t end = std::clamp<int64_t>(stop, before, width);
     memset(to, static_cast<int>(zp), static_cast<size_t>(before * c));
-    if (step == 1 && s.in.stride_w == c && before < end) {
-      memcpy(to + before * c, from + (before + shift) * c, static_cast<size_t>((end - before) * c));
-    } else {
-      for (int64_t i = before; i < end; ++i)
-        memcpy(to + i * c, from + (i * step + shift) * s.in.stride_w, static_cast<size_t>(c));
-    }
+    if (before < end)
+      copy_pixels(to + before * c, from + (before * step + shift) * s.in.stride_w, end - before, step * s.in.stride_w, c);
     x = end;
     memset(to + x * c, static_cast<int>(zp), static_cast<size_t>((width - x) * c));
     return;
@@ -277,10 +278,9 @@ void run_direct(const Shape& s, DenseTask t, const uint8_t* a, int64_t rows, uin
 // Whether rows are copied to where they do not collide, which takes as long as the products of some 30 outputs gain.
 bool copies_rows(const Shape& s) { return rows_collide(s.p.isa, s.in.stride_w) && s.out.c >= 128; }
 
-int64_t apart_lda(const Shape& s) { return tail_lda(s) + kAlign; }
+int64_t apart_lda(const Shape& s) { return copied_stride(s.in.c + overread(s)); }
 
-// Rows that are copied together: as many as chunk_rows lets pass over weights that are large.
-int64_t rows_apart(const Shape& s) { return round_up(max64(s.p.caches.l2 * 3 / 16 / apart_lda(s), 1), kTileRows); }
+int64_t rows_apart(const Shape& s) { return copied_rows(s.p, s.in.c, kTileRows); }
 
 // The same as run_direct.
 void run_apart(const Shape& s, DenseTask t, const uint8_t* a, int64_t rows, uint8_t* scratch) {
@@ -419,9 +419,7 @@ void run_window(const Shape& s, const Windows& windows, int64_t n, int64_t od, c
     for (int64_t h = y.first; h < y.last; ++h, to += x.count() * c) {
       const uint8_t* from = s.in.data + n * s.in.stride_n + d * s.in.stride_d + rows.read(h, ty) * s.in.stride_h +
                             columns.read(x.first, tx) * s.in.stride_w;
-      const int64_t step = columns.stride * s.in.stride_w;
-      if (step == c) memcpy(to, from, static_cast<size_t>(x.count() * c));
-      else for (int64_t w = 0; w < x.count(); ++w) memcpy(to + w * c, from + w * step, static_cast<size_t>(c));
+      copy_pixels(to, from, x.count(), columns.stride * s.in.stride_w, c);
     }
   }
   DenseTask t = task_at(s, n, od, y.first);

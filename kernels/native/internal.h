@@ -155,6 +155,17 @@ static inline bool rows_collide(int32_t isa, int64_t stride) {
   return isa != XQ_ISA_AMX_INT8 && stride > 0 && stride % 4096 == 0;
 }
 
+// From a copied row of `bytes` to the next: whole cache lines, an odd number of them (see linear.cpp), so that they do not.
+static inline int64_t copied_stride(int64_t bytes) {
+  const int64_t lda = round_up(bytes, kAlign);
+  return lda % (2 * kAlign) == 0 ? lda + kAlign : lda;
+}
+
+// Rows of `bytes` that are copied together, whole tiles of them: they are read from L2 while weights pass.
+static inline int64_t copied_rows(const Packed& p, int64_t bytes, int64_t tile) {
+  return round_up(max64(p.caches.l2 * 3 / 16 / max64(bytes, 1), 1), tile);
+}
+
 // Of a run that meets padding in all rows of a task.
 constexpr int64_t kNoInput = -1;
 

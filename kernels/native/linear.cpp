@@ -24,8 +24,7 @@ struct Codes {
 
   explicit Codes(const xq_linear_call& call) {
     const auto& p = *static_cast<const Packed*>(call.packed);
-    lda = round_up(p.conv.in_channels, kAlign);
-    if (lda % (2 * kAlign) == 0) lda += kAlign;
+    lda = copied_stride(p.conv.in_channels);
     rows = round_up(call.rows, kRowTile);
     codes = static_cast<uint8_t*>(call.codes);
     size = rows * (lda + 8);

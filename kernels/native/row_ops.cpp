@@ -17,12 +17,6 @@ const Packed* linear_of(const void* packed) {
 bool has_codes(const xq_codes& c) { return c.codes && c.scale && c.zp; }
 bool no_codes(const xq_codes& c) { return !c.codes && !c.scale && !c.zp; }
 
-// A row of codes as products read it: whole cache lines, an odd number of them (see linear.cpp).
-int64_t copied_stride(int64_t features) {
-  const int64_t lda = round_up(features, kAlign);
-  return lda % (2 * kAlign) == 0 ? lda + kAlign : lda;
-}
-
 // Whether products read codes where they are: whole cache lines that do not put one another out.
 bool in_place(int32_t isa, int64_t features) { return features % kAlign == 0 && !rows_collide(isa, features); }
 
@@ -60,9 +54,8 @@ struct Plan {
     const int64_t l2 = packed->caches.l2;
     if (!block_parts && finished && most * bytes > l2 * 3 / 4) group = min64(most, max64(l2 / 2 / bytes / kRowTile, 2) * kRowTile);
     const int64_t features = packed->conv.in_channels;
-    // Codes that are copied are read from L2.
     if (!block_parts && rows_collide(op.isa, features))
-      group = min64(group, round_up(max64(l2 * 3 / 16 / features, 1), kRowTile));
+      group = min64(group, copied_rows(*packed, features, kRowTile));
     group_floats = (value_is_total ? 0 : group * op.features) + (up ? group * op.features : 0);
     if (op.isa == XQ_ISA_REFERENCE) return;
     copy_bytes = (in_place(op.isa, features) ? kRowTile : group) * copied_stride(features);

@@ -33,6 +33,18 @@ def test_it_is_read_up_to_its_header() -> None:
         container.unpack(data[:8])
 
 
+def test_a_header_may_be_as_long_as_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = container.pack({"a": 1}, {"x": torch.ones(2)})
+    length = int.from_bytes(data[:8], "little")
+    monkeypatch.setattr(container, "MAX_HEADER_BYTES", length)
+    assert container.unpack(container.pack({"a": 1}, {"x": torch.ones(2)}))[0] == {"a": 1}
+    monkeypatch.setattr(container, "MAX_HEADER_BYTES", length - 1)
+    with pytest.raises(ArtifactError, match=f"would take {length} bytes"):
+        container.unpack(data)
+    with pytest.raises(ArtifactError, match=f"take {length} bytes, more than the {length - 1}"):
+        container.pack({"a": 1}, {"x": torch.ones(2)})
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

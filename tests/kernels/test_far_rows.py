@@ -15,7 +15,7 @@ __all__ = ["lib"]
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rows", [1, 7, 8, 33, 70])
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("channels", [4096, 4090])  # of rows of 4096
+@pytest.mark.parametrize("channels", [4096, 4090, 4000])  # of rows of 4096
 def test_bytes_are_those_of_the_plain_loops(
     lib: capi.Library, isa: str, rows: int, residual: bool, channels: int
 ) -> None:

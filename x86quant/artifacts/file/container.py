@@ -103,8 +103,7 @@ def _header(data: bytes) -> dict[str, Any]:
     if len(data) < _LENGTH_BYTES:
         raise ArtifactError(f"the file has {len(data)} bytes: it is truncated or no artifact")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    too_long = length > MAX_HEADER_BYTES  # by a byte or not: same either way
-    if too_long or _LENGTH_BYTES + length > len(data):
+    if length > MAX_HEADER_BYTES or _LENGTH_BYTES + length > len(data):
         raise ArtifactError(
             f"its header would take {length} bytes of the file's {len(data)}: "
             "it is truncated or no artifact"
